@@ -1,1 +1,3 @@
-"""What a graph is and what it may become: op table, graph, rules' type, egglog lowering, saturation, read-only view."""
+"""Tensor graphs and their e-graphs: op table, graph IR, rewrite rule type, lowering to egglog, equality saturation,
+read-only e-graph view.
+"""

@@ -1,6 +1,7 @@
-"""Builders: Array-API names and operators that make nodes, inserting the casts, reshapes and broadcasts they need.
+"""Builders of nodes: Array-API names and operators that insert the casts, reshapes and broadcasts they need.
 
-Python numbers are weak: they take the dtype of the tensor they meet. Between tensors, `dtypes.promote` decides.
+Python numbers are weakly typed: they take the dtype of the tensor they are combined with. Between tensors
+`dtypes.promote` decides.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def param(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
 
 
 def state(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
-    """A persistent, mutable value; `Graph.updates` names its new value."""
+    """A persistent, mutable value; `Graph.updates` holds its value after a call."""
     return make("state", (), {"name": name, "shape": shape, "dtype": dtype})
 
 
 def full(shape: Sequence[Dim], value: Scalar, dtype: str = "float32") -> Tensor:
-    """One number in every place."""
+    """A tensor filled with one number."""
     dtype = dtypes.name_of(dtype)
     kind = dtypes.category(dtype)
     number = float(value) if kind == "float" else int(bool(value) if kind == "bool" else value)
@@ -62,13 +63,15 @@ def arange(stop: Dim, dtype: str = "int64") -> Tensor:
 
 
 def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
-    """Positions along one axis."""
+    """Indices 0, 1, … along one axis, broadcast along the others."""
     return make("iota", (), {"axis": axis_of(axis, len(shape)), "shape": shape, "dtype": dtype})
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor from a tensor, an object with `__tensor__()`, a number, an array or nested lists of numbers. UsageError for
-    anything else."""
+    """Convert to a tensor: a tensor, an object with `__tensor__()`, a number, an array or nested lists of numbers.
+
+    UsageError for anything else.
+    """
     if isinstance(value, Tensor):
         return value
     if (given := getattr(type(value), "__tensor__", None)) is not None:
@@ -82,7 +85,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def _operand(value: Any) -> Any:
-    """Tensors and numbers as they are, for numbers are weak; arrays and lists as constants."""
+    """Tensors and (weakly typed) numbers unchanged; arrays and lists as constants."""
     weak = type(value) in (bool, int, float) or (
         isinstance(value, Tensor | bool | int | float | np.generic) and not hasattr(type(value), "__tensor__")
     )
@@ -91,7 +94,7 @@ def _operand(value: Any) -> Any:
 
 # ---------------------------------------------------------------- operand alignment
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front; negative ones count from the end. ShapeError outside the rank."""
+    """A non-negative axis; negative axes count from the end. ShapeError if out of range."""
     if not -rank <= axis < builtins.max(rank, 1):
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis % rank if rank else 0
@@ -105,12 +108,12 @@ def _axes(axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 
 def with_rank(x: Tensor, rank: int) -> Tensor:
-    """x with leading axes of size 1 up to a rank."""
+    """x with leading axes of size 1 added up to the given rank."""
     return x if x.rank >= rank else reshape(x, (1,) * (rank - x.rank) + x.shape)
 
 
 def align(*operands: Operand, dtype: str | None = None) -> list[Tensor]:
-    """Operands made tensors of one rank and one dtype; numbers take the tensors' dtype (floats widen ints)."""
+    """Operands as tensors of common rank and dtype; numbers take the tensors' dtype (floats widen ints)."""
     operands = tuple(map(_operand, operands))
     tensors = [o for o in operands if isinstance(o, Tensor)]
     common = dtype
@@ -202,7 +205,7 @@ def square(x: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """Another dtype, by its name or NumPy's object."""
+    """Cast to a dtype, given by name or as a NumPy dtype."""
     dtype = dtypes.name_of(dtype)
     return x if x.dtype == dtype else make("cast", (x,), {"dtype": dtype})
 
@@ -241,17 +244,17 @@ max, min = _reduction("max"), _reduction("min")
 
 
 def all(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Whether all are true over axes."""
+    """Whether all elements are true (logical and over axes)."""
     return min(cast(as_tensor(x), "bool"), axis, keepdims)
 
 
 def any(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Whether any is true over axes."""
+    """Whether any element is true (logical or over axes)."""
     return max(cast(as_tensor(x), "bool"), axis, keepdims)
 
 
 def count(shape: Shape, axes: Sequence[int]) -> Dim:
-    """How many elements a reduction over the axes folds into one."""
+    """Number of elements that a reduction over the axes combines into one."""
     return volume(tuple(shape[a] for a in axes))
 
 
@@ -278,31 +281,31 @@ def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
 
 
 def argmax(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
-    """Position of the first largest."""
+    """Index of the first maximum."""
     a = axis_of(axis, x.rank)
     return _squeezed(make("argmax", (x,), {"axis": a}), (a,), keepdims)
 
 
 def argmin(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
-    """Position of the first smallest."""
+    """Index of the first minimum."""
     a = axis_of(axis, x.rank)
     return _squeezed(make("argmin", (x,), {"axis": a}), (a,), keepdims)
 
 
 def cumsum(x: Tensor, axis: int, dtype: Any = None) -> Tensor:
-    """Running sums; of integers and bools in 64 bits unless `dtype` names another."""
+    """Cumulative sum. Integers and bools are summed in 64 bits unless `dtype` is given."""
     x = cast(x, dtypes.summed(x.dtype) if dtype is None else dtype)
     return make("cumsum", (x,), {"axis": axis_of(axis, x.rank)})
 
 
 def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
-    """Positions that sort an axis, stable."""
+    """Indices that sort an axis (stable)."""
     return make("argsort", (x,), {"axis": axis_of(axis, x.rank), "descending": descending})
 
 
 # ---------------------------------------------------------------- contractions
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """NumPy's matmul for any ranks >= 1."""
+    """NumPy's matmul for operands of rank >= 1."""
     a, b = as_tensor(a), as_tensor(b)
     dtype = dtypes.promote(a.dtype, b.dtype)
     a, b = cast(a, dtype), cast(b, dtype)
@@ -332,7 +335,7 @@ def conv(
 
 # ---------------------------------------------------------------- views and layout
 def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Other sizes; one of them may be -1."""
+    """Another shape with the same elements; one size may be -1."""
     shape = tuple(shape)
     if builtins.any(isinstance(d, int) and d == -1 for d in shape):
         known = volume(tuple(d for d in shape if not (isinstance(d, int) and d == -1)))
@@ -344,13 +347,13 @@ def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def permute(x: Tensor, perm: Sequence[int]) -> Tensor:
-    """Axes in another order."""
+    """Permute the axes."""
     perm = tuple(axis_of(p, x.rank) for p in perm)
     return x if perm == tuple(range(x.rank)) else make("permute", (x,), {"perm": perm})
 
 
 def swapaxes(x: Tensor, a: int, b: int) -> Tensor:
-    """Two axes swapped."""
+    """Swap two axes."""
     perm = list(range(x.rank))
     a, b = axis_of(a, x.rank), axis_of(b, x.rank)
     perm[a], perm[b] = perm[b], perm[a]
@@ -358,25 +361,25 @@ def swapaxes(x: Tensor, a: int, b: int) -> Tensor:
 
 
 def transpose(x: Tensor) -> Tensor:
-    """The last two axes swapped."""
+    """Swap the last two axes."""
     return swapaxes(x, -1, -2)
 
 
 def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Sizes of 1 repeated; leading axes added."""
+    """Broadcast to a shape: sizes of 1 stretch, leading axes are added."""
     shape = tuple(shape)
     x = with_rank(x, len(shape))
     return x if x.shape == shape else make("broadcast_to", (x,), {"shape": shape})
 
 
 def expand_dims(x: Tensor, axis: int) -> Tensor:
-    """A new axis of size 1."""
+    """Insert an axis of size 1."""
     a = axis_of(axis, x.rank + 1)
     return reshape(x, (*x.shape[:a], 1, *x.shape[a:]))
 
 
 def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
-    """Without the axes of size 1 (those named, or all)."""
+    """Remove axes of size 1 (the given ones, or all)."""
     axes = _axes(axis, x.rank) if axis is not None else tuple(i for i, d in enumerate(x.shape) if d == 1)
     return reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
 
@@ -390,15 +393,15 @@ def slice_axis(x: Tensor, axis: int, start: Dim, stop: Dim, step: int = 1) -> Te
 
 
 def flip(x: Tensor, axis: int) -> Tensor:
-    """One axis backwards."""
+    """Reverse one axis."""
     return make("flip", (x,), {"axis": axis_of(axis, x.rank)})
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """One after the other along an axis."""
+    """Concatenate along an axis."""
     parts = align_dtypes(*tensors)
     if not parts:
-        raise UsageError("concat of nothing")
+        raise UsageError("concat needs at least one tensor")
     found = parts[0]
     for part in parts[1:]:
         found = make("concat", (found, part), {"axis": axis_of(axis, found.rank)})
@@ -406,7 +409,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def align_dtypes(*tensors: Tensor) -> list[Tensor]:
-    """Tensors cast to their common dtype, shapes as they are."""
+    """Tensors cast to their common dtype; shapes unchanged."""
     parts = [as_tensor(t) for t in tensors]
     common = parts[0].dtype if parts else "float32"
     for t in parts:
@@ -415,12 +418,12 @@ def align_dtypes(*tensors: Tensor) -> list[Tensor]:
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Along a new axis."""
+    """Concatenate along a new axis."""
     return concat([expand_dims(as_tensor(t), axis) for t in tensors], axis)
 
 
 def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
-    """Consecutive pieces of the given sizes along an axis."""
+    """Split into consecutive pieces of the given sizes along an axis."""
     if isinstance(sizes, int):
         raise UsageError(f"split takes the sizes of the pieces, not {sizes}", hint=f"[{sizes}, {sizes}, ...]")
     found: list[Tensor] = []
@@ -432,7 +435,7 @@ def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
 
 
 def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Tensor:
-    """A constant before and after, per axis."""
+    """Pad with a constant: (before, after) per axis."""
     for axis, (lo, hi) in enumerate(widths):
         if (lo, hi) != (0, 0):
             x = make("pad", (x,), {"axis": axis, "lo": lo, "hi": hi, "value": value})
@@ -440,24 +443,27 @@ def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Ten
 
 
 def windows(x: Tensor, axis: int, size: int, stride: int = 1, dilation: int = 1) -> Tensor:
-    """Sliding windows along an axis, their elements in a new last axis."""
+    """Sliding windows along an axis, window elements in a new last axis."""
     return make("windows", (x,), {"axis": axis_of(axis, x.rank), "size": size, "stride": stride, "dilation": dilation})
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """NumPy's basic indexing: ints, slices, None and `...`; one integer tensor, array or list gathers along its axis, negative
-    places counted from the end (`gather` itself reads the first element there)."""
+    """NumPy's basic indexing: ints, slices, None and `...`, plus gathering by one integer tensor, array or list.
+
+    Negative indices count from the end (`gather` itself clamps them to the first element).
+    """
     keys = [_known_key(k) for k in (key if isinstance(key, tuple) else [key])]
     used = builtins.sum(1 for k in keys if k is not None and k is not Ellipsis)
     if used > x.rank:
         raise ShapeError(f"{used} indices for a rank-{x.rank} value")
-    if builtins.sum(isinstance(k, Tensor | np.ndarray) for k in keys) > 1:  # NumPy would pair them
-        raise UsageError("one array can be an index at a time", hint="tg.gather_elements, or one index after the other")
+    # NumPy would broadcast several index arrays together
+    if builtins.sum(isinstance(k, Tensor | np.ndarray) for k in keys) > 1:
+        raise UsageError("at most one index may be an array", hint="tg.gather_elements, or one index after the other")
     if builtins.any(k is Ellipsis for k in keys):
         spot = next(i for i, k in enumerate(keys) if k is Ellipsis)
         keys[spot : spot + 1] = [slice(None)] * (x.rank - used)
     axis = 0
-    kept: list[int | None] = []  # the result's axes: those of x, or a new one
+    kept: list[int | None] = []  # the result's axes: axes of x, or None for a new axis
     for k in keys:
         if k is None:
             kept.append(None)
@@ -481,7 +487,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 
 def _known_key(key: Any) -> Any:
-    """A key of `getitem`: lists become arrays, NumPy's ints ints. UsageError for what is none."""
+    """A key of `getitem` in canonical form: lists as arrays, NumPy ints as ints. UsageError for invalid keys."""
     if isinstance(key, np.ndarray | list):
         array = np.asarray(key)
         if array.dtype.kind not in "iub" and array.size:
@@ -493,7 +499,9 @@ def _known_key(key: Any) -> Any:
 
 
 def from_end(index: Tensor, size: Dim) -> Tensor:
-    """Places along an axis with negative ones counted from its end; positions are none."""
+    """Indices with negative ones counted from the end of the axis; ops that produce only valid positions are returned
+    unchanged.
+    """
     known = index.data
     if index.dtype.startswith("u") or index.op in ("iota", "argmax", "argmin", "argsort"):
         return index
@@ -507,7 +515,7 @@ def from_end(index: Tensor, size: Dim) -> Tensor:
 
 
 def _index(key: np.ndarray[Any, Any], size: Dim) -> Tensor:
-    """An array that is known as an index along an axis: bools pick, negative places count from the end, as in NumPy."""
+    """A constant index array along an axis: bools select, negative indices count from the end, as in NumPy."""
     if key.dtype == bool:
         if key.shape != (size,):
             raise ShapeError(f"a mask of shape {key.shape} along an axis of size {size}")
@@ -539,7 +547,7 @@ def _slice_key(x: Tensor, axis: int, key: slice) -> Tensor:
 
 # ---------------------------------------------------------------- indexing
 def gather(x: Tensor, index: Tensor, axis: int = 0) -> Tensor:
-    """NumPy's take: x's slices at the indices, their axes in place of `axis`."""
+    """NumPy's take: `axis` is replaced by the axes of the index."""
     return make("gather", (x, index), {"axis": axis_of(axis, x.rank)})
 
 
@@ -549,7 +557,7 @@ def gather_elements(x: Tensor, index: Tensor, axis: int) -> Tensor:
 
 
 def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: int, mode: str = "set") -> Tensor:
-    """x with updates written at the index along one axis."""
+    """x with updates written at the indices along one axis."""
     return make("scatter_elements", (x, index, updates), {"axis": axis_of(axis, x.rank), "mode": mode})
 
 
@@ -581,7 +589,7 @@ def _shape_args(shape: tuple[Any, ...]) -> tuple[Dim, ...]:
 
 
 def _inverted(x: Tensor) -> Tensor:
-    """`~x`: of integers bit by bit."""
+    """`~x`: bitwise not for integers, logical not for bool."""
     if dtypes.is_float(x.dtype):
         raise UsageError(f"~ of {x.dtype}", hint="tg.logical_not, or compare first")
     return logical_not(x) if x.dtype == "bool" else sub(neg(x), 1)

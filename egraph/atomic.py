@@ -1,7 +1,7 @@
-"""The atomic operations: leaves, elementwise, reductions, contractions, views, layout, indexing.
+"""The atomic ops: leaves, elementwise, reductions, contractions, views, layout, indexing.
 
-`numpy(attrs, *arrays)` is the meaning. It must accept every dtype that the op is defined for and return the dtype of
-the law; low-precision floats may be computed in their own dtype.
+`numpy(attrs, *arrays)` defines the semantics. It accepts every dtype that the op is defined for and returns the dtype
+of the type law; low-precision floats may be computed in their own dtype.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def binary(name: str, f: Callable[[Array, Array], Array], doc: str, *, law: str 
 
 
 def reduction(name: str, f: Callable[..., Array], monoid: str, doc: str, **more: Any) -> None:
-    """Register a reduction over `axes`, which are kept with size 1."""
+    """Register a reduction over `axes`, which keep size 1."""
     numpy = lambda a, x: f(x, axis=a["axes"], keepdims=True)
     register(Op(name, 1, "reduce", "reduction", {"axes": "dims"}, {}, doc, numpy=numpy, monoid=monoid, **more))
 
 
 def _extreme(f: Callable[..., Array], empty: Callable[[str], float | int]) -> Callable[..., Array]:
-    """NumPy's max or min, which over no values is `empty` of the dtype."""
+    """NumPy's max or min, with the identity `empty(dtype)` for a reduction over 0 elements."""
 
     def reduce(x: Array, axis: Any, keepdims: bool) -> Array:
         if x.size:
@@ -75,13 +75,13 @@ def _sum(x: Array, axis: Any, keepdims: bool) -> Array:
 
 
 def _matmul(x: Array, y: Array) -> Array:
-    if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":  # accumulate halves in float32, as every backend does
+    if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":  # accumulate 16-bit floats in float32, as every backend does
         return np.asarray(np.matmul(x.astype(np.float32), y.astype(np.float32))).astype(x.dtype)
     return np.asarray(np.matmul(x, y))
 
 
 def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array:
-    """A view with windows along `axis` in a new last axis."""
+    """A strided view of windows along `axis`, window elements in a new last axis."""
     count = (x.shape[axis] - dilation * (size - 1) - 1) // stride + 1
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :], size)
     step = x.strides[axis]
@@ -90,7 +90,7 @@ def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array
 
 
 def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
-    """Convolution as windows times weights; groups one by one, halves accumulated in float32."""
+    """Convolution as windows times weights, group by group; 16-bit floats accumulate in float32."""
     n, groups, pads = x.ndim - 2, attrs["groups"], attrs["pads"]
     wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
     padded = np.pad(x.astype(wide, copy=False), [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))])
@@ -129,21 +129,21 @@ def _iota(attrs: Mapping[str, Any]) -> Array:
 def _cast(attrs: Mapping[str, Any], x: Array) -> Array:
     target = dtypes.numpy_dtype(attrs["dtype"])
     if target.kind in "iu" and x.dtype.kind not in "iub":
-        with np.errstate(invalid="ignore"):  # out-of-range and NaN are unspecified, as in C
+        with np.errstate(invalid="ignore"):  # out of range and NaN are unspecified, as in C
             return np.trunc(x.astype(np.float64)).astype(target)
     with np.errstate(over="ignore"):
         return x.astype(target)
 
 
 def _along(index: Array, axis: int) -> tuple[Array, ...]:
-    """NumPy's index for the index's entries along one axis, every other axis at its own position."""
+    """NumPy index arrays for entries along one axis; all other axes are indexed by their own position."""
     grid = np.ogrid[tuple(slice(n) for n in index.shape)]
     return tuple(index if d == axis else g for d, g in enumerate(grid))
 
 
 def _inside(index: Array, size: int) -> Array:
-    """Places that are there: negative ones count from the end, those beyond are the first or the last."""
-    index = index.astype(np.int64, copy=False)  # one of few bits cannot hold the size
+    """Indices made valid: negative ones count from the end, out-of-range ones are clamped."""
+    index = index.astype(np.int64, copy=False)  # a narrow index dtype may not be able to hold the size
     return np.clip(np.where(index < 0, index + size, index), 0, size - 1)
 
 
@@ -160,7 +160,8 @@ def _scatter(attrs: Mapping[str, Any], x: Array, index: Array, updates: Array) -
 def _argsort(attrs: Mapping[str, Any], x: Array) -> Array:
     if not attrs["descending"]:
         return np.argsort(x, axis=attrs["axis"], kind="stable")
-    flipped = np.flip(x, attrs["axis"])  # stable descending: sort the reversed line, then reverse positions and result
+    # stable descending: sort the flipped array, then flip the result and its indices
+    flipped = np.flip(x, attrs["axis"])
     order = np.flip(np.argsort(flipped, axis=attrs["axis"], kind="stable"), attrs["axis"])
     return np.asarray(x.shape[attrs["axis"]] - 1 - order)
 
@@ -171,8 +172,11 @@ def _div(x: Array, y: Array) -> Array:
 
 
 def _power(x: Array, y: Array) -> Array:
-    """Each element has an exponent of its own, whatever the strides: where one is repeated by a stride of 0, NumPy takes
-    squares, roots and quotients, which have other bits and, of -0 and -inf, other values."""
+    """pow with a materialized exponent for every element.
+
+    For an exponent broadcast with stride 0 NumPy uses squares, roots and quotients, which differ in bits and, for -0
+    and -inf, in value.
+    """
     shape = np.broadcast_shapes(x.shape, y.shape)
     exponents = np.ascontiguousarray(np.broadcast_to(y, shape))
     return np.asarray(np.power(np.atleast_1d(x), np.atleast_1d(exponents)).reshape(shape))

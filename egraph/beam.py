@@ -1,6 +1,6 @@
-"""The beam: per class the k e-nodes of least tree cost and the cheapest of every op; the others are dropped.
+"""Beam pruning: per e-class keep the k e-nodes of least tree cost and the cheapest of every op; subsume the others.
 
-Dropped e-nodes no longer match rules but stay in later views, so that a plan found once is never lost.
+Subsumed e-nodes no longer match rules but stay in later views, so a plan that was found once is never lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .pricing import Pricing
 
 
 def kill_rules(ops: Sequence[str]) -> Iterator[str]:
-    """Tables `k_op` (round, operands' numbers, attributes) whose rows subsume e-nodes."""
+    """Egglog commands for relations `k_op` (round, operand handles, attributes) whose rows subsume the matching
+    e-nodes.
+    """
     yield "(ruleset r_kill)"
     for op in ops:
         sig = signature(op)
@@ -28,7 +30,9 @@ def kill_rules(ops: Sequence[str]) -> Iterator[str]:
 
 
 def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing) -> list[float]:
-    """Tree cost of every row of an engine's view over its cheapest operands; infinite where it has none."""
+    """Tree cost of every e-node of an engine view, using the cheapest e-node of each operand; infinite if an operand
+    has no finite cost.
+    """
     cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
     weight, shape, dtype, ops = (arrays[k].tolist() for k in ("weight", "shape", "dtype", "op"))
     types = [Type(dims[s], dtypes.DTYPES[d]) if s >= 0 else None for s, d in zip(shape, dtype)]
@@ -47,6 +51,7 @@ def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ..
 
 
 def _trees(cls: list[int], off: list[int], kid: list[int], own: list[float], n_classes: int) -> list[float]:
+    """Tree cost of every e-node (Knuth's generalization of Dijkstra's algorithm over e-classes)."""
     users: list[list[int]] = [[] for _ in range(n_classes)]
     left, best, total = [], [float("inf")] * n_classes, [float("inf")] * len(cls)
     for i in range(len(cls)):
@@ -75,8 +80,11 @@ def _trees(cls: list[int], off: list[int], kid: list[int], own: list[float], n_c
 def victims(
     arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing, k: int
 ) -> list[int]:
-    """Rows to drop: neither among the k cheapest of their class nor the cheapest of their op there. Ties go to the
-    lower op name, then to the earlier row."""
+    """Row indices of the e-nodes to drop: neither among the `k` cheapest of their e-class nor the cheapest of their op
+    in it.
+
+    Ties are broken by op name, then by row index.
+    """
     cost = row_costs(arrays, names, dims, pricing)
     ops, cls = arrays["op"].tolist(), arrays["cls"].tolist()
     by_class: dict[int, list[int]] = {}

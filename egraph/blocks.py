@@ -1,18 +1,19 @@
-"""Blocks: the repeated regions of a graph, found by structure, so that each is saturated once.
+"""Blocks: detection of the repeated regions of a graph, so that each unique region is saturated once.
 
-The method, every step of it linear in the graph:
+The method; every step is linear in the graph:
 
 1. *Order.* Compute nodes (those that depend on inputs or states) are listed depth first from the outputs. Values that
-   many repeats read (masks, position tables, conditioning) are listed before the repeats, side outputs right behind the
-   values they come from. Repeats become repeated stretches of the list; any partition of a topological order into
-   stretches is acyclic.
-2. *Cut.* The width at a position is the number of values alive across it; values read from everywhere do not count.
-   The list is cut where one fresh, forking value crosses (the residual stream) and at local minima of the width. Both
-   tests look at a bounded neighbourhood only, so equal repeats are cut alike, as in content-defined chunking.
-3. *Merge.* Neighbouring pieces whose kinds always occur together become one piece, the most tightly bound first, within
-   the size limit: pieces grow as far as no repeat is lost.
-4. *Key.* Each piece is written as a function of its inputs, weights and states in order of first use; equal texts are
-   one block. The text is the whole structure, so nothing rests on a hash.
+   many repeats read (masks, position tables, conditioning) are listed before the repeats, side outputs directly after
+   the values they depend on. Repeats become repeated intervals of the list; any partition of a topological order into
+   intervals is acyclic.
+2. *Cut.* The width at a position is the number of values live across it; values read everywhere do not count. The list
+   is cut where a single, still unread value with several readers is live (the residual stream) and at local minima of
+   the width. Both tests look only at a bounded neighborhood, so equal repeats are cut alike, as in content-defined
+   chunking.
+3. *Merge.* Adjacent pieces whose kinds always occur together are merged, strongest connection first, up to the size
+   limit: pieces grow as long as no repeat is lost.
+4. *Key.* Each piece is written as a function of its inputs, weights and states, numbered by first use. Pieces with
+   equal texts are the same block. The key is the complete structure, not a hash.
 """
 
 from __future__ import annotations
@@ -25,28 +26,31 @@ from typing import Any
 
 from .graph import Graph, Tensor, attrs_key, make, rebuild, topological
 
-#: A constant of more bytes than this is passed to its block as a parameter instead of being part of it.
+#: Larger constants (in bytes) are passed to their block as parameters instead of being part of it.
 CONSTANT_BYTES = 1024
-#: Half the neighbourhood that decides where the order is cut, in nodes.
+#: Half size, in nodes, of the neighborhood that decides where the order is cut.
 WINDOW = 6
-#: Two readers of one value, one depending on the other, that are at least this far apart are in different repeats.
+#: Two readers of one value, one depending on the other, that are at least this many nodes apart belong to different
+#: repeats.
 APART = 8
-#: How many lengths of repeated pieces are looked for in pieces that occur once.
+#: Number of different lengths of repeated pieces that are searched for in pieces that occur once.
 MATCHED = 16
-#: How deep an input is taken to be.
+#: Depth assumed below inputs and states.
 HEAD = 32
 
 
 @dataclass(frozen=True)
 class Block:
-    """One unique region: `graph` has inputs in0.., params w0.., states s0.. and outputs o0.."""
+    """A unique region. Its graph names inputs in0, in1, …, params w0, …, states s0, … and outputs o0, …."""
 
     graph: Graph
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One occurrence of a block in the model: the model's values that stand for the block's leaves and outputs."""
+    """One occurrence of a block: the model's values for the block's leaves and outputs. `block` is an index into
+    `Blocks.unique`.
+    """
 
     block: int
     inputs: tuple[Tensor, ...]
@@ -57,10 +61,10 @@ class Instance:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The unique regions of a graph and their occurrences in topological order; every compute node is in exactly one.
+    """The unique regions of a graph and their occurrences in topological order.
 
-    Compute nodes are those that depend on an input or a state. What depends on weights and constants alone is inside a
-    block where one block reads it, and a parameter of the blocks where several do.
+    Every compute node (one that depends on an input or a state) is in exactly one instance. An expression of weights
+    and constants alone is inside the block that uses it, or a parameter of the blocks if several use it.
     """
 
     graph: Graph
@@ -74,7 +78,7 @@ class Blocks:
 
 
 def weight_only(nodes: Iterable[Tensor]) -> set[Tensor]:
-    """The nodes that depend on params, constants, fills and positions alone. Operands must come first."""
+    """The nodes that depend on params, constants, fills and iotas alone. Operands must come before users."""
     found: set[Tensor] = set()
     for node in nodes:
         if node.op not in ("input", "state") and all(a in found for a in node.args):
@@ -83,14 +87,14 @@ def weight_only(nodes: Iterable[Tensor]) -> set[Tensor]:
 
 
 def compute_nodes(graph: Graph) -> list[Tensor]:
-    """The nodes that must be computed at each call: neither leaves nor weight-only."""
+    """Nodes that must be computed at each call: neither leaves nor weight-only."""
     nodes = graph.nodes()
     fixed = weight_only(nodes)
     return [n for n in nodes if n not in fixed and not n.is_leaf]
 
 
 def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
-    """The repeated regions of a graph, each of at most `max_nodes` compute nodes (inlined weight expressions apart)."""
+    """Partition a graph into blocks of at most `max_nodes` compute nodes (not counting inlined weight expressions)."""
     listing = _Listing.of(graph, max_nodes)
     pieces = _merge(listing, _cut(listing, max_nodes), max_nodes)
     owner = _owners(listing, pieces)
@@ -108,7 +112,7 @@ def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
 
 
 def reassemble(blocks: Blocks) -> Graph:
-    """The whole graph again, from the blocks' bodies alone: identical to `blocks.graph`, node by node."""
+    """Rebuild the whole graph from the blocks' bodies; identical to `blocks.graph`, node by node."""
     known: dict[Tensor, Tensor] = {}
     for instance in blocks.instances:
         body = blocks.unique[instance.block].graph
@@ -118,9 +122,9 @@ def reassemble(blocks: Blocks) -> Graph:
 
 
 def stamp(body: Graph, instance: Instance, known: dict[Tensor, Tensor] | None = None) -> list[Tensor]:
-    """The outputs of a block's graph (or of anything equivalent to it) over one instance's values.
+    """Instantiate a block's graph (or an equivalent graph) with one instance's values; returns its outputs.
 
-    `known` replaces values of the model by others, such as those already stamped.
+    `known` replaces values of the model, for example by outputs of instances stamped before.
     """
     replace = known or {}
     actual: dict[tuple[str, str], Tensor] = {}
@@ -140,18 +144,21 @@ _LEAF_GROUPS = (("input", "in", "inputs"), ("param", "w", "params"), ("state", "
 # ---------------------------------------------------------------- order
 @dataclass
 class _Listing:
-    """The compute nodes in order, with where each value is made and read (leaves are made before the start)."""
+    """The compute nodes in order, with the index of each definition and its readers (inputs are defined before index
+    0).
+    """
 
     order: list[Tensor]
     fixed: set[Tensor]
     roots: set[Tensor]
     at: dict[Tensor, int]
     readers: dict[Tensor, list[int]]
-    everywhere: set[Tensor] = field(default_factory=set)  # values that do not count where widths are taken
-    early: list[int] = field(default_factory=list)  # places of values listed ahead of the repeats that read them
+    everywhere: set[Tensor] = field(default_factory=set)  # values not counted in widths
+    early: list[int] = field(default_factory=list)  # indices of values listed ahead of the repeats that read them
 
     @staticmethod
     def of(graph: Graph, max_nodes: int) -> _Listing:
+        """The listing of a graph, with shared values moved ahead of the repeats."""
         nodes = graph.nodes()
         fixed = weight_only(nodes)
         depth = _depths(nodes, fixed, ())
@@ -169,6 +176,7 @@ class _Listing:
 
     @staticmethod
     def _make(nodes: list[Tensor], fixed: set[Tensor], roots: Sequence[Tensor]) -> _Listing:
+        """The compute nodes of a topological order with their readers."""
         order = [n for n in nodes if n not in fixed and not n.is_leaf]
         readers: dict[Tensor, list[int]] = {}
         for i, node in enumerate(order):
@@ -178,7 +186,9 @@ class _Listing:
         return _Listing(order, fixed, set(roots), {n: i for i, n in enumerate(order)}, readers)
 
     def _shared(self, max_nodes: int) -> list[Tensor]:
-        """Values read in the same way by several repeats: at two places, one of which depends on the other or is far."""
+        """Values that several repeats read in the same way: at two distant indices of which one depends on the other,
+        or far from the definition.
+        """
         found = []
         for value, reads in self.readers.items():
             if reads[-1] - reads[0] < APART:
@@ -196,6 +206,7 @@ class _Listing:
         return found
 
     def _depends(self, late: int, early: int) -> bool:
+        """Whether the node at index `late` depends on the node at index `early`."""
         stack, seen = [late], {late}
         while stack:
             for a in self.order[stack.pop()].args:
@@ -209,7 +220,7 @@ class _Listing:
 
 
 def _early(nodes: list[Tensor], shared: list[Tensor], listing: _Listing) -> list[Tensor]:
-    """Shared values in the order to list them: those read longest first, each after the shared values it needs."""
+    """Shared values in listing order: longest live range first, each after the shared values it depends on."""
     span = {v: listing.readers[v][-1] - listing.at.get(v, -1) for v in shared}
     ranked = sorted(shared, key=lambda v: (-span[v], listing.at.get(v, -1)))
     bit = {v: 1 << i for i, v in enumerate(ranked)}
@@ -233,7 +244,9 @@ def _early(nodes: list[Tensor], shared: list[Tensor], listing: _Listing) -> list
 
 
 def _parts(listing: _Listing, shared: list[Tensor]) -> list[Tensor]:
-    """Slices of shared values at different offsets (a step's input, a layer's row): they would tell repeats apart."""
+    """Slices of shared values at different offsets (one step's input, one layer's row), which would make repeats
+    differ.
+    """
     found: list[Tensor] = []
     for value in shared:
         slices = dict.fromkeys(listing.order[i] for i in listing.readers[value] if listing.order[i].op == "slice")
@@ -242,6 +255,7 @@ def _parts(listing: _Listing, shared: list[Tensor]) -> list[Tensor]:
 
 
 def _members(bits: int, ranked: list[Tensor]) -> Iterable[Tensor]:
+    """The elements of `ranked` whose bits are set."""
     while bits:
         low = bits & -bits
         yield ranked[low.bit_length() - 1]
@@ -249,8 +263,11 @@ def _members(bits: int, ranked: list[Tensor]) -> Iterable[Tensor]:
 
 
 def _depths(nodes: list[Tensor], fixed: set[Tensor], early: Iterable[Tensor]) -> dict[Tensor, int]:
-    """Longest way down. What is listed early anyway counts 0; other inputs count as if something were below them, so
-    that the stream is the deepest operand in the first repeat as in all others."""
+    """Longest path to a leaf per node.
+
+    Values listed early and weight-only nodes count 0. Inputs count HEAD + 1, so that the residual stream is the deepest
+    operand in the first repeat as in all others.
+    """
     depth = dict.fromkeys(early, 0)
     for node in nodes:
         if node in fixed:
@@ -261,7 +278,7 @@ def _depths(nodes: list[Tensor], fixed: set[Tensor], early: Iterable[Tensor]) ->
 
 
 def _deep_first(roots: Sequence[Tensor], depth: dict[Tensor, int]) -> list[Tensor]:
-    """Operands first, among them the deepest first: what one repeat needs is listed when that repeat is reached."""
+    """Topological order, deepest operand first: what only one repeat needs is listed when that repeat is reached."""
     order: list[Tensor] = []
     done: set[Tensor] = set()
     stack = [(r, False) for r in reversed(roots)]
@@ -278,7 +295,9 @@ def _deep_first(roots: Sequence[Tensor], depth: dict[Tensor, int]) -> list[Tenso
 
 
 def _beside(nodes: list[Tensor], main: Tensor) -> list[Tensor]:
-    """Nodes that do not serve the main root (state updates, early heads) moved right behind their latest operand."""
+    """The order with nodes that the main root does not need (state updates, early heads) moved directly after their
+    last operand.
+    """
     kept = set(topological([main]))
     place: dict[Tensor, int] = {}
     for i, node in enumerate(nodes):
@@ -288,7 +307,7 @@ def _beside(nodes: list[Tensor], main: Tensor) -> list[Tensor]:
 
 # ---------------------------------------------------------------- cut
 def _cut(listing: _Listing, max_nodes: int) -> list[tuple[int, int]]:
-    """The order as consecutive stretches (start, end) of at most `max_nodes` nodes."""
+    """The order as consecutive intervals (start, end) of at most `max_nodes` nodes."""
     widths, seams = _widths(listing, max_nodes // 2)
     n = len(listing.order)
     near = {j for i in seams for j in range(i - WINDOW, i + WINDOW + 1)}
@@ -308,15 +327,16 @@ def _cut(listing: _Listing, max_nodes: int) -> list[tuple[int, int]]:
 
 
 def _is_dip(widths: list[int], i: int) -> bool:
-    """Whether the width falls to a low that nothing nearby undercuts."""
+    """Whether the width falls to a minimum of its neighborhood."""
     near = widths[max(0, i - WINDOW) : i + WINDOW + 1]
     return widths[i - 1 if i else 0] > widths[i] == min(near)
 
 
 def _widths(listing: _Listing, reach: int) -> tuple[list[int], list[int]]:
-    """Per position the number of values alive behind it, and the positions crossed by one unread forking value.
+    """Returns (widths, seams): the number of values live after each index, and the indices after which no value is
+    live, or only one that is unread and has several readers.
 
-    A value is alive until its last reader within `reach`: what passes over many nodes (a skip connection) is not local.
+    Only readers within `reach` nodes extend a live range, because long-range uses (skip connections) are not local.
     """
     last: dict[Tensor, int] = {}
     for value, reads in listing.readers.items():
@@ -342,7 +362,7 @@ def _widths(listing: _Listing, reach: int) -> tuple[list[int], list[int]]:
 # ---------------------------------------------------------------- merge
 @dataclass
 class _Piece:
-    """A stretch of the order: what it is (`kind`, equal for equal structure), reads and gives."""
+    """An interval of the order. `kind` is equal for equal structure; `inputs` and `weights` are its operands."""
 
     start: int
     end: int
@@ -356,11 +376,12 @@ class _Piece:
 
 
 def _gives(listing: _Listing, value: Tensor, end: int) -> bool:
-    """Whether a value is needed behind a position."""
+    """Whether a value is used at or after index `end`, or is a root."""
     return value in listing.roots or listing.readers[value][-1] >= end
 
 
 def _piece(listing: _Listing, names: dict[Any, int], start: int, end: int) -> _Piece:
+    """The piece of the order between two indices. `names` interns kinds."""
     outputs = [v for v in listing.order[start:end] if _gives(listing, v, end)]
     inputs: dict[Tensor, int] = {}
     weights: dict[Tensor, int] = {}
@@ -391,8 +412,11 @@ def _piece(listing: _Listing, names: dict[Any, int], start: int, end: int) -> _P
 
 
 def _merge(listing: _Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[_Piece]:
-    """Stretches grown together: tightly bound neighbours up to the limit, then loosely bound ones up to half of it. What has
-    grown is looked for once more in what occurs once: a layer's beginning behind the embedding and its tables."""
+    """Merge adjacent intervals: strongly connected ones up to the limit, then weakly connected ones up to half the
+    limit.
+
+    Merged pieces are then searched for in pieces that occur once, such as a layer's first part after the embedding.
+    """
     names: dict[Any, int] = {}
     pieces = [_piece(listing, names, a, b) for a, b in stretches]
     for least, limit in ((2, max_nodes), (2, max_nodes), (0, max_nodes // 2)):
@@ -406,8 +430,10 @@ def _merge(listing: _Listing, stretches: list[tuple[int, int]], max_nodes: int) 
 
 
 def _matched(listing: _Listing, names: dict[Any, int], pieces: list[_Piece]) -> list[_Piece]:
-    """Pieces that occur once split where they begin or end with another one: the first and last repeat often run into
-    what surrounds them."""
+    """Split pieces that occur once where they begin or end with a repeated piece.
+
+    The first and last repeat are often merged with their surroundings.
+    """
     uses = Counter(p.kind for p in pieces)
     common = sorted((p for p in pieces if len(p) >= WINDOW // 2), key=lambda p: (-uses[p.kind], -len(p)))
     lengths = list(dict.fromkeys(len(p) for p in common))[:MATCHED]
@@ -429,6 +455,7 @@ def _matched(listing: _Listing, names: dict[Any, int], pieces: list[_Piece]) -> 
 
 
 def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int, names: dict[Any, int]) -> list[_Piece]:
+    """One round of merging: each kind takes part in at most one kind of pair, strongest connection first."""
     uses = Counter(p.kind for p in pieces)
     pairs: dict[Any, list[int]] = {}
     bond: dict[Any, int] = {}
@@ -445,7 +472,7 @@ def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int,
     size = {pair: len(pieces[at[0]]) + len(pieces[at[0] + 1]) for pair, at in pairs.items()}
     for pair in sorted(pairs, key=lambda p: (-bond[p], size[p], pairs[p][0])):
         a, b, count = pieces[pairs[pair][0]], pieces[pairs[pair][0] + 1], len(pairs[pair])
-        left = sum(len(p) for p in (a, b) if uses[p.kind] != count)  # what stays a block of its own
+        left = sum(len(p) for p in (a, b) if uses[p.kind] != count)  # nodes that would remain in separate blocks
         if left <= (size[pair] // 3 if least and count > 1 else 0) and not taken & {a.kind, b.kind}:
             taken |= {pair[0], pair[1]}
             heads.update((i, pair) for i in pairs[pair])
@@ -459,12 +486,13 @@ def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int,
 
 
 def _bond(listing: _Listing, piece: _Piece) -> int:
-    """How many of the values that a piece reads or makes are needed behind it: 1 where it ends on a narrow stream."""
+    """Number of a piece's inputs and outputs that are used after it; 1 if only a narrow stream leaves the piece."""
     touched = dict.fromkeys([*piece.inputs, *piece.outputs])
     return sum(1 for v in touched if v not in listing.everywhere and listing.readers.get(v, (0,))[-1] >= piece.end)
 
 
 def _wiring(listing: _Listing, a: _Piece, b: _Piece) -> tuple[Any, ...]:
+    """How piece b uses the values of piece a, and which outputs of a are used after b; part of the pair's kind."""
     known = {v: k for k, v in enumerate([*a.inputs, *a.outputs, *a.weights])}
     outside = tuple(k for k, v in enumerate(a.outputs) if _gives(listing, v, b.end))
     return (tuple(known.get(v, -1) for v in b.inputs), tuple(known.get(v, -1) for v in b.weights), outside)
@@ -472,7 +500,7 @@ def _wiring(listing: _Listing, a: _Piece, b: _Piece) -> tuple[Any, ...]:
 
 # ---------------------------------------------------------------- key
 def _owners(listing: _Listing, pieces: list[_Piece]) -> dict[Tensor, int]:
-    """For each weight-only node the piece that alone reads it (directly or not), or -1 where several do."""
+    """For each weight-only node the index of the only piece that uses it (directly or not), or -1 if several do."""
     owner: dict[Tensor, int] = {}
     readers: list[Tensor] = []
     for number, piece in enumerate(pieces):
@@ -489,7 +517,7 @@ def _owners(listing: _Listing, pieces: list[_Piece]) -> dict[Tensor, int]:
 
 
 class _Text:
-    """One piece as a function of its inputs, params and states, each numbered by first use."""
+    """A piece as a function of its inputs, params and states, each numbered by first use."""
 
     def __init__(self, listing: _Listing, owner: dict[Tensor, int], number: int, piece: _Piece) -> None:
         self.listing, self.owner, self.number = listing, owner, number
@@ -503,7 +531,7 @@ class _Text:
             self._write(node)
 
     def _write(self, start: Tensor) -> None:
-        """Append a node, before it whatever it needs that belongs to this piece. Not recursive."""
+        """Append a node after the nodes of this piece that it depends on. Iterative."""
         stack = [start]
         while stack:
             node = stack[-1]
@@ -518,7 +546,7 @@ class _Text:
                 self.lines.append(self._line(node))
 
     def _leaf(self, node: Tensor) -> dict[Tensor, int] | None:
-        """The group of leaves that stands for this node, or None where the node itself belongs to the block."""
+        """The leaf group to which a node belongs, or None if the node itself is part of the block."""
         if node in self.listing.fixed:
             if node.op in ("full", "iota"):
                 return None
@@ -530,6 +558,7 @@ class _Text:
         return self.inputs if self.listing.at.get(node, -1) < self.start else None
 
     def _line(self, node: Tensor) -> Any:
+        """One node as text: op, attributes and operand indices, or a numbered leaf."""
         group = self._leaf(node)
         if group is None:
             return (node.op, attrs_key(node.attrs), *(self.place[a] for a in node.args))
@@ -537,7 +566,7 @@ class _Text:
         return (kind, group.setdefault(node, len(group)), node.type)
 
     def key(self) -> Any:
-        """The text: equal exactly for isomorphic pieces listed in the same order."""
+        """Hashable key; equal exactly for isomorphic pieces listed in the same order."""
         return (*self.lines, tuple(self.place[v] for v in self.outputs))
 
     def build(self, name: str) -> Graph:

@@ -1,7 +1,7 @@
-"""The composite operations: names that people use, each defined by a decomposition into simpler ops.
+"""The composite ops: common named operations, each defined by a decomposition into simpler ops.
 
-A decomposition is at once the reference, the pattern that recognises the op, and the fallback. It never contains its
-own op. It receives the operands as tensors and the attributes by name.
+A decomposition serves as reference, as pattern that recognizes the op, and as fallback. It never contains its own op.
+It receives the operands as tensors and the attributes by name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ def composite(
     defaults: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a decomposition; its first docstring line documents the op. Returns a builder of the named node."""
+    """Decorator: register a decomposition as a composite op; returns a builder of that op.
+
+    The first line of the decomposition's docstring documents the op.
+    """
 
     def install(decompose: Callable[..., Tensor]) -> Callable[..., Tensor]:
         doc = (decompose.__doc__ or "").strip().splitlines()[0]
-        floats = law != "cross_entropy"  # its second operand is an index
+        floats = law != "cross_entropy"  # the second operand is an index
         register(Op(name, arity, law, "composite", attrs or {}, defaults or {}, doc, decompose=decompose,
                     floats_only=floats, **more))  # fmt: skip
 
@@ -42,25 +45,26 @@ def composite(
 
 
 def expand(node: Tensor) -> Tensor:
-    """One step of decomposition of a composite node."""
+    """One decomposition step of a composite node."""
     decompose = node.entry.decompose
     assert decompose is not None, f"{node.op} is not composite"
     return decompose(*node.args, **dict(node.attrs))
 
 
 def _inverse(n: Dim) -> float:
+    """1 / n as a float; NaN for n = 0. ValueError for a symbolic n."""
     if isinstance(n, Expr):
         raise ValueError("a mean over a free dimension decomposes only once it is bound")
     return 1.0 / n if n else float("nan")
 
 
 def _line(x: Tensor, value: Tensor) -> Tensor:
-    """A rank-1 value of the last axis, with x's rank."""
+    """A vector along the last axis, reshaped to x's rank."""
     return t.with_rank(value, x.rank)
 
 
 def _channels(x: Tensor, value: Tensor) -> Tensor:
-    """A rank-1 value of the channel axis 1, with x's rank."""
+    """A vector along channel axis 1, reshaped to x's rank."""
     return t.reshape(value, (1, value.shape[0]) + (1,) * (x.rank - 2))
 
 
@@ -219,6 +223,7 @@ _ATTENTION_DEFAULTS = {"causal": False, "window": 0, "softcap": 0.0}
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, window: int, softcap: float
 ) -> Tensor:
+    """softmax(scores) @ v, shared by both attention ops."""
     scores = t.matmul(q, t.transpose(k)) * scale
     if softcap:
         scores = t.tanh(scores * (1.0 / softcap)) * softcap
@@ -230,7 +235,9 @@ def _attend(
 
 
 def causal_mask(rows: Dim, columns: Dim, causal: bool, window: int, dtype: str) -> Tensor:
-    """0 where row t may see column s (aligned at the last position), -inf elsewhere; window counts visible columns."""
+    """Additive mask: 0 where row t may see column s (aligned at the last position), -inf elsewhere. `window` counts
+    visible columns; 0 means no window.
+    """
     ahead = t.iota((rows, columns), 1) - t.iota((rows, columns), 0) - (columns - rows if columns != rows else 0)
     hidden = t.gt(ahead, 0) if causal else t.lt(ahead, -(1 << 30))
     if window:
@@ -266,6 +273,7 @@ _POOL = {"kernel": "dims", "strides": "dims", "pads": "dims", "dilations": "dims
 
 
 def _pooled(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any, fill: float) -> Tensor:
+    """Pooling windows of x padded with `fill`, window elements in new last axes."""
     n = len(kernel)
     x = t.pad(x, [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))], fill)
     for i in range(n):

@@ -1,4 +1,6 @@
-"""At which sizes a graph with free dimensions means something: the dimensions' ranges, and what its ops ask of sizes."""
+"""Size conditions of a graph with symbolic dimensions: dimension ranges and the constraints that its ops
+put on sizes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable, Iterator
 from .dims import Dim, Expr, bounds, symbols, volume
 from .graph import Graph, Tensor
 
-NO_LIMIT = 1 << 31  # a dimension's largest size that stands for none
+NO_LIMIT = 1 << 31  # a dimension `max` of at least this means unbounded
 
 
 def _slice(node: Tensor) -> Iterator[tuple[Dim, Dim]]:
@@ -24,14 +26,16 @@ def _windows(node: Tensor) -> Iterator[tuple[Dim, Dim]]:
         yield 1, d
 
 
-#: op -> pairs of which the first must be at most the second.
+#: op -> pairs (low, high) of dimensions that must satisfy low <= high.
 NEEDS: dict[str, Callable[[Tensor], Iterator[tuple[Dim, Dim]]]] = {
     "slice": _slice, "pad": _pad, "windows": _windows, "conv": _windows, "max_pool": _windows, "avg_pool": _windows,
 }  # fmt: skip
 
 
 def conditions(graph: Graph) -> list[str]:
-    """Python conditions in the sizes' names, each once; those that hold for every size of the ranges are left out."""
+    """Python expressions over the dimension names that must be true, without duplicates. Conditions that hold for all
+    sizes in the declared ranges are omitted.
+    """
     found: dict[str, None] = {}
     for name, atom in sorted({n: a for i in graph.inputs for d in i.shape for n, a in symbols(d).items()}.items()):
         found[f"{atom.min} <= {name}{f' <= {atom.max}' if atom.max < NO_LIMIT else ''}"] = None

@@ -1,9 +1,9 @@
-"""Equality of terms that follows from given equations, and why: congruence closure with a proof forest.
+"""Congruence closure with a proof forest: equality of terms that follows from given equations, with proofs.
 
-Two terms are equal if a chain of equations connects them, applied at their roots or, by congruence, at their operands.
-Every union leaves one edge in a forest over the terms; the path between two terms is the proof that they are equal, and
-it never changes once it is there, so proofs are well founded. After Nieuwenhuis and Oliveras, "Proof-producing congruence
-closure" (2005).
+Two terms are equal if a chain of equations connects them, applied at the root or, by congruence, at operands. Every
+union adds one edge to a forest over the terms; the path between two terms is the proof of their equality. Paths never
+change once they exist, so proofs are well-founded. After Nieuwenhuis and Oliveras, "Proof-producing congruence closure"
+(2005).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 from .graph import Tensor, attrs_key, topological
 from .match import rounded
 
-CONGRUENCE = 0.01  # length of a step into operands, beside theirs: it keeps the bounds of nested proofs apart
+# length of a congruence step in addition to its operands' proofs: separates the bounds of nested proofs
+CONGRUENCE = 0.01
 
 
 @dataclass(frozen=True)
 class Equation:
-    """Two terms that a rule (or a definition) says are equal."""
+    """Two terms that a rule or a definition states to be equal."""
 
     name: str
     left: Tensor
@@ -32,7 +33,7 @@ class Equation:
 
 @dataclass(frozen=True)
 class Link:
-    """One edge of a proof, from `before` to `after`: an equation, or None where the operands are equal one by one."""
+    """One proof edge from `before` to `after`: an equation, or None if the operands are pairwise equal (congruence)."""
 
     before: Tensor
     after: Tensor
@@ -40,19 +41,19 @@ class Link:
 
 
 class Congruence:
-    """Terms, which of them are equal, and the forest of reasons."""
+    """Union-find of terms with congruence closure and the proof forest."""
 
     def __init__(self) -> None:
-        self._above: dict[Tensor, Tensor] = {}  # union-find
+        self._above: dict[Tensor, Tensor] = {}  # union-find parent
         self._users: dict[Tensor, list[Tensor]] = {}  # representative -> terms with an operand in its class
         self._table: dict[tuple[Any, ...], Tensor] = {}
-        self._why: dict[Tensor, tuple[Tensor, Equation | None]] = {}  # the forest: child -> (parent, reason)
+        self._why: dict[Tensor, tuple[Tensor, Equation | None]] = {}  # proof forest: child -> (parent, reason)
         self._pending: deque[tuple[Tensor, Tensor, Equation | None]] = deque()
-        self._stated: dict[Tensor, list[tuple[Tensor, Equation]]] = {}  # term -> what equations say it equals
+        self._stated: dict[Tensor, list[tuple[Tensor, Equation]]] = {}  # term -> (equal term, equation)
         self._alike: dict[tuple[Any, ...], list[Tensor]] | None = None
 
     def find(self, term: Tensor) -> Tensor:
-        """The representative of a term that was added."""
+        """The representative of an added term."""
         root = term
         while (above := self._above[root]) is not root:
             root = above
@@ -61,7 +62,7 @@ class Congruence:
         return root
 
     def add(self, term: Tensor) -> None:
-        """Make a term and all below it known."""
+        """Add a term and all its subterms."""
         if term in self._above:
             return
         self._alike = None
@@ -78,7 +79,7 @@ class Congruence:
         self._propagate()
 
     def equate(self, equation: Equation) -> None:
-        """State an equation."""
+        """Add an equation."""
         self.add(equation.left)
         self.add(equation.right)
         self._stated.setdefault(equation.left, []).append((equation.right, equation))
@@ -87,13 +88,13 @@ class Congruence:
         self._propagate()
 
     def equal(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two terms are equal by what was stated."""
+        """Whether two terms are equal by the equations added so far."""
         self.add(a)
         self.add(b)
         return self.find(a) is self.find(b)
 
     def proof(self, a: Tensor, b: Tensor) -> list[Link]:
-        """The path from one term to an equal one."""
+        """The proof forest's path from a term to an equal one."""
         up_a, up_b = self._ancestors(a), self._ancestors(b)
         place = {term: i for i, term in enumerate(up_b)}
         meet = next(i for i, term in enumerate(up_a) if term in place)
@@ -103,8 +104,9 @@ class Congruence:
         return [*forth, *reversed(back)]
 
     def links(self, term: Tensor) -> Iterator[Link]:
-        """All single steps away from a term: equations, and terms whose operands are equal one by one, or constants that are
-        one in their dtype."""
+        """All one-step links from a term: equations, congruent terms, and constants equal after rounding to their
+        dtype.
+        """
         if self._alike is None:
             self._alike = {}
             for node in self._above:
@@ -117,11 +119,12 @@ class Congruence:
 
     @property
     def terms(self) -> int:
-        """How many terms are known."""
+        """Number of terms."""
         return len(self._above)
 
     # ------------------------------------------------------------ inside
     def _ancestors(self, term: Tensor) -> list[Tensor]:
+        """The path from a term to the root of its proof tree."""
         found = [term]
         while term in self._why:
             term = self._why[term][0]
@@ -129,12 +132,14 @@ class Congruence:
         return found
 
     def _signature(self, node: Tensor) -> tuple[Any, ...]:
-        if node.op == "full":  # a constant of a model and the number that a rule writes, rounded to one dtype
+        """Key under which congruent terms are equal: op, attributes and operand representatives."""
+        if node.op == "full":  # a model's constant equals a rule's number after rounding to the dtype
             return ("full", node.shape, node.dtype, rounded(node.attrs[0][1], node.dtype))
         leaf = id(node) if node.is_leaf else 0
         return (node.op, leaf, attrs_key(node.attrs), *(id(self.find(a)) for a in node.args))
 
     def _propagate(self) -> None:
+        """Process pending unions until the relation is closed under congruence."""
         self._alike = None
         while self._pending:
             a, b, why = self._pending.popleft()
@@ -153,7 +158,7 @@ class Congruence:
                 self._users[above_b].append(user)
 
     def _reroot(self, term: Tensor) -> None:
-        """Turn the edges from a term up to its tree's root round."""
+        """Reverse the edges from a term to the root of its tree."""
         path = self._ancestors(term)
         reasons = [self._why[x][1] for x in path[:-1]]
         for child, parent, why in zip(path[1:], path, reasons):
@@ -162,11 +167,13 @@ class Congruence:
 
 
 class ShortProofs:
-    """Short proofs in a closure. The forest's proof of two terms bounds how long one is; with these bounds as the lengths
-    of congruence steps, the shortest path through all steps of a class is a proof again, and its length a better bound.
+    """Shortened proofs in a congruence closure.
 
-    A path contains only congruence steps whose operands' bounds are below its own, so unfolding ends whatever the rounds.
-    After Flatt et al., "Small proofs from congruence closure" (FMCAD 2022), without their optimality.
+    The proof forest's proof of two terms bounds the length of a shortest one. With these bounds as weights of
+    congruence steps, the shortest path through all links of a class is again a proof, and its length is a tighter
+    bound; `rounds` repeats this. A path contains only congruence steps whose operands' bounds are below its own, so
+    unfolding terminates for any number of rounds. After Flatt et al., "Small proofs from congruence closure" (FMCAD
+    2022), without their optimality.
     """
 
     def __init__(self, closure: Congruence, rounds: int = 2) -> None:
@@ -175,11 +182,11 @@ class ShortProofs:
         self._paths: dict[tuple[int, Tensor, Tensor], list[Link]] = {}
 
     def path(self, a: Tensor, b: Tensor) -> list[Link]:
-        """The steps from one term to an equal one."""
+        """The steps from a term to an equal one."""
         return self._path(self.rounds, a, b)
 
     def length(self, a: Tensor, b: Tensor) -> float:
-        """A bound on the equations that the proof applies, repetitions counted."""
+        """Upper bound on the number of equation applications in the proof, counting repetitions."""
         return self._length(self.rounds, a, b)
 
     def _path(self, level: int, a: Tensor, b: Tensor) -> list[Link]:
@@ -205,9 +212,10 @@ class ShortProofs:
         return min(CONGRUENCE + sum(self._length(level, *pair) for pair in pairs), 1e300)
 
     def _search(self, level: int, a: Tensor, b: Tensor) -> list[Link]:
+        """Shortest path between two equal terms (Dijkstra) with the bounds of the level below as weights."""
         best: dict[Tensor, float] = {a: 0.0}
         came: dict[Tensor, Link] = {}
-        number = count()  # terms have no order
+        number = count()  # tie-breaker: terms are not ordered
         heap: list[tuple[float, int, Tensor]] = [(0.0, next(number), a)]
         while heap:
             value, _, term = heapq.heappop(heap)

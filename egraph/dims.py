@@ -1,9 +1,9 @@
-"""Dimensions: plain ints, or integer polynomials in named sizes (`tg.dim("n")`) with floor division and modulo.
+"""Dimensions: ints, or symbolic integer polynomials in named sizes (`tg.dim("n")`) with floor division and modulo.
 
-A symbolic dimension is kept in a canonical form, a sum of coefficient × sorted product of atoms, so that equal
-expressions compare equal and hash alike. An atom is a named size or an opaque `a // b`, `a % b`. What a number divides goes
-out of them, and quotients of quotients are one: `(8*h - 1) // 2 + 1` is `4*h`, `(n // 2 + 1) // 2` is `(n + 2) // 4`, so
-that sizes meet which took different ways.
+A symbolic dimension has a canonical form, a sum of coefficient × sorted product of atoms, so equal expressions compare
+equal and hash alike. An atom is a named size or an opaque `a // b` or `a % b`. Multiples of the divisor are moved out
+of quotients and nested quotients are merged: `(8*h - 1) // 2 + 1` is `4*h`, and `(n // 2 + 1) // 2` is `(n + 2) // 4`.
+So sizes derived in different ways compare equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import ShapeError
 @total_ordering
 @dataclass(frozen=True)
 class Atom:
-    """A named size (`op` is 'size') with its range, or the floor quotient / remainder of two dimensions."""
+    """A named size (`op` is 'size') with its range, or an opaque floor quotient or remainder of two dimensions."""
 
     op: str
     name: str = ""
@@ -33,7 +33,7 @@ class Atom:
         return str(self) < str(other)
 
     def __str__(self) -> str:
-        """Python's spelling: sums, and products on the right, in parentheses."""
+        """Python syntax, in parentheses for quotients and remainders."""
         if self.op == "size":
             return self.name
         left, right = self.args
@@ -42,19 +42,20 @@ class Atom:
 
 @dataclass(frozen=True)
 class Expr:
-    """A polynomial over atoms: `terms` maps a sorted product of atoms to its non-zero coefficient."""
+    """A polynomial over atoms: `terms` pairs a sorted product of atoms with its non-zero coefficient."""
 
     terms: tuple[tuple[tuple[Atom, ...], int], ...]
 
     @staticmethod
     def of(dim: Dim) -> Expr:
-        """The expression of an int or of an expression."""
+        """An int or expression as an Expr."""
         if isinstance(dim, Expr):
             return dim
         return Expr((((), int(dim)),)) if dim else Expr(())
 
     @staticmethod
     def _collect(pairs: Iterable[tuple[tuple[Atom, ...], int]]) -> Dim:
+        """Canonical form of a sum of (atoms, coefficient) pairs; an int if no atoms remain."""
         total: dict[tuple[Atom, ...], int] = {}
         for atoms, factor in pairs:
             total[atoms] = total.get(atoms, 0) + factor
@@ -83,7 +84,9 @@ class Expr:
     __rmul__ = __mul__
 
     def _exact_quotient(self, other: Dim) -> Dim | None:
-        """The polynomial quotient where the divisor is one term that divides every term."""
+        """The exact polynomial quotient, if the divisor is one term that divides every term (or equals self); otherwise
+        None.
+        """
         divisor = Expr.of(other)
         if len(divisor.terms) != 1:
             return 1 if divisor == self else None
@@ -112,17 +115,17 @@ class Expr:
         inner = rest._quotient_within()
         if inner is None:
             return whole + Expr((((Atom("//", args=(rest, other)),), 1),))
-        below, least = inner.args  # (r + a // b) // c is (r * b + a) // (b * c)
+        below, least = inner.args  # (r + a // b) // c == (r * b + a) // (b * c)
         shifted = (rest - Expr((((inner,), 1),))) * least + below
         return whole + shifted // (least * other)
 
     def _divided(self, number: int) -> tuple[Dim, Dim]:
-        """(q, r) with self = q * number + r and the coefficients of r in 0..number - 1."""
+        """Returns (q, r) with self = q * number + r and the coefficients of r in 0..number - 1."""
         whole = Expr._collect((a, f // number) for a, f in self.terms)
         return whole, Expr._collect((a, f % number) for a, f in self.terms)
 
     def _quotient_within(self) -> Atom | None:
-        """The one quotient by a number that is added to the rest, whose other terms are sums of whole sizes."""
+        """The only quotient by a positive int among the terms, if its coefficient is 1; otherwise None."""
         found = [
             (atoms[0], factor) for atoms, factor in self.terms
             if len(atoms) == 1 and atoms[0].op == "//" and isinstance(atoms[0].args[1], int) and atoms[0].args[1] > 0
@@ -156,7 +159,7 @@ class Expr:
 
 
 def _spelled(value: Dim, *, products: bool = False) -> str:
-    """A dimension as an operand of `//` and `%`."""
+    """A dimension as an operand of `//` or `%`, in parentheses if needed."""
     single = not isinstance(value, Expr) or (
         len(value.terms) == 1 and (products or (value.terms[0][1] == 1 and len(value.terms[0][0]) == 1))
     )
@@ -168,7 +171,9 @@ Shape: TypeAlias = tuple[Dim, ...]
 
 
 def dim(name: str, *, min: int = 1, max: int = 32768) -> Expr:
-    """A named size, for shapes that are not fixed yet. `min` and `max` bound the values that it may be bound to."""
+    """A symbolic dimension for sizes that are not fixed yet. `min` and `max` bound the sizes that it may be
+    bound to.
+    """
     if not name.isidentifier():
         raise ShapeError(f"{name!r} is not a name for a dimension", hint="use a Python identifier")
     if not 0 <= min <= max:
@@ -190,7 +195,7 @@ def symbols(value: Dim) -> dict[str, Atom]:
 
 
 def bind(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
-    """The dimension with the named sizes replaced; an int when all of them were given ints. Out of range: ShapeError."""
+    """The dimension with named sizes replaced; an int if all were given as ints. ShapeError for a size out of range."""
     if not isinstance(value, Expr):
         return value
     total: Dim = 0
@@ -225,11 +230,11 @@ _OPERATORS: dict[type, Callable[[Dim, Dim], Dim]] = {
 }
 
 
-LONGEST_TEXT, LARGEST_SUM = 4096, 256  # characters and terms of a dimension that is read
+LONGEST_TEXT, LARGEST_SUM = 4096, 256  # limits of `parse`: characters of the text, terms of the dimension
 
 
 def parse(text: str, known: Mapping[str, Dim]) -> Dim:
-    """The dimension that a text spells, over named sizes. ShapeError for anything else; nothing is executed."""
+    """Parse a dimension over named sizes. ShapeError for anything else; the text is not executed."""
 
     def read(node: ast.expr) -> Dim:
         found = value_of(node)
@@ -259,12 +264,12 @@ def parse(text: str, known: Mapping[str, Dim]) -> Dim:
         MemoryError,
         ValueError,
         ZeroDivisionError,
-    ):  # (MemoryError: nested too deeply to parse)
+    ):  # MemoryError: nested too deeply to parse
         raise ShapeError(f"{text[:80]!r} is no dimension") from None
 
 
 def concrete(shape: Shape) -> tuple[int, ...]:
-    """The shape as ints; a ShapeError names the sizes that are still free."""
+    """The shape as ints. ShapeError names the symbolic dimensions."""
     if any(isinstance(d, Expr) for d in shape):
         free = sorted({n for d in shape for n in symbols(d)})
         raise ShapeError(f"shape {shape} has free dimensions {', '.join(free)}", hint="bind them: dims={...}")
@@ -272,7 +277,7 @@ def concrete(shape: Shape) -> tuple[int, ...]:
 
 
 def bounds(value: Dim) -> tuple[float, float]:
-    """Interval that contains the dimension for all admitted sizes."""
+    """Returns (lower, upper) bounds of the dimension over all declared sizes."""
     if not isinstance(value, Expr):
         return float(value), float(value)
     low = high = 0.0
@@ -295,5 +300,5 @@ def _atom_bounds(atom: Atom) -> tuple[float, float]:
 
 
 def volume(shape: Shape) -> Dim:
-    """The number of elements."""
+    """Number of elements."""
     return prod(shape, start=1)

@@ -1,4 +1,4 @@
-"""Data types by name: NumPy equivalents, sizes, categories, promotion."""
+"""Data types by name: NumPy equivalents, sizes, categories, type promotion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ShapeError
 
-#: name -> (category, bytes an element, width rank within the category)
+#: name -> (category, bytes per element, width rank within the category)
 _TABLE: dict[str, tuple[str, int, int]] = {
     "bool": ("bool", 1, 0),
     "uint8": ("int", 1, 1),
@@ -26,12 +26,12 @@ _TABLE: dict[str, tuple[str, int, int]] = {
     "float64": ("float", 8, 3),
 }
 DTYPES: tuple[str, ...] = tuple(_TABLE)
-HALVES = ("bfloat16", "float16")  # floats of 16 bits
+HALVES = ("bfloat16", "float16")  # 16-bit floats
 _CATEGORY_RANK = {"bool": 0, "int": 1, "float": 2}
 
 
 def check(dtype: str) -> str:
-    """The dtype's name, or a ShapeError listing the known ones."""
+    """The dtype's name if known; otherwise raises ShapeError listing the known dtypes."""
     if dtype not in _TABLE:
         raise ShapeError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
     return dtype
@@ -43,18 +43,18 @@ def category(dtype: str) -> str:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether the dtype is a floating-point one."""
+    """Whether the dtype is a floating-point type."""
     return category(dtype) == "float"
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes an element."""
+    """Bytes per element."""
     return _TABLE[check(dtype)][1]
 
 
 @cache
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype; bfloat16 comes from ml_dtypes."""
+    """The NumPy dtype; bfloat16 is provided by ml_dtypes."""
     if check(dtype) == "bfloat16":
         import ml_dtypes
 
@@ -64,25 +64,27 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def least(dtype: str) -> float | int:
-    """The largest of no values: minus infinity, or the smallest integer."""
+    """Identity element of max: -inf for floats, otherwise the smallest value of the dtype."""
     kind = category(dtype)
     return -float("inf") if kind == "float" else 0 if kind == "bool" else int(np.iinfo(numpy_dtype(dtype)).min)
 
 
 def greatest(dtype: str) -> float | int:
-    """The smallest of no values: infinity, or the largest integer."""
+    """Identity element of min: inf for floats, otherwise the largest value of the dtype."""
     kind = category(dtype)
     return float("inf") if kind == "float" else 1 if kind == "bool" else int(np.iinfo(numpy_dtype(dtype)).max)
 
 
 def summed(dtype: str) -> str:
-    """The dtype that sums are kept in: 64 bits for integers and bools, floats as they are (NumPy's and the Array API's rule)."""
+    """Dtype of a sum: 64 bits for integers and bool, unchanged for floats (the rule of NumPy and the Array API)."""
     return dtype if is_float(dtype) else "uint64" if dtype.startswith("u") else "int64"
 
 
 @cache
 def name_of(dtype: Any) -> str:
-    """The name of a dtype: as it is, or of NumPy's, ml_dtypes' or torch's, or a Python type. ShapeError for others."""
+    """Canonical dtype name for a name, a NumPy, ml_dtypes or torch dtype, or a Python type. ShapeError for anything
+    else.
+    """
     text = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     if text in _TABLE:
         return text
@@ -93,7 +95,9 @@ def name_of(dtype: Any) -> str:
 
 
 def promote(a: str, b: str) -> str:
-    """The common dtype of two operands: the higher category wins, then the wider; float16 with bfloat16 is float32."""
+    """Common dtype of two operands: the higher category wins, then the wider type; float16 with bfloat16
+    gives float32.
+    """
     if a == b:
         return a
     if {a, b} == {"float16", "bfloat16"}:

@@ -1,4 +1,4 @@
-"""Values without elements: nothing is computed for them, and the largest of no numbers is minus infinity."""
+"""Removal of empty tensors (0 elements) and of reductions over them, so that kernels never see either."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from .graph import Graph, Tensor, make, rebuild
 
 
 def without_empty(graph: Graph) -> Graph:
-    """The graph at concrete sizes with every value of no elements, and every max or min over none, given as it is.
+    """Return the graph (concrete sizes) with every empty value, and every max or min over 0 elements, replaced by a
+    fill.
 
-    Kernels need not know what to do with nothing: NumPy and Torch refuse such reductions.
+    The max over 0 elements is -inf (or the smallest integer), the min is inf (or the largest integer). Kernels do not
+    handle empty operands: NumPy and Torch raise an error for such reductions.
     """
     return graph.with_roots(rebuild(graph.roots, _change))
 

@@ -1,7 +1,7 @@
-"""The egglog side of a saturation: load declarations and tables, run one round at a time, freeze to arrays.
+"""The egglog side of a saturation: load declarations and tables, run single rounds, dump the e-graph to arrays.
 
-Needs egglog's bindings and NumPy only, and knows neither ops nor rules: it runs in the worker process, where start-up
-counts. Everything it is told and everything it returns is JSON plus arrays.
+Depends only on egglog's bindings and NumPy, and knows neither ops nor rules: it runs in the worker process, where
+startup time matters. All inputs and outputs are JSON and arrays.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-SEEN = 1  # language.STATUS_SEEN: a row of at least this status stays in the view even if subsumed
+SEEN = 1  # language.STATUS_SEEN: an e-node of at least this status stays in the view even if subsumed
 
 
 def load_bindings() -> Any:
-    """egglog's extension module without the package around it, whose import takes ten times as long."""
+    """egglog's extension module without its Python package, whose import takes ten times as long."""
     if "egglog.bindings" in sys.modules:
         return sys.modules["egglog.bindings"]
     package = importlib.util.find_spec("egglog")
@@ -43,32 +43,32 @@ def load_bindings() -> Any:
 
 
 class EngineError(Exception):
-    """egglog refused a command."""
+    """egglog rejected a command."""
 
 
 class Deadline(Exception):
-    """The time given to a request ran out; the worker that had it is gone."""
+    """A request exceeded its time limit; its worker process was killed."""
 
 
 class MemoryLimit(Exception):
-    """The worker outgrew its memory limit and is gone."""
+    """The worker exceeded its memory limit and ended."""
 
 
 class Stopped(Exception):
-    """The caller asked to stop; the worker is gone."""
+    """The caller requested a stop; the worker process was killed."""
 
 
 Stop = Callable[[], bool]
 
 
 def never() -> bool:
-    """No."""
+    """Default `stop` callback: returns False."""
     return False
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one request may take: wall-clock seconds, resident bytes of the worker, until `stop()` says so."""
+    """Limits of one request: wall-clock seconds, resident bytes of the worker, and a callback that requests a stop."""
 
     seconds: float
     bytes: int
@@ -80,8 +80,11 @@ _UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def rule_seconds(report: Any, measured: float) -> dict[str, float]:
-    """Seconds per rule, read from the report's text: its numbers are a thousand times too small in egglog 13.2. They are
-    shares of the measured time where they exceed it."""
+    """Seconds per rule, parsed from the report's text, because the report's numbers are a thousand times too small in
+    egglog 13.2.
+
+    Scaled down in proportion if their sum exceeds the measured time.
+    """
     text = str(report).partition("search_and_apply_time_per_rule: {")[2].partition("}")[0]
     found = {name: float(value) * _UNITS[unit] for name, value, unit in _TIME.findall(text)}
     scale = min(1.0, measured / total) if (total := sum(found.values())) else 1.0
@@ -90,8 +93,11 @@ def rule_seconds(report: Any, measured: float) -> dict[str, float]:
 
 @contextmanager
 def readable(text: str) -> Iterator[str]:
-    """The path of a file that holds a text: one in memory alone where the system has such (Linux), of which nothing is left
-    however the process ends; else one that is removed afterwards."""
+    """Context manager: path of a temporary file with the given text.
+
+    An in-memory file where available (Linux), so nothing is left however the process ends; otherwise a file that is
+    removed afterwards.
+    """
     if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
         with os.fdopen(os.memfd_create("facts"), "w", encoding="utf-8") as file:
             file.write(text)
@@ -105,7 +111,7 @@ def readable(text: str) -> Iterator[str]:
 
 
 class Shapes:
-    """Whether some e-node of an op has given ops at its operands; answers are kept."""
+    """Answers whether the e-graph has an e-node of an op whose operands contain given ops; answers are cached."""
 
     def __init__(self, names: Sequence[str], arrays: Arrays, n_classes: int) -> None:
         self.number = {name: i for i, name in enumerate(names)}
@@ -115,7 +121,9 @@ class Shapes:
         self.known: dict[Any, bool] = {}
 
     def stands(self, op: str, operands: Sequence[tuple[int, str]]) -> bool:
-        """Whether there is one."""
+        """Whether some e-node of the op has, for each (operand index, op), an e-node of that op in the operand's
+        e-class.
+        """
         key = (op, *map(tuple, operands))
         if key not in self.known:
             self.known[key] = op in self.number and self._stands(op, operands)
@@ -130,7 +138,7 @@ class Shapes:
 
 
 class _Numbered(dict[Any, int]):
-    """Values by number, in the order in which they are first asked for."""
+    """Ids of values in the order of first access."""
 
     def __missing__(self, value: Any) -> int:
         self[value] = number = len(self)
@@ -138,16 +146,18 @@ class _Numbered(dict[Any, int]):
 
 
 class Engine:
-    """One e-graph: `start` builds it, `step` runs one round and returns its view, `prune` drops e-nodes of that view."""
+    """One e-graph: `start` loads a block, `step` runs one round and returns its view, `prune` drops e-nodes of that
+    view.
+    """
 
     def __init__(self) -> None:
         self.bindings = load_bindings()
         self.key, self.loaded = "", False
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Load a block (see `program.Program.job`) into the program that was declared."""
+        """Load a block (see `program.Program.job`) into the declared program."""
         begin = time.perf_counter()
-        if self.loaded:  # `push` and `pop` bring back the e-graph that knows the program and nothing else
+        if self.loaded:  # `push` and `pop` restore the e-graph to the state after `declare`
             self.run("(pop)")
         self.run("(push)")
         self.loaded, self.limit = True, int(job["nodes"])
@@ -155,8 +165,8 @@ class Engine:
         self.handles, self.round, self.kills = int(job["handles"]), 0, 0
         self.roots: list[int] = sorted(set(job["roots"]))
         self.shapes: Shapes | None = None  # known from the first view on
-        self.own, self.steps = int(job["own"]), 0  # the graph's own values come first; rounds run
-        self.first: dict[Any, int] = {}  # class -> the round in whose view it first stood
+        self.own, self.steps = int(job["own"]), 0  # the graph's own handles come first; rounds run so far
+        self.first: dict[Any, int] = {}  # e-class -> first round whose view contains it
         self.chosen, self.combined = list[str](), 0
         for number, sizes in enumerate(job["dims"]):
             self.run(f"(set (Attr {number}) (vec-of {' '.join(map(str, sizes))}))")
@@ -167,10 +177,12 @@ class Engine:
         return {"seconds": time.perf_counter() - begin}, {}
 
     def declare(self, program: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Make an e-graph that knows a program (see `program.Program.declaration`), unless the present one does."""
+        """Create an e-graph with a program's declarations (see `program.Program.declaration`), unless
+        already declared.
+        """
         begin = time.perf_counter()
         if self.key != program["key"]:
-            self.key, self.loaded = "", False  # unset while commands may fail: no half-declared e-graph is used again
+            self.key, self.loaded = "", False  # unset while commands may fail: a half-declared e-graph is never reused
             self.egraph = self.bindings.EGraph()
             self.signatures: dict[str, str] = program["signatures"]
             self.needs: dict[str, list[tuple[str, list[tuple[int, str]]]]] = program["needs"]
@@ -182,7 +194,7 @@ class Engine:
         return {"seconds": time.perf_counter() - begin}, {}
 
     def run(self, text: str) -> Any:
-        """One command. EngineError with egglog's message."""
+        """Run one egglog command. EngineError carries egglog's message."""
         try:
             return self.egraph.run_program(*self.egraph.parse_program(text))
         except BaseException as error:  # egglog's panics are BaseExceptions
@@ -191,13 +203,15 @@ class Engine:
             raise EngineError(f"{type(error).__name__}: {error} in {text[:300]}") from None
 
     def tables(self, tables: Mapping[str, str]) -> None:
-        """Read tab-separated tables into relations of the same names."""
+        """Load tab-separated tables into the relations of the same names."""
         for name, text in sorted(tables.items()):
             with readable(text) as path:
                 self.run(f'(input {name} "{path}")')
 
     def step(self) -> tuple[dict[str, Any], Arrays]:
-        """All rules once, then shapes, costs and pruning; the view after it, unless it has too many e-nodes."""
+        """One round: all rules once, then shapes, costs and pruning. Returns the view, unless it has too many live
+        e-nodes.
+        """
         begin = time.perf_counter()
         report = self.run(f"(run-schedule (run {self.ready()}))")[0].report
         seconds = rule_seconds(report, time.perf_counter() - begin)
@@ -214,7 +228,9 @@ class Engine:
         return header, arrays
 
     def meet(self, pairs: Sequence[tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
-        """All rules once, without a view: whether the two handles of every pair are then in one class."""
+        """All rules once without a view. The result's `equal` tells whether the two handles of every pair are now in
+        one e-class.
+        """
         report = self.run("(run-schedule (run r_rules) (saturate (run r_shape)))")[0].report
         functions = self.egraph.freeze().functions
         of = {self.egraph.value_to_i64(row.inputs[0]): row.output for row in functions["H"].rows}
@@ -222,8 +238,11 @@ class Engine:
         return {"equal": all(of[a] == of[b] for a, b in pairs), "updated": bool(report.updated), "live": live}, {}
 
     def ready(self) -> str:
-        """The ruleset of the rules that can match: one whose ops do not stand above each other anywhere is not run. What
-        it has missed it sees when it is run again, as egglog keeps what is new for each rule apart."""
+        """Name of the ruleset with the rules that can match now.
+
+        Rules whose op patterns do not occur in the e-graph are skipped. A skipped rule misses nothing: egglog tracks
+        new e-nodes per rule and shows them when the rule runs again.
+        """
         if self.shapes is None:
             return "r_rules"
         stands = self.shapes.stands
@@ -237,7 +256,7 @@ class Engine:
         return f"r_ready{self.combined}"
 
     def collect(self) -> None:
-        """Delete new e-nodes that only pruned ones use; mark the others as seen."""
+        """Delete new e-nodes that only pruned e-nodes use; mark the others as seen."""
         self.round += 1
         self.run(f"(set (now) {self.round})")
         for root in self.roots:
@@ -246,23 +265,23 @@ class Engine:
 
     # ------------------------------------------------------------ dump
     def live(self) -> int:
-        """E-nodes that rules can still match."""
+        """Number of e-nodes that rules can still match."""
         functions = self.egraph.freeze().functions
         names = [name if name == "Leaf" else f"o_{name}" for name in self.signatures]
         return sum(not row.subsumed for name in names for row in functions[name].rows)
 
     def view(self) -> tuple[dict[str, Any], Arrays]:
-        """Live and protected e-nodes as arrays; classes are numbered in order of first appearance."""
+        """Live and protected e-nodes as arrays; e-classes are numbered in order of first appearance."""
         functions = self.egraph.freeze().functions
         number, new_dims = _Numbered(), list[list[int]]()
         handles = [(self.egraph.value_to_i64(r.inputs[0]), r.output) for r in functions["H"].rows]
         handles.sort(key=lambda pair: pair[0])
         named = np.array([(h, number[value]) for h, value in handles], np.int64).reshape(-1, 2)
-        self.handle: dict[Any, int] = {value: h for h, value in reversed(handles)}  # the first of several
+        self.handle: dict[Any, int] = {value: h for h, value in reversed(handles)}  # the first of several handles wins
         dims = self._dims(new_dims)
         arrays = {"handle": named, **self._nodes(functions, number, dims)}
         arrays |= self._facts(functions, number, dims)
-        for value in number:  # of classes that were joined, one keeps its name
+        for value in number:  # merged e-classes keep the name of one of them
             self.first.setdefault(value, self.steps)
         own = {value for h, value in handles if h < self.own}
         arrays["age"] = np.array([0 if value in own else self.first[value] for value in number], np.int32)
@@ -271,7 +290,7 @@ class Engine:
         return {"names": names, "new_dims": new_dims}, arrays
 
     def _dims(self, new: list[list[int]]) -> Callable[[Any], int]:
-        """What numbers vectors of sizes; those that were not known go to `new`."""
+        """A function that maps size vectors to ids; new vectors are appended to `new`."""
 
         @cache
         def number(value: Any) -> int:
@@ -279,14 +298,14 @@ class Engine:
             if sizes not in self.dims:
                 self.dims[sizes] = len(self.dims)
                 new.append(list(sizes))
-                if self.beam:  # victims are named through tables, whose columns are numbers
+                if self.beam:  # pruned e-nodes are named through tables, whose columns are integers
                     self.run(f"(set (Attr {self.dims[sizes]}) (vec-of {' '.join(map(str, sizes))}))")
             return self.dims[sizes]
 
         return number
 
     def _nodes(self, functions: Any, number: _Numbered, dims: Callable[[Any], int]) -> Arrays:
-        """Op, class, operands and attributes of each e-node; operands and attributes by offsets."""
+        """Op, e-class, operands and attributes of each e-node (operands and attributes in CSR form)."""
         op, cls, off, kid, attr_off, attr = [], [], [0], [], [0], []
         self.rows: list[tuple[str, Any]] = []
         integer = self.egraph.value_to_i64
@@ -311,7 +330,7 @@ class Engine:
         }  # fmt: skip
 
     def _facts(self, functions: Any, number: _Numbered, dims: Callable[[Any], int]) -> Arrays:
-        """Shape and dtype of each class (-1: unknown), and whether it depends on weights only."""
+        """Shape and dtype id of each e-class (-1: unknown), and whether it depends on weights only."""
         integer = self.egraph.value_to_i64
         found: Arrays = {
             "shape": np.full(len(number), -1, np.int64),
@@ -328,13 +347,14 @@ class Engine:
         return found
 
     def _protected(self, functions: Any, name: str) -> set[tuple[Any, ...]]:
+        """Inputs of the e-nodes of an op that stay in the view even if subsumed."""
         if name == "Leaf":
             return set()
         return {tuple(r.inputs) for r in functions[f"st_{name}"].rows if self.egraph.value_to_i64(r.output) >= SEEN}
 
     # ------------------------------------------------------------ beam
     def prune(self, victims: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
-        """Subsume e-nodes, given as rows of the last view; they stay in later views as part of what was found."""
+        """Subsume e-nodes, given as rows of the last view. They stay in later views."""
         self.kills += 1
         named = self._name_classes({v for i in victims for v in self._classes(i)})
         tables: dict[str, list[str]] = {}
@@ -348,10 +368,12 @@ class Engine:
         return {"pruned": sum(map(len, tables.values()))}, {}
 
     def _classes(self, i: int) -> list[Any]:
+        """Operand e-classes of an e-node of the last view."""
         name, row = self.rows[i]
         return [v for letter, v in zip(self.signatures[name], row.inputs) if letter == "T"]
 
     def _columns(self, i: int, named: Mapping[Any, int]) -> list[int]:
+        """Operand handles and attribute ids of an e-node, as columns of an input table."""
         name, row = self.rows[i]
         found = []
         for letter, v in zip(self.signatures[name], row.inputs):
@@ -364,7 +386,7 @@ class Engine:
         return found
 
     def _name_classes(self, wanted: set[Any]) -> dict[Any, int]:
-        """Handles for classes: a class without one gets it by loading one of its e-nodes, children first."""
+        """Handles for e-classes. An e-class without a handle gets one by loading one of its e-nodes, operands first."""
         named = dict(self.handle)
         if wanted <= named.keys():
             return named

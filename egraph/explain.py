@@ -1,11 +1,11 @@
-"""Why two terms of one e-class are equal: a chain of named rule applications from the one to the other, and its check.
+"""Explanations: why two terms of one e-class are equal, as a chain of named rule applications.
 
-egglog 13.2 keeps no proofs, so they are rebuilt from the view. Every rule is matched on it once, each match becomes an
-equation between terms (each class stands for one term of it), each composite equals its decomposition, and congruence
-closure (congruence.py) finds what follows and from which equations. The proof is then unfolded into steps: each rewrites
-one subterm, wherever the proof needs it, by one rule in one direction.
+egglog 13.2 keeps no proofs, so they are reconstructed from the view. Every rule is matched on the view once, each match
+becomes an equation between terms (with one term chosen per e-class), each composite equals its decomposition, and
+congruence closure (congruence.py) finds the consequences with proofs. The proof is unfolded into steps; each step
+rewrites one subterm at all places where the proof needs it, by one rule in one direction.
 
-Where the equations do not connect two subterms (a pruned form was on the way), that step is a gap: it is listed as one,
+Where the equations do not connect two subterms (a pruned form was in between), the step is a gap: it is listed as such,
 checked by value only, and the explanation is not `complete`.
 """
 
@@ -27,14 +27,17 @@ from .saturate import Limits, Session, saturate_block
 from .unfold import GAP, MOST_STEPS, TooDeep, position, unfold
 from .view import EGraphView
 
-MANY_TERMS = 20_000  # from here on proofs are shortened once, not twice
+MANY_TERMS = 20_000  # from this number of terms on, proofs are shortened once instead of twice
 DEFINITION = "definition of "
 
 
 @dataclass(frozen=True)
 class Step:
-    """One application: at `position` (operand numbers from the root down, of the first place) `before` becomes `after`
-    in the whole terms `old` and `new`. `forward` is false where a rule is read from right to left."""
+    """One rule application: `before` becomes `after` within the whole terms `old` and `new`.
+
+    `position` is the operand path from the root to the first occurrence. `forward` is false for a rule applied right to
+    left.
+    """
 
     rule: str
     forward: bool
@@ -46,7 +49,7 @@ class Step:
 
     @property
     def reconstructed(self) -> bool:
-        """Whether a rule, a definition or rounding explains the step."""
+        """Whether a rule, a definition or rounding justifies the step (false for a gap)."""
         return self.rule != GAP
 
     def __str__(self) -> str:
@@ -57,7 +60,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The steps that turn `original` into `chosen`."""
+    """The steps that rewrite `original` into `chosen`."""
 
     original: Tensor
     chosen: Tensor
@@ -65,12 +68,12 @@ class Explanation:
 
     @property
     def complete(self) -> bool:
-        """Whether every step is reconstructed."""
+        """Whether no step is a gap."""
         return all(s.reconstructed for s in self.steps)
 
     @property
     def rules(self) -> dict[str, int]:
-        """How often each rule was applied."""
+        """Number of applications of each rule."""
         found: dict[str, int] = {}
         for s in self.steps:
             found[s.rule] = found.get(s.rule, 0) + 1
@@ -82,7 +85,7 @@ class Explanation:
         return "\n".join([head, *(f"{i:>3}. {s}" for i, s in enumerate(self.steps, 1))])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The explanation as JSON-compatible data."""
         return {
             "complete": self.complete,
             "steps": [
@@ -103,7 +106,7 @@ class Explanation:
 
 
 def spelled(term: Tensor, depth: int = 6) -> str:
-    """A term as text; what lies deeper is its type."""
+    """A term as text; subterms below `depth` are shown as their type."""
     if term.op in LEAVES[:3]:
         return str(term.attr("name"))
     if term.op == "constant" or depth == 0:
@@ -117,13 +120,15 @@ def spelled(term: Tensor, depth: int = 6) -> str:
 
 # ---------------------------------------------------------------- terms of classes
 class _Terms:
-    """One term per class of a view: a preferred one where given, else the one of fewest e-nodes."""
+    """One representative term per e-class of a view: the preferred one if given, otherwise the one with
+    fewest e-nodes.
+    """
 
     def __init__(self, view: EGraphView, preferred: Mapping[int, Tensor], cheapest: Sequence[int]) -> None:
         self.view, self.built, self.cheapest = view, dict(preferred), cheapest
 
     def of(self, cls: int) -> Tensor | None:
-        """The term of a class; None where it has no finite one."""
+        """The term of an e-class; None if it has no finite term."""
         stack = [cls]
         while stack:
             c = stack[-1]
@@ -143,7 +148,9 @@ class _Terms:
 
 
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
-    """The classes of all nodes below some terms, where the view holds them; slices of slices written as one are theirs."""
+    """The e-classes of all subterms of some terms that the view contains, including slices that the view has as slices
+    of slices.
+    """
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):
         leaf = view.tensors.get(i)
@@ -154,7 +161,8 @@ def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
         if node not in found and all(a in found for a in node.args):
             own = ("leaf", id(node)) if node.op in LEAVES else number_of(node.op, node.attrs)
             cls = index.get((own, *(found[a] for a in node.args)))
-            if cls is None and node.op == "slice":  # as kernels that write several parts of a value spell them
+            # kernels with several slice outputs write slices of slices as one slice
+            if cls is None and node.op == "slice":
                 cls = slices.find(found[node.args[0]], node)
             if cls is not None:
                 found[node] = cls
@@ -162,7 +170,7 @@ def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
 
 
 class _Slices:
-    """Slices of a class without gaps, slices of slices along the same axis too: (axis, start, stop) in the whole -> class."""
+    """Unit-step slices per e-class, to resolve a slice as a slice of slices along the same axis."""
 
     def __init__(self, view: EGraphView) -> None:
         self.of: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -173,7 +181,7 @@ class _Slices:
                 self.of.setdefault(whole, []).append((cut["axis"], cut["start"], cut["stop"], int(view.cls[i])))
 
     def find(self, whole: int, slice_: Tensor) -> int | None:
-        """The class of a slice of a class, where it is known as a slice of slices."""
+        """The e-class of a slice of an e-class, found through slices of slices; None if unknown."""
         wanted = dict(slice_.attrs)
         todo, seen = [(whole, 0)], {whole}
         while todo and wanted["step"] == 1:
@@ -189,7 +197,7 @@ class _Slices:
 
 # ---------------------------------------------------------------- equations
 def matches(matcher: Matcher, rule: Rule) -> list[Binding]:
-    """All bindings of a one-way rule's left sides; several left sides are joined on the variables that they share."""
+    """All bindings of a one-directional rule's left sides; several left sides are joined on shared variables."""
     if len(rule.lefts) == 1:
         return [b for _, b in matcher.find(rule.lefts[0], rule.guards)]
     found: list[Binding] = [{}]
@@ -204,6 +212,7 @@ def matches(matcher: Matcher, rule: Rule) -> list[Binding]:
 
 
 def _instances(rule: Rule, bindings: Sequence[Binding], terms: _Terms) -> Iterator[Equation]:
+    """The equations that a rule states over the terms of its bindings."""
     name = rule.name
     for binding in bindings:
         tensors = {k: terms.of(v) for k, v in binding.items() if k[0] != "@"}
@@ -214,11 +223,12 @@ def _instances(rule: Rule, bindings: Sequence[Binding], terms: _Terms) -> Iterat
         for left, right in zip(rule.lefts, rule.rights):
             try:
                 yield Equation(name, build(left, known, attrs), build(right, known, attrs))
-            except FAILURES:  # the right side does not exist at these sizes
+            except FAILURES:  # the right side is invalid at these sizes
                 continue
 
 
 def _definitions(roots: Iterable[Tensor]) -> Iterator[Equation]:
+    """composite == decomposition, for all composites below the roots and in their decompositions."""
     waiting, done = list(topological(roots)), set[Tensor]()
     while waiting:
         node = waiting.pop()
@@ -236,10 +246,11 @@ def explain(
     original: Sequence[Tensor],
     chosen: Sequence[Tensor],
 ) -> list[Explanation]:
-    """For each pair of terms of one class of the view, the steps from the one to the other.
+    """For each pair (original, chosen) of terms in one e-class, the explanation.
 
-    The equations are added family by family (over the originals' terms, the chosen ones', the smallest) until all
-    pairs are connected; what is not connected then is a gap. UsageError: the lists differ in length or in types.
+    Equations are added in three batches (over subterms of the originals, of the chosen terms, and over smallest terms)
+    until all pairs are connected; remaining unconnected parts become gaps. UsageError if the lists differ in length or
+    types.
     """
     if [t.type for t in original] != [t.type for t in chosen]:
         raise UsageError("the terms to be connected have different types")
@@ -259,7 +270,7 @@ def explain(
 def _connect(
     closure: Congruence, view: EGraphView, rules: Sequence[Rule], original: Sequence[Tensor], chosen: Sequence[Tensor]
 ) -> None:
-    """State the instances of the rules, over one term per class at a time, until the pairs are equal."""
+    """Add the instances of the rules, one choice of representative terms at a time, until all pairs are equal."""
     matcher = Matcher(view)
     present = set(view.op)
     bound = [
@@ -278,7 +289,7 @@ def _connect(
             for equation in _instances(rule, bindings, terms):
                 pair = (id(equation.left), id(equation.right))
                 if equation.left is not equation.right and pair not in stated:
-                    stated.add(pair)  # the closure keeps the terms alive: ids stay theirs
+                    stated.add(pair)  # the closure keeps the terms alive, so their ids stay valid
                     closure.equate(equation)
         if all(closure.equal(a, b) for a, b in zip(original, chosen)):
             return
@@ -302,8 +313,10 @@ def derive(
     *,
     session: Session | None = None,
 ) -> Explanation | None:
-    """The steps from one term to another, found by saturating both in one e-graph without pruning; None where the rules
-    do not connect them within the limits."""
+    """The steps from one term to another, found by saturating both in one e-graph without pruning.
+
+    None if the rules do not connect them within the limits. UsageError if the types differ.
+    """
     if start.type != goal.type:
         raise UsageError(f"{start.type} and {goal.type} cannot be equal")
     view = saturate_block(Graph.of([start, goal]), rules, limits, guard=False, session=session)

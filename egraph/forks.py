@@ -1,8 +1,9 @@
-"""A process that was forked from one that has optimized: its threads and child processes stayed with the parent.
+"""Fork safety: state of a process that was forked from a process which has used worker processes and locks.
 
-A forked child inherits the parent's objects, but none of its threads, and the pipes of processes that serve the parent. Without what is
-here it would write into the parent's pipes, and wait for locks that nobody is left to release. So in a forked child all child processes
-of the parent count as ended (whoever needs one starts one of its own), and locks are free.
+A forked child inherits the parent's objects, including pipes to the parent's worker processes, but none of its threads.
+Without this module the child would write into the parent's pipes and wait for locks whose owner threads do not exist.
+In a forked child, this module marks all child processes of the parent as ended (new ones are started on demand) and
+frees all locks.
 """
 
 from __future__ import annotations
@@ -22,23 +23,25 @@ F = TypeVar("F", bound=Callable[[], None])
 _processes: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 _renewals: list[Callable[[], None]] = []
-ENDED = -9  # the exit code of a parent's process, as a forked child sees it
+ENDED = -9  # exit code of the parent's child processes, as seen by a forked child
 
 
 def adopted(process: P) -> P:
-    """The process, noted as one that serves this process only: in a forked child it counts as ended."""
+    """Register a subprocess that belongs to this process only, and return it. A forked child sees the subprocess as
+    ended.
+    """
     _processes.add(process)
     return process
 
 
 def in_forked_child(renew: F) -> F:
-    """Have a function called in every forked child, by the only thread that is there: it makes shared state anew. A decorator."""
+    """Decorator: call a function in every forked child, on its only thread, to reset shared state."""
     _renewals.append(renew)
     return renew
 
 
 class Lock:
-    """A lock that is free in a forked child, whoever held it in the parent."""
+    """A reentrant lock that is free in a forked child, whoever held it in the parent."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -53,12 +56,16 @@ class Lock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Forget who holds it."""
+        """Replace the lock by a free one."""
         self._lock = threading.RLock()
 
 
 def _forked() -> None:
-    """Make a forked child's state its own. A pipe's number leads nowhere from here on: what is still in its buffer reaches nobody."""
+    """Reset inherited state in a forked child.
+
+    Pipes to the parent's child processes are redirected to the null device, so flushing their buffers writes nothing
+    into them.
+    """
     for lock in list(_locks):
         lock.renew()
     with contextlib.suppress(OSError):
@@ -67,7 +74,7 @@ def _forked() -> None:
             if process.returncode is None:
                 process.returncode = ENDED
                 for pipe in (process.stdin, process.stdout):
-                    with contextlib.suppress(OSError, ValueError):  # closed already
+                    with contextlib.suppress(OSError, ValueError):  # already closed
                         if pipe is not None:
                             os.dup2(nowhere, pipe.fileno(), inheritable=False)
         os.close(nowhere)

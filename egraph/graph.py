@@ -1,8 +1,9 @@
 """Tensors (hash-consed expression nodes) and graphs (named outputs over named leaves).
 
 A `Tensor` is immutable and exists once per (op, operands, attributes): identity is structural equality, and common
-subexpressions are shared by construction. `==` builds an elementwise comparison, `is` compares expressions, and tensors are
-hashed by identity. `bool(tensor)` raises, so that `==` between tensors in a condition, and `in` on a list of them, raise too.
+subexpressions are shared by construction. `==` builds an elementwise comparison, `is` compares expressions, and tensors
+are hashed by identity. `bool(tensor)` raises, so `==` between tensors in a condition, and `in` on a list of tensors,
+raise too.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from .ops import OPS, Attrs, Op, Type, check_attrs, infer
 LEAVES = ("input", "param", "state", "constant")
 
 _pool: weakref.WeakValueDictionary[tuple[Any, ...], Tensor] = weakref.WeakValueDictionary()
-_entering = Lock()  # held for adding to it: two threads may make the same
+_entering = Lock()  # held while adding to the pool: two threads may create the same node
 
 
 class Tensor:
-    """One value: an op applied to operands, or a leaf. Made by `make` and the builders in `api.py` only."""
+    """One value: an op applied to operands, or a leaf. Create tensors only with `make` and the builders in `api.py`."""
 
     __slots__ = ("__weakref__", "_digest", "args", "attrs", "data", "op", "type")
     __array_ufunc__: Callable[..., Any] | None = (
@@ -41,12 +42,12 @@ class Tensor:
     args: tuple[Tensor, ...]
     attrs: tuple[tuple[str, Any], ...]
     type: Type
-    data: np.ndarray[Any, Any] | None  # of a `constant` leaf only
+    data: np.ndarray[Any, Any] | None  # set for `constant` leaves only
     _digest: bytes | None
 
     @property
     def shape(self) -> Shape:
-        """Sizes, as ints or dimension expressions."""
+        """Sizes along the axes, as ints or symbolic dimension expressions."""
         return self.type.shape
 
     @property
@@ -63,11 +64,11 @@ class Tensor:
 
     @property
     def entry(self) -> Op:
-        """The op table's entry."""
+        """The op table entry of this node's op."""
         return OPS[self.op]
 
     def attr(self, name: str) -> Any:
-        """The value of one attribute."""
+        """Value of one attribute."""
         return dict(self.attrs)[name]
 
     @property
@@ -92,7 +93,7 @@ class Tensor:
     def __contains__(self, item: object) -> bool:
         raise UsageError("membership in a tensor expression is not known yet", hint="tg.any(tg.eq(x, value))")
 
-    # The operators live in api.py, which installs them here: builders insert casts and reshapes.
+    # api.py implements the operators and installs them here, because builders insert casts and reshapes.
     __add__: Callable[..., Tensor]
     __radd__: Callable[..., Tensor]
     __sub__: Callable[..., Tensor]
@@ -139,7 +140,7 @@ class Tensor:
     T: Tensor
     mT: Tensor
 
-    # NumPy's functions and methods are installed by models/numpy_calls.py.
+    # models/numpy_calls.py installs NumPy's functions and methods.
     __array_function__: Callable[..., Any]
     all: Callable[..., Tensor]
     any: Callable[..., Tensor]
@@ -164,7 +165,9 @@ class Tensor:
 
 
 def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, *, data: Any = None) -> Tensor:
-    """The node `op(*args, **attrs)`; its type is inferred. Raises ShapeError where the operands do not fit."""
+    """The hash-consed node `op(*args, **attrs)` with its type inferred. Raises ShapeError if the operands violate the
+    op's type law.
+    """
     entry = OPS[op]
     full = check_attrs(entry, attrs or {})
     key = (op, tuple(id(a) for a in args), attrs_key(full))
@@ -179,13 +182,13 @@ def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, *, da
 
 
 def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
-    """Attributes as a key that tells 1, 1.0 and True, and 0.0 and -0.0, apart."""
+    """Hashable key of attributes that distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
     kinds = tuple((float, math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs)
     return (attrs, kinds)
 
 
 def constant(array: Any) -> Tensor:
-    """A constant leaf holding a private copy of the array; equal contents give the same node."""
+    """A constant leaf that holds a private copy of the array; equal contents give the same node."""
     value = np.array(array, copy=True, order="C")
     dtype = dtypes.name_of(value.dtype)
     digest = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
@@ -195,11 +198,11 @@ def constant(array: Any) -> Tensor:
 
 @runtime_checkable
 class ArraySource(Protocol):
-    """Weight data that is read when needed (memory-mapped files)."""
+    """Protocol of lazily loaded weight data (memory-mapped files)."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes."""
+        """Sizes along the axes."""
         ...
 
     @property
@@ -208,7 +211,7 @@ class ArraySource(Protocol):
         ...
 
     def load(self) -> np.ndarray[Any, Any]:
-        """The array, read now."""
+        """Read and return the array."""
         ...
 
 
@@ -216,13 +219,15 @@ Data = np.ndarray[Any, Any] | ArraySource
 
 
 def load_data(data: Data) -> np.ndarray[Any, Any]:
-    """The array itself, read now if it is lazy."""
+    """The array of some weight data; a lazy source is read now."""
     return data if isinstance(data, np.ndarray) else data.load()
 
 
 def topological(roots: Iterable[Tensor], known: Container[int] = ()) -> list[Tensor]:
-    """All nodes below the roots, operands first, in a deterministic depth-first order. Not recursive. Nodes whose ids are
-    `known` are left out, and not looked below."""
+    """All nodes reachable from the roots, operands first, in a deterministic depth-first order. Iterative.
+
+    Nodes whose ids are in `known` are skipped, together with nodes reachable only through them.
+    """
     order: list[Tensor] = []
     seen: set[int] = set()
     stack: list[tuple[Tensor, int]] = [(r, 0) for r in reversed(list(roots))]
@@ -243,7 +248,9 @@ def topological(roots: Iterable[Tensor], known: Container[int] = ()) -> list[Ten
 
 
 def rebuild(roots: Sequence[Tensor], change: Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]) -> list[Tensor]:
-    """The roots with every node passed through `change(node, new_operands)`; None keeps it (over new operands)."""
+    """The roots after passing every node through `change(node, new_operands)`; a result of None keeps the node's op and
+    attributes.
+    """
     new: dict[int, Tensor] = {}
     for node in topological(roots):
         args = tuple(new[id(a)] for a in node.args)
@@ -257,11 +264,11 @@ def rebuild(roots: Sequence[Tensor], change: Callable[[Tensor, tuple[Tensor, ...
 
 @dataclass(frozen=True)
 class Graph:
-    """What to compute: outputs over inputs, params, state and constants.
+    """A computation: outputs over inputs, params, states and constants.
 
-    `params` binds parameter names to data (possibly lazy; possibly absent until `bind`). `updates` gives the new value
-    of each mutated state after a call. `structure` says how outputs are returned: a nested tuple/list/dict template
-    whose leaves are output positions; None means one output alone.
+    `params` maps parameter names to data (possibly lazy; possibly missing until `bind`). `updates` maps each mutated
+    state to its value after a call. `structure` describes how outputs are returned: a nested tuple/list/dict template
+    whose leaves are output indices; None means a single output.
     """
 
     outputs: tuple[Tensor, ...]
@@ -281,7 +288,9 @@ class Graph:
         updates: Mapping[str, Tensor] | None = None,
         name: str = "graph",
     ) -> Graph:
-        """A graph from expressions. Inputs are ordered by first use unless given. UsageError on clashing names."""
+        """A graph from expressions. Inputs are ordered by first use unless given. Raises UsageError for unlisted inputs
+        and BadModelError for clashing names.
+        """
         structure: Any
         if isinstance(outputs, Tensor):
             values, names, structure = [outputs], ["output"], None
@@ -307,7 +316,10 @@ class Graph:
         return graph
 
     def check(self) -> None:
-        """Raise BadModelError where leaf names clash or bound data has another shape or dtype than declared."""
+        """Raise BadModelError if leaf names clash or bound data does not match the declared shape or dtype.
+
+        Raises ShapeError if a state and its update have different types.
+        """
         seen: dict[tuple[str, str], Tensor] = {}
         for node in self.nodes():
             if node.op in LEAVES[:3]:
@@ -325,29 +337,31 @@ class Graph:
 
     @property
     def roots(self) -> tuple[Tensor, ...]:
-        """Outputs, then state updates: everything that must be computed."""
+        """Outputs followed by state updates: all values to compute."""
         return (*self.outputs, *self.updates.values())
 
     def nodes(self) -> list[Tensor]:
-        """All nodes in topological order, the same for the same graph."""
+        """All nodes in topological order; deterministic."""
         return topological(self.roots)
 
     def leaves(self, op: str) -> list[Tensor]:
-        """The leaves of one kind ('input', 'param', 'state', 'constant') that are used."""
+        """The leaves of one kind ('input', 'param', 'state', 'constant') that the roots use."""
         return [n for n in self.nodes() if n.op == op]
 
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
-        """The same graph computing other values (same order: outputs, then updates)."""
+        """This graph with its roots replaced (same order: outputs, then updates)."""
         n = len(self.outputs)
         return replace(self, outputs=tuple(roots[:n]), updates=dict(zip(self.updates, roots[n:], strict=True)))
 
     @property
     def free_dims(self) -> dict[str, dims.Atom]:
-        """The named sizes that are not bound yet."""
+        """The symbolic (unbound) dimensions of the inputs, by name."""
         return {name: atom for n in self.inputs for d in n.shape for name, atom in dims.symbols(d).items()}
 
     def bind(self, sizes: Mapping[str, Dim]) -> Graph:
-        """The graph at concrete sizes, or with other expressions in place of some. UsageError names unknown sizes."""
+        """This graph with named dimensions replaced by sizes or other expressions. UsageError names unknown
+        dimensions.
+        """
         free = self.free_dims
         unknown = sorted(set(sizes) - set(free))
         if unknown:
@@ -369,7 +383,9 @@ class Graph:
         return replace(graph, inputs=tuple(fresh[n] for n in self.inputs))
 
     def digest(self) -> str:
-        """Structural hash: operands of commutative ops are sorted; names of leaves count, data does not."""
+        """Structural hash (hex). Operands of commutative ops are sorted; leaf names are included, weight
+        data is not.
+        """
         total = hashlib.blake2b(digest_size=16)
         for root in self.roots:
             total.update(structural_digest(root))
@@ -388,7 +404,7 @@ class Graph:
         return "\n".join(lines)
 
     def counts(self) -> dict[str, int]:
-        """How many nodes of each op."""
+        """Number of nodes of each op."""
         found: dict[str, int] = {}
         for node in self.nodes():
             found[node.op] = found.get(node.op, 0) + 1
@@ -403,7 +419,7 @@ class Graph:
 
 
 def structural_digest(node: Tensor) -> bytes:
-    """Digest of the term below a node, commutative operands sorted; cached on the node."""
+    """Structural hash of the term rooted at a node, commutative operands sorted; cached on the nodes."""
     for item in topological([node]):
         if item._digest is None:
             children = [a._digest or b"" for a in item.args]

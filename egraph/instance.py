@@ -1,4 +1,4 @@
-"""Whether two terms are the two sides of a rule, judged from the rule and the terms alone."""
+"""Check that two terms are an instance of a rewrite rule, from the rule and the two terms alone (no e-graph)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from .match import rounded
 from .pattern import Apply, Attr, Fact, Literal, Name, Term, Value, Var, build, holds
 from .rule import Rule
 
-FAILURES = (ShapeError, IndexError, ValueError, KeyError, ZeroDivisionError, TypeError)  # of building a side
+# exceptions raised while building one side of a rule
+FAILURES = (ShapeError, IndexError, ValueError, KeyError, ZeroDivisionError, TypeError)
 BOUNDS = (
     "weight",
     "active",
     "chained",
     "original",
     "ordered",
-)  # guards that say where a rule pays, not where it is true
+)  # guards that bound the growth of the e-graph; a rule is true without them
 
 
 def number_of(op: str, attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
-    """An op and its attributes as a key; constants are those that their dtype holds."""
+    """Hashable key of an op and its attributes; the value of a fill is first rounded to its dtype."""
     if op == "full":
         known = dict(attrs)
         return (op, known["shape"], known["dtype"], rounded(known["value"], known["dtype"]))
@@ -29,8 +30,12 @@ def number_of(op: str, attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
 
 
 def is_instance(rule: Rule, side: int, before: Tensor, after: Tensor) -> bool:
-    """Whether a rule's left side matches one term with the other for its right side. A merge's other left sides are
-    taken from the right side: its variables must be bound by what the two terms show."""
+    """Whether left side number `side` of the rule matches `before` and its right side rebuilds `after` under the same
+    binding.
+
+    For a rule with several left sides (a merge), variables that this left side leaves unbound are bound by matching the
+    right side against `after`. False when `before` and `after` do not bind all variables.
+    """
     binding: dict[str, Any] = {}
     attrs: dict[str, Any] = {}
     if not bind(rule.lefts[side], before, binding, attrs):
@@ -47,7 +52,10 @@ def is_instance(rule: Rule, side: int, before: Tensor, after: Tensor) -> bool:
 
 
 def bind(pattern: Term, term: Tensor, binding: dict[str, Any], attrs: dict[str, Any]) -> bool:
-    """Match a pattern on one term, binding variables; computed attributes are left to the rebuilding."""
+    """Match a pattern against one term. Adds to `binding` (tensor variables) and `attrs` (attribute variables).
+
+    Computed attributes (`Apply`) are not checked here: `is_instance` checks them by rebuilding the right side.
+    """
     if isinstance(pattern, Var):
         return binding.setdefault(pattern.name, term) is term
     if isinstance(pattern, Literal):
@@ -63,7 +71,7 @@ def bind(pattern: Term, term: Tensor, binding: dict[str, Any], attrs: dict[str, 
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two terms are one up to the rounding of constants."""
+    """Whether two terms are structurally equal up to rounding of constants."""
     if a is b:
         return True
     if a.op == b.op == "full":

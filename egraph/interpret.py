@@ -1,9 +1,9 @@
-"""The reference interpreter: what a graph means, node by node, in its own dtypes or in float64.
+"""Reference interpreter: evaluates a graph node by node with NumPy, in the graph's dtypes or in float64.
 
-In float64 every float value is carried in float64 and float-to-float casts change nothing: the graph's real-valued
-meaning up to double rounding. Values are freed after their last use, weights are loaded when first needed, and what a
-product reads of a large one is widened piece by piece: the peak is the widest cut of live values, not the whole model,
-and no weight is there a second time.
+In float64 mode every float value is float64 and float-to-float casts are identities: the result is the real-valued
+meaning of the graph up to double rounding. Values are freed after their last use, weights are loaded on first use, and
+large weight operands of matmuls are widened in chunks. Peak memory is therefore the largest set of live values, without
+a second copy of any weight.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ Around = Callable[[Tensor, Sequence[Any], Callable[[Sequence[Any]], Any]], Any]
 
 
 def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Tensor]:
-    """The roots with every composite replaced by its decomposition, to atomic ops only. `wide_means`: means of 16-bit floats are
-    taken in float32, as libraries take them: sums of many elements are infinite in float16."""
+    """The roots with every composite op replaced by its decomposition into atomic ops.
+
+    `wide_means`: compute means of 16-bit floats in float32, as libraries do, because sums of many elements overflow in
+    float16.
+    """
     if not any(node.entry.composite for node in topological(roots)):
         return list(roots)
-    done: dict[int, Tensor] = {}  # what is expanded stands for itself: a decomposition is walked to its operands only
-    keep: list[Tensor] = []  # ids are dictionary keys: everything met stays alive until the end
+    # memo; an expanded node maps to itself, so decompositions are traversed only down to their operands
+    done: dict[int, Tensor] = {}
+    keep: list[Tensor] = []  # the memo's keys are ids: keep all visited nodes alive until the end
 
     def walk(start: Sequence[Tensor]) -> None:
         for node in topological(start, done):
@@ -50,7 +54,7 @@ def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Ten
 
 
 def _in_float32(mean: Tensor) -> Tensor:
-    """A mean, taken in float32 where it is one of 16-bit floats."""
+    """Decomposition of a mean; means of 16-bit floats are computed in float32."""
     (x,) = mean.args
     if x.dtype not in dtypes.HALVES:
         return expand(mean)
@@ -59,13 +63,14 @@ def _in_float32(mean: Tensor) -> Tensor:
 
 
 def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole: bool = False) -> Array:
-    """One atomic node on concrete operands. With `float64`, floats are float64 whatever the node's dtype says.
+    """Evaluate one atomic node on concrete operands. With `float64`, all floats are float64 whatever the node's dtype.
 
-    `whole`: no product is computed in pieces, which may change the last bit."""
+    `whole`: compute every matmul in one call instead of chunks; chunking may change the last bit.
+    """
     attrs = dict(node.attrs)
     function = node.entry.numpy
     if function is None:
-        raise UsageError(f"{node.op} has no value of its own", hint="bind its data")
+        raise UsageError(f"{node.op} cannot be evaluated without data", hint="bind its data")
     if node.op == "matmul" and not whole:
         x, w = arrays
         wide = _widened_to(x, w, float64)
@@ -77,14 +82,14 @@ def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole
         attrs["dtype"] = "float64"
     if node.op == "cast" and all(dtypes.is_float(d) for d in (attrs["dtype"], dtypes.name_of(arrays[0].dtype))):
         return arrays[0]
-    if node.op in LAZY or node.entry.kind == "view":  # nothing is computed: the data may stay narrow
+    if node.op in LAZY or node.entry.kind == "view":  # pure data movement: the data may stay narrow
         return np.asarray(function(attrs, *arrays))
     return np.asarray(function(attrs, *map(_wide, arrays)))
 
 
-#: Ops that only pick elements: in float64 they may work on narrow data, which is widened where it is first computed with.
+#: Ops that only select elements: in float64 mode they keep narrow data, which is widened at its first arithmetic use.
 LAZY = ("gather", "gather_elements")
-CHUNK = 1 << 24  # bytes of a widened piece of a matrix; larger ones are widened piece by piece
+CHUNK = 1 << 24  # bytes of one widened chunk of a matrix; larger matrices are widened chunk by chunk
 
 
 def _wide(x: Array) -> Array:
@@ -92,21 +97,21 @@ def _wide(x: Array) -> Array:
 
 
 def _widened_to(x: Array, w: Array, float64: bool) -> type[np.floating[Any]] | None:
-    """What a product with a large matrix, or a stack of them, is computed in, where that is wider than they are; else None."""
+    """Compute dtype of a matmul with a large (stack of) weight matrix, if wider than the operands; otherwise None."""
     wide: type[np.floating[Any]] = np.float64 if float64 else np.float32
     narrow = w.dtype != wide and all(dtypes.is_float(dtypes.name_of(a.dtype)) for a in (x, w))
-    halves = x.dtype.itemsize == 2  # computed in float32 in their own dtype too
+    halves = x.dtype.itemsize == 2  # also computed in float32 when evaluated in their own dtype
     stacked = w.ndim == 2 or (w.ndim > 2 and x.shape[:-2] == w.shape[:-2])
     large = w.size * np.dtype(wide).itemsize > CHUNK
     return wide if narrow and stacked and large and (float64 or halves) else None
 
 
 def _matmul_in_pieces(x: Array, w: Array, wide: type[np.floating[Any]]) -> Array:
-    """x @ w in a wider dtype, w never held in it as a whole: columns of a matrix, or of each matrix of a stack."""
+    """x @ w in a wider dtype, without a full widened copy of w: column chunks of each matrix."""
     out = np.empty((*x.shape[:-1], w.shape[-1]), wide)
     step = max(1, CHUNK // (np.dtype(wide).itemsize * w.shape[-2]))
-    room = np.empty_like(w[(0,) * (w.ndim - 2)][:, :step], wide)  # laid out as w is: reading goes along memory
-    for at in np.ndindex(w.shape[:-2]):  # of a matrix: (), which picks all of x
+    room = np.empty_like(w[(0,) * (w.ndim - 2)][:, :step], wide)  # same memory layout as w, so reads are contiguous
+    for at in np.ndindex(w.shape[:-2]):  # () for a single matrix, which selects all of x
         rows = x[at].astype(wide, copy=False)
         for start in range(0, w.shape[-1], step):
             read = w[at][:, start : start + step]
@@ -126,11 +131,11 @@ def evaluate(
     poll: Callable[[], object] = lambda: None,
     around: Around | None = None,
 ) -> list[Array]:
-    """The roots' values (outputs, then state updates). `values` gives inputs and states by name; `whole`: see `apply`; `poll` is
-    called before each operation, and what it raises ends the run. `around` computes each operation in place of `apply`: from the
-    node, its operands, and a function that computes it.
+    """Values of the roots (outputs, then state updates).
 
-    UsageError names leaves without data.
+    `values` maps input and state names to arrays. `whole`: see `apply`. `poll` is called before each operation; an
+    exception from it ends the run. `around(node, operands, compute)`, if given, computes each operation in place of
+    `apply`. UsageError names leaves without data.
     """
     data: dict[str, Data] = dict(graph.params) if isinstance(graph, Graph) else {}
     data |= dict(params or {})

@@ -1,12 +1,12 @@
-"""The op table said in egglog: sorts, one constructor per op, and the shape, dtype and weight laws as rules.
+"""The op table in egglog: sorts, one constructor per op, and the shape, dtype and weight laws as rules.
 
-Tensors are the sort `T`, attribute vectors `Dims` (Vec i64), integer attributes i64; floats, bools, strings and dtypes
-are numbers given by an `Interner`, because egglog's f64 does not tell 0.0 from -0.0. Leaves are `(Leaf n)`: their facts
-come from Python. Three functions hold what is known of a class: `shape`, `dt` (a union of two different ones fails
-loudly: unsound rules are caught) and `wk`, 0 where a value depends on weights alone and 1 where it depends on an input.
+Tensors have sort `T`, attribute vectors `Dims` (Vec i64), integer attributes i64. Floats, bools, strings and dtypes are
+ids from an `Interner`, because egglog's f64 does not distinguish 0.0 from -0.0. Leaves are `(Leaf n)`; their facts come
+from Python. Three functions hold the e-class analysis: `shape`, `dt` (merging two different values is an error, which
+exposes unsound rules) and `wk`, which is 0 for a value that depends on weights alone and 1 if it depends on an input.
 
-Egglog names: `o_<op>` constructors; `st_<op>` the status of an e-node (0 new, 1 seen: it was in a view, 2 protected from
-pruning); `d_<op>` e-nodes found dominated; `i_<op>` the tables that a graph is loaded through. Rulesets: `r_load`,
+Egglog names: `o_<op>` constructors; `st_<op>` status of an e-node (0 new, 1 seen: was in a view, 2 protected from
+pruning); `d_<op>` dominated e-nodes; `i_<op>` input tables through which a graph is loaded. Rulesets: `r_load`,
 `r_shape`.
 """
 
@@ -23,22 +23,27 @@ from .graph import LEAVES
 from .ops import OPS, Op
 
 DTYPE_ID = {name: i for i, name in enumerate(dtypes.DTYPES)}
-FIRST_FLOAT = DTYPE_ID["float16"]  # dtype numbers from here on are floats
+FIRST_FLOAT = DTYPE_ID["float16"]  # dtype ids from here on are floats
 STATUS_NEW, STATUS_SEEN, STATUS_PROTECTED = 0, 1, 2
-SNAP = 2.0**-21  # relative distance at which a graph's constant is taken for a rule's constant
+SNAP = 2.0**-21  # relative distance within which a graph's constant is identified with a rule's constant
 
 
-# ---------------------------------------------------------------- attribute values as numbers
+# ---------------------------------------------------------------- attribute values as ids
 def number_key(value: float) -> Any:
-    """What two numeric attribute values must share to be the same constant: the bits as a double, if exact."""
+    """Key under which two numeric attribute values are the same constant: the bits as a double, or the int if not
+    exact.
+    """
     wide = float(value)
     return struct.pack("<d", wide) if wide == value or wide != wide else int(value)
 
 
 @dataclass
 class Interner:
-    """Numbers for attribute values that egglog does not hold itself. Rule constants come first, so their numbers are
-    the same for every graph; `copy` before adding a graph's own."""
+    """Ids of attribute values that egglog does not represent itself.
+
+    Rule constants are interned first, so their ids are the same for every graph; `copy` before adding a graph's own
+    values.
+    """
 
     floats: list[Any] = field(default_factory=list)
     strings: list[str] = field(default_factory=list)
@@ -46,11 +51,11 @@ class Interner:
     _string_ids: dict[str, int] = field(default_factory=dict)
 
     def copy(self) -> Interner:
-        """An independent interner with the same numbers."""
+        """An independent interner with the same ids."""
         return Interner(list(self.floats), list(self.strings), dict(self._float_ids), dict(self._string_ids))
 
     def encode(self, kind: str, value: Any) -> int:
-        """The number of a value of an attribute kind (not of dims)."""
+        """Id of an attribute value of a kind other than dims. ShapeError for a symbolic size."""
         if kind == "int":
             if not isinstance(value, int):
                 raise ShapeError(f"the size {value} is not known yet", hint="bind the dimensions before saturating")
@@ -71,7 +76,7 @@ class Interner:
         return self._float_ids[key]
 
     def alias(self, value: float, target: int) -> None:
-        """Give a number an existing id: a constant rounded to its dtype means the rule's exact constant."""
+        """Map a number to an existing id: a constant rounded to its dtype stands for the rule's exact constant."""
         self._float_ids.setdefault(number_key(value), target)
 
     def knows(self, value: float) -> bool:
@@ -79,7 +84,7 @@ class Interner:
         return number_key(value) in self._float_ids
 
     def decode(self, kind: str, number: int) -> Any:
-        """The value behind a number."""
+        """The value of an id."""
         if kind == "int":
             return number
         if kind == "bool":
@@ -91,7 +96,7 @@ class Interner:
 
 # ---------------------------------------------------------------- signatures
 def signature(op: str) -> str:
-    """One letter per argument of an op's constructor: T tensor, D dims, I number."""
+    """One letter per argument of an op's constructor: T tensor, D dims, I integer."""
     entry = OPS[op]
     return "T" * entry.arity + "".join("D" if kind == "dims" else "I" for kind in entry.attrs.values())
 
@@ -105,19 +110,22 @@ def operands(entry: Op) -> list[str]:
 
 
 def arguments(entry: Op) -> list[str]:
-    """Egglog variables of an op's operands and attributes, in the constructor's order."""
+    """Egglog variables of an op's operands and attributes, in constructor order."""
     return [*operands(entry), *(f"a_{name}" for name in entry.attrs)]
 
 
 def pattern(op: str) -> str:
-    """The op applied to its variables."""
+    """Egglog text of the op applied to its variables."""
     return " ".join([f"(o_{op}", *arguments(OPS[op])]) + ")"
 
 
 # ---------------------------------------------------------------- shape and dtype laws
 @dataclass(frozen=True)
 class LawCase:
-    """One case of a law: more query atoms, the result's shape and dtype, and pairs of shapes to broadcast first."""
+    """One case of a type law.
+
+    `atoms`: additional query atoms. `broadcasts`: pairs of shapes that must be broadcast first.
+    """
 
     shape: str
     dtype: str
@@ -293,7 +301,7 @@ def _recurrent(op: Op, ranks: Sequence[int]) -> Cases:
     yield LawCase(_vec([f"(+ {rows} {_at(S1, 0)})"]), D0)
 
 
-#: The same names as `laws.LAWS`; `ranks` are those that may occur.
+#: Type laws by name, with the same names as `laws.LAWS`. `ranks` are the ranks that may occur.
 LAW_TEXT: dict[str, Callable[[Op, Sequence[int]], Cases]] = {
     "leaf": _leaf,
     "pointwise": _pointwise,
@@ -328,43 +336,44 @@ LAW_TEXT: dict[str, Callable[[Op, Sequence[int]], Cases]] = {
 }
 
 
-#: Contractions whose right operands may be merged into one. Chains are runs of neighbours among the weights that meet one
-#: left operand: all runs of up to `RUN` weights, and from the first weight on runs of any length. That makes RUN·k chains
-#: of k weights, where all runs would be k²/2 (and their slices k³/6), and chains of any subset 2ᵏ.
+#: Contractions whose right operands may be merged into one by concatenation. A chain is a run of consecutive weights
+#: among those multiplied with one left operand: any run of up to `RUN` weights, and longer runs only from the first
+#: weight on. This gives RUN·k chains of k weights; all runs would give k²/2 (and k³/6 slices), all subsets 2ᵏ.
 MERGING = ("matmul", "linear", "conv")
 RUN = 4
 
 
 # ---------------------------------------------------------------- declarations
 def base_declarations(*, guarded: bool) -> list[str]:
-    """Sorts, rulesets, the functions of a class, leaves and their loader. Costs are kept where pruning needs them."""
+    """Sorts, rulesets, e-class functions, leaves and their loader. `guarded` adds the costs that pruning needs."""
     return [
         "(sort Dims (Vec i64))",
         "(sort T)",
         "(ruleset r_load)",
         "(ruleset r_shape)",
-        "(constructor H (i64) T :unextractable)",  # the class of a number given by Python
+        "(constructor H (i64) T :unextractable)",  # e-class of a handle, a number assigned by Python
         "(function Attr (i64) Dims :no-merge)",
         "(function shape (T) Dims :no-merge)",
         "(function dt (T) i64 :no-merge)",
         "(function wk (T) i64 :merge (min old new))",
-        "(function wid (T) i64 :merge (min old new))",  # number of an original weight
-        "(function last (T) i64 :merge (max old new))",  # number of the last weight in a chain of concats
-        "(function links (T) i64 :merge (min old new))",  # how many weights a chain has
-        "(function start (T) i64 :merge (min old new))",  # number of its first weight
-        "(function least (T) i64 :merge (min old new))",  # number of the first weight that meets a left operand
-        "(function after (T i64) i64 :merge (min old new))",  # number of the next weight that meets the same left operand
+        "(function wid (T) i64 :merge (min old new))",  # id of an original weight
+        "(function last (T) i64 :merge (max old new))",  # id of the last weight in a chain of concats
+        "(function links (T) i64 :merge (min old new))",  # number of weights in a chain
+        "(function start (T) i64 :merge (min old new))",  # id of the chain's first weight
+        "(function least (T) i64 :merge (min old new))",  # smallest weight id that is multiplied with a left operand
+        # smallest later weight id multiplied with the same left operand
+        "(function after (T i64) i64 :merge (min old new))",
         "(relation Ones (Dims))",
         "(function OnesOf (i64) Dims :no-merge)",
         "(function SwapLast (i64) Dims :no-merge)",
         "(function IdentityOf (i64) Dims :no-merge)",
-        "(function nel (T) i64 :merge old)",  # elements
+        "(function nel (T) i64 :merge old)",  # number of elements
         "(relation want (Dims Dims))",
         "(function bc (Dims Dims) Dims :no-merge)",
         "(constructor Leaf (i64) T)",
         "(relation i_leaf (i64))",
         "(rule ((i_leaf o)) ((union (H o) (Leaf o))) :ruleset r_load)",
-        # what Python knows of the graph's own nodes: without it the laws would need a round per level of depth
+        # types of the graph's own nodes, computed in Python; otherwise the laws would need a round per level of depth
         "(relation i_fact (i64 i64 i64 i64 i64))",
         "(function best (T) i64 :merge (min old new))",
         "(rule ((i_fact o d t w b) (= s (Attr d))) ((let e (H o)) (set (shape e) s) (set (dt e) t) (set (wk e) w)"
@@ -378,7 +387,7 @@ def base_declarations(*, guarded: bool) -> list[str]:
 
 
 def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
-    """Vectors of ones, transpositions and the broadcasting rule for each rank."""
+    """Per rank: vectors of ones, transpositions, identity permutation, element counts and the broadcast rule."""
     for r in ranks:
         ones = _vec(["1"] * r)
         yield f"(Ones {ones})"
@@ -395,7 +404,7 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
-    """Constructor, loader and laws of an op; with `guarded` also the status table that pruning needs."""
+    """Constructor, loader and type laws of an op; `guarded` adds the status table that pruning needs."""
     entry, sig = OPS[op], signature(op)
     sorts = " ".join(SORTS[k] for k in sig)
     yield f"(constructor o_{op} ({sorts}) T)"
@@ -418,9 +427,9 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
             f"(rule ((= e {term}) (= i (last x0)) (= j (wid x1)) (< i j) (= s (start x0)) (= n (links x0)))"
             " ((set (last e) j) (set (start e) s) (set (links e) (+ n 1))) :ruleset r_shape)"
         )
-        stacked = term.replace("a_axis", "0")  # one weight above another takes the first one's place
+        stacked = term.replace("a_axis", "0")  # vertically stacked weights take the first one's position
         yield f"(rule ((= e {stacked}) (= i (wid x0)) (wid x1)) ((set (wid e) i)) :ruleset r_shape)"
-    if op == "pad":  # an enlarged kernel takes its original's place in a chain
+    if op == "pad":  # a padded kernel takes the position of the original in a chain
         yield f"(rule ((= e {term}) (= i (wid x0))) ((set (wid e) i)) :ruleset r_shape)"
     if op in MERGING:
         other = term.replace("x1", "y1").replace("x2", "y2").replace("a_", "b_")
@@ -432,7 +441,9 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
 
 
 def _loader(op: str, sig: str, guarded: bool) -> Iterator[str]:
-    """Tables `i_op` (the graph's own nodes, protected from pruning) and `h_op` (names given to classes later)."""
+    """Loaders of the tables `i_op` (the graph's own nodes, protected from pruning) and `h_op` (handles
+    assigned later).
+    """
     names = [f"v{i}" for i in range(len(sig))]
     columns = " ".join(["i64"] * (len(sig) + 1))
     body = "".join(f" (= d{i} (Attr v{i}))" for i, k in enumerate(sig) if k == "D")
@@ -445,7 +456,7 @@ def _loader(op: str, sig: str, guarded: bool) -> Iterator[str]:
 
 
 def constructors(ops: Iterable[str]) -> list[str]:
-    """The ops that have a constructor of their own: all but the leaves bound by name or data."""
+    """Ops that have their own constructor: all except leaves bound by name or data."""
     return sorted(op for op in ops if op not in LEAVES)
 
 

@@ -1,6 +1,6 @@
-"""Shape and dtype laws: how a result's type follows from its operands' types. One function per law.
+"""Shape and dtype laws: the type of a result from the types of its operands. One function per law.
 
-The same laws are stated for egglog in `language.py`, keyed by the same names; a test checks that the two agree.
+`language.py` states the same laws for egglog under the same names; a test checks that both agree.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from . import dtypes
 from .dims import Dim, Shape, volume
 from .ops import Attrs, Op, Type
 
-#: recurrent cell -> how many blocks of rows its weights have, and how many activations it takes.
+#: recurrent cell -> (number of gate row blocks in its weights, number of activations).
 GATES = {"lstm": (4, 3), "gru": (3, 2), "plain": (1, 1)}
 
 Law = Callable[[Op, tuple[Type, ...], Attrs], Type]
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The common shape of shapes of equal rank, where a size of 1 stretches."""
+    """The broadcast shape of shapes of equal rank; sizes of 1 stretch. ShapeError if sizes do not match."""
     if len({len(s) for s in shapes}) != 1:
         raise ShapeError(f"operands have different ranks: {', '.join(map(str, shapes))}")
     found: list[Dim] = []
@@ -33,7 +33,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """The axis, checked: 0 <= axis < rank (builders have already resolved negative ones)."""
+    """The axis, if 0 <= axis < rank (builders have already resolved negative axes); otherwise ShapeError."""
     if not 0 <= axis < rank:
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis
@@ -50,7 +50,7 @@ def _replace(shape: Shape, axis: int, size: Dim) -> Shape:
 
 
 def leaf(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Type given by the attributes `shape` and `dtype`."""
+    """Type from the attributes `shape` and `dtype`."""
     if any(isinstance(d, int) and d < 0 for d in attrs["shape"]):
         raise ShapeError(f"negative dimension in {attrs['shape']}")
     return Type(attrs["shape"], attrs["dtype"])
@@ -68,14 +68,14 @@ def compare(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def where(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Condition is bool; the other two operands share a dtype."""
+    """Broadcast shape; the condition is bool and the other two operands share a dtype."""
     if types[0].dtype != "bool":
         raise ShapeError(f"the condition is {types[0].dtype}, not bool")
     return Type(broadcast(*(t.shape for t in types)), _same_dtype(types[1:]))
 
 
 def cast(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Same shape, the dtype asked for."""
+    """Same shape, dtype from the attribute."""
     return Type(types[0].shape, attrs["dtype"])
 
 
@@ -88,7 +88,7 @@ def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def arg_reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Index along one axis, which becomes 1; int64."""
+    """The axis becomes 1; int64 indices."""
     return Type(_replace(types[0].shape, axis_of(attrs["axis"], types[0].rank), 1), "int64")
 
 
@@ -105,7 +105,7 @@ def along_index(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Last axis of a with second-last of b; b has a's rank (leading sizes broadcast) or rank 2."""
+    """Contracts a's last axis with b's second-last; b has a's rank (leading sizes broadcast) or rank 2."""
     a, b = types
     if a.rank < 2 or b.rank not in (2, a.rank):
         raise ShapeError("matmul needs operands of rank >= 2, the second of equal rank or of rank 2")
@@ -117,7 +117,7 @@ def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def conv_size(size: Dim, kernel: Dim, stride: int, lo: int, hi: int, dilation: int) -> Dim:
-    """Number of window positions along one axis."""
+    """Number of window positions along one axis (convolution arithmetic)."""
     found = (size + lo + hi - dilation * (kernel - 1) - 1) // stride + 1
     if isinstance(found, int) and found <= 0:
         raise ShapeError(f"a window of {kernel} (dilation {dilation}) does not fit into {size} + {lo} + {hi}")
@@ -156,7 +156,7 @@ def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def reshape(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """The shape asked for, of equal volume."""
+    """The requested shape; the number of elements must be equal."""
     have, want = volume(types[0].shape), volume(attrs["shape"])
     if isinstance(have, int) and isinstance(want, int) and have != want:
         raise ShapeError(f"cannot reshape {types[0].shape} to {attrs['shape']}")
@@ -172,7 +172,7 @@ def permute(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def broadcast_to(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """The shape asked for, of equal rank; sizes of 1 stretch."""
+    """The requested shape, of equal rank; sizes of 1 stretch."""
     shape = attrs["shape"]
     if len(shape) != types[0].rank or any(a not in (1, b) for a, b in zip(types[0].shape, shape)):
         sizes = [d for pair in zip(types[0].shape, shape) if pair[0] not in (1, pair[1]) for d in pair]
@@ -192,17 +192,17 @@ def slice_(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Sizes add along one axis, all others are equal."""
+    """Sizes add along one axis; all other sizes must be equal."""
     a, b = types
     axis = axis_of(attrs["axis"], a.rank)
     if a.rank != b.rank or any(p != q for i, (p, q) in enumerate(zip(a.shape, b.shape)) if i != axis):
         sizes = [d for i, pair in enumerate(zip(a.shape, b.shape)) if i != axis and pair[0] != pair[1] for d in pair]
-        raise ShapeError(f"{a.shape} and {b.shape} differ beside axis {axis}", sizes=sizes)
+        raise ShapeError(f"{a.shape} and {b.shape} differ along an axis other than {axis}", sizes=sizes)
     return Type(_replace(a.shape, axis, a.shape[axis] + b.shape[axis]), _same_dtype(types))
 
 
 def pad(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """`lo` and `hi` elements of a constant before and after along one axis, both >= 0."""
+    """`lo` and `hi` constant elements before and after along one axis, both >= 0."""
     axis, lo, hi = axis_of(attrs["axis"], types[0].rank), attrs["lo"], attrs["hi"]
     if any(isinstance(d, int) and d < 0 for d in (lo, hi)):
         raise ShapeError(f"negative padding {lo}, {hi}", hint="slice instead")
@@ -210,7 +210,7 @@ def pad(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def windows(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Positions along `axis`, window elements in a new last axis."""
+    """Window positions along `axis`, window elements in a new last axis."""
     axis, size = axis_of(attrs["axis"], types[0].rank), attrs["size"]
     count = conv_size(types[0].shape[axis], size, attrs["stride"], 0, 0, attrs["dilation"])
     return Type((*_replace(types[0].shape, axis, count), size), types[0].dtype)
@@ -222,7 +222,7 @@ def _index(kind: Type) -> None:
 
 
 def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x with `axis` replaced by the axes of the indices (NumPy's take)."""
+    """x with `axis` replaced by the axes of the index (NumPy's take)."""
     x, index = types
     _index(index)
     axis = axis_of(attrs["axis"], x.rank)
@@ -230,7 +230,7 @@ def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Shape of the indices; same rank as x (NumPy's take_along_axis)."""
+    """Shape of the index, which has x's rank (NumPy's take_along_axis)."""
     x, index = types
     _index(index)
     axis_of(attrs["axis"], x.rank)
@@ -240,7 +240,7 @@ def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def scatter_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x with updates (shape of the indices) written along one axis."""
+    """x with updates (same shape as the index) written along one axis."""
     x, index, updates = types
     _index(index)
     axis_of(attrs["axis"], x.rank)
@@ -250,7 +250,7 @@ def scatter_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Same type as x; gain and shift have the shape [x.shape[-1]], as rank-1 values."""
+    """Same type as x; gain and shift have the rank-1 shape [x.shape[-1]]."""
     for t in types[1:]:
         if t.shape != types[0].shape[-1:]:
             raise ShapeError(f"gain or shift is {t.shape}, not {types[0].shape[-1:]}")
@@ -258,7 +258,7 @@ def norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def channel_norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x[N, C, ...] with rank-1 values of C channels."""
+    """Same type as x[N, C, ...]; the other operands have the rank-1 shape [C]."""
     for t in types[1:]:
         if types[0].rank < 2 or t.shape != types[0].shape[1:2]:
             raise ShapeError(f"a channel value is {t.shape}, not {types[0].shape[1:2]}")
@@ -305,11 +305,13 @@ def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x[T, B, I], a line of first states and a line of weights: a line of T * B * directions * width elements and the states."""
+    """x[T, B, I], initial states and weights as vectors: a vector of T * B * directions * width outputs and the last
+    states.
+    """
     x, state, w = types
     hidden, width, count = attrs["hidden"], attrs["width"], attrs["layers"] * attrs["directions"]
     if (x.rank, state.rank, w.rank) != (3, 1, 1) or min(hidden, width, count) < 1 or attrs["directions"] > 2:
-        raise ShapeError("recurrent needs x[T, B, I], a line of states, a line of weights, and positive sizes")
+        raise ShapeError("recurrent needs x[T, B, I], rank-1 states, rank-1 weights, and positive sizes")
     if attrs["cell"] not in GATES or len(attrs["activations"].split()) != GATES[attrs["cell"]][1]:
         raise ShapeError(f"no recurrent cell {attrs['cell']!r} with the activations {attrs['activations']!r}")
     steps, batch, size = x.shape
@@ -329,7 +331,7 @@ def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def same(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Type of the first operand; every axis named must exist."""
+    """Type of the first operand; every named axis must exist."""
     for axis in (*attrs.get("axes", ()), *((attrs["axis"],) if "axis" in attrs else ())):
         axis_of(axis, types[0].rank)
     return types[0]

@@ -1,10 +1,11 @@
-"""From one size to every size: an e-graph that was saturated at generic sizes, read as one in free sizes.
+"""Lifting: converts an e-graph saturated at concrete generic sizes into an e-graph with symbolic sizes.
 
-Saturation needs numbers. A graph with free dimensions is therefore bound to *generic* sizes: primes that no number of the
-model is or has as a factor. So a number in the e-graph says where it comes from, and is written as an expression again: 131
-is T, 100608 is 768·T, 65 is T // 2 where the model has that size. An e-node lifts where the type laws, applied to the
-lifted operands and attributes, give the lifted type of its class; the others are left out. That the sizes fit is no proof
-that the values agree: programs are also run at other sizes (`src/tensor_graphs/symbolic.py`).
+Saturation needs concrete numbers. A graph with symbolic dimensions is bound to *generic* sizes: primes that are neither
+numbers of the model nor factors of them. A number in the saturated e-graph then reveals its origin and is written as an
+expression again: with T = 131, 131 is T, 100608 is 768·T, and 65 is T // 2 if the model has that size. An e-node is
+lifted if the type laws, applied to the lifted operands and attributes, give the lifted type of its e-class; other
+e-nodes are dropped. Matching sizes do not prove equal values, so programs are also run at other sizes
+(`src/tensor_graphs/symbolic.py`).
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from .graph import Graph, Tensor, make
 from .ops import OPS, Op, Type, infer
 from .view import EGraphView
 
-#: Attributes that say which axes, not how many elements.
+#: Attributes that hold axis indices, not sizes.
 POSITIONS = ("axis", "axes", "perm")
-LEAST = 7  # generic sizes are no smaller where the model allows: 1, 2, 3 and 5 are everywhere
+LEAST = 7  # smallest generic size where the model allows; 1, 2, 3 and 5 are too common
 ATTEMPTS = 200
-WHOLE = 1 << 31  # fills beyond this are no sizes
-ROUNDED = 2e-7  # relative: numbers made of sizes may have been rounded to float32
+WHOLE = 1 << 31  # fill values at or beyond this are not sizes
+ROUNDED = 2e-7  # relative tolerance: values computed from sizes may have been rounded to float32
 
 
 def numbers(graph: Graph) -> Iterator[Dim]:
-    """Every size and whole number in a graph, positions of axes apart."""
+    """All sizes and integer attribute values in a graph, except axis indices."""
     for node in dict.fromkeys([*graph.nodes(), *graph.inputs]):
         yield from node.shape
         for name, value in node.attrs:
@@ -49,7 +50,7 @@ def numbers(graph: Graph) -> Iterator[Dim]:
 
 
 def factored(known: Iterable[Dim]) -> tuple[set[int], list[Expr]]:
-    """The plain numbers, and the expressions that are not products of others: named sizes, sums, quotients."""
+    """Returns (absolute values of plain numbers and coefficients, irreducible expressions: atoms and sums)."""
     plain: set[int] = set()
     found: dict[Expr, None] = {}
     for value in known:
@@ -65,12 +66,12 @@ def factored(known: Iterable[Dim]) -> tuple[set[int], list[Expr]]:
 
 
 def is_prime(n: int) -> bool:
-    """Whether n is a prime (n is small here)."""
+    """Whether n is prime (trial division; n is small here)."""
     return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
 
 
 def telling(n: int) -> bool:
-    """Whether a number over n can be told from numbers that people write: n has a prime factor beyond 5."""
+    """Whether n has a prime factor greater than 5, so that it is unlikely to be a number that people write."""
     for p in (2, 3, 5):
         while n and n % p == 0:
             n //= p
@@ -78,16 +79,20 @@ def telling(n: int) -> bool:
 
 
 def _choices(atom: Atom, wanted: int) -> list[int]:
-    """Generic sizes for a dimension, the nearest to the wanted one first; all its sizes where it has no prime."""
+    """Generic sizes for a dimension, nearest to the wanted size first; if its range has no prime, up to 65 of its
+    smallest sizes, largest first.
+    """
     low, high = max(atom.min, LEAST), min(atom.max, max(4 * wanted, 64))
     primes = sorted((n for n in range(low, high + 1) if is_prime(n)), key=lambda n: (abs(n - wanted), n))
     return primes or sorted(range(atom.min, min(atom.max, atom.min + 64) + 1), reverse=True)
 
 
 def generic_sizes(graph: Graph, wanted: Mapping[str, int]) -> dict[str, int]:
-    """Sizes near the wanted ones at which the graph's expressions can be told from its numbers and from each other.
+    """Sizes near the wanted ones at which the graph's expressions are distinguishable from its numbers and from each
+    other.
 
-    ShapeError where the graph holds at none of those that were tried.
+    Returns the assignment with fewest ambiguities among ATTEMPTS tries. ShapeError if the graph is invalid at all tried
+    sizes.
     """
     plain, known = factored(numbers(graph))
     options = {name: _choices(atom, wanted[name]) for name, atom in graph.free_dims.items()}
@@ -109,13 +114,16 @@ def generic_sizes(graph: Graph, wanted: Mapping[str, int]) -> dict[str, int]:
         if not clashes:
             break
     if best is None:
-        raise error or ShapeError("the graph holds at no size")
+        raise error or ShapeError("no sizes satisfy the constraints of the graph")
     return best[1]
 
 
 def _clashes(plain: set[int], known: Sequence[Expr], sizes: Mapping[str, int]) -> int:
-    """How many expressions are a factor of a number of the graph, and how many would be read as a multiple of another: at
-    m = 11, m + 3 is 2n where n is 7."""
+    """Number of ambiguities: expressions that divide a number of the graph, and expressions mistakable for a multiple
+    of another.
+
+    For example, at m = 11 and n = 7, m + 3 could be 2n.
+    """
     values = [int(bind(e, sizes)) for e in known]  # type: ignore[arg-type]
     own = sum(not telling(v) or any(n and n % v == 0 for n in plain) for v in values)
     pairs = ((v, e, w, f) for (v, e), (w, f) in permutations(zip(values, known), 2) if telling(w) and v % w == 0)
@@ -124,13 +132,13 @@ def _clashes(plain: set[int], known: Sequence[Expr], sizes: Mapping[str, int]) -
 
 @dataclass
 class Numbers:
-    """Numbers at the generic sizes as expressions in free sizes."""
+    """Maps numbers at the generic sizes to expressions in symbolic sizes."""
 
-    graph: Graph  # in free sizes
-    sizes: Mapping[str, int]  # the generic ones
+    graph: Graph  # with symbolic sizes
+    sizes: Mapping[str, int]  # the generic sizes
     _known: dict[int, Dim] = field(default_factory=dict)
     _types: dict[Type, Type] = field(default_factory=dict)
-    made: dict[Any, Any] = field(default_factory=dict)  # what others keep of what they have lifted
+    made: dict[Any, Any] = field(default_factory=dict)  # memo for users of this object
 
     def __post_init__(self) -> None:
         every = list(numbers(self.graph))
@@ -143,11 +151,11 @@ class Numbers:
         self.simple = {float(n.attr("value")) for n in self.graph.nodes() if n.op == "full"} | {0.5, 1.0, 2.0}
 
     def _atoms(self) -> list[Dim]:
-        """The named sizes themselves."""
+        """The symbolic dimensions as expressions."""
         return [Expr((((atom,), 1),)) for atom in self.graph.free_dims.values()]
 
     def dim(self, n: int) -> Dim:
-        """A size, stride, offset or bound."""
+        """Lift a size, stride, offset or bound."""
         if n < 0:
             return -self.dim(-n)
         found = self._known.get(n)
@@ -156,35 +164,37 @@ class Numbers:
         return found
 
     def _product(self, n: int) -> Dim:
+        """A number as a product of known expressions and a plain factor."""
         for value, expression in self._factors:
             if n > 1 and value > 1 and n % value == 0:
                 return self.dim(n // value) * expression
         return n
 
     def shape(self, shape: Sequence[int]) -> Shape:
-        """Sizes or strides."""
+        """Lift a shape or strides."""
         return tuple([self.dim(int(d)) for d in shape])
 
     def type(self, kind: Type) -> Type:
-        """A type; cached."""
+        """Lift a type; cached."""
         found = self._types.get(kind)
         if found is None:
             found = self._types[kind] = Type(self.shape(kind.shape), kind.dtype)  # type: ignore[arg-type]
         return found
 
     def attr(self, name: str, kind: str, value: Any) -> Any:
-        """An attribute's value, by the attribute's name and kind in the op table."""
+        """Lift an attribute value, given the attribute's name and kind in the op table."""
         if name in POSITIONS:
             return value
         return self.shape(value) if kind == "dims" else self.dim(value) if kind == "int" else value
 
     def attrs(self, op: Op, attrs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-        """The attributes of an e-node."""
+        """Lift the attributes of an e-node."""
         return tuple([(name, self.attr(name, op.attrs[name], value)) for name, value in attrs])
 
     def fill(self, value: Any) -> tuple[Dim | float, Dim] | None:
-        """A fill's value as a number or size over a size: (131.0, 1) is (T, 1), and 1/131 is (1.0, T). None if it stays,
-        as the graph's own numbers do."""
+        """Lift a fill value to (numerator, size): 131.0 is (T, 1) and 1/131 is (1.0, T). None if the value stays
+        unchanged.
+        """
         if isinstance(value, bool) or not isfinite(value) or not value or value in self.simple:
             return None
         if value == int(value) and abs(value) < WHOLE:
@@ -202,8 +212,11 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Lifted:
-    """A view in free sizes: e-nodes and classes as in `generic`, the view at the generic sizes without what does not lift.
-    `lost` counts the e-nodes left out by op."""
+    """A view with symbolic sizes.
+
+    `symbolic` has the same e-nodes and e-classes as `generic`, the view at the generic sizes without e-nodes that do
+    not lift. `lost` counts dropped e-nodes per op.
+    """
 
     generic: EGraphView
     symbolic: EGraphView
@@ -212,7 +225,7 @@ class Lifted:
 
 
 def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
-    """The view's e-nodes that hold at every size, as far as types can tell."""
+    """The view restricted to e-nodes that hold at every size as far as types show."""
     leaves = {(n.op, n.attr("name")): n for n in (*numbers.graph.nodes(), *numbers.graph.inputs) if _named(n)}
     types = [numbers.type(t) for t in view.types]
     known: dict[Any, bool] = {}
@@ -248,7 +261,9 @@ def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
 
 
 def _reached(view: EGraphView, holding: Sequence[bool]) -> list[int]:
-    """The e-nodes that hold and whose operands can be computed by such. ShapeError if a root cannot."""
+    """Indices of e-nodes that hold and whose operands are computable from such e-nodes. ShapeError if a root is not
+    computable.
+    """
     off, kid, cls = view.off.tolist(), view.kid.tolist(), view.cls.tolist()
     users: dict[int, list[int]] = {}
     missing = [len(set(kid[off[n] : off[n + 1]])) for n in range(len(view))]
@@ -268,7 +283,7 @@ def _reached(view: EGraphView, holding: Sequence[bool]) -> list[int]:
                 if not missing[user] and holding[user]:
                     ready.append(user)
     if lost := [r for r in view.roots if r not in known]:
-        raise ShapeError(f"no form of {len(lost)} outputs holds at every size")
+        raise ShapeError(f"{len(lost)} outputs have no form that is valid at every size")
     return sorted(kept)
 
 
@@ -279,7 +294,7 @@ def _named(node: Tensor) -> bool:
 def _leaf(
     view: EGraphView, node: int, attrs: tuple[tuple[str, Any], ...], numbers: Numbers, leaves: Mapping[Any, Tensor]
 ) -> Tensor | None:
-    """A leaf in free sizes; None if its data or its value is only that of the generic sizes."""
+    """A leaf with symbolic sizes; None if its data or value is only valid at the generic sizes."""
     op, found = view.op[node], view.tensors.get(node)
     if found is not None and op in ("input", "param", "state"):
         return leaves.get((op, found.attr("name")))
@@ -299,6 +314,7 @@ def _leaf(
 
 
 def _fits(op: Op, operands: Sequence[Type], attrs: tuple[tuple[str, Any], ...], made: Type) -> bool:
+    """Whether an e-node's lifted type follows from its lifted operands and attributes."""
     try:
         return infer(op, operands, dict(attrs)) == made and _keeps_volume(op, operands, made)
     except (ShapeError, TypeError, ValueError):
@@ -306,7 +322,7 @@ def _fits(op: Op, operands: Sequence[Type], attrs: tuple[tuple[str, Any], ...], 
 
 
 def _keeps_volume(op: Op, operands: Sequence[Type], made: Type) -> bool:
-    """The law of reshapes compares numbers only."""
+    """Whether a reshape keeps the number of elements; its type law compares concrete numbers only."""
     if op.name != "reshape":
         return True
     have, want = (_volume(t.shape) for t in (operands[0], made))
@@ -321,7 +337,7 @@ def _volume(shape: Shape) -> Dim:
 
 
 def _restricted(view: EGraphView, keep: Sequence[int]) -> EGraphView:
-    """The view with some of its e-nodes; all classes stay, and what the graph had."""
+    """The view with a subset of its e-nodes; keeps all e-classes and the record of the original graph."""
     kept = np.zeros(len(view), np.bool_)
     kept[list(keep)] = True
     return replace(view.only(kept), own=None if view.own is None else view.own[kept], stamped=view.original)

@@ -1,16 +1,16 @@
-"""Loops as terms: reductions and contractions written out over an iteration space, and the rules of loop transformation.
+"""Loop nests as terms: reductions and contractions over an explicit iteration space, and loop transformation rules.
 
-Every axis of a value is a loop. A body is arithmetic on operands that are brought to the axes of the iteration space by
-views, which are its index maps: an axis of size 1 is an index that is not used, `reshape` splits an index (i = b·i₁ + i₂)
-or merges two, `permute` interchanges loops, `windows` is the change of variable h = stride·i + dilation·j, `slice` and
-`pad` shift one. A reduction over one axis is a loop that accumulates. So a product of matrices is
+Every axis of a value is a loop. A body is arithmetic on operands that views (index maps) bring to the axes of the
+iteration space: an axis of size 1 is an unused index, `reshape` splits an index (i = b·i₁ + i₂) or merges two,
+`permute` interchanges loops, `windows` is the change of variable h = stride·i + dilation·j, `slice` and `pad` shift an
+index. A reduction over one axis is an accumulating loop. A matrix product is therefore
 
     reshape(sum(reshape(a, (m, k, 1)) * reshape(b, (1, k, n)), axes=(1,)), (m, n))        Σₖ a[i, k]·b[k, j]
 
-`RULES` unfold contractions into this form, transform loops, and recognise contractions in it again; `splits(b)` adds the
-rules that split a loop into blocks of b. They are ordinary rules, so what they derive is explained and replayed like any
-rewriting. They multiply an e-graph and are not among the rules that every model is optimized with. The transformations
-are those of EinNet (https://www.usenix.org/conference/osdi23/presentation/zheng); that index maps can be views is luminal's.
+`RULES` unfold contractions into this form, transform loops, and recognize contractions again; `splits(b)` adds rules
+that tile a loop into blocks of b. They are ordinary rules, so derivations are explained and replayed as usual. They
+grow the e-graph a lot and are not in the default rule set. The transformations are those of EinNet
+(https://www.usenix.org/conference/osdi23/presentation/zheng); index maps as views follow luminal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WINDOWS = (
 )
 _KERNEL = "size(w, 2), size(w, 3)"
 
-#: Contractions written as loops, and loops recognised as contractions.
+#: Contractions to loops, and loops recognized as contractions.
 CONTRACTIONS = table("loops", "loop", [
     Rule("matmul-as-loops", "a @ b",
          "reshape(sum(reshape(a, shape=(size(a, 0), size(a, 1), 1)) * reshape(b, shape=(1, size(b, 0), size(b, 1))), axes=(1,)),"
@@ -51,7 +51,7 @@ CONTRACTIONS = table("loops", "loop", [
          doc="Σ over c, i, j of x[n, c, s·h + d·i, s·w + d·j]·w[o, c, i, j]"),
 ])  # fmt: skip
 
-#: Nested loops become one, and change places.
+#: Loop merging and interchange.
 NESTS = table("loops", "loop", [
     *(Rule(f"merge-{r}s", f"{r}({r}(z, axes=j), axes=k)",
            f"{r}(reshape(z, shape=replace(replace(shape(z), k[0], size(z, k[0]) * size(z, k[0] + 1)), k[0] + 1, 1)), axes=k)",
@@ -68,7 +68,9 @@ NESTS = table("loops", "loop", [
 
 
 def _product(rank: int, skip: tuple[int, ...], shift: int) -> tuple[str, ...]:
-    """Guards: apart from some axes, t has the sizes of x and y together; axes after the skipped ones lie `shift` later."""
+    """Guards: outside the axes `skip`, t has the broadcast sizes of x and y; axes after skip[0] are offset by `shift`
+    in t.
+    """
     return tuple(
         f"t[{i + (shift if i > skip[0] else 0)}] == max(size(x, {i}), size(y, {i}))"
         for i in range(rank)
@@ -77,7 +79,9 @@ def _product(rank: int, skip: tuple[int, ...], shift: int) -> tuple[str, ...]:
 
 
 def _split_enters(op: str, rank: int, i: int) -> Rule:
-    """A split of loop i enters arithmetic: an operand that does not use the index has size 1 in both parts."""
+    """Rule: push a split of loop i into the operands of a pointwise op. Unused indices (size 1) have size 1 in both
+    parts.
+    """
     own = "insert(replace(shape({0}), {1}, min(size({0}, {1}), t[{1}])), {2}, min(size({0}, {1}), t[{2}]))"
     left, right = (f"reshape({v}, shape={own.format(v, i, i + 1)})" for v in "xy")
     return Rule(
@@ -89,7 +93,7 @@ def _split_enters(op: str, rank: int, i: int) -> Rule:
 
 
 def _merge_enters(op: str, rank: int, i: int) -> Rule:
-    """A merge of loops i and i + 1 enters arithmetic whose operands use both or neither."""
+    """Rule: push a merge of loops i and i + 1 into operands that use both indices or neither."""
     size = "size({0}, {1}) * size({0}, {2})"
     own = "replace(replace(shape({0}), {1}, " + size + "), {2}, 1)"
     left, right = (f"reshape({v}, shape={own.format(v, i, i + 1)})" for v in "xy")
@@ -102,7 +106,7 @@ def _merge_enters(op: str, rank: int, i: int) -> Rule:
     )  # fmt: skip
 
 
-#: Index maps move into bodies; indices that nothing runs over (size 1) move freely.
+#: Index maps move into loop bodies; unused indices (size 1) move freely.
 BODIES = table("loops", "loop", [
     *(_split_enters(op, r, i) for op in ("mul", "sub") for r in RANKS for i in range(r) if r < 5),
     *(_merge_enters(op, r, i) for op in ("mul",) for r in RANKS for i in range(r - 1) if r > 4),
@@ -118,7 +122,8 @@ BODIES = table("loops", "loop", [
     Rule("no-padding", "pad(z, axis=i, lo=0, hi=0, value=v)", "z", growth="collects", exact=True, doc="padding by nothing"),
 ])  # fmt: skip
 
-#: What makes a loop over blocks possible although the body needs the result of the loop before it.
+#: Rescaling step of online softmax: makes a blocked loop possible although its body needs the result of the previous
+#: loop.
 RUNNING = table("loops", "loop", [
     Rule("telescope", "exp(z - max(max(z, axes=j), axes=k))",
          "exp(z - max(z, axes=j)) * exp(max(z, axes=j) - max(max(z, axes=j), axes=k))",
@@ -129,7 +134,7 @@ RULES = (*CONTRACTIONS, *NESTS, *BODIES, *RUNNING)
 
 
 def splits(block: int) -> tuple[Rule, ...]:
-    """Rules that split a reduction's loop into blocks of a given size: k = block·k₁ + k₂."""
+    """Rules that tile a reduction loop into blocks of `block` elements: k = block·k₁ + k₂."""
     return table("loops", "loop", [
         Rule(f"split-{r}-by-{block}", f"{r}(z, axes=k)",
              f"reshape({r}({r}(reshape(z, shape=insert(replace(shape(z), k[0], size(z, k[0]) // {block}), k[0] + 1, {block})),"

@@ -1,8 +1,8 @@
-"""From a graph to what egglog loads: one table of numbers per op, read by loader rules, and the way back.
+"""Lowering of a graph to egglog input: one table of integers per op, read by loader rules, and decoding of attributes.
 
-A node's number is its place in the graph's topological order; the parts of its composite ops follow, each composite
-being equal to its decomposition. Tables cost 2.5 microseconds a node; building terms
-through egglog's own text or objects costs a hundred times that and grows faster than linearly.
+A node's id is its index in the graph's topological order; nodes of composite decompositions follow, each composite
+being united with its decomposition. Tables cost 2.5 microseconds per node; building terms from egglog text or objects
+is a hundred times slower and grows faster than linearly.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from .ops import OPS, Attrs
 from .pricing import Pricing, tree_costs
 from .recurrent import parts_of
 
-Row = tuple[int, ...]  # operand classes or node numbers, then attribute numbers (dims: index into `Lowered.dims`)
+Row = tuple[int, ...]  # node ids of node and operands, then attribute ids (dims: index into `Lowered.dims`)
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A graph as tables: `rows[op]` holds (node, *operands, *attributes); `facts` (node, dims, dtype, active, tree cost)
-    of every node; `leaves` and `weights` (the graph's own that depend on weights alone) node numbers; `equal` pairs of
-    nodes of one value."""
+    """A graph as egglog input tables.
+
+    `rows[op]` holds (node, *operands, *attributes). `facts` holds (node, dims, dtype, active, tree cost) for every
+    node. `leaves` and `weights` are node ids (`weights`: nodes of the graph that depend on weights alone). `equal`
+    holds pairs of node ids with the same value.
+    """
 
     graph: Graph
     nodes: list[Tensor]
-    own: int  # how many of the nodes are the graph's
+    own: int  # number of leading `nodes` that belong to the graph itself
     rows: dict[str, list[Row]]
     facts: list[Row]
     leaves: list[int]
@@ -46,12 +49,12 @@ class Lowered:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of all values."""
+        """Ranks of all values, sorted."""
         return sorted({n.rank for n in self.nodes})
 
     @property
     def ops(self) -> set[str]:
-        """The ops that have a constructor."""
+        """Ops that have a constructor."""
         return set(self.rows)
 
     def tables(self) -> dict[str, str]:
@@ -65,7 +68,9 @@ class Lowered:
         return found | {"i_fact": _text(self.facts)}
 
     def decode(self, op: str, values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
-        """The attributes behind numbers (dims come as tuples). Those of the graph's own nodes come back unchanged."""
+        """Attributes from their ids (dims are given as tuples). Attributes of the graph's own nodes are returned
+        unchanged.
+        """
         key = (op, tuple(values))
         found = self.known.get(key)
         if found is None:
@@ -80,13 +85,13 @@ class Lowered:
 
 
 def _fitting(attrs: Attrs) -> tuple[tuple[str, Any], ...]:
-    """A fill's value in the Python type of its dtype, as the builders make it."""
+    """Attributes of a fill with the value in the Python type of its dtype, as the builders create it."""
     kind = float if dtypes.is_float(attrs["dtype"]) else int
     return tuple((k, kind(v) if k == "value" else v) for k, v in attrs.items())
 
 
 def _text(rows: Sequence[Row]) -> str:
-    """Rows of integers, all of one length: a line each, tabs between. One format for all takes half the time of many."""
+    """Rows of integers, all of the same length, as tab-separated lines. One combined format string halves the time."""
     if not rows:
         return ""
     line = "\t".join(["%d"] * len(rows[0])) + "\n"
@@ -94,9 +99,10 @@ def _text(rows: Sequence[Row]) -> str:
 
 
 def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """The graph's nodes followed by those of its composites' decompositions, and the pairs (composite, its parts).
+    """The graph's nodes followed by those of its composites' decompositions, and the pairs (composite, decomposition).
 
-    Activations stay whole: all their forms cost the same once fused, and their arithmetic has very many.
+    Pointwise composites (activations) are not decomposed: all their forms cost the same once fused, and their
+    arithmetic has very many equal forms.
     """
     nodes, pairs = graph.nodes(), list[tuple[Tensor, Tensor]]()
     done, start = set(nodes), 0
@@ -112,6 +118,8 @@ def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]
 
 
 class _Lowering:
+    """State of one lowering: ids of nodes and dims, and the rows of each op's table."""
+
     def __init__(self, nodes: list[Tensor], interner: Interner, constants: Sequence[float]) -> None:
         self.interner, self.constants = interner, sorted(constants)
         self.nodes = nodes
@@ -122,14 +130,14 @@ class _Lowering:
         self.known: dict[tuple[str, tuple[Any, ...]], tuple[tuple[str, Any], ...]] = {}
 
     def dims_id(self, sizes: Shape) -> int:
-        """The number of a vector of concrete sizes."""
+        """Id of a vector of concrete sizes."""
         found = self.checked.get(sizes)
         if found is None:
             found = self.checked[sizes] = self.dims.setdefault(concrete(sizes), len(self.dims))
         return found
 
     def snap(self, node: Tensor) -> None:
-        """A fill that is a rule's constant rounded to the fill's dtype gets that constant's number."""
+        """Give a fill the id of a rule's constant if the fill's value is that constant rounded to the fill's dtype."""
         value = node.attrs[0][1]
         if not dtypes.is_float(node.dtype) or self.interner.knows(value):
             return
@@ -139,6 +147,7 @@ class _Lowering:
                 return
 
     def add(self, node: Tensor) -> None:
+        """Add a node's row to the table of its op."""
         if node.op == "full":
             self.snap(node)
         kinds = node.entry.attrs
@@ -153,6 +162,7 @@ class _Lowering:
         self.rows.setdefault(node.op, []).append(row)
 
     def fact(self, node: Tensor, weight: bool, cost: int) -> Row:
+        """The row of the fact table for a node."""
         dtype = self.interner.encode("dtype", node.dtype)
         return (self.number[node], self.dims_id(node.shape), dtype, int(not weight), cost)
 
@@ -164,10 +174,11 @@ def lower(
     pricing: Pricing | None = None,
     parts: bool = False,
 ) -> Lowered:
-    """The graph as tables. `interner` holds the numbers that rules use (it is extended: pass a copy); `constants` are
-    the scalar constants of the rules; with `parts` composites are united with their decompositions.
+    """The graph as egglog tables.
 
-    ShapeError where a dimension is free or a size is 0 (no law holds there).
+    `interner` holds the ids that rules use and is extended: pass a copy. `constants` are the scalar constants of the
+    rules. `parts`: unite composites with their decompositions. ShapeError if a dimension is symbolic or a size is 0
+    (type laws do not cover empty values).
     """
     own = graph.nodes()
     nodes, pairs = with_parts(graph) if parts else (own, [])

@@ -1,13 +1,14 @@
-"""Masks of attention by what they say, however they are written.
+"""Canonical form of attention masks, recognized by their values.
 
-Models write the mask of causal attention in many ways: `tril` of ones, comparisons of positions, differences of aranges. A bool
-value that depends on positions alone is evaluated here, and where it hides (or shows) what lies ahead of a diagonal, what lies
-outside a band beside it (a sliding window), or the last columns, it is replaced by one spelling, which rules and kernels know.
+Models write causal masks in many ways: `tril` of ones, comparisons of positions, differences of aranges. A bool value
+that depends on positions alone is evaluated here. If it hides (or shows) what lies ahead of a diagonal, outside a band
+(sliding window), or the last columns, it is replaced by one canonical formula that rules and kernels recognize.
 
-Models also hide scores by a large number instead of -inf (the least of a dtype, -1e9), chosen or added. Where every row of such a
-mask sees something, softmax gives hidden scores the weight 0 either way: exp(-30000) is 0 in every dtype, and scores of one row
-that lie so far apart belong to no model whose numbers fit into 16 bits. The number becomes -inf, so that attention leaves out what
-is hidden. Where some row sees nothing, or where that depends on an input, the number stays: softmax then spreads the row evenly.
+Models also hide scores by a large negative number instead of -inf (lowest value of a dtype, -1e9), selected by `where`
+or added. If every row of such a mask sees some element, softmax gives hidden scores the weight 0 either way:
+exp(-30000) underflows to 0 in every dtype, and no model whose values fit into 16 bits has scores that far apart within
+one row. The number is then replaced by -inf, so that attention can skip hidden elements. If some row sees nothing, or
+that depends on an input, the number stays: softmax then spreads the row evenly.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ from .dims import concrete
 from .graph import LEAVES, Graph, Tensor, make, rebuild, topological
 from .interpret import evaluate
 
-LARGEST = 1 << 25  # elements of a mask that is evaluated
-LOW = -3e4  # added to a score, or in its place, this hides it
+LARGEST = 1 << 25  # largest number of elements of a mask that is evaluated
+LOW = -3e4  # a number at or below this, added to a score or replacing it, hides the score
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 def canonical_masks(graph: Graph, *, steady: bool = False) -> Graph:
-    """The graph with its masks in one spelling: hidden is `off < column - row`, in a band also `column - row <= back`, or else `size
-    <= column`, and a condition is turned so that it says what is hidden. Numbers that hide scores from a softmax are -inf.
+    """The graph with its attention masks in canonical form and hiding numbers replaced by -inf.
 
-    `steady`: only masks whose formula has no number larger than 1, so that they are causal at every size if they are at one:
-    a window wider than the sequence hides nothing, but does at a longer one.
+    Hidden is `off < column - row`, in a band also `column - row <= back`, or else `size <= column`. Conditions are
+    inverted where needed, so that true means hidden.
+
+    `steady`: only masks whose formula contains no number larger than 1, so that a mask that is causal at one size is
+    causal at every size. (A window wider than the sequence hides nothing, but does at a longer sequence.)
     """
     masks, roots = _Masks(steady), graph.roots
     for change in (masks.spelled, masks.hiding):
@@ -46,13 +49,15 @@ def canonical_masks(graph: Graph, *, steady: bool = False) -> Graph:
 
 
 def _bounded(mask: Tensor) -> bool:
-    """Whether a formula has a table or a number beyond 1, at which it may change its mind."""
+    """Whether a formula contains a table or a number larger than 1, so that its form may change with the size."""
     nodes = topological([mask])
     return any(n.op == "constant" or (n.op == "full" and not abs(n.attr("value")) <= 1) for n in nodes)
 
 
 def _values(formula: Tensor) -> Matrix | None:
-    """The values of a formula that is the same for every batch and head; None where it is not, or they are too many to know."""
+    """Values of a mask formula as a matrix, if equal for all batches and heads; None if not, or if there are too many
+    elements.
+    """
     while formula.op == "broadcast_to" and formula.args[0].shape[-2:] == formula.shape[-2:]:
         formula = formula.args[0]
     shape = concrete(formula.shape)
@@ -63,13 +68,14 @@ def _values(formula: Tensor) -> Matrix | None:
 
 
 def _spelling(hidden: Matrix) -> Tensor | None:
-    """The formula of a mask that hides these elements of a matrix; None where it is none of those that are known, or a row sees
-    nothing."""
+    """Canonical formula of the mask that hides these elements; None if no known form matches or some row
+    sees nothing.
+    """
     rows, columns = hidden.shape
     count, first = np.count_nonzero(hidden, axis=1), hidden.argmin(axis=1)
     last = columns - 1 - hidden[:, ::-1].argmin(axis=1)
     if (count == columns).any() or not count.any() or (count != first + columns - 1 - last).any():
-        return None  # what a row sees is nothing, all, or no interval
+        return None  # some row sees nothing, every row sees everything, or some row's visible part is no interval
     if not first.any() and (last == last[0]).all():
         return t.le(t.full((1, 1), int(last[0]) + 1, "int64"), t.iota((1, columns), 1))
     off, back = _edge(last, last < columns - 1), _edge(first, first > 0)
@@ -87,7 +93,9 @@ def _spelling(hidden: Matrix) -> Tensor | None:
 
 
 def _edge(place: Matrix, inner: Matrix) -> int | None:
-    """How far ahead of a row its edge lies, by the first row where that is not the edge of the matrix; None where it always is."""
+    """Offset of the edge ahead of its row, taken at the first row whose edge is not the matrix border; None if there is
+    none.
+    """
     row = int(inner.argmax())
     return int(place[row]) - row if inner[row] else None
 
@@ -99,8 +107,10 @@ def _low(x: Tensor) -> bool:
 
 @dataclass
 class _Masks:
-    """Changes of a graph, in two passes. `formulas` depend on positions alone; `known` are spellings in which every row sees
-    something."""
+    """The two rewriting passes over a graph.
+
+    `formulas`: nodes that depend on positions alone. `known`: canonical formulas in which every row sees some element.
+    """
 
     steady: bool
     formulas: set[Tensor] = field(default_factory=set)
@@ -108,7 +118,7 @@ class _Masks:
     spellings: dict[Tensor, tuple[Tensor, bool] | None] = field(default_factory=dict)
 
     def _formula(self, node: Tensor) -> bool:
-        """Whether a node is a formula; its operands were asked about before."""
+        """Whether a node depends on positions alone; the operands must have been visited before."""
         found = node.op == "constant" or (node.op not in LEAVES and all(a in self.formulas for a in node.args))
         if found:
             self.formulas.add(node)
@@ -116,7 +126,7 @@ class _Masks:
 
     # ------------------------------------------------------------ conditions
     def spelled(self, node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-        """A node over masks in their one spelling."""
+        """First pass: the node over masks in canonical form."""
         if self._formula(node) and node.op != "where":
             return None
         found = [self._spelled(a) if a in self.formulas and a.dtype == "bool" else None for a in node.args]
@@ -130,7 +140,9 @@ class _Masks:
         return make(node.op, said, dict(node.attrs), data=node.data)
 
     def _spelled(self, mask: Tensor) -> tuple[Tensor, bool] | None:
-        """The one spelling of what a mask hides, and whether the mask says what is seen instead; None if it is no such mask."""
+        """Returns (canonical formula of the hidden elements, whether the mask is true for visible elements); None if
+        not recognized.
+        """
         if mask not in self.spellings:
             self.spellings[mask] = self._new_spelling(mask)
         return self.spellings[mask]
@@ -152,7 +164,7 @@ class _Masks:
 
     # ------------------------------------------------------------ numbers that hide
     def hiding(self, node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-        """A softmax, or attention, whose hidden scores are -inf."""
+        """Second pass: a softmax or attention whose hidden scores are -inf."""
         if self._formula(node):
             return None
         if node.op == "softmax" and node.attr("axis") == node.rank - 1:
@@ -164,15 +176,15 @@ class _Masks:
         return None
 
     def _hidden(self, x: Tensor) -> Tensor | None:
-        """Scores whose hidden ones are -inf, where a number hides them and every row sees something; else None."""
+        """Scores with -inf in place of hiding numbers, if every row sees some element; otherwise None."""
         if x in self.formulas:
             return None
         if x.op == "cast":
             inner = self._hidden(x.args[0])
             return None if inner is None else make("cast", (inner,), dict(x.attrs))
-        if x.op == "sub":  # softmax ignores what is constant along its axis
+        if x.op == "sub":  # softmax is invariant to a constant along its axis
             return self._hidden(x.args[0]) if x.args[1].shape[-1] == 1 else None
-        if x.op == "concat" and x.attr("axis") == x.rank - 1:  # with sinks
+        if x.op == "concat" and x.attr("axis") == x.rank - 1:  # attention sinks
             parts = [self._hidden(a) for a in x.args]
             found = [a if part is None else part for a, part in zip(x.args, parts)]
             return None if all(a is b for a, b in zip(found, x.args)) else make("concat", found, dict(x.attrs))
@@ -184,7 +196,7 @@ class _Masks:
         return self._chosen(x) if x.op == "where" and x.args[0] in self.formulas else None
 
     def _chosen(self, x: Tensor) -> Tensor | None:
-        """`where` with -inf in place of a number that hides, where every row sees something."""
+        """`where` with -inf in place of the hiding number, if every row sees some element."""
         condition, *sides = x.args
         low = [_low(side) for side in sides]
         if low[0] == low[1]:
@@ -197,11 +209,13 @@ class _Masks:
         return make("where", (condition, *(lowest if gone else side for gone, side in zip(low, sides))), {})
 
     def _told(self, condition: Tensor) -> bool:
-        """Whether a condition is a spelling of what is hidden."""
+        """Whether a condition is a canonical formula of hidden elements."""
         return condition in self.known or (condition.op == "broadcast_to" and condition.args[0] in self.known)
 
     def _summand(self, x: Tensor) -> Tensor | None:
-        """A summand of scores with -inf where it is a number that hides, and with a spelling where it is 0 elsewhere."""
+        """An additive mask as -inf for hidden scores, and as a canonical `where` if it is 0 elsewhere; None if not
+        recognized.
+        """
         if x.op in ("cast", "broadcast_to"):
             inner = self._summand(x.args[0])
             return None if inner is None else make(x.op, (inner,), dict(x.attrs))

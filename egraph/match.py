@@ -1,4 +1,4 @@
-"""Matching patterns on a read-only e-graph view: the same language that rules are written in."""
+"""E-matching: find the matches of rule patterns in a read-only e-graph view."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .memo import memo
 from .pattern import Apply, Attr, Call, Env, Fact, Literal, Name, Term, Value, evaluate, holds
 from .view import EGraphView
 
-Binding = dict[str, Any]  # tensor variable -> class, attribute variable -> value
+Binding = dict[str, Any]  # tensor variable -> e-class, '@' + attribute variable -> value
 
 
 class Matcher:
-    """Finds all bindings of a pattern at e-nodes of a view. Indexes are built once and shared by all patterns."""
+    """Finds all matches of patterns in a view. Its indexes are built once and shared by all patterns."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view = view
@@ -29,7 +29,7 @@ class Matcher:
 
     @cached_property
     def by_op(self) -> dict[str, list[int]]:
-        """E-nodes of each op, in order."""
+        """E-nodes of each op, in ascending order."""
         found: dict[str, list[int]] = {}
         for node, op in enumerate(self.view.op):
             found.setdefault(op, []).append(node)
@@ -37,7 +37,7 @@ class Matcher:
 
     @cached_property
     def by_class_op(self) -> dict[tuple[int, str], list[int]]:
-        """E-nodes of each op in each class."""
+        """Returns (e-class, op) -> e-nodes."""
         found: dict[tuple[int, str], list[int]] = {}
         for node, op in enumerate(self.view.op):
             found.setdefault((self._cls[node], op), []).append(node)
@@ -45,7 +45,7 @@ class Matcher:
 
     @cached_property
     def scalars(self) -> dict[int, float]:
-        """Classes that are one known number in every place: the number that their dtype holds."""
+        """E-classes that contain a fill, with its value rounded to the dtype of the e-class."""
         found = {}
         for node in self.by_op.get("full", ()):
             cls = self._cls[node]
@@ -54,11 +54,11 @@ class Matcher:
 
     @cached_property
     def facts(self) -> list[Fact]:
-        """Type and weight flag of each class."""
+        """Type and weight flag of each e-class."""
         return [Fact(t, w) for t, w in zip(self.view.types, self._weight)]
 
     def children(self, node: int) -> list[int]:
-        """Child classes of an e-node."""
+        """Operand e-classes of an e-node."""
         return self._kid[self._off[node] : self._off[node + 1]]
 
     @cached_property
@@ -67,7 +67,7 @@ class Matcher:
         return [tuple([v for _, v in attrs]) for attrs in self.view.attrs]
 
     def find(self, pattern: Term, guards: Sequence[Attr] = ()) -> Iterator[tuple[int, Binding]]:
-        """(class, binding) of every match of a call pattern whose guards hold, without duplicates."""
+        """Returns (e-class, binding) of every match of a call pattern whose guards hold, without duplicates."""
         if not isinstance(pattern, Call):
             return
         search = _Search(self, pattern)
@@ -84,7 +84,9 @@ class Matcher:
                     yield cls, binding
 
     def environment(self, binding: Binding) -> Env:
-        """The binding with facts in place of classes, for attribute expressions."""
+        """The binding as environment for attribute expressions: facts in place of e-classes, attribute names without
+        '@'.
+        """
         return {k[1:] if k[0] == "@" else k: v if k[0] == "@" else self.facts[v] for k, v in binding.items()}
 
 
@@ -92,16 +94,17 @@ Then = Callable[[], None]
 
 
 class _Search:
-    """A pattern as a chain of small steps, each of which calls the next once for every way in which it succeeds.
+    """A pattern compiled to a chain of steps; each step calls the next one once per way to succeed (backtracking
+    search).
 
-    Variables and the e-nodes chosen for inner calls have numbered slots, so that nothing is copied while searching:
-    matching is a large part of finding candidates.
+    Variables and the e-nodes chosen for inner calls have numbered slots, so nothing is copied during the search.
+    Matching is a large part of the time to find kernel candidates.
     """
 
     def __init__(self, matcher: Matcher, pattern: Call) -> None:
         self.matcher = matcher
-        self.slots: list[Any] = [None]  # the first is the e-node at the root
-        self.known: dict[str, int] = {}  # variable ('@name' for attributes) -> slot, in the order of binding
+        self.slots: list[Any] = [None]  # slot 0 is the e-node at the pattern's root
+        self.known: dict[str, int] = {}  # variable ('@name' for attributes) -> slot, in binding order
         self.found: list[tuple[Any, ...]] = []
         self.steps: list[Callable[[Then], Then]] = []
         self._call(pattern, 0)
@@ -112,7 +115,7 @@ class _Search:
         self.begin = then
 
     def at(self, node: int) -> list[tuple[Any, ...]]:
-        """The values of `names` of every match at an e-node of the pattern's op."""
+        """For every match at an e-node of the pattern's op, the values of `names`."""
         self.found.clear()
         self.slots[0] = node
         self.begin()
@@ -127,7 +130,9 @@ class _Search:
         return len(self.slots) - 1
 
     def _call(self, term: Call, here: int) -> None:
-        """Steps that match the e-node in a slot: attributes, operands from left to right, computed attributes."""
+        """Steps that match the e-node in a slot: attributes, then operands from left to right, then computed
+        attributes.
+        """
         for i, (_, attr) in enumerate(term.attrs):
             self._attr(attr, here, i)
         for i, arg in enumerate(term.args):
@@ -166,7 +171,7 @@ class _Search:
             self.steps.append(_set(slots, place, lambda: kid[off[slots[here]] + i]))
 
     def _nodes(self, op: str, here: int, i: int, place: int) -> Callable[[Then], Then]:
-        """Every e-node of the op in the operand's class."""
+        """Step: try every e-node of the op in the operand's e-class."""
         slots, kid, off, rows = self.slots, self.matcher._kid, self.matcher._off, self.matcher.by_class_op
 
         def step(then: Then) -> Then:
@@ -180,7 +185,7 @@ class _Search:
         return step
 
     def _is(self, wanted: float, cls: int) -> bool:
-        """Whether a class is this number in its dtype."""
+        """Whether an e-class is a fill of this value in its dtype."""
         value = self.matcher.scalars.get(cls)
         return value is not None and value == rounded(wanted, self.matcher.view.types[cls].dtype)
 
@@ -197,7 +202,7 @@ class _Search:
 
 
 def _where(holds: Callable[[], bool]) -> Callable[[Then], Then]:
-    """The step that goes on if something holds."""
+    """Step: continue if a condition holds."""
 
     def step(then: Then) -> Then:
         def run() -> None:
@@ -210,7 +215,7 @@ def _where(holds: Callable[[], bool]) -> Callable[[Then], Then]:
 
 
 def _set(slots: list[Any], place: int, value: Callable[[], Any]) -> Callable[[Then], Then]:
-    """The step that fills a slot."""
+    """Step: set a slot and continue."""
 
     def step(then: Then) -> Then:
         def run() -> None:
@@ -224,8 +229,9 @@ def _set(slots: list[Any], place: int, value: Callable[[], Any]) -> Callable[[Th
 
 @memo(4096)
 def rounded(value: float, dtype: str) -> float:
-    """The number that a dtype holds for a value: 0.1 in a model and 0.1 in a pattern are one number in float32, and no
-    other number is. NaN for what an integer cannot hold."""
+    """A number rounded to a dtype, so that 0.1 in a model and 0.1 in a pattern are equal in float32. NaN if an integer
+    dtype cannot represent the number.
+    """
     if dtypes.category(dtype) != "float":
         return float(value) if float(value).is_integer() else float("nan")
     with np.errstate(all="ignore"):

@@ -1,8 +1,8 @@
-"""Memo tables of functions over terms and kernels: emptied at the end of every optimization.
+"""LRU caches (memo tables) of functions over terms and kernels, cleared at the end of every optimization.
 
-What such a table holds are trees of hundreds of objects, a few kB to a MB each, that nothing asks for again once the program is built.
-A table is bounded while an optimization runs; `forget` empties all of them. They are only caches: where another thread's
-optimization is under way, it computes again what it still needs.
+The cached values are trees of hundreds of objects (a few kB to a MB each) that nobody needs after the program is built.
+Each cache is bounded while an optimization runs; `forget` clears all caches. Clearing is safe while another thread
+optimizes: that thread recomputes the values it still needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _tables: list[Any] = []
 
 
 def memo(size: int) -> Callable[[F], F]:
-    """A decorator: keep the results of a function for up to `size` arguments, the latest used, until `forget`."""
+    """Decorator: an LRU cache of up to `size` results that `forget` clears."""
 
     def decorated(function: F) -> F:
         _tables.append(lru_cache(size)(function))
@@ -27,7 +27,7 @@ def memo(size: int) -> Callable[[F], F]:
 
 
 def forget() -> None:
-    """Empty all tables."""
+    """Clear all caches."""
     for table in _tables:
         table.cache_clear()
 

@@ -1,7 +1,8 @@
-"""What is kept of a saturation where less than its beam and slack is asked for.
+"""Filters that reduce a saturation to a smaller beam and slack.
 
-Kept are the e-nodes that were in some round among the cheapest of their class, and near to its best. What is kept for smaller
-limits is a part of what is kept for larger ones, and what fewer rounds keep is kept after more.
+Kept are the e-nodes that in some round were among the cheapest of their e-class and close to its best cost. The filter
+is monotone: smaller limits keep a subset of what larger limits keep, and e-nodes kept after few rounds are kept after
+more rounds.
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ from .ops import OPS
 from .pricing import Pricing, node_prices
 from .view import Bools, EGraphView
 
-FARTHEST = 1e9  # launches: more than any slack
+FARTHEST = 1e9  # launches; larger than any slack in use
 
 
 @dataclass(frozen=True)
 class Narrow:
-    """What is kept of a saturation: e-nodes among the `beam` cheapest of their class or the cheapest of their op (all if 0),
-    dearer than the class's best by at most `slack` launches."""
+    """A filter of e-nodes by rank and cost within their e-class.
+
+    `beam`: keep the `beam` cheapest e-nodes of each e-class and the cheapest of each op (0 keeps all). `slack`: keep
+    e-nodes at most this many launches more expensive than the best of their e-class. For views and pointwise ops the
+    unit is the op's own price in place of a launch.
+    """
 
     beam: int = 0
     slack: float = inf
 
     def keeps(self, view: EGraphView, pricing: Pricing) -> Bools:
-        """Which e-nodes of a view. The graph's own and the best of each class always are."""
+        """Boolean mask of the e-nodes of a view that the filter keeps. The original graph's e-nodes and the best of
+        each e-class are always kept.
+        """
         price = node_prices(view, pricing)
         best, _ = view.cheapest(price)
         found = np.zeros(len(view), np.bool_) if view.own is None else view.own.copy()
@@ -46,8 +53,10 @@ class Narrow:
 
 
 def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: Narrow, pricing: Pricing) -> EGraphView:
-    """The view after the last of some rounds, with the e-nodes that are kept of any of them. Each round's view holds those
-    before."""
+    """The view `last` with the e-nodes that the filter keeps in at least one of `rounds`.
+
+    `rounds` are the views after each round of one saturation; each round's view contains the e-nodes of earlier rounds.
+    """
     if not rounds:
         return last
     marked = narrow.keeps(last, pricing)

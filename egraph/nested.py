@@ -1,10 +1,11 @@
-"""Beam and slack in steps, so that more of either only ever adds to what is found.
+"""Discrete steps of beam width and slack, chosen so that a larger beam or slack only ever adds e-nodes to the result.
 
-What is pruned depends on what else was found: a saturation with a wider beam may miss a form that a narrower one had. So a width
-between two steps counts as the next one, and a step adds its saturation to those of all steps before it. Below the first
-step, which is the default, there is one saturation, the default's, and less of it is kept: the e-nodes that were in some
-round among the k cheapest of their class (or the cheapest of their op there), and within the slack of its best. Kept sets
-of one saturation, and unions of more and more of them, are nested for any two values, and so for both limits together.
+Single saturations are not monotone: what is pruned depends on what else was found, so a wider beam may miss a form that
+a narrower beam had. Therefore a limit between two steps is rounded up to the next step, and the result of a step is the
+union of its saturation with those of all earlier steps. Limits below the first step (the default) run the default
+saturation and then filter it: kept are the e-nodes that in some round were among the k cheapest of their e-class (or
+the cheapest of their op in it) and within the slack of the e-class's best cost. Filtered sets of one saturation and
+unions of a growing list of saturations are both nested, in beam and in slack.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from .narrow import Narrow
 from .saturate import BEAM, SLACK_LAUNCHES, Limits
 
 STEPS: tuple[tuple[int, float], ...] = ((BEAM, SLACK_LAUNCHES), (8, 5), (32, 12), (0, 32))
-"""(beam, slack) of each step; 0: no beam. Wider than the last counts as the last."""
+"""(beam, slack in launches) of each step. Beam 0 means no beam. Limits wider than the last step use the last step."""
 
 
 def step_of(limits: Limits) -> int:
-    """The first step that is as wide as the limits in beam and slack."""
+    """Index of the first step whose beam and slack are at least those of the limits."""
     beam = BEAM if limits.beam is None else limits.beam
     wide = (n for n, (b, s) in enumerate(STEPS) if (not b or 0 < beam <= b) and limits.slack <= s)
     return next(wide, len(STEPS) - 1)
 
 
 def narrowed(limits: Limits, more: int) -> list[Narrow]:
-    """What limits below the first step keep of a saturation that is so much wider, after what smaller ones of the same kind
-    keep; empty for all of it."""
+    """Filters that limits below the first step apply to a saturation, tightest first; an empty list keeps the whole
+    saturation.
+
+    `more` is the effort step: beam is multiplied by 2**more and slack grows by 2*more.
+    """
     beam = BEAM if limits.beam is None else limits.beam
     beams = list(range(1, beam + 1)) if 0 < beam < BEAM else [0]
     slacks = [*range(ceil(limits.slack)), limits.slack] if limits.slack < SLACK_LAUNCHES else [inf]
@@ -39,8 +43,12 @@ def narrowed(limits: Limits, more: int) -> list[Narrow]:
 
 
 def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[Narrow]]]:
-    """The saturations whose union limits and effort stand for, in order, and what is kept of each. More of anything adds to
-    the list or makes its parts hold more. Each step of effort goes as far as the one before, twice as wide."""
+    """Saturations whose union implements `limits` and `effort`: pairs (limits of the saturation, filters to apply), in
+    order.
+
+    Larger limits or effort append to this sequence or loosen its filters. Effort step n repeats all steps with limits
+    extended n times, the beam multiplied by 2**n and the slack grown by 2*n.
+    """
     widest = step_of(limits)
     for more in range(effort):
         longer = limits.longer(more)

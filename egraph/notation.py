@@ -1,7 +1,7 @@
-"""A term as the loops that it stands for: one element of the result as sums over elements of the operands.
+"""Index notation of a term: one result element as sums over elements of the operands.
 
-Views are index maps here: they vanish into the indices. An index is a linear form in loop variables, and division and
-remainder of one are simplified where the variables' ranges allow it.
+Views are index maps and disappear into the index expressions. An index is a linear form in loop variables; division and
+remainder are simplified where the ranges of the variables allow it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NAMES = "ijkl"
 
 @dataclass(frozen=True)
 class Index:
-    """A linear form: variables with coefficients and the number of values each takes, and a constant."""
+    """A linear form of loop variables plus a constant."""
 
-    terms: tuple[tuple[str, int, int], ...] = ()  # variable, coefficient, range
+    terms: tuple[tuple[str, int, int], ...] = ()  # (variable, coefficient, number of values)
     constant: int = 0
 
     def __add__(self, other: Index) -> Index:
@@ -33,16 +33,16 @@ class Index:
         return Index(tuple((v, c, n) for v, (c, n) in known.items() if c), self.constant + other.constant)
 
     def scaled(self, factor: int) -> Index:
-        """A multiple."""
+        """This index times a factor."""
         return Index(tuple((v, c * factor, n) for v, c, n in self.terms if factor), self.constant * factor)
 
     @property
     def below(self) -> int:
-        """A bound that the form stays below (its coefficients being positive)."""
+        """Exclusive upper bound of the value (for positive coefficients)."""
         return 1 + self.constant + sum(c * (n - 1) for _, c, n in self.terms)
 
     def divided(self, n: int) -> tuple[Index, Index]:
-        """Quotient and remainder by n."""
+        """Returns (quotient, remainder) of division by n."""
         if n == 1:
             return self, Index()
         whole = Index(tuple((v, c // n, m) for v, c, m in self.terms if c % n == 0), self.constant // n)
@@ -60,13 +60,13 @@ class Index:
 
 @dataclass
 class _Writer:
-    """Names of loop variables in the order in which loops are met, and the conditions that padding puts on a product."""
+    """Writes terms as text; names loop variables in the order in which loops occur."""
 
     fresh: int = 0
     depth: dict[str, int] = field(default_factory=dict)
 
     def variable(self, size: int) -> Index:
-        """A new loop variable."""
+        """A new loop variable with `size` values; the constant 0 if `size` is 1."""
         if size == 1:
             return Index()
         name = _NAMES[self.fresh] if self.fresh < len(_NAMES) else f"{_NAMES[2]}{self.fresh - len(_NAMES) + 1}"
@@ -74,7 +74,7 @@ class _Writer:
         return Index(((name, 1, size),))
 
     def element(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
-        """An element as text, and how loosely its last operator binds (0 an atom, 1 a product, 2 a sum or loop)."""
+        """One element as (text, binding strength of its outermost operator: 0 atom, 1 product, 2 sum or loop)."""
         op, attrs = term.op, dict(term.attrs)
         if op in LEAVES[:3]:
             return f"{attrs['name']}[{', '.join(map(str, at))}]", 0
@@ -111,7 +111,7 @@ class _Writer:
 
     @staticmethod
     def product(a: tuple[str, int], b: tuple[str, int]) -> tuple[str, int]:
-        """Two factors."""
+        """Product of two factors."""
         left, right = (f"({t})" if loose > 1 else t for t, loose in (a, b))
         return f"{left}·{right}", 1
 
@@ -145,10 +145,11 @@ class _Writer:
 
     # ------------------------------------------------------------ index maps
     def reshape(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
+        """Index map of a reshape: flatten and unflatten the shortest groups of axes of equal volume."""
         old, new = concrete(term.args[0].shape), concrete(term.shape)
         found: list[Index] = []
         i = j = 0
-        while i < len(old) or j < len(new):  # the shortest runs of axes with the same number of elements
+        while i < len(old) or j < len(new):  # shortest runs of axes with equal element counts
             a, b = i, j
             i, j = min(i + 1, len(old)), min(j + 1, len(new))
             while prod(old[a:i]) != prod(new[b:j]):
@@ -177,7 +178,7 @@ class _Writer:
         return self.element(term.args[0], _with(at, attrs["axis"], moved))
 
     def pad(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
-        attrs = dict(term.attrs)  # what lies outside is read as the padding's value
+        attrs = dict(term.attrs)  # indices outside the operand read the padding value
         return self.element(term.args[0], _with(at, attrs["axis"], at[attrs["axis"]] + Index((), -attrs["lo"])))
 
     def windows(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
@@ -193,7 +194,7 @@ _INDEX_MAPS = {
 
 
 def _unused(operand: Tensor, at: Sequence[Index]) -> list[Index]:
-    """Indices for an operand that is narrower than the result: 0 along axes of size 1."""
+    """Indices for a broadcast operand: 0 along its axes of size 1."""
     return [Index() if size == 1 else x for size, x in zip(concrete(operand.shape), at)]
 
 
@@ -202,9 +203,10 @@ def _with(at: Sequence[Index], axis: int, index: Index) -> list[Index]:
 
 
 def notation(term: Tensor) -> str:
-    """One element of a term, as loops over elements of its leaves. Reads outside an operand are its padding.
+    """One element of a term as loops over elements of its leaves. Out-of-range indices of an operand read its padding
+    value.
 
-    Common subterms are written out at each use: for terms of a few dozen nodes.
+    Common subterms are written out at each use, so this suits terms of a few dozen nodes.
     """
     writer = _Writer()
     at = [writer.variable(size) for size in concrete(term.shape)]

@@ -1,15 +1,15 @@
-"""The op table's form: what one entry says about an operation, and the registry.
+"""The op table: the `Op` entry type, the registry `OPS`, attribute canonicalization and type inference.
 
-Entries live in `atomic.py` (operations with a NumPy meaning of their own) and `composite.py` (operations defined by a
-decomposition into simpler ones). Everything else that needs to know an op (egglog sorts, the interpreter, importers,
-per-op tests, docs) reads it from here: adding an op touches one place.
+Entries are in `atomic.py` (ops with NumPy semantics) and `composite.py` (ops defined by a decomposition into simpler
+ops). Egglog sorts, interpreter, importers, per-op tests and docs are all derived from this table, so adding an op
+changes one place.
 
 Conventions that keep the algebra small:
-- Every node has exactly one value. Operations with several results are several nodes (a split is slices).
-- Pointwise operands have equal rank; a dimension of size 1 broadcasts. The builders insert the reshapes.
-- Operands of one node share a dtype unless the entry says otherwise. The builders insert the casts.
-- Reductions keep the reduced axes with size 1; dropping them is a reshape.
-- `slice`, `concat` and `pad` work on one axis; `concat` takes two operands. Offsets are explicit attributes.
+- Every node has exactly one value. An operation with several results is several nodes (a split is a set of slices).
+- Pointwise operands have equal rank; a dimension of size 1 broadcasts. Builders insert the reshapes.
+- Operands of one node share a dtype unless the entry says otherwise. Builders insert the casts.
+- Reductions keep reduced axes with size 1; dropping an axis is a reshape.
+- `slice`, `concat` and `pad` act on one axis; `concat` takes two operands. Offsets are explicit attributes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Type:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the value; its shape must be concrete."""
+        """Size of the value in bytes; the shape must be concrete."""
         size = dtypes.itemsize(self.dtype)
         for d in concrete(self.shape):
             size *= d
@@ -58,13 +58,12 @@ class Type:
 class Op:
     """One operation.
 
-    `law` names the shape and dtype rule in `laws.py` (which holds it both in Python and for egglog).
-    `numpy(attrs, *arrays)` is the meaning on concrete arrays; a composite has `decompose(*tensors, **attrs)` instead.
-    `kind` is one of leaf, pointwise, reduction, contraction, view, layout (moves data without arithmetic), index
-    (gather/scatter/sort), composite. `linear` lists the operands in which the op is linear.
-    `attrs` says how each attribute is stored and lowered: "int" an i64, "dims" an interned vector of ints (shapes, axes,
-    permutations), the others ("float", "bool", "str", "dtype") interned by value.
-    `onnx` and `aten` name operators of the same meaning (operand order and attributes are the importers' business).
+    `law` names the shape and dtype law in `laws.py` (Python) and `language.py` (egglog). `numpy(attrs, *arrays)`
+    computes the op on concrete arrays; a composite has `decompose(*tensors, **attrs)` instead. `kind` is one of leaf,
+    pointwise, reduction, contraction, view, layout (moves data without arithmetic), index (gather, scatter, sort),
+    composite. `linear` lists the operands in which the op is linear. `attrs` maps each attribute to its encoding: "int"
+    an i64, "dims" an interned vector of ints (shapes, axes, permutations), "float", "bool", "str" and "dtype" interned
+    by value. `onnx` and `aten` name equivalent operators (importers handle operand order and attributes).
     """
 
     name: str
@@ -78,16 +77,17 @@ class Op:
     decompose: Callable[..., Tensor] | None = None
     commutative: bool = False
     associative: bool = False
-    monoid: str = ""  # for reductions: the binary op it folds
+    monoid: str = ""  # for reductions: the binary op that the reduction folds
     linear: tuple[int, ...] = ()
     floats_only: bool = False
-    flops: float = 1.0  # arithmetic per output element (pointwise) or per input element (reductions): for the roofline
+    # arithmetic per output element (pointwise) or per input element (reductions), for the roofline model
+    flops: float = 1.0
     onnx: tuple[str, ...] = ()
     aten: tuple[str, ...] = ()
 
     @property
     def pointwise(self) -> bool:
-        """Whether each output element depends on the operand elements at the same position only."""
+        """Whether each output element depends only on operand elements at the same index."""
         return self.law in ("pointwise", "compare", "where", "cast")
 
     @property
@@ -100,7 +100,7 @@ OPS: dict[str, Op] = {}
 
 
 def register(op: Op) -> Op:
-    """Add an entry to the table; two entries of one name are a programming error."""
+    """Add an entry to the op table. ValueError if the name is taken."""
     if op.name in OPS:
         raise ValueError(f"op {op.name!r} is registered twice")
     OPS[op.name] = op
@@ -108,7 +108,9 @@ def register(op: Op) -> Op:
 
 
 def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
-    """The attributes completed with defaults, in the table's order and canonical Python types."""
+    """Attributes completed with defaults, in table order and as canonical Python types. ShapeError for unknown or
+    missing ones.
+    """
     unknown = set(attrs) - set(op.attrs)
     if unknown:
         raise ShapeError(f"{op.name} has no attribute {sorted(unknown)}", hint=f"it has {list(op.attrs)}")
@@ -142,12 +144,12 @@ def _dims(values: Any) -> tuple[Dim, ...]:
 
 
 def _canonical_number(value: Any) -> Any:
-    """A number, or a size as a number (a fill's value)."""
+    """A number, or a dimension expression used as a number (value of a fill)."""
     from .dims import Expr
 
     if isinstance(value, bool | int | Expr):
         return value
-    return math.nan if value != value else float(value)  # one NaN object: a key
+    return math.nan if value != value else float(value)  # math.nan is one object, so that NaN works as a dictionary key
 
 
 _CANONICAL: dict[str, Callable[[Any], Any]] = {
@@ -161,7 +163,7 @@ _CANONICAL: dict[str, Callable[[Any], Any]] = {
 
 
 def infer(op: Op, types: Sequence[Type], attrs: Attrs) -> Type:
-    """The result type, or a ShapeError naming the op and its operands."""
+    """The result type of an op. ShapeError names the op and its operands."""
     from .laws import LAWS
 
     if len(types) != op.arity:

@@ -6,9 +6,9 @@
     lit(0.5, x)                          on a right side: a scalar constant with x's rank and dtype
 
 Attribute expressions and guards are built from ints, tuples, names of attribute variables, + - * // %, comparisons and
-the functions of `FUNCTIONS`. In a left side, an attribute given as a name binds it at its first occurrence and must be
-equal at the others; given as a constant it must be equal to it; left out it must have the op's default, if the op has
-one, and is otherwise an error. Nothing here is evaluated as Python: the text is parsed into the classes below.
+the functions in `FUNCTIONS`. In a left side, an attribute given as a name is bound at its first occurrence and must be
+equal at later ones. An attribute given as a constant must equal it. An omitted attribute must have the op's default; if
+the op has none, omitting it is an error. Nothing is evaluated as Python: the text is parsed into the classes below.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from .ops import OPS, Type
 # ---------------------------------------------------------------- attribute expressions
 @dataclass(frozen=True)
 class Name:
-    """An attribute variable, or a tensor variable as an argument of `size`, `rank`, `shape`, `weight` …"""
+    """An attribute variable, or a tensor variable as an argument of `size`, `rank`, `shape`, `weight` and similar
+    functions.
+    """
 
     name: str
 
@@ -43,7 +45,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Apply:
-    """A function of `FUNCTIONS` (operators included: 'add', 'lt', …; 'vec' is a tuple)."""
+    """A call of a function in `FUNCTIONS`. Operators are functions too ('add', 'lt', …); 'vec' builds a tuple."""
 
     function: str
     args: tuple[Attr, ...]
@@ -56,14 +58,14 @@ Attr = Name | Value | Apply
 # ---------------------------------------------------------------- terms
 @dataclass(frozen=True)
 class Var:
-    """Any tensor."""
+    """A tensor variable: matches any tensor."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Literal:
-    """A scalar constant (`full` of this value). On a right side `like` names the tensor that gives rank and dtype."""
+    """A scalar constant (a `full` of this value). On a right side `like` names the tensor that gives rank and dtype."""
 
     value: float
     like: str = ""
@@ -83,7 +85,7 @@ Term = Var | Literal | Call
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a matched tensor: its type, and whether it depends on weights only."""
+    """Facts about a matched tensor: its type, and whether it depends on weights only."""
 
     type: Type
     weight: bool
@@ -106,7 +108,7 @@ def _swap_last(rank: int) -> tuple[int, ...]:
     return (*range(rank - 2), rank - 1, rank - 2)
 
 
-#: Python meanings. Functions over vectors are specialised by rank when lowered to egglog (see language.py).
+#: Python semantics. Vector functions are specialized per rank when lowered to egglog (see language.py).
 FUNCTIONS: dict[str, Any] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -126,12 +128,12 @@ FUNCTIONS: dict[str, Any] = {
     "replace": _replace,  # v with element i changed
     "drop": lambda v, i: (*v[: i % len(v)], *v[i % len(v) + 1 :]),
     "insert": lambda v, i, item: (*v[:i], item, *v[i:]),
-    "compose": lambda p, q: tuple(p[i] for i in q),  # permute(permute(x, p), q) = permute(x, compose(p, q))
+    "compose": lambda p, q: tuple(p[i] for i in q),  # permute(permute(x, p), q) == permute(x, compose(p, q))
     "inverse": lambda p: tuple(sorted(range(len(p)), key=lambda i: p[i])),
     "index": lambda v, item: list(v).index(item),  # position of an element
     "permuted": lambda v, p: tuple(v[i] for i in p),  # a shape after a permutation
     "ones": lambda rank: (1,) * rank,
-    "identity": lambda rank: tuple(range(rank)),  # the permutation that changes nothing
+    "identity": lambda rank: tuple(range(rank)),  # the identity permutation
     "swap_last": _swap_last,  # the permutation that transposes the last two of `rank` axes
     "contains": lambda v, item: item in v,
     "rank": lambda fact: fact.type.rank,
@@ -143,20 +145,21 @@ FUNCTIONS: dict[str, Any] = {
         and all(p in (1, q) for p, q in zip(a.type.shape, b.type.shape))
     ),
     "dtype": lambda fact: fact.type.dtype,
-    "weight": lambda fact: fact.weight,  # depends on params and constants only: folded at load
+    "weight": lambda fact: fact.weight,  # depends on params and constants only: folded when weights are loaded
     "active": lambda fact: not fact.weight,  # depends on an input or a state
-    "scalar": lambda fact: all(d == 1 for d in fact.type.shape),  # one element, whatever the rank
+    "scalar": lambda fact: all(d == 1 for d in fact.type.shape),  # one element, any rank
     "floating": lambda fact: fact.type.dtype in ("float16", "bfloat16", "float32", "float64"),
-    "chained": lambda fact: True,  # an original weight, or a merge of such: what may merge further (a growth bound)
-    "original": lambda fact: True,  # a weight of the model, not one that rules made (a growth bound)
-    # (x, a, b): weight b is the next after the chain a to meet x; (a, b): it is later. A bound on the growth of merges, not a
-    # condition of their truth.
+    # an original weight or a merge of such weights: may be merged further (bounds growth)
+    "chained": lambda fact: True,
+    "original": lambda fact: True,  # a weight of the model, not created by rules (bounds growth)
+    # (x, a, b): weight b is the next one after chain a that is multiplied with x; (a, b): weight b comes after chain
+    # a. These bound the growth of merges; the rules are true without them.
     "ordered": lambda *tensors: True,
 }
 
 
 def evaluate(attr: Attr, env: Env) -> Any:
-    """The value of an attribute expression; KeyError for an unbound name."""
+    """Value of an attribute expression. KeyError for an unbound name."""
     if isinstance(attr, Value):
         return attr.value
     if isinstance(attr, Name):
@@ -165,7 +168,7 @@ def evaluate(attr: Attr, env: Env) -> Any:
 
 
 def holds(guards: Sequence[Attr], env: Env) -> bool:
-    """Whether all guards hold. A guard that cannot be evaluated (an index out of range) does not hold."""
+    """Whether all guards hold. A guard that cannot be evaluated (index out of range, for example) does not hold."""
     try:
         return all(bool(evaluate(g, env)) for g in guards)
     except (IndexError, ValueError, ZeroDivisionError):
@@ -178,7 +181,7 @@ _INTEGER = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floo
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le"}
 
 
-_NAMED = {"inf": float("inf"), "nan": float("nan")}  # numbers that Python spells as names
+_NAMED = {"inf": float("inf"), "nan": float("nan")}  # numbers that are names in Python syntax
 
 
 def _number(node: ast.expr) -> float | None:
@@ -191,6 +194,7 @@ def _number(node: ast.expr) -> float | None:
 
 
 def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
+    """Convert a parsed Python expression to a term. `known` holds named subterms."""
     number = _number(node)
     if number is not None:
         return Literal(float(number))
@@ -211,7 +215,7 @@ def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
                 raise RuleError(f"lit needs a number: {text}")
             return Literal(float(number), like)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            op_name = name.rstrip("_")  # and_, or_, not_ are keywords of Python
+            op_name = name.rstrip("_")  # and_, or_, not_ avoid Python keywords
             if op_name not in OPS:
                 raise RuleError(f"no op is called {op_name!r}", where=text)
             attrs = tuple((str(k.arg), _attr(k.value, text)) for k in keywords)
@@ -220,6 +224,7 @@ def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
 
 
 def _completed(op: str, args: tuple[Term, ...], attrs: tuple[tuple[str, Attr], ...], text: str) -> Call:
+    """A call with its attributes completed by the op's defaults. RuleError for wrong operands or attributes."""
     entry, given = OPS[op], dict(attrs)
     if len(args) != entry.arity:
         raise RuleError(f"{op} takes {entry.arity} operands, not {len(args)}", where=text)
@@ -238,6 +243,7 @@ def _completed(op: str, args: tuple[Term, ...], attrs: tuple[tuple[str, Attr], .
 
 
 def _attr(node: ast.expr, text: str) -> Attr:
+    """Convert a parsed Python expression to an attribute expression."""
     match node:
         case ast.Constant(value=value) if isinstance(value, int | float | str | bool):
             return Value(value)
@@ -273,14 +279,17 @@ def _parsed(text: str) -> ast.expr:
 
 @memo(4096)
 def parse_term(text: str) -> Term:
-    """The term of a pattern text; RuleError says what is wrong."""
+    """Parse a pattern. RuleError describes a malformed text."""
     return _term(_parsed(text), text)
 
 
 @memo(4096)
 def parse_terms(text: str) -> tuple[Term, ...]:
-    """The terms of a text, separated by semicolons. Between them, `name := term` names a term for those behind it: what large
-    kernels use more than once is written once, and is one object."""
+    """Parse several terms separated by semicolons.
+
+    `name := term` defines a name for use in later parts, so that subterms that large kernels use more than once are
+    written once and are one object.
+    """
     known: dict[str, Term] = {}
     found: list[Term] = []
     for part in text.split(";"):
@@ -296,13 +305,13 @@ def parse_terms(text: str) -> tuple[Term, ...]:
 
 @memo(4096)
 def parse_guard(text: str) -> Attr:
-    """The attribute expression of a guard text."""
+    """Parse a guard to an attribute expression."""
     return _attr(_parsed(text), text)
 
 
-# ---------------------------------------------------------------- walking and building
+# ---------------------------------------------------------------- traversal and instantiation
 def subterms(term: Term) -> Iterator[Term]:
-    """The term and all below it, operands first, each as often as it is written."""
+    """The term and all its subterms, operands first, repeated as often as they occur."""
     if isinstance(term, Call):
         for a in term.args:
             yield from subterms(a)
@@ -310,7 +319,7 @@ def subterms(term: Term) -> Iterator[Term]:
 
 
 def shared(term: Term) -> Iterator[Term]:
-    """The term and all below it, operands first; an object that is used several times comes once. Not recursive."""
+    """The term and all its subterms, operands first, each object once. Iterative."""
     seen: set[int] = set()
     stack = [(term, False)]
     while stack:
@@ -329,7 +338,7 @@ def variables(term: Term) -> list[str]:
 
 
 def attr_names(attr: Attr) -> Iterator[str]:
-    """Names that an attribute expression reads."""
+    """Names used in an attribute expression."""
     if isinstance(attr, Name):
         yield attr.name
     elif isinstance(attr, Apply):
@@ -338,15 +347,16 @@ def attr_names(attr: Attr) -> Iterator[str]:
 
 
 def attr_variables(term: Term) -> list[str]:
-    """Attribute variables bound by a left side (attributes given as a bare name), in order."""
+    """Attribute variables that a left side binds (attributes given as a bare name), in order."""
     found = [a.name for t in shared(term) if isinstance(t, Call) for _, a in t.attrs if isinstance(a, Name)]
     return list(dict.fromkeys(found))
 
 
 def build(term: Term, tensors: Mapping[str, Tensor], attrs: Env) -> Tensor:
-    """The term with tensors for its variables. `attrs` gives attribute variables; sizes are read from the tensors.
+    """Instantiate a term: substitute tensors for its variables. `attrs` gives attribute variables; sizes come from the
+    tensors.
 
-    Literals without `like` take the rank and dtype of their sibling operand. ShapeError where operands do not fit.
+    Literals without `like` take rank and dtype of a sibling operand. ShapeError if operands do not fit.
     """
     env = {**attrs, **{n: Fact(x.type, False) for n, x in tensors.items()}}
     made: dict[int, Tensor] = {}
@@ -356,7 +366,7 @@ def build(term: Term, tensors: Mapping[str, Tensor], attrs: Env) -> Tensor:
 
 
 def _built(term: Term, made: Mapping[int, Tensor], tensors: Mapping[str, Tensor], env: Env) -> Tensor:
-    """A term whose operands are `made`, by their ids."""
+    """Instantiate one term whose operands are in `made`, by id."""
     if isinstance(term, Var):
         return tensors[term.name]
     if isinstance(term, Literal):
@@ -365,7 +375,8 @@ def _built(term: Term, made: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
             (1,) * (like.rank if like is not None else 0), term.value, like.dtype if like is not None else "float32"
         )
     built = [None if isinstance(a, Literal) and not a.like else made[id(a)] for a in term.args]
-    sibling = next((b for b in reversed(built) if b is not None), None)  # the last: a condition comes first
+    # the last one, because the condition of `where` comes first
+    sibling = next((b for b in reversed(built) if b is not None), None)
     args = []
     for part, item in zip(built, term.args):
         if part is None:

@@ -1,8 +1,8 @@
-"""Positions: counters in one spelling, and whether any of them satisfies what a mask asks of it.
+"""Canonical form of index counters (iota), and elimination of `any` reductions over comparisons of positions.
 
-A mask over the places of a cache compares positions with a bound (`position <= now`). Attention asks of it whether a row sees
-anything at all, a reduction over the whole mask, though two comparisons of bounds say the same: among 0..n-1 there is a number
-from `low` to `high` where low <= high, low <= n-1 and 0 <= high.
+A mask over cache positions compares positions with a bound (`position <= now`). Attention asks whether a row sees any
+position, a reduction over the whole mask. Two scalar comparisons give the same answer: some number of 0..n-1 lies in
+[low, high] if and only if low <= high, low <= n-1 and 0 <= high.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .atomic import Array
 from .dims import Dim, Shape
 from .graph import Tensor, make
 
-Build = Callable[[str, tuple[Tensor, ...], dict[str, Any]], Tensor]  # makes a simplified node
+Build = Callable[[str, tuple[Tensor, ...], dict[str, Any]], Tensor]  # make a simplified node
 
 
 def counter(array: Array) -> Tensor | None:
-    """The counter along one axis that an array of integers is; None if it is none."""
+    """The `iota` node that equals an integer array; None if the array is not a counter along one axis."""
     axes = [a for a, d in enumerate(array.shape) if d > 1]
     name = dtypes.name_of(array.dtype)
     if dtypes.category(name) != "int" or not axes or array.reshape(-1)[0] != 0:
@@ -34,14 +34,17 @@ def counter(array: Array) -> Tensor | None:
 
 
 def reshaped(x: Tensor, shape: Shape) -> Tensor | None:
-    """A counter over another shape that differs by axes of size 1; None for other shapes."""
+    """A counter reshaped to a shape that differs only in axes of size 1; None for other shapes."""
     axis = _same_axis(x.shape, shape, x.attr("axis"))
     return None if axis is None else make("iota", (), {**dict(x.attrs), "axis": axis, "shape": shape})
 
 
 def any_of(x: Tensor, axis: int, build: Build) -> Tensor | None:
-    """Whether any element of a mask along an axis is true (the axis stays, of size 1), from bounds alone; None where the mask
-    is no comparison of positions along it with what is the same for all of them."""
+    """`any` of a mask along an axis (kept with size 1), computed from bounds alone.
+
+    None if the mask is not a conjunction of comparisons of positions along that axis with values that are constant
+    along it.
+    """
     size = x.shape[axis]
     if not isinstance(size, int) or size < 2:
         return None
@@ -65,19 +68,22 @@ def any_of(x: Tensor, axis: int, build: Build) -> Tensor | None:
     return _shaped("broadcast_to", found, _without(x.shape, axis), build)
 
 
-Bound = tuple[Tensor, bool]  # what positions are compared with, and whether they must differ from it
+Bound = tuple[Tensor, bool]  # (value compared with, whether the comparison is strict)
 
 
 def _bounds(x: Tensor, axis: int) -> tuple[list[Tensor], list[Bound], list[Bound]]:
-    """Of a conjunction: what is the same for all positions, what is below them and what above; nothing where it has other
-    parts."""
+    """Split a conjunction of conditions on positions along an axis.
+
+    Returns (conditions independent of the position, lower bounds, upper bounds); three empty lists if there are other
+    conditions.
+    """
     known: list[Tensor] = []
     lows: list[Bound] = []
     highs: list[Bound] = []
     todo = [x]
     while todo:
         part = todo.pop()
-        turned = part.op == "not" and part.args[0].op in ("lt", "le")  # not (a < b) is b <= a, of integers
+        turned = part.op == "not" and part.args[0].op in ("lt", "le")  # for integers, not (a < b) is b <= a
         test = part.args[0] if turned else part
         if part.shape[axis] == 1:
             known.append(part)
@@ -102,9 +108,9 @@ def _counts(x: Tensor, axis: int) -> bool:
 
 
 def _below(low: Bound, high: Bound, build: Build) -> Tensor:
-    """Whether an integer lies from one bound to the other."""
+    """Condition that an integer exists between two bounds."""
     (a, above), (b, under) = low, high
-    if above and under:  # one lies strictly between: the next after the first is below the second
+    if above and under:  # both strict: low + 1 < high
         one = make("full", (), {"value": 1, "shape": (1,) * a.rank, "dtype": a.dtype})
         return build("lt", (build("add", (a, one), {}), b), {})
     return build("lt" if above or under else "le", (a, b), {})
@@ -119,7 +125,7 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 def _same_axis(a: Shape, b: Shape, axis: int) -> int | None:
-    """Where an axis longer than 1 is in a shape that differs by axes of size 1."""
+    """Index in `b` of an axis of `a` longer than 1, where the shapes differ only in axes of size 1; otherwise None."""
 
     def long(shape: Shape) -> list[tuple[int, Dim]]:
         return [(n, d) for n, d in enumerate(shape) if d != 1]

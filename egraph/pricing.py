@@ -1,8 +1,8 @@
-"""What an e-node is thought to cost while the e-graph grows: one formula, said in Python and in egglog.
+"""Cost model for pruning during saturation: one roofline formula, available in Python and as egglog text.
 
-The formula is a roofline in integer nanoseconds, built from the sizes of result and operands. Views and pointwise
-operations are nearly free, because extraction fuses them into their neighbours. Both forms come from the same
-expression, so that pruning in egglog and ranking in Python cannot disagree; integer division truncates in both.
+Costs are integer nanoseconds computed from result and operand sizes. Views and pointwise ops are nearly free, because
+extraction fuses them into their neighbors. Both forms are generated from the same expression, so pruning in egglog and
+ranking in Python cannot disagree; integer division truncates in both.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .graph import Tensor
 from .ops import OPS, Op, Type
 from .view import EGraphView
 
-CAP = 10**17  # tree costs saturate here: they grow exponentially with depth, and an overflow is an error in egglog
+CAP = 10**17  # upper bound of tree costs, which grow exponentially with depth; an overflow is an error in egglog
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A non-negative integer expression. `function` is one of
+    """A non-negative integer expression over the sizes of result and operands.
 
-    'int' (value = itself), 'elements' and 'bytes' of a value (value = -1 the result, else the operand),
-    'size' (of operand `value`, counted from the last axis: `args[0].value` = 1 is the last), 'first' (the size of
-    operand `value`'s first axis), '+', '*', '/'.
+    `function` is one of: 'int' (`value` itself); 'elements' and 'bytes' of a value (`value` = -1 is the result,
+    otherwise an operand index); 'size' (of operand `value`, along the axis counted from the end by `args[0].value`: 1
+    is the last axis); 'first' (size of operand `value`'s first axis); '+', '*', '/'.
     """
 
     function: str
@@ -44,7 +44,7 @@ class Cost:
         return Cost("/", args=(self, other))
 
     def evaluate(self, out: Type, operands: Sequence[Type]) -> int:
-        """The number for given types."""
+        """The cost for concrete types."""
         if self.function == "int":
             return self.value
         if self.function in ("elements", "bytes"):
@@ -58,7 +58,7 @@ class Cost:
         return {"+": lambda: a + b, "*": lambda: a * b, "/": lambda: a // b if b else 0}[self.function]()
 
     def text(self) -> str:
-        """The same in egglog, over the result `e` and the operands `x0`, `x1`, …"""
+        """Egglog text of the expression over the result `e` and the operands `x0`, `x1`, …"""
         name = "e" if self.value < 0 else f"x{self.value}"
         if self.function == "int":
             return str(self.value)
@@ -77,44 +77,46 @@ def number(value: int) -> Cost:
 
 
 def elements(operand: int = -1) -> Cost:
-    """Elements of an operand, or of the result."""
+    """Number of elements of an operand, or of the result (-1)."""
     return Cost("elements", operand)
 
 
 def nbytes(operand: int = -1) -> Cost:
-    """Bytes of an operand, or of the result."""
+    """Bytes of an operand, or of the result (-1)."""
     return Cost("bytes", operand)
 
 
 def size(operand: int, back: int) -> Cost:
-    """Size of the `back`-th axis from the end of an operand."""
+    """Size of an operand's axis `back`, counted from the end (1 is the last)."""
     return Cost("size", operand, (number(back),))
 
 
 class Pricing(Protocol):
-    """The injected price. `launch` is the unit in which pruning's slack is counted."""
+    """Protocol of cost models."""
 
     @property
     def launch(self) -> int:
-        """Nanoseconds of one kernel start."""
+        """Cost of one kernel launch in nanoseconds; the unit of pruning slack."""
         ...
 
     def formula(self, op: Op) -> Cost:
-        """The cost of an op as an expression of the types around it. Weight-only e-nodes are free whatever it says."""
+        """Cost of an op over the types of its result and operands. E-nodes that depend on weights alone are free
+        regardless.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Coefficients of the default price: nanoseconds a launch, femtoseconds a byte and a floating-point operation.
+    """Default cost model: nanoseconds per launch, femtoseconds per byte and per floating-point operation.
 
-    The defaults are of the order of one large GPU; `pipeline` passes those calibrated from the cost store.
+    The defaults match the order of magnitude of one large GPU; `pipeline` passes values calibrated from the cost store.
     """
 
     launch: int = 2000
     byte_fs: int = 300
     flop_fs: int = 3
-    pointwise: int = 100  # nanoseconds of a pointwise e-node: it is nearly always fused
+    pointwise: int = 100  # nanoseconds of a pointwise e-node, which is nearly always fused
     view: int = 20
 
     def formula(self, op: Op) -> Cost:
@@ -145,13 +147,13 @@ class Roofline:
 
 
 def contraction_flops(op: Op) -> Cost | None:
-    """Arithmetic of an op that multiplies matrices, else None."""
+    """Floating-point operations of a contraction op; None for other ops."""
     two = number(2)
     if op.law in ("matmul", "linear"):
         return two * elements() * size(0, 1)
-    if op.law == "conv":  # each result element reads the weights of one output channel
+    if op.law == "conv":  # each result element uses the weights of one output channel
         return two * elements() * (elements(1) // Cost("first", 1))
-    if op.law == "recurrent":  # each weight meets each row of each step
+    if op.law == "recurrent":  # each weight is used once per batch row and step
         return two * elements(2) * size(0, 3) * size(0, 2)
     if op.law == "attention":
         return two * elements() * size(1, 2) * two
@@ -159,24 +161,26 @@ def contraction_flops(op: Op) -> Cost | None:
 
 
 def price(pricing: Pricing, op: str, out: Type, operands: Sequence[Type]) -> int:
-    """Nanoseconds of an e-node that depends on an input."""
+    """Cost in nanoseconds of an e-node that depends on an input."""
     return pricing.formula(OPS[op]).evaluate(out, operands)
 
 
 def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
-    """Egglog commands that keep the least tree cost of each class and subsume what exceeds it by more than the slack.
+    """Egglog commands that maintain the least tree cost of each e-class and subsume e-nodes that exceed it by more than
+    `slack`.
 
-    `r_cost` relaxes `best` downwards until it settles; `r_dom` finds dominated e-nodes, once; `r_sub` subsumes those that
-    are not protected; `r_reach`, `r_new` and `r_gc` delete new e-nodes that live ones do not lead to
-    from a root; `r_seen` marks what is left, which stays in all later views. An e-node whose operands are all
-    weight-only costs nothing: it is folded at load.
+    `r_cost` relaxes `best` downwards to a fixpoint; `r_dom` marks dominated e-nodes, once per round; `r_sub` subsumes
+    those that are not protected; `r_reach`, `r_new` and `r_gc` delete new e-nodes that are unreachable from the roots
+    through live e-nodes; `r_seen` marks the remaining e-nodes, which stay in all later views. An e-node whose operands
+    all depend on weights alone costs nothing, because it is folded when weights are loaded.
     """
     from .language import DTYPE_ID, STATUS_NEW, STATUS_PROTECTED, STATUS_SEEN, operands, pattern
 
     lines = [
         *(f"(ruleset {name})" for name in ("r_cost", "r_dom", "r_sub", "r_reach", "r_new", "r_gc", "r_seen")),
-        "(function now () i64 :merge (max old new))",  # the round
-        "(function reached (T) i64 :merge (max old new))",  # the last round in which live e-nodes led here from a root
+        "(function now () i64 :merge (max old new))",  # the current round
+        # the last round in which this e-class was reachable from a root through live e-nodes
+        "(function reached (T) i64 :merge (max old new))",
         "(rule ((= w (wk e))) ((set (reached e) 0)) :ruleset r_shape)",
         "(function nby (T) i64 :merge old)",
         "(function itemsize (i64) i64 :no-merge)",
@@ -214,7 +218,7 @@ def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
 
 
 class _Prices:
-    """Prices by op and types, each computed once."""
+    """Memo of costs by op and types."""
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
@@ -233,7 +237,7 @@ class _Prices:
 
 
 def tree_costs(nodes: Sequence[Tensor], weights: set[Tensor], pricing: Pricing) -> list[int]:
-    """Tree costs of nodes listed operands first, as `cost_program` would find them."""
+    """Tree cost of each node (operands must come first), equal to the cost that `cost_program` computes."""
     prices, found = _Prices(pricing), dict[Tensor, int]()
     for node in nodes:
         if node in weights or not node.args:
@@ -247,7 +251,7 @@ def tree_costs(nodes: Sequence[Tensor], weights: set[Tensor], pricing: Pricing) 
 
 
 def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
-    """The price of every e-node of a view; one whose operands are all weight-only costs nothing."""
+    """Cost of every e-node of a view; 0 if all its operands depend on weights alone."""
     prices, found = _Prices(pricing), []
     weight, types = view.weight.tolist(), view.types
     cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()

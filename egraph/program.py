@@ -1,7 +1,7 @@
-"""Everything egglog must know before it sees a graph: declarations, laws, prices and rules, as one list of commands.
+"""The egglog program for a set of graphs: declarations, type laws, cost rules and rewrite rules as a list of commands.
 
-Only what can ever occur is declared, because each rule costs egglog half a millisecond. A program is the same for all
-blocks of a model, so a worker declares it once and loads one block after another into it.
+Only ops, ranks and rules that can occur are declared, because each rule costs egglog 0.5 ms. All blocks of a model
+share one program, so a worker declares it once and loads one block after another.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .rule import Rule
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Commands for the engine, and the numbers they use. `names` are the one-way rules that are loaded."""
+    """An egglog program and the interned ids it uses. `names` lists the one-directional rules that are loaded."""
 
     commands: tuple[str, ...]
     signatures: dict[str, str]
     names: tuple[str, ...]
-    needs: dict[str, list[Shape]]  # ruleset -> what must stand in an e-graph for it to match
+    needs: dict[str, list[Shape]]  # ruleset -> op shapes that must be present in an e-graph for the rule to match
     pruned: bool
     beam: int
     interner: Interner
@@ -37,12 +37,12 @@ class Program:
     key: str
 
     def lower(self, graph: Graph) -> Lowered:
-        """A graph as tables, in this program's numbers."""
+        """The graph as egglog input tables, encoded with this program's interned ids."""
         return lower(graph, self.interner.copy(), self.constants, self.pricing, self.parts)
 
     @property
     def declaration(self) -> dict[str, Any]:
-        """The engine's `declare` request, as JSON."""
+        """Payload of the engine's `declare` request (JSON)."""
         return {
             "key": self.key,
             "commands": self.commands,
@@ -54,7 +54,7 @@ class Program:
 
     @staticmethod
     def job(lowered: Lowered, nodes: int) -> dict[str, Any]:
-        """The engine's `start` request for one block, as JSON."""
+        """Payload of the engine's `start` request for one block (JSON). `nodes` limits the number of live e-nodes."""
         return {
             "tables": lowered.tables(),
             "dims": [list(d) for d in lowered.dims],
@@ -73,10 +73,11 @@ def make_program(
     beam: int = 0,
     parts: bool = False,
 ) -> Program:
-    """The program for some graphs. Without a slack nothing is pruned by cost; a beam then still prunes. With `parts`
-    composites are united with their decompositions.
+    """The egglog program for some graphs.
 
-    RuleError: a rule that cannot be said in egglog.
+    `slack`: e-nodes more expensive than the best of their e-class by more than this are pruned; with None there is no
+    cost pruning, but a `beam` still prunes. `parts`: unite composite ops with their decompositions. Raises RuleError if
+    a rule cannot be expressed in egglog.
     """
     nodes = [n for g in graphs for n in (with_parts(g)[0] if parts else g.nodes())]
     usable, reachable = applicable(rules, {n.op for n in nodes if n.op not in LEAVES})
@@ -95,7 +96,7 @@ def make_program(
         commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
     commands += kill_rules(names) if beam else []
     needs: dict[str, list[Shape]] = {}
-    for number, rule in enumerate(usable):  # a ruleset each: a round runs those that can match
+    for number, rule in enumerate(usable):  # one ruleset per rule, so that a round can run only rules that can match
         ruleset = f"r_{number}"
         needs[ruleset] = shapes(rule)
         commands.append(f"(ruleset {ruleset})")

@@ -1,7 +1,8 @@
-"""Recurrent layers as a scan over steps: the meaning of the op `recurrent`.
+"""The semantics of the op `recurrent` as a scan over time steps.
 
-`scan` serves arrays of NumPy (the op's meaning and kernel), tensors of Torch (a kernel) and expressions (the steps written out):
-the caller passes the activations and the concatenation of its kind. Its text is copied into emitted source, so it must stand alone.
+`scan` works on NumPy arrays (reference semantics and kernel), Torch tensors (kernel) and tensor expressions
+(unrolling): the caller passes activations and concatenation of its array type. The source text of `scan` is copied into
+emitted programs, so it must be self-contained.
 """
 
 from __future__ import annotations

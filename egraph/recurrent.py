@@ -1,4 +1,4 @@
-"""Recurrent layers over expressions: how the operands of the op `recurrent` are packed, and its steps written out."""
+"""Recurrent layers as tensor expressions: packing of the operands of the op `recurrent`, and its unrolled form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .dims import Dim, Expr
 from .graph import Tensor, make
 from .recurrence import scan
 
-#: Layers of at most so many cells (steps times layers times directions) are also searched with their steps written out.
+#: Maximum number of cells (steps x layers x directions) for which the unrolled form is added to the e-graph.
 UNROLLED = 32
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": sigmoid, "tanh": t.tanh, "relu": relu, "softplus": softplus, "softsign": lambda v: v / (t.abs(v) + 1.0),
@@ -19,7 +19,9 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def unrolled(x: Tensor, state: Tensor, w: Tensor, **attrs: Any) -> Tensor | None:
-    """The steps of a `recurrent` node in simpler ops; None where they are more than UNROLLED, or not known."""
+    """The `recurrent` node unrolled into simpler ops; None if it has more than UNROLLED cells or a symbolic number of
+    steps.
+    """
     steps = x.shape[0]
     if isinstance(steps, Expr) or steps * attrs["layers"] * attrs["directions"] > UNROLLED:
         return None
@@ -28,14 +30,18 @@ def unrolled(x: Tensor, state: Tensor, w: Tensor, **attrs: Any) -> Tensor | None
 
 
 def parts_of(node: Tensor) -> Tensor | None:
-    """An equal term of simpler ops: a composite's decomposition, few recurrent steps written out; None for other nodes."""
+    """An equal term of simpler ops: the decomposition of a composite or the unrolled form of a recurrent node; None for
+    other nodes.
+    """
     if node.op == "recurrent":
         return unrolled(*node.args, **dict(node.attrs))
     return expand(node) if node.entry.composite else None
 
 
 def line(values: Sequence[Tensor]) -> Tensor:
-    """All elements of some values, one value after the other; halves are joined first, so that none is copied often."""
+    """All values flattened and concatenated to one vector. Concatenates as a balanced tree, so each element is copied
+    O(log n) times.
+    """
     if len(values) == 1:
         return t.reshape(values[0], (-1,))
     middle = len(values) // 2
@@ -46,14 +52,16 @@ def layers(
     x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *, cell: str, activations: str, hidden: int, width: int,
     count: int, directions: int, variant: str = "",
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Recurrent layers over x[T, B, I]: the last layer's hidden values [T, B, directions * width], and the last state of each layer
-    and direction, [count * directions, B, width] (and the memories [count * directions, B, hidden] of an LSTM).
+    """Recurrent layers over x[T, B, I]. Returns (output, last states).
 
-    `states` are the first states, of these shapes. `weights` are those of the first layer's directions, then of the next layer's:
-    w_x[gates * hidden, I], w_h[gates * hidden, width], b_x[gates * hidden], b_h[gates * hidden], then [width, hidden] where the
-    width is not hidden (a projection), then [3, hidden] where `variant` has "peephole" (of input, forget and output gate).
-    `variant` may also have "coupled" (an LSTM's forget gate is 1 - its input gate) or "reset first" (a GRU resets the state before its
-    product).
+    The output holds the last layer's hidden values, [T, B, directions * width]. The last states are those of each layer
+    and direction, [count * directions, B, width]; an LSTM adds its cell states, [count * directions, B, hidden].
+
+    `states` are the initial states, with the shapes of the last states. `weights` lists per layer and direction:
+    w_x[gates * hidden, I], w_h[gates * hidden, width], b_x[gates * hidden], b_h[gates * hidden], then a projection
+    [width, hidden] if width != hidden, then [3, hidden] (input, forget and output gate) if `variant` contains
+    "peephole". `variant` may also contain "coupled" (LSTM forget gate = 1 - input gate) or "reset first" (GRU resets
+    the state before its product).
     """
     attrs = {"cell": cell, "variant": variant, "activations": activations, "hidden": hidden, "width": width, "layers": count,
              "directions": directions}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Replaying an explanation: every step is checked by what its rule says and by values."""
+"""Replay of an explanation: checks every step against its rule and by evaluating both sides."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from .unfold import CONSTANT, GAP
 
 @dataclass(frozen=True)
 class Checked:
-    """What replaying an explanation found. `errors[i]` is the largest relative error that step i makes in its subterm or
-    in the whole, float64. `wrong` lists the steps over the tolerance, not an instance of their rule, or not joined to the
-    step before, and the number of steps if they end elsewhere than they should. `finite`: some value was."""
+    """Result of a replay.
+
+    `errors[i]` is the largest relative error (float64) that step i causes in its subterm or in the whole term. `wrong`
+    lists the steps that exceed the tolerance, are no instance of their rule, or do not start at the previous step's
+    term; it includes the number of steps if the last term is not the chosen one. `finite`: whether some value of the
+    original term was finite.
+    """
 
     errors: tuple[float, ...]
     wrong: tuple[int, ...]
@@ -44,11 +48,13 @@ def check(
     tolerance: float = 1e-9,
     seed: int = 0,
 ) -> Checked:
-    """Replay every step. Each must start where the one before ended, rewrite one subterm and nothing else, be an instance
-    of its rule (recognised from the rule alone), and leave values as they were, in float64 on random inputs of both signs
-    and on positive ones: those of the whole term, or, without `whole`, those of the subterm for any values of the parts
-    that its two forms share, which takes a fraction of the time; first and last term are compared whole in any case.
-    `bounds` gives the size that integer inputs stay below.
+    """Replay every step of an explanation.
+
+    Each step must start at the previous step's result, rewrite exactly one subterm, be an instance of its rule (judged
+    from the rule alone), and preserve values in float64 on random inputs, once with both signs and once positive.
+    `whole` compares the values of the whole terms; otherwise only the rewritten subterms are compared, with random
+    inputs in place of the subterms that both forms share, which takes a fraction of the time. The first and last terms
+    are always compared whole. `bounds` maps integer inputs to an exclusive upper bound (default 2).
     """
     steps, by_name = explanation.steps, {d.name: d for r in rules for d in r.directions}
     ends = [explanation.original, *(s.new for s in steps)]
@@ -67,7 +73,9 @@ def check(
     errors = [max(differences[2 * i + 1], differences[2 * i + 2]) for i in range(len(steps))]
     for i, error in enumerate(
         errors
-    ):  # two forms may share a part only through what is in it: then the cut says nothing
+        # Both forms may share a subterm only because of its value; replacing it by a random input then proves nothing, so
+        # compare the steps without the replacement.
+    ):
         if not error <= tolerance and not whole:
             ((errors[i],), _) = _compared([(steps[i].before, steps[i].after)], seed, bounds or {})
     wrong |= {i for i, e in enumerate(errors) if not e <= tolerance}
@@ -75,7 +83,7 @@ def check(
 
 
 def _compared(pairs: Sequence[tuple[Tensor, Tensor]], seed: int, bounds: Mapping[str, int]) -> tuple[list[float], bool]:
-    """The largest difference of each pair's values over all inputs, and whether the first pair had finite values."""
+    """Returns (largest relative difference of each pair over all inputs, whether the first term had finite values)."""
     terms = [t for pair in pairs for t in pair]
     errors, finite = [0.0] * len(pairs), False
     for positive in (False, True):
@@ -88,7 +96,7 @@ def _compared(pairs: Sequence[tuple[Tensor, Tensor]], seed: int, bounds: Mapping
 
 
 def _local(step: Step) -> tuple[Tensor, Tensor]:
-    """The two forms with inputs in place of the largest float subterms that both hold."""
+    """Both forms of a step with inputs in place of the largest float subterms that both contain."""
     shared = set(topological([step.before])) & set(topological([step.after]))
     known: dict[Tensor, Tensor] = {}
 
@@ -108,7 +116,7 @@ def _local(step: Step) -> tuple[Tensor, Tensor]:
 
 
 def _is_rewriting(step: Step) -> bool:
-    """Whether the whole terms differ in nothing but the rewritten subterm."""
+    """Whether the whole terms differ only in the rewritten subterm."""
     stack, seen = [(step.old, step.new)], set[tuple[Tensor, Tensor]]()
     while stack:
         pair = a, b = stack.pop()
@@ -122,7 +130,7 @@ def _is_rewriting(step: Step) -> bool:
 
 
 def _difference(a: Any, b: Any) -> float:
-    """Relative Frobenius distance over the places where both are finite; infinite where finiteness differs."""
+    """Relative Frobenius distance over the elements where both are finite; infinite if shape or finiteness differs."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return float("inf")
@@ -134,6 +142,7 @@ def _difference(a: Any, b: Any) -> float:
 def _random_leaves(
     terms: Sequence[Tensor], rng: np.random.Generator, positive: bool, bounds: Mapping[str, int]
 ) -> dict[str, Any]:
+    """Random values for the leaves of some terms, by name."""
     found: dict[str, Any] = {}
     for leaf in topological(terms):
         if leaf.op not in LEAVES[:3]:
@@ -146,14 +155,14 @@ def _random_leaves(
         else:
             x = rng.standard_normal(shape)
             found[name] = np.abs(x) + 0.1 if positive else x
-    return {name: np.asarray(value) for name, value in found.items()}  # NumPy gives numbers where there are no axes
+    return {name: np.asarray(value) for name, value in found.items()}  # NumPy returns scalars for rank-0 shapes
 
 
 def _is_instance(step: Step, rules: Mapping[str, Rule]) -> bool:
-    """Whether a step is what its name says, judged from the two subterms alone."""
+    """Whether a step is an instance of its named rule, judged from the two subterms alone."""
     before, after = (step.before, step.after) if step.forward else (step.after, step.before)
     if step.rule == GAP:
-        return True  # claims nothing: by value only
+        return True  # makes no claim: checked by value only
     if step.rule == CONSTANT:
         return number_of("full", before.attrs) == number_of("full", after.attrs)
     if step.rule.startswith(DEFINITION):

@@ -1,8 +1,8 @@
-"""Rules said in egglog: patterns, attribute arithmetic and guards become query atoms, right sides become actions.
+"""Compilation of rewrite rules to egglog: patterns and guards become query atoms, right sides become actions.
 
-Everything that can fail (an index out of range, a division by zero) is computed in the query, where it just does not
-match. Vectors have no loops in egglog, so a rule that composes, inverts or extends vectors is written once per rank;
-the ranks come from the graph.
+Everything that can fail (index out of range, division by zero) is computed in the query, where failure means no match.
+egglog has no loops over vectors, so a rule that composes, inverts or extends vectors is compiled once per rank; the
+ranks come from the graph.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _VECTOR_FUNCTIONS = {*_RANK_TABLES, "vec", "replace", "drop", "insert", "compose
 
 
 class _NeedRank(Exception):
-    """The length of a vector must be known before the rule can be written."""
+    """Raised when the length of a vector must be known to compile a rule."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
 
 
 class _Ranks:
-    """Which lengths and ranks in a left side are equal by the shape laws (union-find)."""
+    """Union-find of the lengths and ranks in left sides that the shape laws make equal."""
 
     def __init__(self, lefts: Iterable[Term]) -> None:
         self.up: dict[Key, Key] = {}
@@ -48,7 +48,7 @@ class _Ranks:
         return key
 
     def join(self, a: Key | None, b: Key | None) -> Key | None:
-        """State that two lengths are equal."""
+        """Record that two lengths are equal; None is unknown."""
         if a is None or b is None:
             return a or b
         a, b = self.find(a), self.find(b)
@@ -58,7 +58,7 @@ class _Ranks:
         return self.find(a)
 
     def of(self, term: Term) -> Key | None:
-        """The rank of a term, None where no variable tells."""
+        """The rank of a term, as a key; None if no variable determines it."""
         if isinstance(term, Var):
             return self.find(("rank", term.name))
         if isinstance(term, Literal):
@@ -88,7 +88,7 @@ class _Ranks:
 
 @dataclass
 class _Compiler:
-    """One direction of one rule under an assignment of lengths."""
+    """Compiler of one direction of one rule for a given assignment of lengths."""
 
     rule: Rule
     interner: Interner
@@ -102,11 +102,11 @@ class _Compiler:
 
     # ------------------------------------------------------------ small helpers
     def fail(self, message: str) -> RuleError:
-        """The error to raise, naming the rule."""
+        """The RuleError to raise, with the rule's name."""
         return RuleError(message, where=self.rule.name)
 
     def new(self, text: str, prefix: str = "t") -> str:
-        """A variable for an expression, bound in the query once."""
+        """The variable of an expression; each expression is bound in the query once."""
         if text not in self.bound:
             self.fresh += 1
             self.bound[text] = f"{prefix}{self.fresh}"
@@ -114,11 +114,11 @@ class _Compiler:
         return self.bound[text]
 
     def fact(self, function: str, name: str) -> str:
-        """A variable for what is known of a tensor variable."""
+        """The variable of an e-class function (shape, dt, nel) applied to a tensor variable."""
         return self.new(f"({function} x_{name})", "f")
 
     def length(self, key: Key) -> int:
-        """The assigned length."""
+        """The assigned length. Raises _NeedRank if it is not assigned."""
         key = self.ranks.find(key)
         if key not in self.lengths:
             raise _NeedRank(key)
@@ -126,7 +126,7 @@ class _Compiler:
 
     # ------------------------------------------------------------ left sides
     def match(self, term: Term) -> str:
-        """Query atoms for a left side; the variable of its class."""
+        """Add query atoms for a left side; returns the variable of its e-class."""
         if isinstance(term, Var):
             return f"x_{term.name}"
         self.fresh += 1
@@ -142,7 +142,7 @@ class _Compiler:
         return root
 
     def match_attr(self, op: str, name: str, attr: Attr) -> str:
-        """An attribute in a left side: a variable, a constant, or a computed value that it must equal."""
+        """An attribute in a left side: a variable, a constant, or a fresh variable that must equal a computed value."""
         kind = OPS[op].attrs[name]
         if isinstance(attr, Name):
             if self.kinds.setdefault(attr.name, kind) != kind:
@@ -156,11 +156,11 @@ class _Compiler:
 
     @property
     def later(self) -> list[tuple[str, str, Attr]]:
-        """Computed attributes of left sides, checked when every variable is bound."""
+        """Computed attributes of left sides, checked after all variables are bound."""
         return self.__dict__.setdefault("_later", [])  # type: ignore[no-any-return]
 
     def constant(self, kind: str, value: Any) -> str:
-        """A constant attribute as egglog writes it."""
+        """Egglog text of a constant attribute."""
         if kind == "dims":
             return f"(vec-of {' '.join(str(int(v)) for v in value)})"
         if isinstance(value, Expr) or (kind == "int" and not isinstance(value, int)):
@@ -169,7 +169,7 @@ class _Compiler:
 
     # ------------------------------------------------------------ attribute expressions
     def kind_of(self, attr: Attr) -> str:
-        """The kind of an attribute expression: int, dims, float, bool, str, dtype, or '' for a bare constant."""
+        """Kind of an attribute expression: int, dims, float, bool, str, dtype, or '' for a bare constant."""
         if isinstance(attr, Name):
             if attr.name not in self.kinds:
                 raise self.fail(f"{attr.name!r} is a tensor, not an attribute")
@@ -182,10 +182,10 @@ class _Compiler:
             return "dims"
         if attr.function in _NUMBER_FUNCTIONS:
             return "int"
-        raise self.fail(f"{attr.function} cannot be part of a value")
+        raise self.fail(f"{attr.function} is a condition and cannot be part of a value")
 
     def expression(self, attr: Attr, kind: str) -> str:
-        """Egglog text of an attribute expression of the wanted kind."""
+        """Egglog text of an attribute expression of the given kind."""
         if isinstance(attr, Value):
             return self.constant(kind, attr.value)
         have = self.kind_of(attr)
@@ -198,14 +198,14 @@ class _Compiler:
         return self.vector(attr) if kind == "dims" else self.number(attr)
 
     def tensor(self, attr: Apply) -> str:
-        """The tensor variable that a function is about."""
+        """The tensor variable that a function is applied to."""
         first = attr.args[0]
         if not isinstance(first, Name):
             raise self.fail(f"{attr.function} takes a tensor variable")
         return first.name
 
     def number(self, attr: Apply) -> str:
-        """An integer function."""
+        """Egglog text of an integer function."""
         if attr.function == "rank":
             return f"(vec-length {self.fact('shape', self.tensor(attr))})"
         if attr.function == "volume":
@@ -225,25 +225,25 @@ class _Compiler:
             return f"(- 0 {args[0]})"
         if attr.function in _ARITHMETIC:
             return f"({_ARITHMETIC[attr.function]} {' '.join(args)})"
-        a, b = (self.new(t) for t in args)  # floor division and modulo by a positive number; egglog truncates
+        a, b = (self.new(t) for t in args)  # egglog truncates: floor division and modulo by a positive number
         self.atoms.append(f"(< 0 {b})")
         modulo = f"(% (+ (% {a} {b}) {b}) {b})"
         return modulo if attr.function == "mod" else f"(/ (- {a} {modulo}) {b})"
 
     def element(self, vector: Attr, index: Attr) -> str:
-        """An element of a vector; a constant negative index counts from the end."""
+        """Egglog text of a vector element; a negative constant index counts from the end."""
         if isinstance(index, Value) and index.value < 0:
             v = self.bind_vector(vector)
             return f"(vec-get {v} (- (vec-length {v}) {-index.value}))"
         return f"(vec-get {self.bind_vector(vector)} {self.expression(index, 'int')})"
 
     def bind_vector(self, attr: Attr) -> str:
-        """A variable that holds a vector."""
+        """The variable of a vector expression."""
         text = self.expression(attr, "dims")
         return text if text.startswith(("a_", "f", "t")) else self.new(text)
 
     def vector(self, attr: Apply) -> str:
-        """A vector function."""
+        """Egglog text of a vector function."""
         f, args = attr.function, attr.args
         if f == "shape":
             return self.fact("shape", self.tensor(attr))
@@ -262,17 +262,17 @@ class _Compiler:
         if f == "inverse":
             n = self.static_length(args[0])
             return f"(vec-of {' '.join(_first(v, n, str(i)) for i in range(n))})"
-        p, n = self.bind_vector(args[1]), self.static_length(args[1])  # compose, permuted: v at the places p names
+        p, n = self.bind_vector(args[1]), self.static_length(args[1])  # compose, permuted: v indexed by p
         return f"(vec-of {' '.join(f'(vec-get {v} (vec-get {p} {i}))' for i in range(n))})"
 
     def index(self, vector: str, attr: Attr) -> str:
-        """A position; a constant negative one counts from the end."""
+        """Egglog text of an index; a negative constant counts from the end."""
         if isinstance(attr, Value) and attr.value < 0:
             return f"(- (vec-length {vector}) {-attr.value})"
         return self.expression(attr, "int")
 
     def insertion(self, v: str, args: Sequence[Attr]) -> str:
-        """insert(v, i, item) without branches: element k is v[k], the item or v[k-1] as i is above, at or below k."""
+        """Branch-free insert(v, i, item): element k is v[k] for i > k, the item for i == k, v[k-1] for i < k."""
         n = self.static_length(args[0])
         i, item = self.new(self.expression(args[1], "int")), self.new(self.expression(args[2], "int"))
         self.atoms += [f"(<= 0 {i})", f"(<= {i} {n})"]
@@ -284,9 +284,9 @@ class _Compiler:
             elements.append(_sum(parts))
         return f"(vec-of {' '.join(elements)})"
 
-    # ------------------------------------------------------------ lengths known when the rule is written
+    # ------------------------------------------------------------ lengths known at compile time
     def static_length(self, attr: Attr) -> int:
-        """The length of a vector expression; asks for the rank that it depends on."""
+        """The length of a vector expression. Raises _NeedRank if it depends on an unassigned rank."""
         if isinstance(attr, Name):
             return self.length(("len", attr.name))
         if isinstance(attr, Value):
@@ -305,7 +305,7 @@ class _Compiler:
         return self.static_number(args[0])  # the tables by rank
 
     def static_number(self, attr: Attr) -> int:
-        """An integer that follows from the ranks."""
+        """An integer that is determined by the ranks."""
         if isinstance(attr, Value):
             return int(attr.value)
         if isinstance(attr, Apply):
@@ -320,7 +320,7 @@ class _Compiler:
 
     # ------------------------------------------------------------ guards
     def guard(self, attr: Attr) -> None:
-        """Query atoms of a condition."""
+        """Add query atoms for a guard."""
         if not isinstance(attr, Apply):
             raise self.fail("a guard must be a condition")
         f = attr.function
@@ -347,14 +347,14 @@ class _Compiler:
             first, second = names[-2:]
             atom = f"(< (last {first}) (wid {second}))"
             self.atoms.append(atom if len(names) == 2 else f"(= (after {names[0]} (last {first})) (wid {second}))")
-            if len(names) == 3:  # a long chain grows only if it begins with the first weight
+            if len(names) == 3:  # a chain longer than RUN may grow only if it starts with the first weight
                 beyond = f"(max 0 (- (links {first}) {RUN - 1}))"
                 self.atoms.append(f"(= 0 (* {beyond} (- (start {first}) (least {names[0]}))))")
         else:
             raise self.fail(f"{f} is not a condition")
 
     def fits(self, small: str, large: str) -> None:
-        """Query atoms: every size of the one is 1 or the size of the other."""
+        """Add query atoms: each size of one shape is 1 or the size of the other."""
         n, a, b = self.length(("rank", small)), self.fact("shape", small), self.fact("shape", large)
         self.atoms.append(f"(= {n} (vec-length {b}))")
         for i in range(n):
@@ -363,7 +363,10 @@ class _Compiler:
 
     # ------------------------------------------------------------ right sides
     def make(self, term: Term, made: list[str], like: Term | None = None) -> str:
-        """Egglog text of a right side; `made` collects the status of what it makes. `like` types a bare number."""
+        """Egglog text of a right side.
+
+        `made` collects commands that set the status of created e-nodes. `like` gives rank and dtype of a bare number.
+        """
         if isinstance(term, Var):
             return f"x_{term.name}"
         if isinstance(term, Literal):
@@ -371,7 +374,8 @@ class _Compiler:
             rank, dtype = ("0", str(FIRST_FLOAT + 2)) if source is None else (self.rank(source), self.dtype(source))
             ones = self.new(f"(OnesOf {rank})")
             return f"(o_full {self.interner.encode('float', term.value)} {ones} {dtype})"
-        sibling = next((a for a in reversed(term.args) if not isinstance(a, Literal)), None)  # not where's condition
+        # not the condition of `where`
+        sibling = next((a for a in reversed(term.args) if not isinstance(a, Literal)), None)
         args = [self.make(a, made, sibling) for a in term.args]
         for name, attr in term.attrs:
             text = self.expression(attr, OPS[term.op].attrs[name])
@@ -382,7 +386,7 @@ class _Compiler:
         return f"(o_{term.op} {joined})"
 
     def rank(self, term: Term) -> str:
-        """The rank of a term as egglog text."""
+        """Egglog text of the rank of a term."""
         if isinstance(term, Var):
             return f"(vec-length {self.fact('shape', term.name)})"
         if isinstance(term, Literal):
@@ -397,7 +401,7 @@ class _Compiler:
         return f"(+ {self.rank(first)} 1)" if term.op == "windows" else self.rank(first)
 
     def dtype(self, term: Term) -> str:
-        """The dtype of a term as egglog text."""
+        """Egglog text of the dtype of a term."""
         if isinstance(term, Var):
             return self.fact("dt", term.name)
         if isinstance(term, Literal):
@@ -422,7 +426,8 @@ class _Compiler:
             self.atoms.append(f"(= {variable} {self.expression(attr, kind)})")
         for guard in self.rule.guards:
             self.guard(guard)
-        if self.guarded and self.rule.growth != "collects":  # what is folded at load costs nothing in any form
+        # weight-only terms are folded at load and cost nothing in any form
+        if self.guarded and self.rule.growth != "collects":
             self.atoms += [f"(= 1 (wk {root}))" for root in roots]
         made: list[str] = []
         actions = [f"(union {root} {self.make(right, made)})" for root, right in zip(roots, self.rule.rights)]
@@ -438,7 +443,7 @@ def _sum(parts: Sequence[str]) -> str:
 
 
 def _same(a: str, b: str) -> str:
-    """1 where two ints are equal, else 0."""
+    """Egglog text that is 1 if two ints are equal, otherwise 0."""
     return f"(- 1 {_differ(a, b)})"
 
 
@@ -447,7 +452,7 @@ def _differ(a: str, b: str) -> str:
 
 
 def _first(vector: str, n: int, item: str) -> str:
-    """The first position of an item that the vector holds: how many of its prefixes lack the item."""
+    """Egglog text of the first index of an item that the vector contains: the number of prefixes without the item."""
     text = "0"
     for i in reversed(range(n)):
         text = f"(* {_differ(f'(vec-get {vector} {i})', item)} (+ 1 {text}))"
@@ -455,7 +460,7 @@ def _first(vector: str, n: int, item: str) -> str:
 
 
 def rule_ops(rule: Rule) -> tuple[set[str], set[str]]:
-    """The ops that a rule matches and those that it makes (`full` for numbers)."""
+    """Returns (ops that a rule matches, ops that it creates); numbers count as `full`."""
     return _ops(rule.lefts), _ops(rule.rights)
 
 
@@ -463,11 +468,13 @@ def _ops(terms: Iterable[Term]) -> set[str]:
     return {t.op if isinstance(t, Call) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)}
 
 
-Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and which ops stand at its operands
+Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and (operand index, op) of the calls among its operands
 
 
 def shapes(rule: Rule) -> list[Shape]:
-    """What must stand in an e-graph for a rule to match: an e-node for each call of its left sides, with the ops there."""
+    """Op shapes that must occur in an e-graph for a rule to match: each call of its left sides with the ops of its
+    operands.
+    """
     found: dict[Shape, None] = {}
     for term in (t for side in rule.lefts for t in subterms(side) if isinstance(t, Call)):
         inner = [
@@ -478,7 +485,7 @@ def shapes(rule: Rule) -> list[Shape]:
 
 
 def applicable(rules: Iterable[Rule], ops: Iterable[str]) -> tuple[list[Rule], set[str]]:
-    """The one-way rules that can ever fire on a graph of these ops, and the ops that may then occur."""
+    """Returns (one-directional rules that can ever fire on a graph with these ops, ops that may then occur)."""
     waiting = [d for r in rules for d in r.directions]
     have, found = set(ops), list[Rule]()
     while True:
@@ -495,12 +502,12 @@ def applicable(rules: Iterable[Rule], ops: Iterable[str]) -> tuple[list[Rule], s
 
 
 def changes_rank(rule: Rule) -> bool:
-    """Whether a rule can make values of ranks that its operands do not have."""
+    """Whether a rule can create values of other ranks than those of its operands."""
     return bool(rule_ops(rule)[1] & {"reshape", "windows", "gather", "full", "iota"})
 
 
 def spelled_ranks(rule: Rule) -> set[int]:
-    """The ranks that a rule's right sides spell out, axis by axis."""
+    """Ranks of the literal shapes and permutations in a rule's right sides."""
     calls = [t for side in rule.rights for t in subterms(side) if isinstance(t, Call)]
     attrs = [a for t in calls for name, a in t.attrs if name in ("shape", "perm")]
     return {len(a.args) for a in attrs if isinstance(a, Apply) and a.function == "vec"}
@@ -509,8 +516,9 @@ def spelled_ranks(rule: Rule) -> set[int]:
 def compile_rule(
     rule: Rule, interner: Interner, ranks: Sequence[int], *, guarded: bool, ruleset: str = "r_rules"
 ) -> Iterator[tuple[str, str]]:
-    """(name, egglog command) of a one-way rule, once per rank where vectors must be spelled out. RuleError if it
-    cannot be said."""
+    """Returns (name, egglog command) of a one-directional rule, once per rank if vectors must be expanded. RuleError if
+    it cannot be expressed.
+    """
     waiting: list[dict[Key, int]] = [{}]
     shared = _Ranks(rule.lefts)
     while waiting:
@@ -526,7 +534,10 @@ def compile_rule(
 
 
 def collect_constants(rules: Iterable[Rule], interner: Interner) -> list[float]:
-    """Number every scalar constant of the rules; returns those of left sides, nearest matches for a graph's own."""
+    """Intern the scalar constants of the rules' left sides and return them without duplicates.
+
+    A graph's constant that equals one of these up to rounding gets its id (see `lower`).
+    """
     found: list[float] = []
     for rule in rules:
         for term in (t for side in rule.lefts for t in subterms(side)):

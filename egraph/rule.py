@@ -1,4 +1,4 @@
-"""A rewrite rule as data."""
+"""The rewrite rule type. A rule is data: pattern texts, guards and metadata."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ Growth = OneOf["collects", "rearranges", "expands"]
 
 @dataclass(frozen=True)
 class Rule:
-    """`left` may be replaced by `right` wherever `when` holds. See pattern.py for the language.
+    """Rewrite rule: `left` may be replaced by `right` wherever all guards in `when` hold. pattern.py defines the
+    syntax.
 
-    A rule with several left sides (a merge) has as many right sides: all must match at once, and each left side equals
-    its right side. `both` also rewrites right to left. `exact` promises bitwise equality on every float, NaN, infinities
-    and -0.0 included; otherwise the rule holds over the reals and its rounding is judged by the plan's tolerance.
-    `keep` exempts what the rule makes, left to right, from pruning (forms that pay only when shared or followed by others).
+    A rule with several left sides (a merge) has as many right sides: all left sides must match at once, and each left
+    side equals its right side. `both` adds the right-to-left rule. `exact` promises bitwise equality for all floats,
+    including NaN, infinities and -0.0; other rules hold over the reals, and their rounding error is checked against the
+    plan's tolerance. `growth` classifies how the rule changes the number of operations. `keep` exempts the e-nodes that
+    the left-to-right direction creates from pruning (forms that pay only when shared or rewritten further).
     """
 
     name: str
@@ -34,7 +36,7 @@ class Rule:
     phase: str = "algebra"
     family: str = ""
     keep: bool = False
-    shortcut: bool = False  # derivable from other rules; there to save iterations
+    shortcut: bool = False  # derivable from other rules; saves iterations
     doc: str = ""
 
     @cached_property
@@ -49,12 +51,12 @@ class Rule:
 
     @cached_property
     def guards(self) -> tuple[Attr, ...]:
-        """The parsed conditions."""
+        """The parsed guards."""
         return tuple(map(parse_guard, self.when))
 
     @property
     def directions(self) -> tuple[Rule, ...]:
-        """The one-way rules that this rule stands for."""
+        """The one-directional rules that this rule expands to."""
         if not self.both:
             return (self,)
         forward = {**self.__dict__, "both": False}
@@ -66,7 +68,9 @@ class Rule:
         )
 
     def check(self) -> None:
-        """RuleError where the rule is malformed: unbound variables, counts of sides that differ, a bare left variable."""
+        """Raise RuleError if the rule is malformed: unbound variables, different numbers of left and right sides, or a
+        left side that is a bare variable.
+        """
         if len(self.lefts) != len(self.rights):
             raise RuleError(f"{len(self.lefts)} left sides, {len(self.rights)} right sides", where=self.name)
         for rule in self.directions:
@@ -89,7 +93,7 @@ class Rule:
 
 
 def table(family: str, phase: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Rules of one family and phase, checked; family and phase are filled in where a rule leaves them out."""
+    """Checked rules of one family and phase. `family` and `phase` are filled in for rules that do not set their own."""
     found = []
     for rule in rules:
         fields = {k: v for k, v in rule.__dict__.items() if k not in ("lefts", "rights", "guards")}

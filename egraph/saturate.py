@@ -1,13 +1,13 @@
-"""Saturation of blocks: rules are applied round by round under limits, and dominated forms are pruned.
+"""Equality saturation of blocks: rounds of rule application under limits, with pruning of expensive e-nodes.
 
-A round is: every rule once, shape laws, costs, pruning. It runs in a worker process (worker.py) because nothing can stop
-egglog inside a round; the deadline is kept by killing the worker, and the last good view stands.
+One round applies every rule once, then shape laws, costs and pruning. Rounds run in a worker process (worker.py)
+because egglog cannot be interrupted; at the deadline the worker is killed and the last complete view is returned.
 
-The block's own terms are protected from pruning, and an e-node that was part of one round's view stays in all later
-ones, although pruned e-nodes match no rule. So a view never loses the graph that it came from nor any plan that an
-earlier round held: more rounds never make the cheapest plan dearer.
+The block's own terms are protected from pruning. An e-node that was in one round's view stays in all later views,
+although pruned e-nodes match no rule. So a view never loses the original graph or a plan that an earlier round had:
+more rounds never make the cheapest plan more expensive.
 
-The bundled back-off scheduler of egglog is not used: it damages e-graphs with subsumed rows.
+egglog's back-off scheduler is not used, because it corrupts e-graphs with subsumed rows.
 """
 
 from __future__ import annotations
@@ -36,22 +36,27 @@ from .rule import Rule
 from .view import EGraphView, SaturationReport, view_of
 
 SLACK_LAUNCHES = 3
-"""Default slack of pruning, in launches: it must exceed the extra tree cost of a form that pays when shared."""
+"""Default pruning slack in kernel launches. It must exceed the extra tree cost of a form that pays only when shared."""
 
 BEAM = 4
-"""Default beam where pruning is on: the least width at which no graph measured got a dearer plan (benchmarks/anytime.py)."""
+"""Default beam width with the cost guard: the smallest width at which no measured graph got a more expensive plan
+(benchmarks/anytime.py).
+"""
 
 DECLARE_SECONDS = 30.0
-"""Time to declare ops and rules once per worker; it is not charged to a block."""
+"""Time limit for declaring ops and rules, once per worker; not charged to a block."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one block's saturation: live e-nodes, rounds, wall-clock seconds, the worker's resident bytes, and the
-    beam: of each class only the k cheapest e-nodes and the best one of every op are rewritten further (all of them if
-    k = 0; None is `BEAM` where the cost guard is on, else 0). The others stay in the view and can be chosen. `slack`, in
-    kernel launches: how much dearer than its class's best an e-node's tree may be and still be kept. Two saturations with
-    different beams or slacks are not nested; what `nested.py` makes of these numbers is."""
+    """Limits of one block's saturation.
+
+    `nodes`: live e-nodes. `iterations`: rounds. `seconds`: wall-clock time. `bytes`: resident memory of the worker.
+    `beam`: per e-class only the k cheapest e-nodes and the cheapest of every op are rewritten further; the others stay
+    in the view and can be chosen. Beam 0 means no beam; None means `BEAM` with the cost guard and 0 without. `slack`,
+    in kernel launches: an e-node is kept if its tree cost exceeds the best of its e-class by at most this. Saturations
+    with different beams or slacks are not nested; `nested.py` derives nested results from these limits.
+    """
 
     nodes: int = 20_000
     iterations: int = 10
@@ -67,26 +72,29 @@ class Limits:
                 raise UsageError(f"limit {name}={value!r}", hint="a number from 0 on")
 
     def longer(self, times: int) -> Limits:
-        """Twice the e-nodes and seconds and four rounds more, so many times."""
+        """These limits with e-nodes and seconds doubled and 4 more rounds, `times` times."""
         return replace(
             self, nodes=self.nodes << times, iterations=self.iterations + 4 * times, seconds=self.seconds * 2**times
         )
 
 
 class Session(Protocol):
-    """Where egglog runs: this process (`InProcess`) or a worker."""
+    """Protocol of where egglog runs: in this process (`InProcess`) or in a worker."""
 
     def prepare(self) -> None:
-        """Make ready to serve; the time it takes is not part of a limit."""
+        """Get ready to serve. The time is not charged to a limit."""
         ...
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Call a method of `Engine`. Raises Deadline, MemoryLimit, Stopped, WorkerError (the worker died), EngineError."""
+        """Call a method of `Engine`; returns (header, arrays).
+
+        Raises Deadline, MemoryLimit, Stopped, WorkerError (the worker died) or EngineError.
+        """
         ...
 
 
 class InProcess:
-    """A session in this process, for tests and debugging: nothing can stop a round once it runs."""
+    """A session in this process, for tests and debugging. A running round cannot be stopped."""
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
@@ -106,8 +114,11 @@ class InProcess:
 
 # ---------------------------------------------------------------- views
 def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
-    """The engine's arrays as a view: untyped e-nodes and those no root reaches are left out, classes are numbered
-    breadth first from the roots."""
+    """Decode the engine's arrays into a view.
+
+    E-nodes without a known type or unreachable from the roots are dropped. E-classes are numbered breadth-first from
+    the roots.
+    """
     handle = dict(arrays["handle"].tolist())
     cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
     attr_off, attr = arrays["attr_off"].tolist(), arrays["attr"].tolist()
@@ -120,7 +131,7 @@ def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[st
     queue = list(dict.fromkeys(handle[r] for r in lowered.roots))
     number.update((c, i) for i, c in enumerate(queue))
     order: list[int] = []
-    for c in queue:  # grows while it is read
+    for c in queue:  # grows during iteration
         for row in rows_of.get(c, ()):
             order.append(row)
             for k in kid[off[row] : off[row + 1]]:
@@ -163,7 +174,7 @@ def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[st
 
 # ---------------------------------------------------------------- the loop
 class _Saturation:
-    """One block on its way."""
+    """Saturation of one block."""
 
     def __init__(
         self,
@@ -186,7 +197,7 @@ class _Saturation:
         self.extractable, self.message = True, ""
 
     def run(self, session: Session) -> EGraphView:
-        """The best view within the limits, whatever ends the search."""
+        """The last complete view within the limits, with a report of what ended the search."""
         try:
             if self.limits.iterations and self.limits.seconds and not self.stop():
                 session.prepare()
@@ -220,7 +231,7 @@ class _Saturation:
         return replace(self.best, report=report)
 
     def ask(self, session: Session, method: str, payload: Any = None) -> tuple[dict[str, Any], Arrays]:
-        """A request within what is left of the limits."""
+        """Send a request bounded by the remaining time. Raises Stopped or Deadline if none remains."""
         seconds = self.limits.seconds - (time.perf_counter() - self.begin)
         if self.stop():
             raise Stopped
@@ -229,7 +240,9 @@ class _Saturation:
         return session.request(method, payload, Bounds(seconds, self.limits.bytes, self.stop))
 
     def rounds(self, session: Session) -> str:
-        """Rounds until nothing changes or a limit is met; the reason. Each view holds all e-nodes of the one before."""
+        """Run rounds until nothing changes or a limit is reached; returns the reason. Each view contains the e-nodes of
+        the previous one.
+        """
         if not self.limits.iterations:
             return "iterations"
         if not self.limits.seconds:
@@ -259,7 +272,7 @@ class _Saturation:
         return "iterations"
 
     def count(self, header: dict[str, Any]) -> None:
-        """Book a round: rules written once per rank count as one."""
+        """Add one round's statistics; a rule that is compiled once per rank counts as one rule."""
         self.iterations += 1
         self.sizes.append(header["live"])
         for name, count in header["matches"].items():
@@ -280,28 +293,27 @@ def saturate_block(
     session: Session | None = None,
     stop: Stop = never,
 ) -> EGraphView:
-    """All forms of a block that the rules reach within the limits.
+    """Saturate one block; returns the view of all forms that the rules reach within the limits.
 
-    `slack` (nanoseconds; default `limits.slack` launches) is how much dearer than its class's best an e-node's tree may be
-    and still be kept; `guard=False` keeps everything. Composite ops are united with their decompositions. With `exact` they are
-    not, and only bitwise-exact rules are used. The report says what stopped
-    the search; `stop` is polled. RuleError: a rule that cannot be said in egglog, or an unsound one that gave one value
-    two types.
+    `slack` (nanoseconds; default `limits.slack` launches): an e-node is kept if its tree cost exceeds the best of its
+    e-class by at most this. `guard=False` disables pruning. Composite ops are united with their decompositions, unless
+    `exact`, which also restricts the rules to bitwise-exact ones. The report tells what ended the search; `stop` is
+    polled. RuleError: a rule that cannot be expressed in egglog, or an unsound rule that gave one value two types.
     """
     pool = None if session is None else _One(session)
     return saturate_blocks([graph], rules, limits, pricing, slack, exact, guard=guard, pool=pool, stop=stop)[0]
 
 
 class Sessions(Protocol):
-    """Where sessions come from: a worker `Pool`, or one session for all."""
+    """Protocol of session sources: a worker `Pool`, or one session for all blocks."""
 
     @property
     def size(self) -> int:
-        """How many sessions there are."""
+        """Number of sessions."""
         ...
 
     def session(self) -> AbstractContextManager[Session]:
-        """A session of one's own for a while."""
+        """Context manager: exclusive use of a session."""
         ...
 
 
@@ -328,12 +340,12 @@ def saturate_blocks(
     seen: Sequence[list[EGraphView]] = (),
     stop: Stop = never,
 ) -> list[EGraphView]:
-    """`saturate_block` on every graph, as many at a time as the pool has workers; views in the graphs' order.
+    """`saturate_block` for every graph, in parallel up to the pool size; views in the order of the graphs.
 
-    `seen`: lists, one a graph, that get the view of each round.
-    `deadline` bounds the seconds of the whole call: blocks that it leaves no time stay as they came. Ctrl-C, or `stop`
-    turning true, ends the workers: blocks keep their last good view, and their reports say "interrupted". Blocks with
-    empty values, for which no law holds, stay as they came, and their reports say so.
+    `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the seconds of the whole
+    call; blocks without time left are returned unchanged. Ctrl-C, or `stop` returning true, ends the workers: blocks
+    keep their last complete view and their reports say "interrupted". Blocks with empty values (0 elements), for which
+    no law holds, are returned unchanged and their reports say so.
     """
     limits, pricing = limits or Limits(), pricing or Roofline()
     if slack is not None and slack < 0:
@@ -359,14 +371,15 @@ def saturate_blocks(
             view = _Saturation(
                 graph, program, replace(limits, seconds=seconds), pricing, halted, views_of.get(id(graph))
             ).run(session)
-        if view.report.stopped == "interrupted":  # Ctrl-C reached this thread: the other blocks stop as well
+        if view.report.stopped == "interrupted":  # Ctrl-C arrived in this thread: stop the other blocks too
             pressed.set()
         return view
 
     if pool.size == 1 or len(graphs) <= 1:
         return [one(g) for g in graphs]
     with ThreadPoolExecutor(min(pool.size, len(graphs))) as threads:
-        largest = sorted(graphs, key=lambda g: -len(g.nodes()))  # first, so that no worker is left with it at the end
+        # largest first, so that no worker starts a large block at the end
+        largest = sorted(graphs, key=lambda g: -len(g.nodes()))
         waiting = {id(g): threads.submit(one, g) for g in largest}
         futures = [waiting[id(g)] for g in graphs]
         try:

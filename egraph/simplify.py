@@ -1,12 +1,12 @@
-"""Steps that are always worth taking, before any search: identities, view folding, bounded constant folding.
+"""Graph simplification before the search: identities, view folding, bounded constant folding.
 
-One pass from the leaves up. Operands are simplified when a node is reached, and whatever a rule builds goes through the
-same rules, so the result is a fixpoint. Common subexpressions and dead nodes vanish because nodes are hash-consed and
-graphs are reached from their outputs.
+One bottom-up pass. Operands are simplified before their user, and nodes that a rule builds pass through the same rules,
+so the result is a fixpoint. Hash-consing gives common subexpression elimination, and reachability from the outputs
+gives dead code elimination.
 
-`exact` keeps every bit (NaN payloads apart): then only steps that hold in floating point are taken. Otherwise steps may
-differ by rounding, in the sign of a zero, and where `pow` is taken of a negative zero or infinity. Nothing here copies
-weights: what depends on parameters stays an expression, folded when weights are bound.
+`exact` preserves every bit (except NaN payloads): only steps that hold in floating-point arithmetic are taken.
+Otherwise steps may change rounding, the sign of a zero, and `pow` of negative zero or infinity. No step copies weights:
+expressions of parameters stay and are folded when weights are bound.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from .laws import broadcast
 from .ops import OPS
 from .positions import any_of, counter, reshaped
 
-#: Values of at most this many bytes are folded.
+#: Largest result (in bytes) of constant folding.
 FOLD_BYTES = 1 << 14
 
 Rule = Callable[["Simplifier", str, tuple[Tensor, ...], dict[str, Any]], Tensor | None]
 
 
 def simplify(graph: Graph, *, exact: bool = False, fold_bytes: int = FOLD_BYTES) -> Graph:
-    """An equal graph without needless nodes; the graph itself where there are none. Folds up to `fold_bytes` a value."""
+    """An equivalent simplified graph; the same object if nothing changed. Constant folding is limited to `fold_bytes`
+    per value.
+    """
     run = Simplifier(exact, fold_bytes)
     roots = [run.visit(r) for r in graph.roots]
     return graph if all(a is b for a, b in zip(roots, graph.roots, strict=True)) else graph.with_roots(roots)
@@ -42,7 +44,9 @@ def simplify(graph: Graph, *, exact: bool = False, fold_bytes: int = FOLD_BYTES)
 
 @dataclass
 class Simplifier:
-    """The state of one pass: what each node became, and which spelling of a commutative product was seen first."""
+    """State of one simplification pass: the memo of simplified nodes and the canonical operand order of commutative
+    ops.
+    """
 
     exact: bool = False
     fold_bytes: int = FOLD_BYTES
@@ -50,7 +54,7 @@ class Simplifier:
     spelling: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def visit(self, root: Tensor) -> Tensor:
-        """The simplified value of a root."""
+        """The simplified form of a root."""
         for node in topological([root]):
             if node not in self.done:
                 args = tuple(self.done[a] for a in node.args)
@@ -59,7 +63,7 @@ class Simplifier:
         return self.done[root]
 
     def build(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any] | None = None, data: Any = None) -> Tensor:
-        """`make` through the rules; the operands must be simplified already."""
+        """`make` followed by simplification; the operands must already be simplified."""
         args, attrs = tuple(args), attrs or {}
         plain = make(op, args, attrs, data=data)
         if plain in self.done:
@@ -71,26 +75,29 @@ class Simplifier:
         return found
 
     def _rewrite(self, node: Tensor, attrs: dict[str, Any]) -> Tensor:
+        """Apply the first simplification rule that changes the node."""
         for rule in (_empty, _fold, *RULES.get(node.op, ()), *(_POINTWISE if node.entry.pointwise else ())):
             found = rule(self, node.op, node.args, attrs)
             if found is not None and found is not node:
-                # a rule may change how a zero-size or broadcast result is reached, never its type
+                # a rule may change how a zero-size or broadcast result is computed, never its type
                 assert found.type == node.type, f"{rule.__name__}: {node.type} became {found.type}"
                 return found
         return node
 
     def scalar(self, value: float, like: Tensor) -> Tensor:
-        """A number with the rank and dtype of a tensor, of size 1 everywhere."""
+        """A fill with the rank and dtype of a tensor and size 1 along every axis."""
         return _full((1,) * like.rank, value, like.dtype)
 
     def stretched(self, x: Tensor, shape: Shape) -> Tensor:
-        """x broadcast to a shape of its rank."""
+        """x broadcast to a shape of the same rank."""
         return self.build("broadcast_to", (x,), {"shape": shape})
 
 
-# ---------------------------------------------------------------- values known now
+# ---------------------------------------------------------------- constant folding
 def _full(shape: Shape, value: Any, dtype: str) -> Tensor:
-    """A fill, its value written as a float, a bool, or an int that has wrapped around as its dtype's do."""
+    """A fill node with its value in canonical form: float, 0/1 for bool, or an int wrapped to the range of
+    the dtype.
+    """
     kind = dtypes.category(dtype)
     low = int(dtypes.least(dtype)) if kind == "int" else 0
     written = (
@@ -106,24 +113,24 @@ def _written(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, 
 
 
 def _constant(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """A small constant of equal elements is a fill."""
+    """Replace a small constant whose elements are all equal by a fill."""
     data = make(op, (), attrs).data
     return None if data is None or data.nbytes > s.fold_bytes else _known(data, attrs["dtype"], attrs["shape"])
 
 
 def number(x: Tensor) -> float | None:
-    """The value that every element has, where that is known."""
+    """The value of a fill; None for other nodes."""
     return x.attr("value") if x.op == "full" else None
 
 
 def _empty(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """A value without elements is any value without elements."""
+    """Replace an empty value (0 elements) by a fill."""
     made = make(op, args, attrs)
     return _full(made.shape, 0, made.dtype) if any(isinstance(d, int) and d == 0 for d in made.shape) else None
 
 
 def _known(array: Array, dtype: str, shape: Shape) -> Tensor:
-    """A constant, or a fill where all elements are the same bits, or a counter."""
+    """An array as a fill (all elements bitwise equal), an iota (a counter), or a constant."""
     flat = array.reshape(-1)
     if flat.size and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
         return _full(shape, flat[0].item(), dtype)
@@ -132,7 +139,7 @@ def _known(array: Array, dtype: str, shape: Shape) -> Tensor:
 
 
 def _fold(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Fills give fills at any size; constants and positions are computed while small and not larger than before."""
+    """Constant folding. Ops over fills fold at any size; constants and iotas fold only within the size limit."""
     if not args or any(a.op not in ("full", "constant", "iota") for a in args):
         return None
     node = make(op, args, attrs)
@@ -151,7 +158,10 @@ def _fold(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any
 
 # ---------------------------------------------------------------- pointwise
 def _order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Commutative operands: the fill second, otherwise as first met. The larger of 0.0 and -0.0 is the first of them."""
+    """Canonical operand order of commutative ops: a fill second, otherwise the order seen first.
+
+    Skipped for maximum and minimum in exact mode: max(0.0, -0.0) returns the first operand.
+    """
     if not OPS[op].commutative or len(args) != 2 or (s.exact and op in ("maximum", "minimum")):
         return None
     x, y = args
@@ -163,7 +173,7 @@ def _order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, An
 
 
 def _unstretch(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Operands broadcast by themselves; a broadcast of all operands is taken after the computation."""
+    """Compute on unbroadcast operands; if all operands were broadcast, broadcast the result instead."""
     inner = tuple(a.args[0] if a.op == "broadcast_to" else _one(a) for a in args)
     if all(a is b for a, b in zip(inner, args)):
         return None
@@ -176,7 +186,7 @@ def _unstretch(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str
 
 
 def _one(x: Tensor) -> Tensor:
-    """A fill of size 1 everywhere, instead of a larger one."""
+    """Shrink a fill to size 1 along every axis."""
     if x.op != "full" or all(isinstance(d, int) and d == 1 for d in x.shape):
         return x
     return _full((1,) * x.rank, x.attr("value"), x.dtype)
@@ -186,12 +196,12 @@ _POINTWISE: tuple[Rule, ...] = (_order, _unstretch)
 
 
 def _whole(s: Simplifier, x: Tensor, *others: Tensor) -> Tensor:
-    """x as the result of a pointwise op with the others."""
+    """x broadcast to the result shape of a pointwise op with the other operands."""
     return s.stretched(x, broadcast(x.shape, *(o.shape for o in others)))
 
 
 def _is(x: Tensor, value: float, *, negative_zero: bool = False) -> bool:
-    """Whether x is that number everywhere; zeros of the other sign count only where asked for."""
+    """Whether x is a fill of this value. Zeros must match in sign: -0.0 only with `negative_zero`."""
     found = number(x)
     return found is not None and found == value and (value != 0 or negative_zero == bool(np.signbit(float(found))))
 
@@ -213,7 +223,7 @@ def _add(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
 
 
 def _gather_numbers(s: Simplifier, op: str, args: tuple[Tensor, ...]) -> Tensor | None:
-    """(x + a) + b and (x * a) * b with numbers a and b: one number."""
+    """Merge constants: (x + a) + b and (x * a) * b with numbers a and b."""
     x, b = args
     if (s.exact and dtypes.is_float(x.dtype)) or x.op != op or number(b) is None or number(x.args[1]) is None:
         return None
@@ -225,7 +235,7 @@ def _gather_numbers(s: Simplifier, op: str, args: tuple[Tensor, ...]) -> Tensor 
 
 
 def _representable(value: float, dtype: str) -> bool:
-    """Whether a number neither overflows nor vanishes in a dtype."""
+    """Whether a number neither overflows nor underflows to zero in a dtype."""
     if not dtypes.is_float(dtype):
         return True
     with np.errstate(over="ignore", under="ignore"):
@@ -263,12 +273,14 @@ def _mul(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
     return _mask(s, args) if found is None else found
 
 
-HUGE = 1e4  # sums with a number of this size lose digits that matter
+HUGE = 1e4  # a sum with a number of this magnitude loses significant digits
 
 
 def _mask(s: Simplifier, args: tuple[Tensor, ...]) -> Tensor | None:
-    """(1 − m)·huge, an additive mask, as where(1 − m = 0, 0, 1 − m)·huge: so no law turns it into huge − m·huge, whose
-    parts would swallow what they are added to before they cancel."""
+    """Protect an additive mask (1 − m)·huge by rewriting it as where(1 − m = 0, 0, 1 − m)·huge.
+
+    This prevents distributing into huge − m·huge, whose terms would absorb the other summands before they cancel.
+    """
     x, by = args[0], number(args[1])
     base = x
     while base.args and base.entry.kind == "view":
@@ -295,7 +307,7 @@ def _div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
 def _pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
     x, y = args
     floats, power = dtypes.is_float(x.dtype), number(y)
-    if _is(y, 1) and not (floats and s.exact):  # NumPy's pow(x, 1.0) is off by a bit for some x
+    if _is(y, 1) and not (floats and s.exact):  # NumPy's pow(x, 1.0) is off by one bit for some x
         return _whole(s, x, y)
     if power is None or (floats and s.exact) or x.dtype == "bool":
         return None
@@ -312,7 +324,7 @@ _IDEMPOTENT = ("abs", "floor", "ceil", "round", "sign", "relu")
 
 
 def _twice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """-(-x), |(|x|)|, floor(floor(x)) …"""
+    """-(-x), |(|x|)|, floor(floor(x)) and similar."""
     (x,) = args
     if x.op == op:
         return x.args[0] if op in _SELF_INVERSE else x
@@ -326,7 +338,7 @@ def _same_twice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[st
 
 
 def _logic(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """and, or with a known bool."""
+    """`and`, `or` with a constant bool, or of equal operands."""
     x, y = args
     if x is y:
         return x
@@ -347,14 +359,14 @@ def _where(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, An
     return s.build("where", (condition.args[0], y, x)) if condition.op == "not" else None
 
 
-#: Whole numbers up to 2**n that a float dtype holds exactly, and the range of int dtypes as (bits, signed).
+#: Significand bits per float dtype: integers up to 2**n are exact.
 _WHOLE = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 _WIDER = {("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64"), ("float16", "float64"),
           ("bfloat16", "float64")}  # fmt: skip
 
 
 def lossless(source: str, target: str) -> bool:
-    """Whether every value of one dtype is a value of the other."""
+    """Whether every value of the source dtype is exactly representable in the target dtype."""
     if source == target or (source, target) in _WIDER or source == "bool":
         return True
     if dtypes.category(source) != "int" or target == "bool":
@@ -368,7 +380,7 @@ def lossless(source: str, target: str) -> bool:
 
 
 def _cast(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """A cast to the same dtype; a cast through a dtype that loses nothing."""
+    """Remove a cast to the same dtype; merge a cast with a preceding lossless cast."""
     (x,), target = args, attrs["dtype"]
     if x.dtype == target:
         return x
@@ -381,7 +393,7 @@ def _cast(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any
 
 # ---------------------------------------------------------------- reductions
 def _reduce(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Axes of size 1 need no reduction (a sum of one -0.0 may be 0.0); maxima of maxima are one."""
+    """Drop reduced axes of size 1 (a sum over one -0.0 may give 0.0); merge nested max or min."""
     (x,), axes = args, attrs["axes"]
     rounds = op in ("sum", "mean")
     if s.exact and rounds:
@@ -397,20 +409,20 @@ def _reduce(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, A
 
 
 def _any_position(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Whether a mask of positions shows any follows from its bounds."""
+    """Replace `any` over a mask of positions by comparisons of bounds."""
     (x,), axes = args, attrs["axes"]
     return any_of(x, axes[0], s.build) if x.dtype == "bool" and len(axes) == 1 else None
 
 
 def _along_one(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Along an axis of size 1 nothing moves and nothing adds up."""
+    """Cumulative sum or flip along an axis of size 1 is the identity."""
     (x,) = args
     return x if x.shape[attrs["axis"]] == 1 or (x.op == "full" and op == "flip") else None
 
 
 # ---------------------------------------------------------------- views
 def _to_shape(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Nothing is done to reach the shape that is there; one value has any; of two such steps the last one counts."""
+    """Reshape or broadcast: drop no-ops, fold into fills, reshape iotas, keep only the last of two."""
     (x,), shape = args, attrs["shape"]
     if x.shape == shape:
         return x
@@ -422,7 +434,7 @@ def _to_shape(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str,
 
 
 def _permute(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Permutations compose; one that keeps the order of all axes longer than 1 is a reshape."""
+    """Compose permutations; a permutation that keeps the order of all axes longer than 1 is a reshape."""
     (x,), perm = args, attrs["perm"]
     if perm == tuple(range(len(perm))):
         return x
@@ -441,7 +453,7 @@ def _ints(*values: Dim) -> bool:
 
 
 def _slice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Slices of slices, of one side of a concat, of padding, of broadcasts and fills."""
+    """Slices of slices, of one side of a concat, of padding, of broadcasts and of fills."""
     (x,), axis, start, stop, step = args, attrs["axis"], attrs["start"], attrs["stop"], attrs["step"]
     size = x.shape[axis]
     if start == 0 and stop == size and step == 1:
@@ -455,7 +467,7 @@ def _slice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, An
         return make("iota", (), {**dict(x.attrs), "shape": shape})
     if not _ints(size, start, stop) or not _ints(*shape[axis : axis + 1]):
         return None
-    last = start + (shape[axis] - 1) * step  # of the elements that are taken; there is at least one
+    last = start + (shape[axis] - 1) * step  # index of the last element taken; there is at least one
     if stop != last + 1:
         return s.build("slice", args, {**attrs, "stop": last + 1})
     if step != 1 and shape[axis] == 1:
@@ -465,6 +477,7 @@ def _slice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, An
 
 
 def _slice_of_slice(s: Simplifier, x: Tensor, axis: int, start: int, last: int, step: int) -> Tensor | None:
+    """One slice in place of two nested ones."""
     first, by = x.attr("start"), x.attr("step")
     if not _ints(first):
         return None
@@ -473,6 +486,7 @@ def _slice_of_slice(s: Simplifier, x: Tensor, axis: int, start: int, last: int, 
 
 
 def _slice_of_concat(s: Simplifier, x: Tensor, axis: int, start: int, last: int, step: int) -> Tensor | None:
+    """A slice within one side of a concat as a slice of that side."""
     left, right = x.args
     seam = left.shape[axis]
     if not isinstance(seam, int) or last >= seam > start:
@@ -483,6 +497,7 @@ def _slice_of_concat(s: Simplifier, x: Tensor, axis: int, start: int, last: int,
 
 
 def _slice_of_pad(s: Simplifier, x: Tensor, axis: int, start: int, last: int, step: int) -> Tensor | None:
+    """A slice within the padding as a fill; a slice within the data as a slice of the operand."""
     (data,), lo = x.args, x.attr("lo")
     size = data.shape[axis]
     if not _ints(lo, size):
@@ -504,7 +519,7 @@ _SLICED: dict[str, Callable[[Simplifier, Tensor, int, int, int, int], Tensor | N
 
 
 def _concat(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Empty parts vanish; neighbouring slices of one value and equal fills are one."""
+    """Drop empty parts; merge adjacent slices of one value and equal fills."""
     (x, y), axis = args, attrs["axis"]
     for part, other in ((x, y), (y, x)):
         if part.shape[axis] == 0:
@@ -543,14 +558,16 @@ def _flip(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any
 
 
 def _windows(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Windows of one element are the elements."""
+    """Windows of one element are a reshape."""
     (x,) = args
     plain = attrs["size"] == 1 and attrs["stride"] == 1
     return s.build("reshape", (x,), {"shape": (*x.shape, 1)}) if plain else None
 
 
 def _gather(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Any element of a fill; a known single position is a slice, and known positions in few runs are slices one after the other."""
+    """Gather from a fill is a fill; at a constant index it is a slice; at few runs of consecutive indices a concat of
+    slices.
+    """
     x, index = args
     shape = make(op, args, attrs).shape
     if x.op == "full" and volume(x.shape) != 0:
@@ -568,11 +585,11 @@ def _gather(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, A
     return s.build("reshape", (piece,), {"shape": shape})
 
 
-RUNS = 3  # of positions that follow one another, up to which slices of a value stand for what is gathered from it
+RUNS = 3  # largest number of consecutive index runs for which a gather becomes slices
 
 
 def _runs(s: Simplifier, x: Tensor, axis: int, places: Sequence[int]) -> Tensor | None:
-    """What lies at some positions of an axis, as slices (the components that a cross product takes in turn)."""
+    """A gather at constant indices as a concat of slices (for example the component rotations of a cross product)."""
     starts = [n for n in range(len(places)) if n == 0 or places[n] != places[n - 1] + 1]
     if not 0 < len(starts) <= RUNS:
         return None
@@ -584,7 +601,7 @@ def _runs(s: Simplifier, x: Tensor, axis: int, places: Sequence[int]) -> Tensor 
 
 
 def _clip(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """No limits, no clipping; without a lower limit above 0 and an upper one, it is relu."""
+    """Clip without limits is the identity; clip with lower limit +0.0 and no upper limit is relu."""
     if attrs["lo"] == float("-inf") and attrs["hi"] == float("inf"):
         return args[0]
     return s.build("relu", args) if attrs["hi"] == float("inf") and _is_plus_zero(attrs["lo"]) else None
@@ -594,7 +611,7 @@ def _is_plus_zero(value: float) -> bool:
     return value == 0 and not np.signbit(float(value))
 
 
-#: op -> its rules, tried in order. Pointwise ops try `_POINTWISE` after them.
+#: op -> simplification rules, tried in order. Pointwise ops then try `_POINTWISE`.
 RULES: dict[str, tuple[Rule, ...]] = {
     "full": (_written,),
     "constant": (_constant,),

@@ -1,7 +1,8 @@
-"""Strips: a stretch of one axis of a value, computed from stretches of what it depends on.
+"""Strips: a slice of a value along one axis, computed from slices of its operands along their axes.
 
-Where every output element depends on one place of an axis only (pointwise operations, reductions over other axes, rows of a
-product), a part of the output can be computed without the rest. References of outputs that are larger than memory are made so.
+Where each output element depends on a single index of the axis (pointwise ops, reductions over other axes, rows of a
+matmul), part of an output can be computed without the rest. Used to compute reference values of outputs larger than
+memory.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from .dims import concrete
 from .graph import Tensor, make
 from .interpret import expand_all
 
-Axis = int | None  # None: the whole operand is read
-_ALONG = ("slice", "concat", "pad")  # work on their attribute `axis`, the other axes pass through
+Axis = int | None  # None: the whole operand is needed
+_ALONG = ("slice", "concat", "pad")  # ops that act along their attribute `axis` and leave other axes alone
 
 
 @dataclass(frozen=True)
 class Strip:
-    """A stretch of a root as an expression over stretches of leaves. `reads`: name of each cut leaf -> (leaf, axis)."""
+    """A slice of a root as an expression over slices of leaves. `reads`: input name of each sliced leaf -> (leaf,
+    axis).
+    """
 
     term: Tensor
     reads: Mapping[str, tuple[Tensor, int]]
@@ -29,19 +32,21 @@ class Strip:
 
 @dataclass(frozen=True)
 class Axes:
-    """The axis of every value that a strip of `root` along `axis` needs; made by `axes_of`."""
+    """For each value that a strip of `root` along `axis` depends on, the axis along which that value is sliced. Built
+    by `axes_of`.
+    """
 
     root: Tensor
     axis: int
-    order: tuple[tuple[Tensor, int], ...]  # cut values, operands first
+    order: tuple[tuple[Tensor, int], ...]  # (value, sliced axis), operands before users
 
     @property
     def size(self) -> int:
-        """Places along the axis."""
+        """Length of the root's sliced axis."""
         return int(concrete(self.root.shape)[self.axis])
 
     def strip(self, count: int) -> Strip:
-        """`count` consecutive places of the root. The same expression serves wherever the stretch begins."""
+        """Expression for `count` consecutive indices of the root. The expression does not depend on the start index."""
         reads: dict[str, tuple[Tensor, int]] = {}
         made: dict[tuple[int, int], Tensor] = {}
         for node, axis in self.order:
@@ -63,7 +68,7 @@ class Axes:
 
 
 def axes_of(root: Tensor) -> Axes | None:
-    """How to compute a stretch of a root along its longest axis that allows it; None where no axis does."""
+    """Slicing of a root along its longest axis that allows it; None if no axis does."""
     (root,) = expand_all([root])
     shape = concrete(root.shape)
     for axis in sorted(range(len(shape)), key=lambda k: (-shape[k], k)):
@@ -73,7 +78,7 @@ def axes_of(root: Tensor) -> Axes | None:
 
 
 def _cut(root: Tensor, axis: int) -> tuple[tuple[Tensor, int], ...] | None:
-    """All values that are cut, operands first; None where an operation mixes places of the axis."""
+    """All (value, axis) pairs that must be sliced, operands first; None if an op mixes indices of the axis."""
     order: list[tuple[Tensor, int]] = []
     seen: set[tuple[int, int]] = set()
     stack: list[tuple[Tensor, int, bool]] = [(root, axis, False)]
@@ -94,7 +99,10 @@ def _cut(root: Tensor, axis: int) -> tuple[tuple[Tensor, int], ...] | None:
 
 
 def operand_axes(node: Tensor, axis: int) -> list[Axis] | None:
-    """The axis along which a stretch of `node` along `axis` needs each operand; None where it needs other places as well."""
+    """Per operand, the axis to slice it along for a slice of `node` along `axis` (None: whole operand).
+
+    Returns None if some operand is needed at other indices of that axis too.
+    """
     shapes = [concrete(a.shape) for a in node.args]
     shape, attrs = concrete(node.shape), dict(node.attrs)
     if node.entry.pointwise or node.op == "broadcast_to":
@@ -115,7 +123,7 @@ def operand_axes(node: Tensor, axis: int) -> list[Axis] | None:
 
 
 def _of_product(axis: int, rank: int, shapes: Iterable[tuple[int, ...]]) -> list[Axis]:
-    """For a[..., M, K] @ b[..., K, N], or @ b[K, N]."""
+    """Operand axes for a[..., M, K] @ b[..., K, N] or a @ b[K, N]."""
     _, b = shapes
     if axis == rank - 1:
         return [None, len(b) - 1]
@@ -123,7 +131,7 @@ def _of_product(axis: int, rank: int, shapes: Iterable[tuple[int, ...]]) -> list
 
 
 def _of_reshape(axis: int, shape: tuple[int, ...], before: tuple[int, ...]) -> list[Axis] | None:
-    """The axis of the operand that is this one of the result: as long, with as many elements before it."""
+    """The operand axis that equals this result axis: same length and the same number of elements before it."""
     for place, size in enumerate(before):
         if size == shape[axis] and math.prod(before[:place]) == math.prod(shape[:axis]):
             return [place]
@@ -131,7 +139,7 @@ def _of_reshape(axis: int, shape: tuple[int, ...], before: tuple[int, ...]) -> l
 
 
 def stretch(array: Any, axis: int, start: int, stop: int) -> Any:
-    """A view of an array's places [start, stop) along an axis."""
+    """View of an array at indices [start, stop) along an axis."""
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 

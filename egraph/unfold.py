@@ -1,4 +1,4 @@
-"""Proofs unfolded into chains of terms: which subterm becomes which, by what, one step after the other."""
+"""Unfolding of congruence proofs into linear chains of rewrite steps."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from .pattern import Literal, Term, Var, build
 from .rule import Rule
 
 MOST_STEPS = 2000
-DEEPEST = 60  # nesting at which lazy unfolding is given up
+DEEPEST = 60  # recursion depth at which lazy unfolding is abandoned
 CONSTANT, GAP = "rounding of a constant", "no rule found"
 
 
 @dataclass
 class Chain:
-    """Terms from one to an equal one; `reasons[i]` leads from `terms[i]` to `terms[i + 1]`."""
+    """A chain of equal terms. `reasons[i]` = (rule name, forward, before, after) leads from `terms[i]` to `terms[i +
+    1]`.
+    """
 
     terms: list[Tensor]
     reasons: list[tuple[str, bool, Tensor, Tensor]] = field(default_factory=list)
 
     def push(self, reason: tuple[str, bool, Tensor, Tensor], term: Tensor) -> None:
-        """Add a step; one that leads back to an earlier term undoes what came between."""
+        """Append a step. A step back to an earlier term removes the steps in between. Raises TooDeep beyond
+        MOST_STEPS.
+        """
         place = next((i for i, t in enumerate(self.terms) if t is term), None)
         if place is not None:
             del self.terms[place + 1 :], self.reasons[place:]
@@ -37,21 +41,24 @@ class Chain:
 
 
 class TooDeep(Exception):
-    """A chain of too many steps, or lazy unfolding that went round in circles."""
+    """Raised for a chain with too many steps, or lazy unfolding that does not terminate."""
 
 
 @dataclass
 class Unfolding:
-    """A proof as a chain of terms. With rules it is lazy: a term is rewritten only as far as the next rule's pattern
-    demands, and the rule is then applied to what the term holds, not to the terms that the equation was stated over.
-    That makes far shorter chains, but nothing bounds them."""
+    """Unfolds proofs into chains.
+
+    With rules it is lazy: a term is rewritten only as far as the next rule's pattern requires, and the rule is applied
+    to the actual subterms instead of the terms of the stated equation. Lazy chains are far shorter but not bounded.
+    Without rules it is strict.
+    """
 
     proofs: ShortProofs
     rules: Mapping[str, Rule]
     depth: int = 0
 
     def chain(self, a: Tensor, b: Tensor) -> Chain:
-        """From one term to another. Operands that are not proved equal to their counterparts become gaps."""
+        """The chain from `a` to `b`. Operands that are not proven equal become gaps."""
         chain = Chain([a])
         if a is b:
             return chain
@@ -77,12 +84,12 @@ class Unfolding:
         return chain
 
     def congruent(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two terms are equal operand by operand."""
+        """Whether two terms have the same op and attributes and pairwise equal operands."""
         alike = a.op == b.op and a.attrs == b.attrs and len(a.args) == len(b.args) > 0
         return alike and all(self.proofs.closure.equal(p, q) for p, q in zip(a.args, b.args))
 
     def become(self, target: Tensor, chain: Chain) -> None:
-        """Go on to an equal term: operand by operand if that is all that differs."""
+        """Extend the chain to an equal term, operand by operand if only operands differ."""
         now = chain.terms[-1]
         if now is target:
             return
@@ -95,7 +102,9 @@ class Unfolding:
             chain.push(reason, term)
 
     def lift(self, a: Tensor, b: Tensor, chain: Chain) -> None:
-        """Rewrite the operands of a term one by one; a pair of subterms that occurs in several places in all of them."""
+        """Rewrite the operands of a term one by one. A pair of subterms that occurs several times is rewritten at all
+        occurrences.
+        """
         self.proofs.closure.add(a)
         inner, order = _parts(self.proofs, a, b)
         now: dict[Pair, Tensor] = {pair: pair[0] for pair in order}
@@ -106,7 +115,7 @@ class Unfolding:
                 chain.push(reason, _assembled((a, b), inner, now))
 
     def apply(self, link: Link, equation: Equation, chain: Chain) -> None:
-        """Apply an equation's rule to the chain's end, which equals the equation's side by congruence."""
+        """Apply an equation's rule to the end of the chain, which is congruent to one side of the equation."""
         now, forward = chain.terms[-1], equation.left is link.before
         rule = self.rules.get(equation.name)
         if now is not link.before and rule is not None and len(rule.lefts) == 1:
@@ -123,7 +132,9 @@ class Unfolding:
         chain.push((equation.name, forward, link.before, link.after), link.after)
 
     def instance(self, rule: Rule, forward: bool, pattern: Term, other: Term, term: Tensor) -> Tensor | None:
-        """The other side of a rule over the subterms of a term that has the shape of its one side."""
+        """The other side of a rule, instantiated from a term that matches `pattern`; None if the result is not an
+        instance.
+        """
         binding: dict[str, Tensor] = {}
         attrs: dict[str, Any] = {}
         if not bind(pattern, term, binding, attrs):
@@ -136,7 +147,7 @@ class Unfolding:
         return made if made.type == term.type and is_instance(rule, 0, *sides) else None
 
     def fit(self, pattern: Term, now: Tensor, target: Tensor) -> Chain:
-        """Give a term the shape of a pattern that an equal term, the target, has; variables take what is there."""
+        """Rewrite a term to match a pattern that an equal term (`target`) matches; variables match any subterm."""
         if isinstance(pattern, Var):
             return Chain([now])
         self.proofs.closure.add(now)
@@ -156,7 +167,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def _parts(proofs: ShortProofs, a: Tensor, b: Tensor) -> tuple[dict[Pair, list[Pair]], list[Pair]]:
-    """Pairs of terms that congruence takes apart, with their operands' pairs, and the pairs that rules connect."""
+    """Returns (pairs of terms split by congruence -> operand pairs, pairs that need rules)."""
     inner: dict[Pair, list[Pair]] = {}
     outer: dict[Pair, None] = {}
     stack: list[Pair] = [(a, b)]
@@ -177,6 +188,7 @@ def _parts(proofs: ShortProofs, a: Tensor, b: Tensor) -> tuple[dict[Pair, list[P
 
 
 def _assembled(root: Pair, inner: Mapping[Pair, list[Pair]], now: Mapping[Pair, Tensor]) -> Tensor:
+    """The root pair's term with the current form of each of its rewritten subterms."""
     built: dict[Pair, Tensor] = {}
     stack = [root]
     while stack:
@@ -186,7 +198,7 @@ def _assembled(root: Pair, inner: Mapping[Pair, list[Pair]], now: Mapping[Pair, 
         elif pair in now:
             built[pair] = now[pair]
         elif pair not in inner:
-            built[pair] = pair[0]  # the same on both sides
+            built[pair] = pair[0]  # identical on both sides
         elif missing := [p for p in inner[pair] if p not in built]:
             stack += missing
         else:
@@ -196,7 +208,7 @@ def _assembled(root: Pair, inner: Mapping[Pair, list[Pair]], now: Mapping[Pair, 
 
 
 def unfold(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor) -> Chain:
-    """The shorter of the strict and the lazy chain from one term to another. TooDeep where neither is short enough."""
+    """The shorter of the strict and the lazy chain from `a` to `b`. TooDeep if both are too long."""
     found = []
     for known in (rules, {}):
         try:
@@ -208,7 +220,7 @@ def unfold(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor)
 
 
 def position(old: Tensor, new: Tensor, before: Tensor) -> tuple[int, ...]:
-    """The way down to the first place where two terms differ and the old one holds the rewritten subterm."""
+    """Operand path to the first occurrence of the rewritten subterm at which two terms differ."""
     path: list[int] = []
     while old is not before:
         step = next((i for i, (p, q) in enumerate(zip(old.args, new.args)) if p is not q), None)

@@ -1,8 +1,8 @@
-"""Views of one graph put together: each holds what the others found, so that more search never loses a form.
+"""Union of e-graph views of one graph, so that more search never loses a form.
 
-Two saturations of a graph under different limits (a wider beam, more slack) are not nested: what is pruned depends on
-what else was found. Their union is, by construction: every e-node of both, and the classes that hold a common value, and
-all that follows from that by congruence, are one. Which saturations some limits stand for is said in `nested.py`.
+Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because what is pruned
+depends on what else was found. Their union contains both: it has every e-node of both views, merges e-classes that
+share a value, and is closed under congruence. `nested.py` defines which saturations a set of limits stands for.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ from .rule import Rule
 from .saturate import Limits, saturate_blocks
 from .view import EGraphView, Ints, merged
 
-Key = tuple[object, ...]  # an e-node over classes: its op, attributes and operands, or the leaf that it stands for
+Key = tuple[object, ...]  # an e-node over e-classes: its op, attributes and operands, or its leaf tensor
 
 
 def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
-    """What each e-node is, and the classes it reads."""
+    """Returns (label, operand e-classes) of each e-node."""
     off, kid = view.off.tolist(), view.kid.tolist()
     return [(view.what(i), tuple(kid[off[i] : off[i + 1]])) for i in range(len(view))]
 
 
 def union(views: Sequence[EGraphView]) -> EGraphView:
-    """The e-graph that holds all e-nodes of some views of one graph. A class that an earlier view has keeps its age; the
-    rounds of a later view count on from those before it."""
+    """The view with all e-nodes of some views of one graph, merged under congruence.
+
+    E-classes of an earlier view keep their age; ages of a later view are offset by the rounds of the views before it.
+    """
     return _Union(views).view() if len(views) > 1 else views[0]
 
 
 def congruent(view: EGraphView) -> EGraphView:
-    """A view in which equal e-nodes over equal classes are one: instances of blocks that were put together each bring
-    constants of their own."""
+    """The view after congruence closure: equal e-nodes over equal e-classes are merged.
+
+    Needed after gluing blocks, because each block instance brings its own constants.
+    """
     return _Union([view]).view()
 
 
@@ -50,9 +54,13 @@ def saturate_in_stages(
     effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
     deadline: float = float("inf"), stop: Stop = never,
 ) -> list[list[EGraphView]]:  # fmt: skip
-    """All that `limits` and `effort` stand for (0: no rewriting), saturation by saturation: for each, one view a graph, the union
-    of what was found so far. The last is the result; those before are what less would give, and it ends with one of them
-    where `deadline` says so."""
+    """Results of increasing effort up to `limits` and `effort` (0: no rewriting). Each stage is a list of one view per
+    graph.
+
+    Each stage is the union of everything found so far. The last stage is the result; earlier stages are what smaller
+    settings would give. After `deadline` seconds, or when `stop` returns true, the list ends early (never empty).
+    UsageError if `effort` is out of range.
+    """
     if not 0 <= effort <= MOST_EFFORT:
         raise UsageError(f"effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default")
     end, chosen = time.perf_counter() + deadline, list(rules)
@@ -70,14 +78,14 @@ def saturate_in_stages(
 
 
 class _Union:
-    """All views' classes side by side, joined by union-find until congruent classes are one."""
+    """E-classes of all views, merged by union-find until closed under congruence."""
 
     def __init__(self, views: Sequence[EGraphView]) -> None:
         self.views = views
         self.first = np.cumsum([0, *(v.n_classes for v in views)]).tolist()
         self.up = list(range(self.first[-1]))
-        self.nodes: list[tuple[object, tuple[int, ...], int]] = []  # what, operands, class
-        self.source: list[tuple[int, int]] = []  # view, e-node
+        self.nodes: list[tuple[object, tuple[int, ...], int]] = []  # label, operand e-classes, own e-class
+        self.source: list[tuple[int, int]] = []  # view index, e-node index
         self.ages: list[Ints] = []
         past = 0
         for n, view in enumerate(views):
@@ -93,6 +101,7 @@ class _Union:
         self._close()
 
     def find(self, c: int) -> int:
+        """The representative of an e-class."""
         up = self.up
         while up[c] != c:
             up[c] = up[up[c]]
@@ -100,7 +109,7 @@ class _Union:
         return c
 
     def _close(self) -> None:
-        """Join what the views have in common, then operands' classes until nothing changes."""
+        """Merge roots and shared values of the views, then propagate congruence until nothing changes."""
         users: list[list[int]] = [[] for _ in self.up]
         for i, (_, kids, _) in enumerate(self.nodes):
             for k in set(kids):
@@ -130,7 +139,7 @@ class _Union:
             join(known.setdefault(key, c), c)
 
     def view(self) -> EGraphView:
-        """The classes that are left, in the order of the first view, then of the others."""
+        """The merged view. E-classes are ordered by the first view, then by the following ones."""
         root = [self.find(c) for c in range(len(self.up))]
         number = {c: n for n, c in enumerate(dict.fromkeys(root))}
         of = [number[c] for c in root]

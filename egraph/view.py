@@ -1,4 +1,4 @@
-"""The read-only view of an e-graph: arrays of e-nodes and classes, and what is read off them without a solver."""
+"""The read-only view of an e-graph: arrays of e-nodes and e-classes, cheapest terms, and gluing of block views."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class SaturationReport:
-    """What a saturation did. `stopped`: saturated, iterations, nodes, seconds, bytes, interrupted or worker-died.
+    """Report of a saturation.
 
-    `sizes` holds the live e-nodes after each iteration (the first entry is the block as it came), `matches` and
-    `rule_seconds` the totals per rule (rules that cannot occur are left out), `kept` the iteration whose view was kept, `extractable` whether every root of
-    the last round was still extractable (if not, an earlier round was kept).
+    `stopped` is one of: saturated, iterations, nodes, seconds, bytes, interrupted, worker-died. `sizes`: live e-nodes
+    after each iteration (first entry: the original block). `matches` and `rule_seconds`: totals per rule (rules that
+    cannot occur are omitted). `kept`: iteration whose view was kept. `extractable`: whether every root of the last
+    round was extractable (if not, an earlier round was kept).
     """
 
     stopped: str = "saturated"
@@ -39,10 +40,10 @@ class SaturationReport:
     seconds: float = 0.0
     kept: int = 0
     extractable: bool = True
-    message: str = ""  # of the worker, where it died
+    message: str = ""  # error message of a worker that died
 
     def rule_table(self, count: int = 15) -> str:
-        """The rules that took longest, with their matches, and what those that matched nothing took together."""
+        """Table of the `count` slowest rules with their matches, and the total time of rules without matches."""
         return rule_table({n: (m, self.rule_seconds.get(n, 0.0)) for n, m in self.matches.items()}, count)
 
     def __str__(self) -> str:
@@ -52,11 +53,11 @@ class SaturationReport:
         )
 
 
-SHOWN_S = 5e-5  # of a rule that matched nothing, from which a table shows it
+SHOWN_S = 5e-5  # seconds from which a rule without matches is shown in the table
 
 
 def rule_table(rules: Mapping[str, tuple[int, float]], count: int = 15) -> str:
-    """Rules (matches, seconds) as text: the dearest ones, then the total and the share of those that matched nothing."""
+    """Table of rules (matches, seconds): the slowest ones, then the total and the share of rules without matches."""
     ranked = sorted(rules.items(), key=lambda r: (-r[1][1], r[0]))
     lines = [f"{1e3 * s:>9.1f} ms  {m:>7} matches  {name}" for name, (m, s) in ranked[:count] if m or s >= SHOWN_S]
     idle = [s for m, s in rules.values() if not m]
@@ -70,10 +71,10 @@ def rule_table(rules: Mapping[str, tuple[int, float]], count: int = 15) -> str:
 
 @dataclass(frozen=True, eq=False)
 class EGraphView:
-    """E-nodes and their classes. E-node i is `op[i]` with `attrs[i]` over the classes `kid[off[i]:off[i+1]]`.
+    """E-nodes and e-classes as arrays. E-node i is `op[i]` with `attrs[i]` over the e-classes `kid[off[i]:off[i+1]]`.
 
-    `types` and `weight` are per class (`weight`: depends on params and constants only). `tensors` gives the leaf behind
-    each leaf e-node, `classes` the class of every node of the graph that the view was made from.
+    `cls` is the e-class per e-node. `types` and `weight` are per e-class (`weight`: depends on params and constants
+    only). `tensors` maps leaf e-nodes to their leaf, `classes` maps every node of the original graph to its e-class.
     """
 
     op: list[str]
@@ -87,20 +88,21 @@ class EGraphView:
     report: SaturationReport
     tensors: Mapping[int, Tensor]
     classes: Mapping[Tensor, int]
-    stamped: Bools | None = None  # glued views: classes of values inside blocks, which `classes` does not name
-    age: Ints | None = None  # per class the round that it came up in, 0 for values of the graph (None: not known)
-    own: Bools | None = None  # per e-node, whether the graph that the view was made from has it (None: not known)
+    # glued views only: e-classes of values inside blocks, which `classes` does not contain
+    stamped: Bools | None = None
+    age: Ints | None = None  # per e-class the round in which it appeared, 0 for values of the graph (None: unknown)
+    own: Bools | None = None  # per e-node, whether the original graph contains it (None: unknown)
 
     @cached_property
     def original(self) -> Bools:
-        """Per class, whether it is a value of the graph that the view was made from."""
+        """Per e-class, whether it is a value of the original graph."""
         found = np.zeros(self.n_classes, np.bool_) if self.stamped is None else self.stamped.copy()
         found[list(self.classes.values())] = True
         return found
 
     @property
     def n_classes(self) -> int:
-        """Number of classes."""
+        """Number of e-classes."""
         return len(self.types)
 
     def __len__(self) -> int:
@@ -113,20 +115,20 @@ class EGraphView:
         return order, start
 
     def nodes_of(self, cls: int) -> Ints:
-        """The e-nodes of a class, in rising order."""
+        """The e-nodes of an e-class, in ascending order."""
         order, start = self._by_class
         return order[start[cls] : start[cls + 1]]
 
     def kids(self, node: int) -> Ints:
-        """The child classes of an e-node."""
+        """The operand e-classes of an e-node."""
         return self.kid[self.off[node] : self.off[node + 1]]
 
     def what(self, node: int) -> object:
-        """What an e-node is but for its operands: the leaf that it stands for, or its op and attributes."""
+        """The label of an e-node, without operands: its leaf tensor, or its op and attributes."""
         return self.tensors.get(node, (self.op[node], self.attrs[node]))
 
     def only(self, nodes: Bools) -> EGraphView:
-        """The same classes with some of the e-nodes."""
+        """The view with a subset of its e-nodes (boolean mask) and all e-classes."""
         kept = np.flatnonzero(nodes).tolist()
         width = np.diff(self.off)
         return replace(
@@ -137,9 +139,9 @@ class EGraphView:
         )  # fmt: skip
 
     def cheapest(self, price: Sequence[float]) -> tuple[list[float], list[int]]:
-        """Least tree cost per class and the e-node that has it (-1: the class has no finite term).
+        """Returns (least tree cost per e-class, e-node that attains it; -1 if the e-class has no finite term).
 
-        Knuth's generalisation of Dijkstra's algorithm; ties go to the lower class, then to the lower e-node.
+        Knuth's generalization of Dijkstra's algorithm. Ties go to the lower e-class, then to the lower e-node.
         """
         return _cheapest(self, price)
 
@@ -149,18 +151,20 @@ class EGraphView:
         return all(choice[r] >= 0 for r in self.roots)
 
     def best_terms(self, price: Callable[[int], float] | None = None) -> list[Tensor]:
-        """The roots' terms of least tree cost (default: fewest e-nodes)."""
+        """The terms of least tree cost of the roots (default cost: number of e-nodes)."""
         cost = [1.0 if price is None else price(i) for i in range(len(self))]
         choice = self.cheapest(cost)[1]
         return [self.term(choice, r) for r in self.roots]
 
     def term(self, choice: Sequence[int] | Mapping[int, int], cls: int) -> Tensor:
-        """The tensor that a choice of one e-node per class means for a class. ExtractionError on a cycle or a gap."""
+        """The term of an e-class under a choice of one e-node per e-class. ExtractionError on a cycle or a missing
+        choice.
+        """
         built: dict[int, Tensor] = {}
         return _build(self, choice, cls, built)
 
     def terms(self, choice: Sequence[int] | Mapping[int, int], classes: Sequence[int]) -> list[Tensor]:
-        """`term` for several classes, shared parts built once."""
+        """`term` for several e-classes; shared subterms are built once."""
         built: dict[int, Tensor] = {}
         return [_build(self, choice, c, built) for c in classes]
 
@@ -170,7 +174,9 @@ class EGraphView:
         return leaf if leaf is not None else make(self.op[node], operands, dict(self.attrs[node]))
 
     def to_json(self, cost: Sequence[float] | None = None) -> dict[str, Any]:
-        """The egraph-serialize form: nodes with op, children (node ids), eclass and cost; classes with their type."""
+        """The egraph-serialize format: nodes with op, children (node ids), eclass and cost; e-classes with
+        their type.
+        """
         names = [f"n{i}" for i in range(len(self))]
         first = [int(self.nodes_of(c)[0]) if len(self.nodes_of(c)) else -1 for c in range(self.n_classes)]
         nodes = {
@@ -190,7 +196,7 @@ class EGraphView:
         return json.dumps(self.to_json(cost), indent=1)
 
     def html(self, page: int = 0, per_page: int = 50) -> str:
-        """A table of classes with their e-nodes, `per_page` classes from page `page` on; roots first."""
+        """HTML table of e-classes with their e-nodes, `per_page` e-classes per page; roots first."""
         order = [*dict.fromkeys([*self.roots, *range(self.n_classes)])]
         pages = max(1, -(-len(order) // per_page))
         shown = order[page * per_page : (page + 1) * per_page]
@@ -221,7 +227,7 @@ def _spelled(view: EGraphView, node: int) -> str:
 
 
 def _parents(view: EGraphView) -> tuple[list[int], list[int]]:
-    """CSR of the e-nodes that use each class, once per use."""
+    """CSR arrays (e-nodes, offsets): the e-nodes that use each e-class, once per use."""
     owner = np.repeat(np.arange(len(view), dtype=np.int32), np.diff(view.off))
     order = np.argsort(view.kid, kind="stable")
     start = np.searchsorted(view.kid[order], np.arange(view.n_classes + 1))
@@ -229,6 +235,7 @@ def _parents(view: EGraphView) -> tuple[list[int], list[int]]:
 
 
 def _cheapest(view: EGraphView, price: Sequence[float]) -> tuple[list[float], list[int]]:
+    """See `EGraphView.cheapest`."""
     users, start = _parents(view)
     cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()
     left = np.diff(view.off).tolist()
@@ -250,6 +257,7 @@ def _cheapest(view: EGraphView, price: Sequence[float]) -> tuple[list[float], li
 
 
 def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int, built: dict[int, Tensor]) -> Tensor:
+    """Build the term of an e-class iteratively; `built` holds the terms built so far."""
     stack, open_classes = [cls], set[int]()
     while stack:
         c = stack[-1]
@@ -273,7 +281,7 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
 
 
 def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
-    """The graph as a view: its nodes, one e-node per class, in topological order."""
+    """The graph as a view: one e-node per e-class, in topological order."""
     nodes = graph.nodes()
     number = {n: i for i, n in enumerate(nodes)}
     fixed = weight_only(nodes)
@@ -300,13 +308,13 @@ _SEAMS = (("input", "in", "inputs"), ("param", "w", "params"), ("state", "s", "s
 
 
 class _Glue:
-    """Classes of all instances and of the model's own values, joined where they are the same value (union-find)."""
+    """Union-find over the e-classes of all block instances and of the model's own values."""
 
     def __init__(self, blocks: Blocks, views: Sequence[EGraphView]) -> None:
         self.blocks, self.views = blocks, views
         self.size = 0
         self.up: dict[int, int] = {}
-        self.of: dict[Tensor, int] = {}  # the model's values
+        self.of: dict[Tensor, int] = {}  # e-class of the model's values
         self.types: list[Type] = []
         self.weights: list[Bools] = []
         self.originals: list[Bools] = []
@@ -321,6 +329,7 @@ class _Glue:
         self.templates = [self._template(v) for v in views]
 
     def find(self, c: int) -> int:
+        """The representative of an e-class."""
         root = c
         while root in self.up:
             root = self.up[root]
@@ -329,18 +338,21 @@ class _Glue:
         return root
 
     def join(self, a: int, b: int) -> None:
+        """Merge two e-classes; the lower number becomes the representative."""
         a, b = self.find(a), self.find(b)
         if a != b:
             self.up[max(a, b)] = min(a, b)
 
     def name(self, value: Tensor, c: int) -> None:
-        """State that a class is a value of the model."""
+        """Record that an e-class holds a value of the model."""
         known = self.of.setdefault(value, c)
         self.join(known, c)
 
     @staticmethod
     def _template(view: EGraphView) -> _Template:
-        """What is stamped of a block's view: all but the leaves that stand for values of the model."""
+        """The part of a block's view to copy per instance: everything except leaves that stand for values
+        of the model.
+        """
         seams = {v.attr("name"): view.classes[v] for v in view.tensors.values() if v.op in LEAVES[:3]}
         own = {i: v for i, v in view.tensors.items() if v.op not in LEAVES[:3]}
         keep = np.array([i for i in range(len(view)) if i not in view.tensors or i in own], np.int64)
@@ -358,6 +370,7 @@ class _Glue:
         )
 
     def stamp(self, instance: Instance) -> None:
+        """Add one instance: a copy of its block's template, merged with the model's values."""
         view, template = self.views[instance.block], self.templates[instance.block]
         first, base = self.size, len(self.ops)
         self.size += view.n_classes
@@ -382,7 +395,7 @@ class _Glue:
             self.name(value, first + root)
 
     def fill(self) -> None:
-        """The model's own e-nodes for values that no block computes: leaves and shared weight-only expressions."""
+        """Add the model's own e-nodes for values that no block computes: leaves and shared weight-only expressions."""
         computed = {v for i in self.blocks.instances for v in i.outputs}
         computed |= set(self.tensors.values())
         ends = dict.fromkeys([*(v for v in self.of if v not in computed), *self.blocks.graph.roots])
@@ -413,6 +426,7 @@ class _Glue:
             self.own.append(np.ones(1, np.bool_))
 
     def view(self) -> EGraphView:
+        """The glued view, e-classes renumbered."""
         old = np.arange(self.size)
         for c in list(self.up):
             old[c] = self.find(c)
@@ -424,7 +438,7 @@ class _Glue:
         number = number[old]
 
         def flagged(flags: Sequence[Bools]) -> Bools:
-            """A class has a flag that any of the classes joined in it has."""
+            """A merged e-class has a flag if any of its parts has the flag."""
             found = np.zeros(len(used), np.bool_)
             found[number[(number >= 0) & np.concatenate([np.zeros(0, np.bool_), *flags])]] = True
             return found
@@ -452,6 +466,8 @@ class _Glue:
 
 @dataclass(frozen=True)
 class _Template:
+    """The part of a block's view that every instance copies; `seams` maps leaf names to e-classes."""
+
     ops: list[str]
     attrs: list[tuple[tuple[str, Any], ...]]
     cls: Ints
@@ -462,12 +478,12 @@ class _Template:
     constants: dict[int, Tensor]
 
 
-#: The worse of two reasons to have stopped comes first.
+#: Reasons to stop, worst first.
 _REASONS = ("interrupted", "worker-died", "bytes", "seconds", "nodes", "iterations", "saturated")
 
 
 def merged(views: Sequence[EGraphView]) -> SaturationReport:
-    """The reports of several blocks as one: sums, the worst reason, all rules."""
+    """The reports of several blocks as one: sums, worst reason, all rules."""
     reports = [v.report for v in views]
     matches: dict[str, int] = {}
     seconds: dict[str, float] = {}
@@ -491,10 +507,11 @@ def merged(views: Sequence[EGraphView]) -> SaturationReport:
 
 
 def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
-    """One view of the whole model: every instance's view stamped with classes of its own, joined at the seams.
+    """One view of the whole model: each instance gets a copy of its block's view, and shared values are merged.
 
-    Linear in the result. The roots are those of `blocks.graph`; values that no block computes (leaves, weight-only
-    expressions that several blocks share) get the model's own e-nodes.
+    Linear in the size of the result. The roots are those of `blocks.graph`. Values that no block computes (leaves,
+    weight-only expressions that several blocks share) get the model's own e-nodes. Congruence closure is not applied;
+    see `union.congruent`.
     """
     work = _Glue(blocks, views)
     for instance in blocks.instances:

@@ -1,9 +1,9 @@
-"""16-bit models as float32 graphs, for rewriting that may reassociate.
+"""Conversion of 16-bit graphs to float32, so that rewrite rules may reassociate.
 
-A model exported in bfloat16 or float16 casts before and after every product, and an opaque cast stops all algebra. The
-widened graph carries those values in float32: casts among 16-bit floats and float32 vanish, each 16-bit leaf is read
-through one cast, and outputs and state updates are cast back to the dtypes they were declared with. In float64 the
-meaning is the same. Casts to and from float64, integers and bool stay.
+A model exported in bfloat16 or float16 casts before and after every product, and casts block algebraic rewriting. The
+widened graph computes those values in float32: casts among 16-bit floats and float32 vanish, each 16-bit leaf is cast
+once, and outputs and state updates are cast back to their declared dtypes. Evaluated in float64 both graphs have the
+same values. Casts to and from float64, integers and bool stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WIDE = "float32"
 
 
 def widen(graph: Graph) -> Graph:
-    """The graph with 16-bit floats carried in float32; the graph itself where it has none."""
+    """The graph with float32 in place of 16-bit floats; the same object if the graph has no 16-bit floats."""
     if all(n.dtype not in HALVES for n in graph.nodes()):
         return graph
     wide = rebuild(graph.roots, _change)
@@ -24,16 +24,16 @@ def widen(graph: Graph) -> Graph:
 
 
 def as_dtype(x: Tensor, dtype: str) -> Tensor:
-    """The value in a dtype: itself, what it was cast from where that cast lost nothing, or its cast."""
+    """The value in a dtype: unchanged, the operand of a lossless cast that produced the value, or a new cast."""
     if x.dtype == dtype:
         return x
-    if x.op == "cast" and x.args[0].dtype == dtype and lossless(dtype, x.dtype):  # a 16-bit leaf that goes to an output
+    if x.op == "cast" and x.args[0].dtype == dtype and lossless(dtype, x.dtype):  # a 16-bit leaf that is also an output
         return x.args[0]
     return make("cast", (x,), {"dtype": dtype})
 
 
 def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-    """The node over widened operands."""
+    """The node rebuilt over widened operands."""
     attrs = dict(node.attrs)
     if attrs.get("dtype") in HALVES and node.op not in ("input", "param", "state", "constant"):
         attrs["dtype"] = WIDE
@@ -45,7 +45,8 @@ def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         and args[0].op == "cast"
         and args[0].args[0].dtype in HALVES
     ):
-        return as_dtype(make(node.op, (args[0].args[0], args[1]), attrs), WIDE)  # a table is gathered, then cast
+        # gather from the 16-bit table, then cast the result
+        return as_dtype(make(node.op, (args[0].args[0], args[1]), attrs), WIDE)
     new = make(node.op, args, attrs, data=node.data)
     return as_dtype(new, WIDE) if node.is_leaf and node.dtype in HALVES else new
 

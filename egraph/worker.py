@@ -1,9 +1,9 @@
-"""A warm process that runs egglog and can be killed, because nothing else stops egglog inside a round.
+"""Worker process that runs egglog and can be killed, because egglog cannot be interrupted within a round.
 
-Started as `python -m tensor_graphs.egraph.worker` over pipes: no `multiprocessing`, so it works from a script without a
-main guard, from `python -` and from a notebook. A frame is a 4-byte length, a JSON header, and the raw bytes of the
-arrays that the header lists. The worker ends when its parent does (end of input), when its memory passes the limit of
-the request (exit code 77), or when it is killed at the deadline.
+Started as `python -m tensor_graphs.egraph.worker` with pipes. It does not use `multiprocessing`, so it works from
+scripts without a main guard, from `python -` and from notebooks. A frame is a 4-byte length, a JSON header, and the raw
+bytes of the arrays that the header lists. A worker ends when its parent ends (end of input), when its memory exceeds
+the request's limit (exit code 77), or when it is killed at the deadline.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ START_SECONDS = 30.0
 
 # ---------------------------------------------------------------- frames
 def write_frame(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> None:
-    """Send one message."""
+    """Send one frame."""
     listed = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
     text = json.dumps(header | {"arrays": listed}).encode()
     stream.write(struct.pack("<I", len(text)) + text)
@@ -45,6 +45,7 @@ def write_frame(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> No
 
 
 def _exactly(stream: IO[bytes], size: int) -> bytes:
+    """Read exactly `size` bytes; EOFError at the end of the stream."""
     data = stream.read(size)
     if len(data) != size:
         raise EOFError
@@ -52,7 +53,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays]:
-    """Receive one message. EOFError at the end, ValueError where the bytes are no frame."""
+    """Receive one frame. EOFError at the end of the stream, ValueError if the bytes are not a frame."""
     (size,) = struct.unpack("<I", _exactly(stream, 4))
     if size > 1 << 30:
         raise ValueError(f"a frame of {size} bytes")
@@ -67,7 +68,7 @@ def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays]:
 
 # ---------------------------------------------------------------- inside the worker
 def resident_bytes() -> int:
-    """Resident memory of this process; its peak where the system does not tell the present one."""
+    """Resident memory of this process; peak resident memory where the system does not report the current value."""
     try:
         with open("/proc/self/statm") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -79,6 +80,7 @@ def resident_bytes() -> int:
 
 
 def _watch_memory(limit: list[int]) -> None:
+    """Thread: exit the worker when its memory exceeds the limit."""
     while True:
         time.sleep(0.02)
         allowed = limit[0]  # read once: the main thread changes it
@@ -87,20 +89,23 @@ def _watch_memory(limit: list[int]) -> None:
 
 
 def _read_requests(stream: IO[bytes], requests: queue.Queue[dict[str, Any]]) -> None:
+    """Thread: queue incoming requests."""
     try:
         while True:
             requests.put(read_frame(stream)[0])
-    except BaseException:  # the parent closed the pipe or died: egglog may be busy, so leave at once
+    except BaseException:  # the parent closed the pipe or died; egglog may be busy, so exit immediately
         os._exit(0)
 
 
 def serve() -> None:
-    """The worker's main loop: one request, one reply. egglog stays on this thread; others cannot use its objects."""
+    """Main loop of the worker: one reply per request. egglog stays on this thread, because its objects are bound to a
+    thread.
+    """
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing that prints may disturb the frames
+    os.dup2(2, 1)  # redirect stdout to stderr, so that prints cannot corrupt the frames
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
     limit = [0]
     threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
@@ -121,19 +126,19 @@ def serve() -> None:
 
 # ---------------------------------------------------------------- in the parent
 def tensor_graphs_file() -> str:
-    """Where the package was imported from: the worker must find the same one."""
+    """File that the package was imported from, so that the worker imports the same package."""
     file = sys.modules[__name__.split(".")[0]].__file__
     assert file is not None
     return file
 
 
 class Worker:
-    """One process. Restarted on the next request after it died or was killed."""
+    """One worker process with its pipes. A dead or killed process is replaced at the next `prepare`."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
-        self.starting = False  # the process has not said yet that it is ready
-        self.last_words = ""  # of the process that ended last
+        self.starting = False  # the process has not reported ready yet
+        self.last_words = ""  # stderr tail of the process that ended last
 
     def prepare(self) -> None:
         """Start the process if it is not running, and wait until it is ready."""
@@ -145,11 +150,13 @@ class Worker:
             self.starting = False
 
     def begin(self) -> None:
-        """Start the process if there is none; it gets ready while the caller does something else."""
+        """Start the process if there is none, without waiting for it to become ready."""
         if self.process is not None:
             return
         if not sys.executable:
-            raise WorkerError("this Python does not know its own program", hint="use session=InProcess()")
+            raise WorkerError(
+                "cannot start the saturation worker: sys.executable is empty", hint="use session=InProcess()"
+            )
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         root = str(Path(tensor_graphs_file()).parents[1])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -171,6 +178,7 @@ class Worker:
 
     @staticmethod
     def _listen(process: subprocess.Popen[bytes], frames: queue.Queue[Any]) -> None:
+        """Thread: queue frames from the process, then the exception that ended the stream."""
         assert process.stdout is not None
         try:
             while True:
@@ -179,7 +187,7 @@ class Worker:
             frames.put(error)
 
     def _next(self, bounds: Bounds) -> Any:
-        """The next frame, or the error that ended the stream."""
+        """The next frame, or the exception that ended the stream."""
         end = time.perf_counter() + bounds.seconds
         try:
             while True:
@@ -190,11 +198,12 @@ class Worker:
                     raise Deadline
                 with contextlib.suppress(queue.Empty):
                     return self.frames.get(timeout=min(left, 0.05))
-        except BaseException:  # also Ctrl-C: the reply on its way belongs to nobody
+        except BaseException:  # also Ctrl-C: nobody will read the pending reply
             self.kill()
             raise
 
     def _receive(self, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
+        """The result of a request. Raises MemoryLimit, WorkerError or EngineError."""
         found = self._next(bounds)
         if isinstance(found, Exception):
             code = self.kill()
@@ -211,22 +220,22 @@ class Worker:
         return header.get("result", header), arrays
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """See `saturate.Session.request`. A process that is gone is not started again here: it has forgotten all."""
+        """See `saturate.Session.request`. Does not restart a dead process, because the new one would have no state."""
         process = self.process
         if process is None:
             raise WorkerError("the saturation worker is not running", hint="call prepare() first")
         assert process.stdin is not None
-        with contextlib.suppress(OSError):  # a broken pipe: reading tells why it died
+        with contextlib.suppress(OSError):  # a broken pipe: reading reports why the process died
             write_frame(process.stdin, {"method": method, "payload": payload, "memory": bounds.bytes}, {})
         return self._receive(bounds)
 
     def kill(self) -> int | None:
-        """End the process now; its exit code."""
+        """Kill the process; returns its exit code (None if there was no process)."""
         process, self.process = self.process, None
         if process is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.05)  # it may be ending by itself: keep its own exit code
+            process.wait(0.05)  # the process may be exiting: keep its own exit code
         process.kill()
         code = process.wait()
         for pipe in (process.stdin, process.stdout):
@@ -242,7 +251,7 @@ class Worker:
 
 
 class Pool:
-    """Up to `size` warm workers, started when first needed, handed out one session at a time."""
+    """Up to `size` warm workers, started on first use; each serves one session at a time."""
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
@@ -253,7 +262,7 @@ class Pool:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Worker]:
-        """A worker of one's own for a while; waits for one to be free."""
+        """Context manager: exclusive use of a worker. Waits until one is free."""
         worker = self._free.get()
         try:
             yield worker
@@ -261,7 +270,7 @@ class Pool:
             self._free.put(worker)
 
     def begin(self) -> None:
-        """Start the workers that nobody uses, without waiting for them: starting takes a third of a second."""
+        """Start all idle workers without waiting for them (starting takes a third of a second)."""
         idle = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -270,12 +279,12 @@ class Pool:
             try:
                 worker.begin()
             except (OSError, WorkerError):
-                pass  # who needs it will be told
+                pass  # reported when the worker is used
             finally:
                 self._free.put(worker)
 
     def close(self) -> None:
-        """End all workers; they start again when needed."""
+        """Kill all workers; they restart on demand."""
         for worker in self.workers:
             worker.kill()
 
@@ -285,7 +294,7 @@ _making = Lock()
 
 
 def default_pool() -> Pool:
-    """The pool of this process, made on first use and closed at exit. All threads share it: a worker serves one session at a time."""
+    """The pool of this process, created on first use and closed at exit. All threads share it."""
     global _pool
     with _making:
         if _pool is None:
@@ -298,7 +307,7 @@ def default_pool() -> Pool:
 
 @in_forked_child
 def _left_behind() -> None:
-    """A forked child makes a pool of its own: workers that threads of the parent have would never be given back."""
+    """Give a forked child its own pool: workers held by the parent's threads would never be returned."""
     global _pool
     if _pool is not None:
         atexit.unregister(_pool.close)
