@@ -31,8 +31,9 @@ class MappedArray:
         return prod(self.shape) * dtypes.itemsize(self.dtype)
 
     def load(self) -> np.ndarray[Any, Any]:
-        """Return a read-only array over the memory-mapped file. Raises BadWeightsError if the file cannot be read or is
-        too short.
+        """Return a read-only array over the memory-mapped file.
+
+        Raises BadWeightsError if the file cannot be read or is too short.
         """
         if self.nbytes == 0:
             return np.zeros(self.shape, dtypes.numpy_dtype(self.dtype))

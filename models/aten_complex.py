@@ -1,7 +1,7 @@
 """Lowering of complex tensors in exported programs to pairs of real tensors (rotary embeddings, Fourier layers).
 
-A graph has only real values, so a complex value is a `Complex` while the program is imported. Linear and
-data-movement overloads apply to both parts; the others are listed in `TABLE`. Inputs and outputs of a program are real.
+A graph has only real values, so a complex value is a `Complex` while the program is imported. Linear and data-movement
+overloads apply to both parts; the others are listed in `TABLE`. Inputs and outputs of a program are real.
 """
 
 from __future__ import annotations
@@ -151,8 +151,9 @@ def _both(value: Any) -> list[Any]:
 
 
 def _product(build: Callable[[Any, Any], Tensor]) -> Callable[..., Complex]:
-    """Return a builder of a bilinear map of complex operands. With one real operand it takes two real products, not
-    four.
+    """Return a builder of a bilinear map of complex operands.
+
+    With one real operand it takes two real products, not four.
     """
 
     def run(x: Any, y: Any) -> Complex:
@@ -195,7 +196,10 @@ def _equal(x: Any, y: Any) -> Tensor:
 
 # ---------------------------------------------------------------- Fourier transforms
 def _matrix(size: int, count: int, forward: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return (cosines, sines) of the DFT matrix, [size, count] each. The sines are negated for the forward transform."""
+    """Return (cosines, sines) of the DFT matrix, [size, count] each.
+
+    The sines are negated for the forward transform.
+    """
     if size > LONGEST:
         raise UnsupportedError(f"a Fourier transform over {size} elements (at most {LONGEST})")
     turns = np.outer(np.arange(size), np.arange(count)) % max(size, 1) * (2 * np.pi / max(size, 1))

@@ -17,8 +17,9 @@ from .aten_pointwise import lift, number, result_dtype
 
 
 class Missing:
-    """Placeholder for an operator result without a builder. `what` names it in the error raised on use; empty if
-    reported.
+    """Placeholder for an operator result without a builder.
+
+    `what` names it in the error raised on use; empty if reported.
     """
 
     def __init__(self, what: str) -> None:
@@ -75,8 +76,9 @@ def scalar_tensor(value: Any, dtype: str | None = None) -> Tensor:
 
 
 def arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Tensor:
-    """Return start, start + step, … below end. For integer dtypes fractions of start and step are truncated, as in
-    PyTorch.
+    """Return start, start + step, … below end.
+
+    For integer dtypes fractions of start and step are truncated, as in PyTorch.
     """
     exact = (
         dtype is not None and not dtypes.is_float(dtype) and not any(isinstance(v, Expr) for v in (start, end, step))

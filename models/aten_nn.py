@@ -235,7 +235,10 @@ def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
 
 
 def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
-    """Return a builder of adaptive max pooling. Windows overlap if the requested size does not divide the input size."""
+    """Return a builder of adaptive max pooling.
+
+    Windows overlap if the requested size does not divide the input size.
+    """
 
     def build(x: Tensor, output_size: Any) -> list[Any]:
         wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(_each(output_size, n))]
@@ -444,8 +447,7 @@ def attention(
     """Attention: softmax(scale * q @ k.T + mask) @ v. Grouped queries share keys through a broadcast axis.
 
     For a fully masked row (False or -inf everywhere) PyTorch returns 0. A select implements this, unless the mask is
-    known
-    to have no such row.
+    known to have no such row.
     """
     if dropout:
         raise UnsupportedError("attention with dropout is random", hint="call module.eval(), pass dropout_p=0")

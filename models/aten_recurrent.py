@@ -31,7 +31,7 @@ def _builder(cell: str, activations: str) -> Builder:
         x: Tensor, first: Any, params: Sequence[Tensor], biases: bool, count: int, dropout: float, train: bool,
         bidirectional: bool, batch_first: bool,
     ) -> list[Tensor]:  # fmt: skip
-        """Return [hidden values of every step, last states…] of layers over x[T, B, I] (x[B, T, I] with `batch_first`)."""
+        """Return [hidden values of every step, last states…] of x[T, B, I] (x[B, T, I] with `batch_first`)."""
         if train and dropout and count > 1:
             raise UnsupportedError(
                 "dropout between recurrent layers: is the module in training mode? call .eval() first"
@@ -63,7 +63,7 @@ RECURRENT: dict[str, Builder] = {name: _builder(*kind) for name, kind in KINDS.i
 
 # ---------------------------------------------------------------- shapes, for torch.export
 def _shapes(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that gives empty results of the right shapes for fake tensors and calls `own` for other tensors."""
+    """Return a kernel: empty results of the right shapes for fake tensors, `own` for other tensors."""
 
     def run(
         x: Any, first: Any, params: Any, biases: bool, count: int, dropout: float, train: bool, bidirectional: bool,
@@ -85,8 +85,9 @@ _before: dict[Any, tuple[dict[Any, Any], dict[Any, Any]]] = {}
 
 @contextmanager
 def known_shapes() -> Iterator[None]:
-    """Context that installs the shape functions of recurrent layers in torch's dispatcher. Reference-counted across
-    threads.
+    """Context that installs the shape functions of recurrent layers in torch's dispatcher.
+
+    Reference-counted across threads.
     """
     import torch
 

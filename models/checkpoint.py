@@ -98,7 +98,7 @@ class Config:
         """Return a string field that must be one of `known`. Raises UnsupportedError otherwise."""
         value = self.text(name, default)
         if value not in known:
-            raise UnsupportedError(f"{name}={value!r} has no meaning here", where=self.where,
+            raise UnsupportedError(f"{name}={value!r} is not supported", where=self.where,
                                    hint=f"known: {', '.join(known)}")  # fmt: skip
         return value
 
@@ -106,7 +106,7 @@ class Config:
         """Raise UnsupportedError unless each named field is absent, null or equal to the only supported value."""
         for name, value in wanted.items():
             if self.fields.get(name, value) not in (value, None):
-                raise UnsupportedError(f"{name}={self.fields[name]!r} has no meaning here", where=self.where)
+                raise UnsupportedError(f"{name}={self.fields[name]!r} is not supported", where=self.where)
 
     @property
     def model_class(self) -> str:
@@ -133,7 +133,7 @@ class Config:
         if name == "auto":
             return fallback
         if name not in ("float32", "float16", "bfloat16", "float64"):
-            raise UnsupportedError(f"activations in {name!r} have no meaning here", where=self.where)
+            raise UnsupportedError(f"activations in {name!r} are not supported", where=self.where)
         return name
 
 
@@ -142,10 +142,9 @@ class Weights:
     """The tensors of a checkpoint, requested one by one under their Hugging Face names.
 
     A tensor that is never requested is an error, or a warning if its name matches a pattern in `unused`. A name may
-    have
-    one of `prefixes` in the file (`model.layers…` and `layers…` are the same tensor). With `invented` instead of
-    `data`,
-    every requested tensor exists with that dtype; `taken` then lists the tensors that a checkpoint needs, with shapes.
+    have one of `prefixes` in the file (`model.layers…` and `layers…` are the same tensor). With `invented` instead of
+    `data`, every requested tensor exists with that dtype; `taken` then lists the tensors that a checkpoint needs, with
+    shapes.
     """
 
     data: Mapping[str, Data]
@@ -190,7 +189,7 @@ class Weights:
         stored = dtypes.name_of(source.dtype)
         if not dtypes.is_float(stored):
             raise UnsupportedError(f"tensor {spelled!r} holds {stored}", where=self.where,
-                                   hint="quantized checkpoints have no meaning here")  # fmt: skip
+                                   hint="quantized checkpoints are not supported")  # fmt: skip
         self.params[spelled] = source
         return t.cast(t.param(spelled, wanted, stored), dtype)
 

@@ -35,7 +35,10 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def token_input(max_length: int) -> Tensor:
-    """Return the input `input_ids` [batch, sequence], int64. Both axes are free; the sequence is at most `max_length`."""
+    """Return the input `input_ids` [batch, sequence], int64.
+
+    Both axes are free; the sequence is at most `max_length`.
+    """
     return t.input("input_ids", (dim("batch"), dim("sequence", max=max_length)), "int64")
 
 
@@ -173,8 +176,9 @@ class Rope:
 
 
 def rotary(length: Dim, rope: Rope, dtype: str, rank: int) -> tuple[Tensor, Tensor]:
-    """Return (cos, sin) tables of position * frequency, [1, …, T, 2 * frequencies]. Computed in float32, cast to
-    `dtype`.
+    """Return (cos, sin) tables of position * frequency, [1, …, T, 2 * frequencies].
+
+    Computed in float32, cast to `dtype`.
     """
     angle = t.cast(t.iota((length, 1), 0), "float32") * t.constant(rope.frequencies.reshape(1, -1))
     waves = [f(t.concat([angle, angle], -1)) for f in (t.cos, t.sin)]
@@ -203,7 +207,7 @@ def rope_of(theta: float, size: int, scaling: Config, positions: int) -> Rope:
         return Rope(_llama3(found, scaling))
     if kind == "yarn":
         return _yarn(found, theta, scaling, positions)
-    raise UnsupportedError(f"rope_type={kind!r} has no meaning here", where=scaling.where,
+    raise UnsupportedError(f"rope_type={kind!r} is not supported", where=scaling.where,
                            hint="known: default, dynamic, linear, llama3, yarn")  # fmt: skip
 
 
@@ -234,7 +238,7 @@ def _yarn(found: np.ndarray[Any, Any], theta: float, scaling: Config, positions:
 
 
 def _llama3(found: np.ndarray[Any, Any], scaling: Config) -> np.ndarray[Any, Any]:
-    """Return Llama-3-scaled frequencies: long wavelengths are divided by `factor`, short ones kept, the rest blended."""
+    """Return Llama-3-scaled frequencies: low ones divided by `factor`, high ones kept, the rest blended."""
     factor, low = scaling.number("factor", 8.0), scaling.number("low_freq_factor", 1.0)
     high, length = scaling.number("high_freq_factor", 4.0), scaling.size("original_max_position_embeddings", 8192)
     if high == low:
@@ -255,7 +259,7 @@ def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
     if kind == "mistral":
         return [window] * layers
     if kind == "gemma3_text":
-        if off:  # sliding-window layers have rotary tables of their own, so the layer kinds would be ambiguous
+        if off:  # a window of 0 would select the rotary table of full-attention layers
             raise BadModelError("sliding_window is null", where=config.where)
         pattern = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
         default = ["full" if (i + 1) % pattern == 0 else "sliding" for i in range(layers)]
@@ -269,7 +273,7 @@ def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
     known = {"full_attention": 0, "full": 0, "sliding_attention": window, "sliding": window}
     unknown = {name: found.count(name) for name in found if name not in known}
     if unknown:
-        raise UnsupportedError("layer_types without a meaning here", missing=unknown, where=config.where)
+        raise UnsupportedError("layer_types that are not supported", missing=unknown, where=config.where)
     return [known[name] for name in found]
 
 
@@ -359,7 +363,10 @@ def _self_attention(
     w: Weights, at: str, x: Tensor, s: _Sizes, tables: tuple[Tensor, Tensor], window: int,
     norm: Norm | None,
 ) -> Tensor:  # fmt: skip
-    """Causal self-attention with rotary positions. Grouped queries get an axis of their own beside the key-value heads."""
+    """Causal self-attention with rotary positions.
+
+    Grouped queries get an axis of their own beside the key-value heads.
+    """
     each = 0 if s.heads == s.kv else s.heads // s.kv
 
     def project(name: str, count: int, per: int) -> Tensor:

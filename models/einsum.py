@@ -89,8 +89,7 @@ def _pair(a: Tensor, la: list[str], b: Tensor, lb: list[str], later: set[str]) -
     """Contract two operands by a matrix product. Returns (tensor, labels).
 
     Shared labels in `later` become batch axes, other shared labels are contracted. Labels of only one operand that are
-    not
-    in `later` are summed first.
+    not in `later` are summed first.
     """
     alone_a = [v for v in la if v not in lb and v not in later]
     alone_b = [v for v in lb if v not in la and v not in later]

@@ -53,8 +53,9 @@ class Encoded:
         return t.tanh(self.dense("pooler.dense", first, int(first.shape[-1])))  # type: ignore[arg-type]
 
     def vocabulary(self) -> Tensor:
-        """Return vocabulary logits [batch, sequence, vocabulary]. The output matrix is the embedding table if weights
-        are tied.
+        """Return vocabulary logits [batch, sequence, vocabulary].
+
+        The output matrix is the embedding table if weights are tied.
         """
         w, at, (vocab, hidden) = self.weights, "cls.predictions", self.words.shape
         x = self.activation(self.dense(f"{at}.transform.dense", self.states, int(hidden)))  # type: ignore[arg-type]
@@ -69,7 +70,10 @@ class Encoded:
         return self.dense("cls.seq_relationship", self.pooled(), 2)
 
     def labels(self, x: Tensor) -> Tensor:
-        """Return logits over the config's labels; the label count is `num_labels`, else the size of `id2label`, else 2."""
+        """Return logits over the config's labels.
+
+        The label count is `num_labels`, else the size of `id2label`, else 2.
+        """
         named = len(self.config.section("id2label").fields)
         return self.dense("classifier", x, self.config.size("num_labels", named or 2))
 
@@ -96,9 +100,8 @@ def build_bert(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
     """Return (outputs by name, inputs) of a BERT model; the outputs are those of the config's model class (HEADS).
 
     Without a class in the config, the outputs are `last_hidden_state` [batch, sequence, hidden] and, if the checkpoint
-    has
-    a pooler, `pooler_output` [batch, hidden]. Inputs are int64 [batch, sequence]: `input_ids`, `attention_mask`
-    (0 masks a position), `token_type_ids`.
+    has a pooler, `pooler_output` [batch, hidden]. Inputs are int64 [batch, sequence]: `input_ids`, `attention_mask` (0
+    masks a position), `token_type_ids`.
     """
     config.refuse(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     hidden, n_heads = config.size("hidden_size"), config.size("num_attention_heads")

@@ -1,8 +1,8 @@
 """Importer for PyTorch modules and functions, through `torch.export`.
 
 The program is captured, functionalized, and decomposed only where `aten_ops.TABLE` has no builder: norms, activations,
-softmax, attention and linear layers stay single operators. Parameters and buffers become params that share the
-module's memory.
+softmax, attention and linear layers stay single operators. Parameters and buffers become params that share the module's
+memory.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def load_module(
 
     `dynamic_shapes` is that of torch.export; a size may also be given as a string, which becomes the dimension's name.
     `dims` binds named dimensions. Mutated buffers become states with updates; their initial values are in
-    `Graph.params`
-    under the state's name. Raises ExportError if torch.export fails, UnsupportedError listing every operator without a
-    builder.
+    `Graph.params` under the state's name. Raises ExportError if torch.export fails, UnsupportedError listing every
+    operator without a builder.
     """
     import torch
 
@@ -48,7 +47,7 @@ def load_module(
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
-    # (pausing garbage collection makes the imports alone a third faster)
+    # (pausing garbage collection makes imports alone a third faster)
     with torch.no_grad(), no_collection(), tracing(), known_shapes():
         try:
             program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
@@ -59,8 +58,9 @@ def load_module(
 
 
 def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[int, str]] = ()) -> Graph:
-    """Return the graph of a `torch.export.ExportedProgram`. `sizes` maps free axes to names, one mapping per tensor
-    input.
+    """Return the graph of a `torch.export.ExportedProgram`.
+
+    `sizes` maps free axes to names, one mapping per tensor input.
     """
     import torch
 
@@ -83,8 +83,7 @@ def tracing() -> Iterator[None]:
     """Context in which torch traces: a process-wide lock, no warnings, no stack traces on graph nodes.
 
     The lock is needed because tracing and warning filters change process-wide state. Leaving out stack traces, where
-    this
-    torch version allows it, saves a quarter of the time.
+    this torch version allows it, saves a quarter of the time.
     """
     import torch.fx.config as config
 
@@ -142,7 +141,10 @@ def _export_error(error: BaseException, title: str) -> ExportError:
 
 
 def _trains_batch_norm(program: Any) -> bool:
-    """Return whether a batch norm updates running statistics. The schema of `batch_norm` does not show this mutation."""
+    """Return whether a batch norm updates running statistics.
+
+    The schema of `batch_norm` does not show this mutation.
+    """
     return any(
         str(n.target) == "aten.batch_norm.default" and len(n.args) > 5 and bool(n.args[5]) for n in program.graph.nodes
     )

@@ -304,8 +304,9 @@ class ExportReader:
         return cx.TABLE.get(overload)
 
     def _as_declared(self, found: Tensor, value: Any, overload: str) -> Tensor:
-        """Return the result cast to PyTorch's dtype. Raises BadModelError if a static shape differs: a bug of the
-        builder.
+        """Return the result cast to PyTorch's dtype.
+
+        Raises BadModelError if a static shape differs: a bug of the builder.
         """
         found = t.cast(found, dtype_name(value.dtype))
         shape = tuple(value.shape)

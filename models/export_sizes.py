@@ -21,8 +21,7 @@ def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, w
 
     Some models are valid only at some sizes: a U-Net concatenates a tensor that was halved and upsampled again with the
     original. PyTorch keeps such constraints as guards. Here such a size is replaced by n times a new size, where n is
-    the
-    least divisor of the example's size for which the shapes match; a warning names the size.
+    the least divisor of the example's size for which the shapes match; a warning names the size.
     """
     parts: dict[str, int] = {}
     error: ShapeError | None = None
@@ -50,7 +49,10 @@ def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, w
 
 
 def _reshapes_apart(graph: Graph) -> tuple[Dim, ...]:
-    """Return (elements before, elements after) of the first reshape whose counts differ at some sizes; () if none does."""
+    """Return (elements before, elements after) of the first reshape whose counts differ at some sizes.
+
+    () if none does.
+    """
     for node in graph.nodes():
         if node.op == "reshape":
             before, after = dims_.volume(node.args[0].shape), dims_.volume(node.shape)

@@ -24,8 +24,9 @@ _RENAMES = ("detach_.default",)
 
 @dataclass(frozen=True)
 class Writes:
-    """In-place writes of a program. An origin is the node that created the memory: a buffer's placeholder or an
-    operator.
+    """In-place writes of a program.
+
+    An origin is the node that created the memory: a buffer's placeholder or an operator.
     """
 
     # writing or renaming node -> the origin whose value it becomes

@@ -86,7 +86,7 @@ def load_field_json(path: Path | str, *, seed: int = 0) -> Graph:
         if node.get("op") not in (*_OPS, "input", "weight"):
             unknown[str(node.get("op"))] = unknown.get(str(node.get("op")), 0) + 1
     if unknown:
-        raise UnsupportedError("ops without a meaning here", missing=unknown, where=str(path))
+        raise UnsupportedError("ops without a builder", missing=unknown, where=str(path))
     built: dict[int, Tensor] = {}
     params: dict[str, Data] = {}
     for node in nodes:

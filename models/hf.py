@@ -73,7 +73,7 @@ def architecture(config: Config) -> Architecture:
             hint="export the model to ONNX or with torch.export",
         )
     if config.fields.get("quantization_config"):
-        raise UnsupportedError("quantized checkpoints have no meaning here", where=config.where)
+        raise UnsupportedError("quantized checkpoints are not supported", where=config.where)
     if not kind:
         raise BadModelError("the config has no model_type", where=config.where)
     if kind not in ARCHITECTURES:

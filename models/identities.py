@@ -123,8 +123,9 @@ def whole_quotient(x: Tensor, y: Tensor) -> Tensor:
 
 
 def whole_remainder(x: Tensor, y: Tensor) -> Tensor:
-    """Return the remainder of `whole_quotient`, with the sign of x. No absolute value is taken: that of the least
-    integer overflows.
+    """Return the remainder of `whole_quotient`, with the sign of x.
+
+    No absolute value is taken: that of the least integer overflows.
     """
     rest = t.mod(x, y)
     if x.dtype.startswith("uint"):

@@ -12,9 +12,8 @@ def inside(folder: Path, name: str | os.PathLike[str], *, trust: bool = False) -
     """Return the path of the file `name` in a model folder, with symbolic links resolved.
 
     Raises BadModelError if a link leads out of the folder, unless `trust` is set. A link from a snapshot in a Hugging
-    Face
-    cache to the blobs of the same repository is allowed:
-    `models--x--y/snapshots/REVISION/model.safetensors` -> `models--x--y/blobs/…`.
+    Face cache to the blobs of the same repository is allowed: `models--x--y/snapshots/REVISION/model.safetensors` ->
+    `models--x--y/blobs/…`.
     """
     path, root = Path(folder, name), Path(os.path.realpath(folder))
     try:

@@ -68,7 +68,7 @@ def _load_file(path: Path, dims: Mapping[str, int] | None, trust: bool) -> Graph
     hint = f"known: {_KNOWN}"
     if path.name.endswith(".json"):
         hint = f"give the folder: {path.parent}"
-    raise UnsupportedError(f"{path.name!r} is no model format that is known here", where=str(path), hint=hint)
+    raise UnsupportedError(f"{path.name!r} is not a known model format", where=str(path), hint=hint)
 
 
 def _bound(graph: Graph, dims: Mapping[str, int] | None) -> Graph:

@@ -1,10 +1,10 @@
 """The project's own model format: a safetensors file with the graph as JSON in its metadata, beside params and
 constants.
 
-The metadata entry `tensor_graphs` is JSON: nodes in topological order as [op, [operand indices], {attributes}], and
-the outputs, inputs, updates and structure as node indices. Param data are the tensors `param/<name>`, constants
-`constant/<node index>`. Floats are stored as strings (shortest exact form; inf, nan and -0.0 included), free
-dimensions as polynomials. The file holds no code. Loading runs the same checks as building a graph.
+The metadata entry `tensor_graphs` is JSON: nodes in topological order as [op, [operand indices], {attributes}], and the
+outputs, inputs, updates and structure as node indices. Param data are the tensors `param/<name>`, constants
+`constant/<node index>`. Floats are stored as strings (shortest exact form; inf, nan and -0.0 included), free dimensions
+as polynomials. The file holds no code. Loading runs the same checks as building a graph.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ def graph_to_json(graph: Graph) -> tuple[dict[str, Any], dict[str, Data]]:
 
 
 def save_graph(graph: Graph, path: Path | str) -> None:
-    """Write a graph with the data of its params and constants, atomically. Params without data are written without
-    data.
+    """Write a graph with the data of its params and constants, atomically.
+
+    Params without data are written without data.
     """
     value, arrays = graph_to_json(graph)
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -155,7 +156,7 @@ def _atom_in(value: Mapping[str, Any], depth: int) -> Dim:
     if len(value) == 1 and (op := next(iter(value))) in ("//", "%"):
         left, right = (_dim_in(v, depth + 1) for v in _pair(value[op], f"the operands of {op}"))
         if right == 0 or (not isinstance(left, Expr) and not isinstance(right, Expr)):
-            raise _Bad(f"the dimension {left} {op} {right} is not one that is written")
+            raise _Bad(f"the dimension {left} {op} {right} is not in canonical form")
         return Expr((((Atom(op, args=(left, right)),), 1),))
     raise _Bad(f"a dimension's factor has the keys {sorted(value)}")
 
@@ -340,8 +341,7 @@ def load_graph(path: Path | str) -> Graph:
     """Return the graph of a file written by `save_graph`. Params are lazy.
 
     Raises BadWeightsError for a malformed safetensors file, BadModelError for a missing or malformed graph,
-    TooLargeError
-    for a value that exceeds the size limits.
+    TooLargeError for a value that exceeds the size limits.
     """
     file = read_header(path)
     if KEY not in file.metadata:

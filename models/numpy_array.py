@@ -359,13 +359,13 @@ def _static(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
 def _no_value(x: Any, *_: Any, **__: Any) -> NoReturn:
     raise TraceError(
         "a traced array has no values yet: Python asks for a truth value, a number or an array of them",
-        hint="np.where, np.any and the like decide elementwise; what needs values belongs outside of the function",
+        hint="np.where, np.any and the like decide elementwise; compute values that Python needs outside the function",
     )
 
 
 def _no_meaning(name: str) -> Callable[..., NoReturn]:
     def refuse(x: Any, *_: Any, **__: Any) -> NoReturn:
-        raise TraceError(f"{name} of a traced array has no meaning", hint="write it with functions of NumPy")
+        raise TraceError(f"{name} of a traced array is not supported", hint="write it with functions of NumPy")
 
     return refuse
 
@@ -500,12 +500,14 @@ def _assigned(x: Tensor, key: Any, value: Any) -> Tensor:
     masks = [k for k in keys if isinstance(k, Tensor)]
     if masks:
         if len(keys) > 1 or masks[0].dtype != "bool":
-            raise TraceError("an assignment at traced indices: which of two to one place comes last is not known",
+            raise TraceError("an assignment at traced indices: the order of duplicate writes is undefined",
                              hint="np.where with a mask")  # fmt: skip
         if masks[0].shape != x.shape[: masks[0].rank]:
             raise TraceError(f"a mask of shape {masks[0].shape} for an array of shape {x.shape}")
         if volume(new.shape) != 1:
-            raise TraceError("which elements go to a mask depends on values", hint="np.where(mask, values, x)")
+            raise TraceError(
+                "assigning several values at a mask has a data-dependent result", hint="np.where(mask, values, x)"
+            )
         mask = t.reshape(masks[0], (*masks[0].shape, *(1,) * (x.rank - masks[0].rank)))
         return t.where(mask, t.reshape(new, (1,) * x.rank), x)
     if len(keys) == 1 and (keys[0] is Ellipsis or (isinstance(keys[0], slice) and keys[0] == slice(None) and x.rank)):
@@ -528,7 +530,10 @@ def _assigned(x: Tensor, key: Any, value: Any) -> Tensor:
 
 
 def _leading_dropped(x: Tensor, rank: int) -> Tensor:
-    """Drop leading size-1 axes beyond `rank`, as NumPy assignments do. Raises TraceError if the rank is still larger."""
+    """Drop leading size-1 axes beyond `rank`, as NumPy assignments do.
+
+    Raises TraceError if the rank is still larger.
+    """
     while x.rank > rank and x.shape[0] == 1:
         x = t.reshape(x, x.shape[1:])
     if x.rank > rank:

@@ -49,7 +49,7 @@ def _array_function(
 def _binary(ufunc: np.ufunc, reflected: bool = False) -> Callable[..., Any]:
     def operator(x: TracedArray, y: Any, *modulo: Any) -> Any:
         if modulo:
-            raise TraceError("pow() with a modulus has no meaning for arrays")
+            raise TraceError("pow() with a modulus is not supported for arrays")
         if ufunc is np.power and not reflected and type(y) is int and y == 2:
             # as NumPy does: np.square of bools has another dtype than np.power
             return numpy_ufuncs.call(np.square, (x,), {})
@@ -61,7 +61,7 @@ def _binary(ufunc: np.ufunc, reflected: bool = False) -> Callable[..., Any]:
 def _in_place(ufunc: np.ufunc) -> Callable[..., Any]:
     def operator(x: TracedArray, y: Any, *modulo: Any) -> Any:
         if modulo:
-            raise TraceError("pow() with a modulus has no meaning for arrays")
+            raise TraceError("pow() with a modulus is not supported for arrays")
         return numpy_ufuncs.in_place(ufunc, x, y)
 
     return operator

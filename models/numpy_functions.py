@@ -33,7 +33,7 @@ Build = Callable[..., Any]
 PROBED = 1 << 15  # largest number of argument elements for which NumPy is called on stand-ins
 
 
-# ---------------------------------------------------------------- on expressions: what moves elements, or keeps their dtype
+# ---------------------------------------------------------------- builders over expressions: layout, indices, sorting
 def _ints(value: Any) -> Any:
     return [value] if isinstance(value, int | np.integer) else list(value)
 
@@ -166,7 +166,7 @@ def _extreme_place(build: Build) -> Build:
         if axis is not None:
             axis = t.axis_of(axis, a.rank)
         if 0 in (a.shape if axis is None else a.shape[axis : axis + 1]):
-            raise TraceError("the place of an extreme among no elements")
+            raise TraceError("argmax or argmin of no elements")
         return find(_comparable(a), axis, keepdims)
 
     return run
@@ -241,7 +241,7 @@ LAYOUT: dict[str, Build] = {
 }  # fmt: skip
 
 
-# ---------------------------------------------------------------- on traced arrays: by NumPy's own operators and functions
+# ---------------------------------------------------------------- builders over traced arrays, from NumPy's own functions
 def _reduction(ufunc: np.ufunc, prepare: Build = lambda a: a) -> Build:
     def build(
         a: Any,

@@ -212,7 +212,10 @@ def operand(value: Any, dtype: str) -> Tensor:
 
 
 def _resolved(ufunc: np.ufunc, kinds: Sequence[Any], signature: Sequence[Any] | None, **named: Any) -> list[str]:
-    """Return the dtypes of the ufunc loop that NumPy chooses: inputs, then outputs. Raises TraceError if there is none."""
+    """Return the dtypes of the ufunc loop that NumPy chooses: inputs, then outputs.
+
+    Raises TraceError if there is none.
+    """
     if signature is not None:
         named["signature"] = tuple(None if d is None else type(np.dtype(d)) for d in signature)
     try:

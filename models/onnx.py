@@ -193,7 +193,7 @@ def _count_dtype(found: Counter[str], code: int) -> None:
 
 
 def _check_structure(graph: Any, outer: set[str], where: str) -> None:
-    """Raise BadModelError for values that are used before their definition (also cycles), undefined, or defined twice."""
+    """Raise BadModelError for values used before their definition (also cycles), undefined, or defined twice."""
     defined = {i.name for i in graph.input} | {i.name for i in graph.initializer}
     made = Counter(name for node in graph.node for name in node.output if name)
     for name in (*defined, *made, *(n for node in graph.node for n in (*node.input, node.op_type, node.name))):
@@ -287,7 +287,10 @@ def _check_tensor(tensor: Any, file: Path) -> None:
 
 
 def _held(tensor: Any, shape: tuple[int, ...], where: str) -> np.ndarray[Any, Any]:
-    """Return the data of a tensor stored in the model file. Raises BadModelError if the count does not match the shape."""
+    """Return the data of a tensor stored in the model file.
+
+    Raises BadModelError if the count does not match the shape.
+    """
     from onnx import numpy_helper
 
     try:
@@ -573,8 +576,8 @@ def support_table() -> str:
         "# ONNX operators",
         "",
         f"{len(OPERATORS)} operators of the default domain, opset {low} to {high}. Subgraphs of `If`, `Loop` and `Scan` run where",
-        "the condition or the number of rounds is known at load time. Sequences are no inputs or outputs of a model. Not",
-        "supported: strings, optional types.",
+        "the condition or the trip count is known at load time. Models with sequence inputs or outputs, strings",
+        "and optional types are not supported.",
         "Integer operands that set shapes, axes or sizes (of Reshape, Slice, Pad, TopK, ...) must be known at load time:",
         "constants, or arithmetic on sizes, which may be free dimensions. Training modes and random numbers are not built.",
         "",

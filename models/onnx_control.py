@@ -15,9 +15,9 @@ MOST_ROUNDS = 512
 
 def _stacked(n: Node, parts: Sequence[Value], axis: int = 0, backwards: bool = False) -> Tensor:
     if not parts:
-        raise n.unsupported("no rounds at all")
+        raise n.unsupported("zero iterations")
     if any(isinstance(v, Opaque) for v in parts):
-        raise n.unsupported("sequences, or sizes that depend on data, from each round")
+        raise n.unsupported("sequences, or sizes that depend on data, as scan outputs")
     found = [v.tensor() if isinstance(v, Symbolic) else v for v in parts if not isinstance(v, Opaque)]
     return t.stack(found[::-1] if backwards else found, resolve(axis, found[0].rank + 1))
 
@@ -33,7 +33,7 @@ def _if(n: Node) -> Result:
     return n.branch(n.attr("then_branch") if bool(condition.reshape(-1)[0]) else n.attr("else_branch"))
 
 
-@operator("Loop", limits=f"numbers of rounds that depend on data or are above {MOST_ROUNDS}")
+@operator("Loop", limits=f"trip counts that depend on data or are above {MOST_ROUNDS}")
 def _loop(n: Node) -> Result:
     """Unroll a loop. Operands: trip count, initial condition, loop-carried values."""
     limit = n.known(0)
@@ -47,7 +47,7 @@ def _loop(n: Node) -> Result:
         if not _holds(n, going):
             break
         if number == MOST_ROUNDS:
-            raise n.unsupported(f"more than {MOST_ROUNDS} rounds")
+            raise n.unsupported(f"more than {MOST_ROUNDS} iterations")
         going_now: Value = t.full((), 1, "bool") if going is None else going
         going, *results = n.branch(n.attr("body"), [t.full((), number, "int64"), going_now, *carried])
         carried, collected = results[: len(carried)], results[len(carried) :]

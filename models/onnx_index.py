@@ -13,7 +13,10 @@ from .sizes import size_tensor
 
 
 def wrap(n: Node, index: Tensor, size: Dim) -> Tensor:
-    """Normalize indices: negative ones count from the end. Returns non-negative indices, as required by the gather ops."""
+    """Normalize indices: negative ones count from the end.
+
+    Returns non-negative indices, as required by the gather ops.
+    """
     if index.dtype.startswith("uint") or index.op in ("iota", "argmax", "argmin", "argsort"):
         return index
     found = n.context.known(index)
@@ -145,7 +148,7 @@ def _compress(n: Node) -> Result:
 
 @operator(
     "NonZero",
-    limits="values that depend on data, but for what a mask picks and writes elementwise (GatherND, ScatterND)",
+    limits="values that depend on data, except masked elementwise reads and writes (with GatherND, ScatterND)",
 )
 def _non_zero(n: Node) -> Result:
     return n.context.constant(np.stack(np.nonzero(n.array(0))).astype(np.int64))

@@ -151,7 +151,10 @@ def _split(n: Node) -> Result:
 
 
 def _bound(value: Dim, size: Dim) -> Dim:
-    """Clamp a slice bound (step >= 1) to 0..size. A comparison undecided for free dimensions is left to `dims` binding."""
+    """Clamp a slice bound (step >= 1) to 0..size.
+
+    A comparison undecided for free dimensions is left to `dims` binding.
+    """
     if bounds(value)[1] < 0:
         value = value + size
         return 0 if bounds(value)[1] < 0 else value

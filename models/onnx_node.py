@@ -254,8 +254,9 @@ class Node:
         return found
 
     def dims(self, position: int) -> tuple[Dim, ...]:
-        """Return the operand's integers, possibly symbolic, as a flat tuple. Raises UnsupportedError if they depend on
-        data.
+        """Return the operand's integers, possibly symbolic, as a flat tuple.
+
+        Raises UnsupportedError if they depend on data.
         """
         found = self.known(position)
         if found is None:

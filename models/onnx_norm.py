@@ -255,8 +255,9 @@ def _repeated(x: Tensor, times: int) -> Tensor:
 def _spelled_out(
     n: Node, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, softcap: float, shared: int
 ) -> tuple[Tensor, Tensor]:
-    """Lower attention step by step, for models that use the scores output. Returns (result, scores of the requested
-    stage).
+    """Lower attention step by step, for models that use the scores output.
+
+    Returns (result, scores of the requested stage).
     """
     if shared > 1:
         k, v = _repeated(k, shared), _repeated(v, shared)
@@ -303,7 +304,7 @@ def _rotary(n: Node) -> Result:
 
 # ---------------------------------------------------------------- losses
 def _likelihood(n: Node, logs: Tensor) -> Tensor:
-    """Return the negative log-likelihood of targets [N, ...] under log-probabilities [N, C, ...], weighted and reduced."""
+    """Return the weighted, reduced negative log-likelihood of targets [N, ...] under log-probabilities [N, C, ...]."""
     target, weights = t.cast(n.x(1), "int64"), n.opt(2)
     ignored = n.attr("ignore_index")
     dead = None if ignored is None else t.eq(target, ignored)

@@ -179,7 +179,7 @@ def _resize(n: Node) -> Result:
 
 
 def _resize_free(n: Node, x: Tensor, axis: int, scale: float) -> Tensor:
-    """Resize a free axis by an integer factor, for nearest modes that repeat every element (checked on a sample size)."""
+    """Resize a free axis by an integer factor, for nearest modes that repeat every element (checked on a sample)."""
     mode = n.choice("coordinate_transformation_mode", *_TRANSFORMATIONS)
     times = int(scale)
     if n.choice("mode", "nearest", "linear", "cubic") == "nearest" and mode in _LOCAL:

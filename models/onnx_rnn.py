@@ -79,8 +79,9 @@ def _recurrent(n: Node) -> Result:
     states = [t.zeros((directions, batch, hidden), x.dtype) if s is None else s for s in turned]
 
     def run(x: Tensor, first: int, ways: int) -> tuple[Tensor, list[Tensor]]:
-        """Run `ways` directions from `first` on. Returns (hidden values, last states). The first direction runs
-        forward.
+        """Run `ways` directions from `first` on.
+
+        Returns (hidden values, last states). The first direction runs forward.
         """
         own = [t.slice_axis(s, 0, first, first + ways) for s in states]
         weights = [w for way in range(first, first + ways) for w in _weights(n, way, hidden)]

@@ -1,9 +1,9 @@
 """Strict, lazy reader and atomic writer of the safetensors format. Only headers are read here; data is memory-mapped on
 use.
 
-Layout (https://huggingface.co/docs/safetensors): 8 bytes little-endian header length, a JSON object
-name -> {dtype, shape, data_offsets}, then the data. Besides what the reference reader refuses, repeated keys are
-refused: the reference keeps the last one, so two readers could see two different models in one file.
+Layout (https://huggingface.co/docs/safetensors): 8 bytes little-endian header length, a JSON object name -> {dtype,
+shape, data_offsets}, then the data. Besides what the reference reader refuses, repeated keys are refused: the reference
+keeps the last one, so two readers could see two different models in one file.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def read_header(path: Path | str) -> SafeFile:
         if dtype in _FOREIGN:
             foreign[dtype] = foreign.get(dtype, 0) + 1
     if foreign:
-        raise UnsupportedError("dtypes without a meaning here", missing=foreign, where=str(path))
+        raise UnsupportedError("dtypes that are not supported", missing=foreign, where=str(path))
     _check_cover({name: (begin, end) for name, (_, _, begin, end) in regions.items()}, size - start, path)
     tensors = {
         name: MappedArray(path, start + begin, shape, _DTYPES[dtype])
@@ -220,8 +220,7 @@ def write_arrays(path: Path | str, arrays: Mapping[str, Data], metadata: Mapping
     """Write arrays to a safetensors file, atomically. Lazy arrays are loaded one at a time.
 
     Raises UnwritableError if the file cannot be written, TooLargeError if the header exceeds MAX_HEADER,
-    BadWeightsError if
-    lazy data does not have its declared dtype.
+    BadWeightsError if lazy data does not have its declared dtype.
     """
     if "__metadata__" in arrays:
         raise UsageError("no tensor can be called '__metadata__' in this format", where=str(path))

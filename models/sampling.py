@@ -82,8 +82,7 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -
 
     The grid's last axis holds coordinates in [-1, 1], last spatial axis first. `mode` is nearest, linear or cubic;
     `padding` is zeros, border or reflection. With `align`, -1 and 1 are the centres of the outermost elements,
-    otherwise
-    their outer edges. The lowering has one gather for each combination of neighbours.
+    otherwise their outer edges. The lowering has one gather for each combination of neighbours.
     """
     sizes = whole_sizes(x.shape[2:], "a grid sample")
     if 0 in sizes:
@@ -117,7 +116,10 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -
 
 
 def _kept(place: Tensor, weight: Tensor, size: int) -> Tap:
-    """Return (clamped int64 index, weight) of a neighbour. The weight is 0 where the neighbour is outside the tensor."""
+    """Return (clamped int64 index, weight) of a neighbour.
+
+    The weight is 0 where the neighbour is outside the tensor.
+    """
     there = t.logical_and(t.ge(place, 0.0), t.le(place, size - 1.0))
     index = t.cast(t.minimum(t.maximum(place, 0.0), size - 1.0), "int64")
     return index, t.where(there, weight, 0.0)

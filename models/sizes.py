@@ -8,8 +8,9 @@ from ..egraph.graph import Tensor
 
 
 def size_tensor(size: Dim) -> Tensor:
-    """Return a dimension as a rank-0 int64 tensor. A named size is lowered to the sum of ones along an axis of that
-    size.
+    """Return a dimension as a rank-0 int64 tensor.
+
+    A named size is lowered to the sum of ones along an axis of that size.
     """
     if not isinstance(size, Expr):
         return t.full((), int(size), "int64")
