@@ -263,7 +263,7 @@ def _largest_of(x: Tensor, axis: int, size: int, count: int) -> Tensor:
     return t.max(t.gather(x, t.constant(spots.astype(np.int64)), axis), axis + 1)
 
 
-# ---------------------------------------------------------------- normalisation
+# ---------------------------------------------------------------- normalization
 def _affine(x: Tensor, gain: Tensor | None, shift: Tensor | None, size: Dim) -> tuple[Tensor, Tensor]:
 
     def line(value: Tensor | None, fill: float) -> Tensor:

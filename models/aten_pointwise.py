@@ -282,7 +282,7 @@ def round_decimals(x: Tensor, decimals: int = 0) -> Tensor:
     return t.div(t.round(x * scale), scale) if decimals > 0 else t.round(t.div(x, scale)) * scale
 
 
-# ---------------------------------------------------------------- functions by identities
+# ---------------------------------------------------------------- composed functions
 def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
     """Return a builder of the logarithm to a base."""
     return floating(lambda x: t.log(x) * (1.0 / _log(base)))
@@ -390,7 +390,7 @@ def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     return t.where(t.le(t.abs(x), float(lambd)), 0.0, x)
 
 
-# ---------------------------------------------------------------- three operands
+# ---------------------------------------------------------------- ternary operators, dropout
 def addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
     """Return x + value * a * b."""
     product = t.mul(*lift(a, b))

@@ -220,7 +220,7 @@ def _softmax(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 softmax, log_softmax = _softmax(c.softmax), _softmax(c.log_softmax)
 
 
-# ---------------------------------------------------------------- order
+# ---------------------------------------------------------------- sorting and selection
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> list[Tensor]:
     """Return [sorted values, their indices]; stable."""
     if not x.rank:

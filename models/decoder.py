@@ -124,7 +124,7 @@ def _head(config: Config, w: Weights, x: Tensor, table: Tensor, *, tied: bool) -
     return t.matmul(x, t.transpose(table))
 
 
-# ---------------------------------------------------------------- llama and its relatives
+# ---------------------------------------------------------------- rotary decoders (llama family)
 @dataclass(frozen=True)
 class Family:
     """Options in which members of the rotary decoder family differ."""

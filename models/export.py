@@ -74,7 +74,7 @@ def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[
     return read_exported(program, sizes, name, writes or Writes())
 
 
-# ---------------------------------------------------------------- around torch.export
+# ---------------------------------------------------------------- torch.export helpers
 _tracing = Lock()
 
 

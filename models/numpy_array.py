@@ -73,7 +73,7 @@ class TracedArray:
         """
         return dtypes.numpy_dtype(self._node.dtype).type if self._scalar else np.ndarray
 
-    # ------------------------------------------------------------ facts
+    # ------------------------------------------------------------ properties
     @property
     def shape(self) -> tuple[Dim, ...]:
         """Sizes of the axes, as ints or dimension expressions."""
@@ -149,7 +149,7 @@ class TracedArray:
             _no_value(self)
         return repr(self)
 
-    # ------------------------------------------------------------ methods that are no functions of NumPy
+    # ------------------------------------------------------------ methods without a NumPy function
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> TracedArray:
         """See numpy.ndarray.reshape."""
         return _np.reshape(self, _unpacked(shape), order=order, copy=copy)  # type: ignore[no-any-return]
@@ -217,7 +217,7 @@ class TracedArray:
     def __delattr__(self, name: str) -> None:
         raise TraceAttributeError(f"the attribute {name!r} of a traced array cannot be deleted")
 
-    # ------------------------------------------------------------ elements
+    # ------------------------------------------------------------ element access
     def __getitem__(self, key: Any) -> TracedArray:
         node, basic = _picked(self._node, key)
         keys = key if isinstance(key, tuple) else (key,)
@@ -355,7 +355,7 @@ def _static(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
     return tuple(int(d) for d in shape)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------- values
+# ---------------------------------------------------------------- Python and torch protocols
 def _no_value(x: Any, *_: Any, **__: Any) -> NoReturn:
     raise TraceError(
         "a traced array has no values yet: Python asks for a truth value, a number or an array of them",
@@ -398,7 +398,7 @@ def _torch(cls: Any, function: Any, types: Any, args: Any = (), named: Any = Non
 TracedArray.__torch_function__ = classmethod(_torch)  # type: ignore[attr-defined]
 
 
-# ---------------------------------------------------------------- indices
+# ---------------------------------------------------------------- indexing
 def _is_array(key: Any) -> bool:
     """Return whether an index triggers NumPy's advanced indexing."""
     return isinstance(key, Tensor | np.ndarray | list | tuple | bool | np.bool_)

@@ -67,7 +67,7 @@ def load_onnx(
     model = _inline(model, file)
     missing = _unsupported(model)
     if missing:
-        raise UnsupportedError("the model needs what is not supported", missing=missing, where=str(file),
+        raise UnsupportedError("the model needs unsupported features", missing=missing, where=str(file),
                                hint="python -m tensor_graphs.models.onnx lists the supported operators")  # fmt: skip
     _check_structure(model.graph, set(), str(file))
     _check_with_onnx(model, file)
@@ -421,7 +421,7 @@ class _Loader:
         self.run(graph, env)
         if self.missing:
             hint = DATA_SIZES if any("depends on data" in variant for variant in self.missing) else ""
-            raise UnsupportedError("the model needs what is not supported", missing=self.missing, hint=hint)
+            raise UnsupportedError("the model needs unsupported features", missing=self.missing, hint=hint)
         names = [o.name for o in graph.output]
         outputs = tuple(self.tensor(env[n]) for n in names)
         structure = {n: i for i, n in enumerate(names)} if len(names) > 1 else None
@@ -440,7 +440,7 @@ class _Loader:
                 ("is a sequence", "") if isinstance(value, Listed) else ("has a size that depends on data", DATA_SIZES)
             )
             raise UnsupportedError(
-                "the model needs what is not supported", missing={f"an output that {kind}": 1}, hint=hint
+                "the model needs unsupported features", missing={f"an output that {kind}": 1}, hint=hint
             )
         return value.tensor() if isinstance(value, Symbolic) else value
 
@@ -455,7 +455,7 @@ class _Loader:
         kind = ELEMENT_TYPES.get(tensor.data_type)
         if kind is None:
             raise UnsupportedError(
-                "the model needs what is not supported", missing={f"dtype {element_name(tensor.data_type)}": 1}
+                "the model needs unsupported features", missing={f"dtype {element_name(tensor.data_type)}": 1}
             )
         shape = tuple(tensor.dims)
         count = prod(shape)

@@ -35,7 +35,7 @@ def _weighed(x: Tensor, factor: float) -> Tensor:
     return t.mul(x, factor if dtypes.is_float(x.dtype) else int(factor))
 
 
-# ---------------------------------------------------------------- windows
+# ---------------------------------------------------------------- convolutions
 def same_pads(
     n: Node, sizes: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[int]:
@@ -141,7 +141,7 @@ def _conv_transpose(n: Node) -> Result:
     return t.conv(x, w, n.opt(2), strides=[1] * count, pads=padded, dilations=dilations, groups=groups)
 
 
-# ---------------------------------------------------------------- integers
+# ---------------------------------------------------------------- integer and quantized
 def _centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     """Return x minus its zero point as int32. The zero point is a scalar or has one element per index of an axis."""
     x = t.cast(x, "int32")

@@ -47,7 +47,7 @@ def _loop(n: Node) -> Result:
         if not _holds(n, going):
             break
         if number == MOST_ROUNDS:
-            raise n.unsupported(f"more than {MOST_ROUNDS} iterations")
+            raise n.unsupported(f"more than {MOST_ROUNDS} rounds")
         going_now: Value = t.full((), 1, "bool") if going is None else going
         going, *results = n.branch(n.attr("body"), [t.full((), number, "int64"), going_now, *carried])
         carried, collected = results[: len(carried)], results[len(carried) :]

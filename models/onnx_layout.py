@@ -267,7 +267,7 @@ def _space_to_depth(n: Node) -> Result:
     return t.reshape(t.permute(parts, order), (batch, channels * b * b, height // b, width // b))
 
 
-# ---------------------------------------------------------------- made from sizes
+# ---------------------------------------------------------------- fills and ranges
 @operator("ConstantOfShape", limits="shapes that depend on data")
 def _constant_of_shape(n: Node) -> Result:
     value = n.attrs.get("value")

@@ -75,7 +75,7 @@ def _split(n: Node) -> Result:
 def _concat(n: Node) -> Result:
     parts: list[Tensor] = [v.tensor() if isinstance(v, Symbolic) else v for v in n.listed()]
     if not parts:
-        raise ShapeError("an empty sequence has nothing to put together")
+        raise ShapeError("an empty sequence cannot be concatenated")
     new = bool(n.attr("new_axis", 0))
     axis = resolve(n.attr("axis"), parts[0].rank + new)
     return t.stack(parts, axis) if new else t.concat(parts, axis)

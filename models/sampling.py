@@ -28,7 +28,7 @@ def whole_sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
     return concrete(tuple(shape))
 
 
-# ---------------------------------------------------------------- grids
+# ---------------------------------------------------------------- grid sampling
 def _reflected(at: Tensor, low: float, span: float) -> Tensor:
     """Reflect coordinates back into [low, low + span]."""
     if span == 0:
@@ -125,7 +125,7 @@ def _kept(place: Tensor, weight: Tensor, size: int) -> Tap:
     return index, t.where(there, weight, 0.0)
 
 
-# ---------------------------------------------------------------- running values
+# ---------------------------------------------------------------- scans
 def running(x: Tensor, axis: int, combine: Callable[[Tensor, Tensor], Tensor], neutral: float) -> Tensor:
     """Return the inclusive scan of x along an axis, in log2(size) steps (Hillis-Steele scan).
 
