@@ -29,7 +29,7 @@ class Writes:
     An origin is the node that created the memory: a buffer's placeholder or an operator.
     """
 
-    # writing or renaming node -> the origin whose value it becomes
+    # writing or renaming node -> origin; the result of the node is the new value of the origin
     names: Mapping[Any, Any] = field(default_factory=dict)
     buffers: Sequence[str] = ()  # written buffers, in the order of the program's inputs
 
