@@ -1,1 +1,1 @@
-"""Model files and modules in: ONNX, torch.export, safetensors + config; a small zoo; state and weights."""
+"""Model importers: ONNX, torch.export, safetensors with config.json, traced NumPy functions; a model zoo."""

@@ -1,4 +1,4 @@
-"""Lazily read arrays: a region of a file, mapped into memory when asked for."""
+"""Lazy weights: arrays backed by a region of a file, memory-mapped on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from ..errors import BadWeightsError
 
 @dataclass(frozen=True)
 class MappedArray:
-    """`shape` elements of `dtype` (little-endian, C order) at `offset` bytes into a file. Nothing is read before `load`."""
+    """A lazy array: `shape` elements of `dtype` (little-endian, C order), `offset` bytes into the file `path`.
+
+    The file is read only when `load` is called.
+    """
 
     path: Path
     offset: int
@@ -24,11 +27,14 @@ class MappedArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the region."""
+        """Size of the array in bytes."""
         return prod(self.shape) * dtypes.itemsize(self.dtype)
 
     def load(self) -> np.ndarray[Any, Any]:
-        """A read-only array over the mapped file. BadWeightsError if the file is shorter than declared."""
+        """Return a read-only array over the memory-mapped file.
+
+        Raises BadWeightsError if the file cannot be read or is too short.
+        """
         if self.nbytes == 0:
             return np.zeros(self.shape, dtypes.numpy_dtype(self.dtype))
         try:

@@ -1,7 +1,7 @@
-"""Complex numbers in exported programs as pairs of real tensors: rotary embeddings by `view_as_complex`, Fourier layers.
+"""Lowering of complex tensors in exported programs to pairs of real tensors (rotary embeddings, Fourier layers).
 
-A graph of ours has real values alone, so a complex value is a `Complex` while the program is read. Overloads that move
-elements act on both parts; the others are listed in `TABLE`. Inputs and outputs of a program are real.
+A graph has only real values, so a complex value is a `Complex` while the program is imported. Linear and data-movement
+overloads apply to both parts; the others are listed in `TABLE`. Inputs and outputs of a program are real.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from . import aten_pointwise as p
 from . import aten_reduce as r
 from .sampling import whole_sizes
 
-#: dtype of a complex tensor -> dtype of its parts
+#: Complex dtype -> dtype of its parts.
 PARTS = {"complex64": "float32", "complex128": "float64"}
-#: The longest axis that a Fourier transform runs over: it is a product with a constant matrix.
+#: Longest axis of a Fourier transform, which is lowered to a product with a constant DFT matrix.
 LONGEST = 2048
 
 
 @dataclass(frozen=True)
 class Complex:
-    """A complex value: two real tensors of one shape and dtype."""
+    """A complex value: real and imaginary part, of equal shape and dtype."""
 
     re: Tensor
     im: Tensor
 
     @property
     def dtype(self) -> str:
-        """The complex dtype's name."""
+        """Name of the complex dtype."""
         return "complex128" if self.re.dtype == "float64" else "complex64"
 
 
 def lifted(value: Any) -> Complex:
-    """A real tensor, a number or a complex value as a complex one."""
+    """Convert a real tensor, a number or a complex value to a `Complex`."""
     if isinstance(value, Complex):
         return value
     if isinstance(value, Tensor):
@@ -53,14 +53,14 @@ def lifted(value: Any) -> Complex:
 
 
 def _pair(re: Tensor, im: Tensor) -> Complex:
-    """Parts brought to one shape."""
+    """Return a `Complex` of two parts, broadcast to a common shape and dtype."""
     re, im = p.lift(re, im)
     shape = (re + im).shape
     return Complex(t.broadcast_to(re, shape), t.broadcast_to(im, shape))
 
 
 def is_complex(item: Any) -> bool:
-    """Whether there is a complex value or number in an argument."""
+    """Return whether an argument is or contains a complex value or number."""
     if isinstance(item, list | tuple):
         return any(map(is_complex, item))
     if isinstance(item, dict):
@@ -76,7 +76,7 @@ def _part(item: Any, part: str) -> Any:
 
 
 def on_both(build: Callable[..., Any]) -> Callable[..., Any]:
-    """A builder of something linear that treats both parts alike; integer operands, which are indices, go to both."""
+    """Return a builder that applies a linear builder to both parts. Integer operands (indices) are passed to both."""
 
     def run(*args: Any, **named: Any) -> Any:
         re, im = (build(*_part(args, part), **{k: _part(v, part) for k, v in named.items()}) for part in ("re", "im"))
@@ -87,22 +87,22 @@ def on_both(build: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---------------------------------------------------------------- to complex and back
 def view_as_complex(x: Tensor) -> Complex:
-    """x[..., 2] as [...]"""
+    """View x[..., 2] as complex [...]."""
     return Complex(layout.select(x, -1, 0), layout.select(x, -1, 1))
 
 
 def view_as_real(x: Complex) -> Tensor:
-    """[...] as [..., 2]"""
+    """View complex [...] as real [..., 2]."""
     return t.stack([x.re, x.im], -1)
 
 
 def polar(size: Tensor, angle: Tensor) -> Complex:
-    """From length and angle"""
+    """Return a complex value from polar coordinates."""
     return _pair(size * t.cos(angle), size * t.sin(angle))
 
 
 def to(x: Any, dtype: str | None = None, *_: Any) -> Any:
-    """In another dtype: a complex one, or a real one, which drops the imaginary part as PyTorch does"""
+    """Cast to another dtype. A real dtype drops the imaginary part, as in PyTorch."""
     if dtype is None:
         return x
     if dtype not in PARTS:
@@ -113,7 +113,7 @@ def to(x: Any, dtype: str | None = None, *_: Any) -> Any:
 
 
 def filled(value: Any, like: bool = False) -> Callable[..., Complex]:
-    """A creator of one number in every place, from a size or from another tensor"""
+    """Return a builder of constant complex tensors; the shape is given as a size, or by another tensor if `like`."""
 
     def run(size: Any, dtype: str | None = None) -> Complex:
         shape, kind = (lifted(size).re.shape, dtype or size.dtype) if like else (size, dtype)
@@ -123,13 +123,13 @@ def filled(value: Any, like: bool = False) -> Callable[..., Complex]:
 
 
 def copied(x: Complex, source: Any, non_blocking: bool = False) -> Complex:
-    """source with x's shape and dtype"""
+    """Return source broadcast to x's shape and cast to x's dtype."""
     value = lifted(source)
     return Complex(*(layout.copy(x.re, part) for part in (value.re, value.im)))
 
 
 def absolute(x: Complex) -> Tensor:
-    """The length"""
+    """Return the absolute value."""
     return t.sqrt(x.re * x.re + x.im * x.im)
 
 
@@ -143,7 +143,7 @@ def _add(sign: int) -> Callable[..., Complex]:
 
 
 def _both(value: Any) -> list[Any]:
-    """What each part of a product with real numbers reads: the parts of a complex value, a real one twice."""
+    """Return the operands of the two real products with a real factor: both parts, or the real value twice."""
     if not is_complex(value):
         return [value, value]
     number = lifted(value)
@@ -151,7 +151,10 @@ def _both(value: Any) -> list[Any]:
 
 
 def _product(build: Callable[[Any, Any], Tensor]) -> Callable[..., Complex]:
-    """A bilinear map of complex operands; a real operand takes two real products in place of four."""
+    """Return a builder of a bilinear map of complex operands.
+
+    With one real operand it takes two real products, not four.
+    """
 
     def run(x: Any, y: Any) -> Complex:
         if not (is_complex(x) and is_complex(y)):
@@ -167,12 +170,12 @@ multiply = _product(lambda x, y: t.mul(*p.lift(x, y)))
 
 
 def conjugate(x: Complex) -> Complex:
-    """The imaginary part negated"""
+    """Return the complex conjugate."""
     return Complex(x.re, -x.im)
 
 
 def divide(x: Any, y: Any) -> Complex:
-    """x / y"""
+    """Return x / y."""
     if not is_complex(y):
         return Complex(*(p.div(part, y) for part in (x.re, x.im)))
     below = lifted(y)
@@ -182,7 +185,7 @@ def divide(x: Any, y: Any) -> Complex:
 
 
 def exponential(x: Complex) -> Complex:
-    """e ** x"""
+    """Return e ** x."""
     return polar(t.exp(x.re), x.im)
 
 
@@ -193,7 +196,10 @@ def _equal(x: Any, y: Any) -> Tensor:
 
 # ---------------------------------------------------------------- Fourier transforms
 def _matrix(size: int, count: int, forward: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """[size, count]: cosines and sines of the turns that each element makes in each result."""
+    """Return (cosines, sines) of the DFT matrix, [size, count] each.
+
+    The sines are negated for the forward transform.
+    """
     if size > LONGEST:
         raise UnsupportedError(f"a Fourier transform over {size} elements (at most {LONGEST})")
     turns = np.outer(np.arange(size), np.arange(count)) % max(size, 1) * (2 * np.pi / max(size, 1))
@@ -201,7 +207,7 @@ def _matrix(size: int, count: int, forward: bool) -> tuple[np.ndarray[Any, Any],
 
 
 def _norm(shape: Sequence[int], mode: int) -> float:
-    """What PyTorch divides by: 0 nothing, 1 the root of the number of elements, 2 the number."""
+    """Return the normalization factor of PyTorch's mode: 0 is 1, 1 is 1 / sqrt(n), 2 is 1 / n."""
     count = float(np.prod([float(d) for d in shape]))
     return (1.0, 1 / sqrt(count), 1 / count)[mode]
 
@@ -220,7 +226,7 @@ def _transform(x: Complex, dim: int, size: int, forward: bool) -> Complex:
 
 
 def fft_complex(x: Complex, dims: Sequence[int], mode: int, forward: bool) -> Complex:
-    """The transform of complex values over axes"""
+    """Return the complex-to-complex Fourier transform over `dims`."""
     sizes = whole_sizes([x.re.shape[d] for d in dims], "a Fourier transform")
     for dim, size in zip(dims, sizes):
         x = _transform(x, dim, size, forward)
@@ -228,7 +234,7 @@ def fft_complex(x: Complex, dims: Sequence[int], mode: int, forward: bool) -> Co
 
 
 def fft_real(x: Tensor, dims: Sequence[int], mode: int, onesided: bool) -> Complex:
-    """The transform of real values over axes; `onesided` leaves out the second half of the last, which is known from the first"""
+    """Return the real-to-complex Fourier transform. `onesided` omits the redundant second half of the last axis."""
     sizes = whole_sizes([x.shape[d] for d in dims], "a Fourier transform")
     last, size = dims[-1], sizes[-1]
     cos, sin = _matrix(size, size // 2 + 1 if onesided else size, True)
@@ -239,7 +245,7 @@ def fft_real(x: Tensor, dims: Sequence[int], mode: int, onesided: bool) -> Compl
 
 
 def fft_to_real(x: Complex, dims: Sequence[int], mode: int, last_size: int) -> Tensor:
-    """Back from a one-sided transform to `last_size` real values on the last axis"""
+    """Return the inverse of a one-sided transform, with `last_size` real values along the last axis."""
     sizes = whole_sizes([x.re.shape[d] for d in dims[:-1]], "a Fourier transform")
     for dim, size in zip(dims[:-1], sizes):
         x = _transform(x, dim, size, False)
@@ -300,10 +306,10 @@ _MOVES = [
     "cumsum",
 ]
 
-#: Overloads that treat both parts alike, and are built as they are for real tensors.
+#: Overloads that are linear or move data: their real builders are applied to both parts.
 ALIKE = frozenset(name if "." in name else f"{name}.default" for name in _MOVES)
 
-#: overload -> builder, for overloads that make, take or give complex values
+#: Overload -> builder, for overloads that create, consume or return complex values.
 TABLE: dict[str, Callable[..., Any]] = {
     "view_as_complex.default": view_as_complex,
     "view_as_real.default": view_as_real,

@@ -1,4 +1,4 @@
-"""Builders of ATen overloads that make, view, move or index tensors: arguments in the order of the ATen schema."""
+"""Builders of ATen overloads that create, view, move or index tensors. Arguments follow the ATen schema."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from .aten_pointwise import lift, number, result_dtype
 
 
 class Missing:
-    """Stands for a result that has no builder; using it is an error that names it."""
+    """Placeholder for an operator result without a builder.
+
+    `what` names it in the error raised on use; empty if reported.
+    """
 
     def __init__(self, what: str) -> None:
         self.what = what
 
 
-_END = (1 << 63) - 1  # what PyTorch writes for "to the end"
+_END = (1 << 63) - 1  # PyTorch's value for "to the end"
 
 
 # ---------------------------------------------------------------- creation
@@ -33,47 +36,50 @@ def _full(size: Sequence[Dim], value: Any, dtype: str) -> Tensor:
 
 
 def full(size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:
-    """One number in every place; the dtype follows the number unless given"""
+    """Fill; the dtype is that of the value unless given."""
     return _full(size, value, dtype or result_dtype(value))
 
 
 def filled(value: Any) -> Callable[..., Tensor]:
-    """A creator of tensors of one number from a size."""
+    """Return a builder of constant tensors with a given size."""
     return lambda size, dtype=None: t.full(size, value, dtype or "float32")
 
 
 def filled_like(value: Any) -> Callable[..., Tensor]:
-    """A creator of tensors of one number, shaped like another."""
+    """Return a builder of constant tensors shaped like another tensor."""
     return lambda x, dtype=None: t.full(x.shape, value, dtype or x.dtype)
 
 
 def new_filled(value: Any) -> Callable[..., Tensor]:
-    """A creator of tensors of one number with a size, of another tensor's dtype."""
+    """Return a builder of constant tensors with a given size and another tensor's dtype."""
     return lambda x, size, dtype=None: t.full(size, value, dtype or x.dtype)
 
 
 def full_like(x: Tensor, value: Any, dtype: str | None = None) -> Tensor:
-    """One number, shaped like x"""
+    """Fill shaped like x."""
     return _full(x.shape, value, dtype or x.dtype)
 
 
 def fill(x: Tensor, value: Any) -> Tensor:
-    """x's type with one number, possibly a 0-d tensor's"""
+    """Fill with x's shape and dtype; the value may be a 0-d tensor."""
     return t.broadcast_to(lift(value, dtype=x.dtype)[0], x.shape)
 
 
 def new_full(x: Tensor, size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:
-    """One number with a size, of x's dtype"""
+    """Fill with a given size and x's dtype."""
     return _full(size, value, dtype or x.dtype)
 
 
 def scalar_tensor(value: Any, dtype: str | None = None) -> Tensor:
-    """A number as a 0-d tensor"""
+    """Return a number as a 0-d tensor."""
     return _full((), value, dtype or "float32")
 
 
 def arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Tensor:
-    """start, start + step, … before end; of integers PyTorch cuts off the fractions of start and step first"""
+    """Return start, start + step, … below end.
+
+    For integer dtypes fractions of start and step are truncated, as in PyTorch.
+    """
     exact = (
         dtype is not None and not dtypes.is_float(dtype) and not any(isinstance(v, Expr) for v in (start, end, step))
     )
@@ -94,17 +100,17 @@ def arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Ten
 
 
 def arange_end(end: Any, dtype: str | None = None) -> Tensor:
-    """0, 1, … before end"""
+    """Return 0, 1, … below end."""
     return arange(0, end, 1, dtype)
 
 
 def linspace(start: float, end: float, steps: int, dtype: str | None = None) -> Tensor:
-    """Equally spaced numbers, both ends included"""
+    """Return equally spaced numbers, both ends included."""
     return t.constant(np.linspace(start, end, steps).astype(dtypes.numpy_dtype(dtype or "float32")))
 
 
 def eye(rows: Dim, columns: Dim | None = None, dtype: str | None = None) -> Tensor:
-    """Ones on the diagonal"""
+    """Return the identity matrix."""
     shape = (rows, rows if columns is None or isinstance(columns, str) else columns)
     return t.cast(t.eq(t.iota(shape, 0), t.iota(shape, 1)), dtype or "float32")
 
@@ -115,17 +121,17 @@ def _ahead(x: Tensor) -> Tensor:
 
 
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
-    """x on and below a diagonal, else 0"""
+    """Return the lower triangle of x: elements above the diagonal become 0."""
     return t.where(t.le(_ahead(x), diagonal), x, t.full((1,) * x.rank, 0, x.dtype))
 
 
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
-    """x on and above a diagonal, else 0"""
+    """Return the upper triangle of x: elements below the diagonal become 0."""
     return t.where(t.ge(_ahead(x), diagonal), x, t.full((1,) * x.rank, 0, x.dtype))
 
 
 def triangle(indices: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A creator of the places [2, n] of a triangle of a matrix."""
+    """Return a builder of the indices [2, n] of a triangle of a matrix."""
 
     def build(rows: int, columns: int, offset: int = 0, dtype: str | None = None) -> Tensor:
         return t.constant(np.stack(indices(rows, offset, columns)).astype(dtypes.numpy_dtype(dtype or "int64")))
@@ -135,28 +141,28 @@ def triangle(indices: Callable[..., Any]) -> Callable[..., Tensor]:
 
 # ---------------------------------------------------------------- dtypes and copies
 def same(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    """x: copies, aliases and detachments have no meaning for values"""
+    """Return x: copies, aliases and detach are the identity on values."""
     return x
 
 
 def to_copy(x: Tensor, dtype: str | None = None) -> Tensor:
-    """x in another dtype"""
+    """Cast x."""
     return t.cast(x, dtype or x.dtype)
 
 
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """source with x's shape and dtype"""
+    """Return source broadcast to x's shape and cast to x's dtype."""
     return t.broadcast_to(t.cast(source, x.dtype), x.shape)
 
 
 # ---------------------------------------------------------------- views
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """A new axis of size 1"""
+    """Insert an axis of size 1."""
     return t.expand_dims(x, dim)
 
 
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    """Without the axes of size 1, those named or all"""
+    """Remove axes of size 1: the named ones, or all."""
     if dim is None:
         return t.squeeze(x)
     axes = [d % max(x.rank, 1) for d in ((dim,) if isinstance(dim, int) else dim)]
@@ -164,17 +170,17 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
 
 
 def transpose(x: Tensor, a: int, b: int) -> Tensor:
-    """Two axes swapped"""
+    """Swap two axes."""
     return t.swapaxes(x, a, b) if x.rank else x
 
 
 def t_(x: Tensor) -> Tensor:
-    """Transpose of a matrix; vectors stay"""
+    """Transpose a matrix; vectors are returned unchanged."""
     return t.transpose(x) if x.rank == 2 else x
 
 
 def expand(x: Tensor, size: Sequence[Dim], implicit: bool = False) -> Tensor:
-    """Sizes of 1 repeated; -1 keeps a size"""
+    """Broadcast axes of size 1; -1 keeps an axis's size."""
     lead = len(size) - x.rank
     sizes = [x.shape[i - lead] if isinstance(d, int) and d == -1 else d for i, d in enumerate(size)]
     return t.broadcast_to(x, sizes)
@@ -191,7 +197,7 @@ def _bound(value: Dim | None, size: Dim, default: Dim) -> Dim:
 
 
 def slice_(x: Tensor, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Tensor:
-    """Elements start, start + step, … before end; bounds beyond the axis are cut"""
+    """Return the elements start, start + step, … before end. Out-of-range bounds are clamped."""
     axis = dim % x.rank
     size = x.shape[axis]
     lo, hi = _bound(start, size, 0), _bound(end, size, size)
@@ -201,13 +207,13 @@ def slice_(x: Tensor, dim: int = 0, start: Dim | None = None, end: Dim | None = 
 
 
 def narrow(x: Tensor, dim: int, start: Dim, length: Dim) -> Tensor:
-    """`length` elements from start"""
+    """Return `length` elements of an axis from start on."""
     start = start + x.shape[dim] if isinstance(start, int) and start < 0 else start
     return t.slice_axis(x, dim, start, start + length)
 
 
 def select(x: Tensor, dim: int, index: Dim) -> Tensor:
-    """One position of an axis, which goes away"""
+    """Return one position of an axis; the axis is removed."""
     axis = dim % x.rank
     at = index + x.shape[axis] if isinstance(index, int) and index < 0 else index
     piece = t.slice_axis(x, axis, at, at + 1)
@@ -215,7 +221,7 @@ def select(x: Tensor, dim: int, index: Dim) -> Tensor:
 
 
 def split(x: Tensor, size: Dim | Sequence[Dim], dim: int = 0) -> list[Tensor]:
-    """Pieces of one size (the last may be shorter) or of the sizes listed"""
+    """Split an axis into pieces of one size (the last may be smaller) or of the listed sizes."""
     if isinstance(size, Sequence):
         return t.split(x, size, dim)
     total = x.shape[dim]
@@ -228,13 +234,13 @@ def split(x: Tensor, size: Dim | Sequence[Dim], dim: int = 0) -> list[Tensor]:
 
 
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
-    """At most `chunks` pieces of equal size"""
+    """Split an axis into at most `chunks` pieces of equal size."""
     total = x.shape[dim]
     return split(x, (total + chunks - 1) // chunks if isinstance(total, int) else total // chunks, dim)
 
 
 def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
-    """Every position of an axis"""
+    """Return every position of an axis."""
     count = x.shape[dim]
     if not isinstance(count, int):
         raise UnsupportedError(f"unbind over the free dimension {count}", hint="bind it: dims={...}")
@@ -242,7 +248,7 @@ def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
 
 
 def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
-    """Consecutive axes made one"""
+    """Merge consecutive axes."""
     if not x.rank:
         return t.reshape(x, (1,))
     a, b = start % x.rank, end % x.rank
@@ -250,7 +256,7 @@ def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """A diagonal of two axes as a new last axis"""
+    """Return a diagonal of two axes as a new last axis."""
     a, b = dim1 % x.rank, dim2 % x.rank
     rest = [i for i in range(x.rank) if i not in (a, b)]
     x = t.permute(x, (*rest, a, b))
@@ -266,12 +272,12 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Sliding windows along an axis, their elements in a new last axis"""
+    """Return sliding windows along an axis; the window elements form a new last axis."""
     return t.windows(x, dim, size, step) if x.rank else t.reshape(x, (1,))
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """x[..., C r r, H, W] as [..., C, H r, W r]"""
+    """Rearrange x[..., C r r, H, W] to [..., C, H r, W r]."""
     *lead, channels, rows, columns = x.shape
     n = len(lead)
     x = t.reshape(x, (*lead, channels // (factor * factor), factor, factor, rows, columns))
@@ -280,7 +286,7 @@ def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
 
 
 def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
-    """x[..., C, H r, W r] as [..., C r r, H, W]"""
+    """Rearrange x[..., C, H r, W r] to [..., C r r, H, W]."""
     *lead, channels, rows, columns = x.shape
     n = len(lead)
     x = t.reshape(x, (*lead, channels, rows // factor, factor, columns // factor, factor))
@@ -290,20 +296,20 @@ def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
 
 # ---------------------------------------------------------------- layout
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """One after the other; empty vectors beside tensors of higher rank are ignored, as in PyTorch"""
+    """Concatenate. Empty vectors are ignored, as in PyTorch."""
     dtype = result_dtype(*tensors)
     kept = [x for x in tensors if x.shape != (0,)] or [tensors[0]]
     return t.concat([t.cast(x, dtype) for x in kept], dim)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Along a new axis"""
+    """Stack along a new axis."""
     dtype = result_dtype(*tensors)
     return t.stack([t.cast(x, dtype) for x in tensors], dim)
 
 
 def _spread(x: Tensor, factors: Sequence[Dim], after: bool) -> Tensor:
-    """Every axis repeated: element by element (`after`) or as a whole."""
+    """Repeat every axis: element by element if `after`, otherwise as a whole."""
     inner: list[Dim] = []
     wide: list[Dim] = []
     for size, factor in zip(x.shape, factors, strict=True):
@@ -315,24 +321,24 @@ def _spread(x: Tensor, factors: Sequence[Dim], after: bool) -> Tensor:
 
 
 def repeat(x: Tensor, repeats: Sequence[Dim]) -> Tensor:
-    """The whole tensor repeated along each axis; leading axes are added"""
+    """Tile the whole tensor along each axis; leading axes are added."""
     x = t.with_rank(x, len(repeats))
     return _spread(x, [1] * (x.rank - len(repeats)) + list(repeats), after=False)
 
 
 def repeat_interleave(x: Tensor, repeats: Dim, dim: int | None = None, output_size: Any = None) -> Tensor:
-    """Each element of an axis repeated"""
+    """Repeat each element of an axis consecutively."""
     x, dim = (t.reshape(x, (-1,)), 0) if dim is None else (x, dim % x.rank)
     return _spread(x, [repeats if i == dim else 1 for i in range(x.rank)], after=True)
 
 
 def upsample(x: Tensor, factors: Sequence[int]) -> Tensor:
-    """Each position of the spatial axes repeated by whole factors"""
+    """Nearest-neighbour upsampling of the spatial axes by integer factors."""
     return _spread(x, [1, 1, *factors], after=True)
 
 
 def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Tensor:
-    """Rotated along axes"""
+    """Rotate along axes."""
     if volume(x.shape) == 0:
         return x
     moves = [shifts] if isinstance(shifts, int) else list(shifts)
@@ -348,19 +354,19 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ())
 
 
 def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Axes backwards"""
+    """Reverse axes."""
     for axis in dims:
         x = t.flip(x, axis) if x.rank else x
     return x
 
 
 def _cut(width: Dim) -> int:
-    """How many elements a negative padding removes."""
+    """Return the number of elements that a negative padding width removes."""
     return -width if isinstance(width, int) and width < 0 else 0
 
 
 def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
-    """A constant around, pairs from the last axis on; negative widths cut"""
+    """Pad with a constant. Widths are pairs from the last axis on; negative widths crop."""
     pairs = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
     for back, (lo, hi) in enumerate(pairs):
         axis = x.rank - 1 - back
@@ -370,7 +376,7 @@ def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
 
 
 def edge_pad(mode: str) -> Callable[[Tensor, Sequence[int]], Tensor]:
-    """A padder that repeats elements: NumPy's modes 'reflect', 'edge' and 'wrap'."""
+    """Return a builder of non-constant padding; `mode` is NumPy's, such as 'reflect', 'edge' or 'wrap'."""
 
     def build(x: Tensor, widths: Sequence[int]) -> Tensor:
         for back in range(len(widths) // 2):
@@ -389,7 +395,7 @@ def edge_pad(mode: str) -> Callable[[Tensor, Sequence[int]], Tensor]:
 def slice_scatter(
     x: Tensor, source: Tensor, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
 ) -> Tensor:
-    """x with a slice replaced"""
+    """Return x with a slice replaced."""
     axis = dim % x.rank
     size = x.shape[axis]
     lo, hi = _bound(start, size, 0), _bound(end, size, size)
@@ -403,7 +409,7 @@ def slice_scatter(
 
 
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """x with one position of an axis replaced"""
+    """Return x with one position of an axis replaced."""
     at = index + x.shape[dim] if index < 0 else index
     return slice_scatter(x, t.expand_dims(source, dim % x.rank), dim, at, at + 1)
 
@@ -412,7 +418,7 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 def embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale: bool = False, sparse: bool = False
 ) -> Tensor:
-    """Rows of a table"""
+    """Gather rows of a table."""
     return t.gather(weight, indices, 0)
 
 
@@ -420,9 +426,9 @@ def embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, scale: bool = False, mode: int = 0, sparse: bool = False,
     shares: Tensor | None = None, include_last: bool = False, padding_idx: int = -1,
 ) -> list[Any]:  # fmt: skip
-    """Rows of a table added (mode 0), averaged (1) or their largest (2) by bag; a bag starts at each offset
+    """Reduce table rows by bag: sum (mode 0), mean (1) or maximum (2). Each offset starts a bag.
 
-    Indices equal to `padding_idx` do not count. The other results are not computed.
+    Indices equal to `padding_idx` are ignored. The other results are not computed.
     """
     rows = t.gather(weight, indices, 0)
     bags = offsets.shape[0] - 1 if include_last else offsets.shape[0]
@@ -448,14 +454,14 @@ def embedding_bag(
 
 
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Positions of an axis"""
+    """Gather positions of an axis."""
     if not x.rank:
         return x
     return t.gather(x, index if index.rank else t.reshape(index, (1,)), dim)
 
 
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
-    """x at the index along an axis, per position"""
+    """Gather elements along an axis (one index per result element)."""
     if volume(index.shape) == 0:
         return t.zeros(index.shape, x.dtype)
     if not x.rank:
@@ -469,7 +475,7 @@ _MODES = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": 
 def scatter(
     x: Tensor, dim: int, index: Tensor, source: Any, reduce: str | None = None, include_self: bool = True
 ) -> Tensor:
-    """x with numbers or another tensor's elements written at the index along an axis"""
+    """Return x with numbers or elements of another tensor written (or reduced) at the index along an axis."""
     mode = "set" if reduce is None else "add" if reduce == "mean" else _MODES.get(reduce, "")
     if not mode:
         raise UnsupportedError(f"scatter with reduce={reduce!r} is not supported")
@@ -495,7 +501,7 @@ def scatter(
 
 
 def neutral(smallest: bool, dtype: str) -> float:
-    """The smallest or the largest number of a dtype."""
+    """Return the smallest (`smallest`) or largest value of a dtype."""
     if dtypes.is_float(dtype):
         return float("-inf") if smallest else float("inf")
     limits = np.iinfo(dtypes.numpy_dtype(dtype)) if dtype != "bool" else None
@@ -503,12 +509,12 @@ def neutral(smallest: bool, dtype: str) -> float:
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """x plus another tensor's elements at the index along an axis"""
+    """Return x plus another tensor's elements at the index along an axis."""
     return scatter(x, dim, index, source, "add")
 
 
 def _plain_index(index: Tensor, size: Dim) -> Tensor:
-    """Indices that may count from the end made non-negative; positions and visibly non-negative constants stay."""
+    """Normalize negative indices to non-negative ones. Iotas and constants known to be non-negative stay unchanged."""
     if index.dtype == "bool":
         raise UnsupportedError("indexing with a bool mask has a size that depends on data", hint="use where")
     index = index if index.dtype in ("int64", "int32") else t.cast(index, "int64")
@@ -523,9 +529,9 @@ def _plain_index(index: Tensor, size: Dim) -> Tensor:
 
 
 def _one_index(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, int, int]:
-    """x with its indexed axes made one, the index into it, that axis, and how many axes it stands for.
+    """Merge the indexed axes of x. Returns (x, index into the merged axis, that axis, number of merged axes).
 
-    Indexed axes that are not neighbours move to the front, where PyTorch (as NumPy) puts the result's index axes.
+    Indexed axes that are not adjacent move to the front, where PyTorch and NumPy put the index axes of the result.
     """
     axes = [i for i, v in enumerate(indices) if v is not None]
     if axes != list(range(axes[0], axes[-1] + 1)):
@@ -544,7 +550,7 @@ def _one_index(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[Tensor, Ten
 
 
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """x at integer tensors along some axes (NumPy's advanced indexing); a mask is refused"""
+    """Advanced indexing with integer tensors along some axes (NumPy semantics). Masks raise UnsupportedError."""
     if all(v is None for v in indices):
         return x
     x, spot, axis, _ = _one_index(x, indices)
@@ -552,7 +558,7 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """x with values written (or added) at integer tensors, or at a mask where the value is one number"""
+    """Return x with values written (or added) at integer index tensors, or with one value written at a mask."""
     used = [v for v in indices if v is not None]
     values = t.cast(values, x.dtype)
     if len(used) == 1 and used[0].dtype == "bool" and indices[0] is used[0]:
@@ -572,7 +578,7 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
     lead = len(order) - len(axes) if not neighbours else axes[0]
     block = (*spot.shape, *rest) if not neighbours else (*x.shape[:lead], *spot.shape, *x.shape[axes[-1] + 1 :])
     spread = t.broadcast_to(values, block)
-    if neighbours:  # index axes stand at the place of the indexed ones: bring them to the front
+    if neighbours:  # the index axes are in place of the indexed axes: move them to the front
         front = range(lead, lead + spot.rank)
         spread = t.permute(spread, (*front, *(i for i in range(len(block)) if i not in front)))
     count = volume(spot.shape)
@@ -584,18 +590,18 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
-    """x plus slices of another tensor at positions of an axis"""
+    """Return x plus slices of another tensor at positions of an axis."""
     source = source if alpha == 1 else source * number(alpha)
     return _along(x, dim, index, source, "add")
 
 
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """x with positions of an axis replaced"""
+    """Return x with positions of an axis replaced."""
     return _along(x, dim, index, source, "set")
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """x with positions of an axis set to a number"""
+    """Return x with positions of an axis set to a number."""
     if not x.rank:
         return fill(x, value)
     size = (*x.shape[:dim], volume(index.shape), *x.shape[dim % x.rank + 1 :])
@@ -603,16 +609,16 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
 
 
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """x with the elements where the mask holds replaced by the source's, one after the other"""
+    """Return x with the elements under the mask replaced by consecutive elements of the source."""
     shape = mask.shape if mask.rank > x.rank else x.shape
     x, mask = t.broadcast_to(x, shape), t.broadcast_to(mask, shape)
     flat = t.cast(t.reshape(mask, (volume(shape),)), "int64")
-    order = t.reshape(t.cumsum(flat, 0) - 1, shape)  # below 0 or beyond the source only where the mask is False
+    order = t.reshape(t.cumsum(flat, 0) - 1, shape)  # out of range only where the mask is False
     return t.where(mask, t.gather(t.reshape(source, (volume(source.shape),)), t.maximum(order, 0), 0), x)
 
 
 def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """x with a diagonal of two axes replaced"""
+    """Return x with a diagonal of two axes replaced."""
     places = t.reshape(t.iota((volume(x.shape),), 0), x.shape)
     spots = diagonal(places, offset, dim1, dim2)
     flat, count = t.reshape(x, (volume(x.shape),)), (volume(spots.shape),)

@@ -1,4 +1,4 @@
-"""Builders of the ATen overloads of layers: convolutions, pools, normalisations, attention, resampling."""
+"""Builders of ATen layer overloads: convolution, pooling, normalization, attention, resampling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def convolution(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, transposed: bool = False,
     output_padding: Ints = 0, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Convolution, or its transpose, of x[N, C, *S] (N may lack) with w"""
+    """Convolution or transposed convolution of x[N, C, *S] or x[C, *S] with w."""
     n = w.rank - 2
     if x.rank == n + 1:
         return t.squeeze(convolution(t.expand_dims(x, 0), w, b, stride, padding, dilation, transposed, output_padding,
@@ -54,7 +54,7 @@ def conv(
     x: Tensor, w: Tensor, b: Tensor | None = None, stride: Ints = 1, padding: Ints | str = 0, dilation: Ints = 1,
     groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """A layer's convolution, whose padding may be a word: "valid" is none, "same" as much as keeps the sizes, the odd one behind"""
+    """Convolution with string padding: "valid" pads nothing, "same" keeps the sizes (odd excess at the high end)."""
     if not isinstance(padding, str):
         return convolution(x, w, b, stride, padding, dilation, groups=groups)
     n = w.rank - 2
@@ -68,12 +68,12 @@ def conv_transpose(
     x: Tensor, w: Tensor, b: Tensor | None = None, stride: Ints = 1, padding: Ints = 0, output_padding: Ints = 0,
     groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """A layer's transposed convolution"""
+    """Transposed convolution."""
     return convolution(x, w, b, stride, padding, dilation, True, output_padding, groups)
 
 
 def _dilated(x: Tensor, strides: Sequence[int]) -> Tensor:
-    """stride - 1 zeros between neighbours of each spatial axis."""
+    """Dilate the spatial axes: insert stride - 1 zeros between neighbours."""
     for i, stride in enumerate(strides):
         if stride > 1:
             axis, size = 2 + i, x.shape[2 + i]
@@ -85,7 +85,9 @@ def _dilated(x: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _turned(w: Tensor, groups: int) -> Tensor:
-    """The weight [C_in, C_out/groups, *K] of a transposed convolution as that of a plain one, [C_out, C_in/groups, *K]."""
+    """Convert the weight of a transposed convolution to that of a plain one: [C_in, C_out/groups, *K] -> [C_out,
+    C_in/groups, *K].
+    """
     for axis in range(2, w.rank):
         w = t.flip(w, axis)
     c_in, per_out = w.shape[:2]
@@ -106,14 +108,15 @@ def _pool_attrs(
             size = refuse_free(x.shape[2 + i], "a pool rounded up")
             span = size + 2 * pads[i] - gaps[i] * (sizes[i] - 1) - 1
             count = -(-span // steps[i]) + 1
-            if (count - 1) * steps[i] >= size + pads[i]:  # the last window must start inside the input or its low side
+            # the last window must start inside the input or its low padding
+            if (count - 1) * steps[i] >= size + pads[i]:
                 count -= 1
             high[i] = pads[i] + max((count - 1) * steps[i] - span, 0)
     return {"kernel": sizes, "strides": steps, "pads": (*pads, *high), "dilations": gaps}
 
 
 def _batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
-    """A builder on [N, C, *S] that also takes [C, *S]."""
+    """Return a builder over [N, C, *S] that also accepts [C, *S]."""
 
     def run(x: Tensor, *args: Any, **named: Any) -> Any:
         if x.rank == n + 2:
@@ -127,7 +130,7 @@ def _batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def max_pool(n: int) -> Callable[..., Tensor]:
-    """The largest in each window of n spatial axes."""
+    """Return a builder of max pooling over n spatial axes."""
 
     def build(
         x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, dilation: Ints = 1, ceil_mode: bool = False
@@ -138,7 +141,7 @@ def max_pool(n: int) -> Callable[..., Tensor]:
 
 
 def max_pool_indices(n: int) -> Callable[..., list[Any]]:
-    """The largest in each window, and the position of the first of them in the flat image."""
+    """Return a builder of max pooling with the flat index of each window's first maximum."""
 
     def build(
         x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, dilation: Ints = 1, ceil_mode: bool = False
@@ -152,7 +155,7 @@ def max_pool_indices(n: int) -> Callable[..., list[Any]]:
 def _largest_at(
     x: Tensor, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
 ) -> Tensor:
-    """Where the first largest element of each window stands, as an index into the spatial axes made one."""
+    """Return the index of each window's first maximum into the flattened spatial axes."""
     n = len(kernel)
     wide = t.pad(x, [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))], neutral(True, x.dtype))
     for i in range(n):
@@ -170,7 +173,7 @@ def _largest_at(
 
 
 def max_unpool(n: int) -> Callable[..., Tensor]:
-    """Values written back to where max_pool found them, zeros elsewhere."""
+    """Return a builder of max unpooling: values are scattered to the indices of max_pool, zeros elsewhere."""
 
     def build(x: Tensor, indices: Tensor, output_size: Sequence[Dim], *_: Any) -> Tensor:
         lead, count, room = x.shape[: x.rank - n], volume(x.shape[x.rank - n :]), tuple(output_size)
@@ -182,7 +185,7 @@ def max_unpool(n: int) -> Callable[..., Tensor]:
 
 
 def avg_pool(n: int) -> Callable[..., Tensor]:
-    """The mean of each window of n spatial axes."""
+    """Return a builder of average pooling over n spatial axes."""
 
     def build(
         x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, ceil_mode: bool = False,
@@ -197,7 +200,7 @@ def avg_pool(n: int) -> Callable[..., Tensor]:
             return out
         share = np.ones((1, 1, *concrete(x.shape[2:])), dtypes.numpy_dtype(x.dtype))
         inside = t.constant(share)
-        if count_include_pad:  # the padding counts, the overhang of rounding up does not
+        if count_include_pad:  # padding counts, the overhang of ceil_mode does not
             inside = t.pad(inside, [(0, 0), (0, 0), *((p, p) for p in plain)], 1.0)
             attrs = attrs | {"pads": (*(0,) * n, *(pads[n + i] - plain[i] for i in range(n)))}
         (counted,) = evaluate([c.avg_pool(inside, **attrs)], {})
@@ -207,7 +210,7 @@ def avg_pool(n: int) -> Callable[..., Tensor]:
 
 
 def _averaging(size: int, count: int) -> np.ndarray[Any, Any]:
-    """The [count, size] matrix whose rows average PyTorch's adaptive windows."""
+    """Return the matrix [count, size] that averages PyTorch's adaptive windows."""
     matrix = np.zeros((count, size))
     for i in range(count):
         lo, hi = (i * size) // count, -(-(i + 1) * size // count)
@@ -216,7 +219,7 @@ def _averaging(size: int, count: int) -> np.ndarray[Any, Any]:
 
 
 def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
-    """Means of windows chosen so that the result has a given size."""
+    """Return a builder of adaptive average pooling: the windows are chosen to yield the requested size."""
 
     def build(x: Tensor, output_size: Any) -> Tensor:
         wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(_each(output_size, n))]
@@ -232,7 +235,10 @@ def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
 
 
 def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
-    """Largest values of as many windows as asked for; where the size does not divide, they overlap."""
+    """Return a builder of adaptive max pooling.
+
+    Windows overlap if the requested size does not divide the input size.
+    """
 
     def build(x: Tensor, output_size: Any) -> list[Any]:
         wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(_each(output_size, n))]
@@ -249,7 +255,7 @@ def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
 
 
 def _largest_of(x: Tensor, axis: int, size: int, count: int) -> Tensor:
-    """The largest of each of PyTorch's `count` adaptive windows of an axis; shorter windows repeat their last element."""
+    """Return the maximum of each of `count` adaptive windows of an axis. Shorter windows repeat their last element."""
     low = [(i * size) // count for i in range(count)]
     high = [-(-(i + 1) * size // count) for i in range(count)]
     width = max(b - a for a, b in zip(low, high))
@@ -257,7 +263,7 @@ def _largest_of(x: Tensor, axis: int, size: int, count: int) -> Tensor:
     return t.max(t.gather(x, t.constant(spots.astype(np.int64)), axis), axis + 1)
 
 
-# ---------------------------------------------------------------- normalisation
+# ---------------------------------------------------------------- normalization
 def _affine(x: Tensor, gain: Tensor | None, shift: Tensor | None, size: Dim) -> tuple[Tensor, Tensor]:
 
     def line(value: Tensor | None, fill: float) -> Tensor:
@@ -270,21 +276,21 @@ def layer_norm(
     x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, shift: Tensor | None = None, eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Normalised over the last axes, scaled and shifted"""
+    """Layer normalization over the trailing axes `shape`."""
     size = volume(tuple(shape))
     flat = t.reshape(x, (*x.shape[: x.rank - len(shape)], size))
     return t.reshape(c.layer_norm(flat, *_affine(x, gain, shift, size), eps=eps), x.shape)
 
 
 def native_layer_norm(x: Tensor, shape: Sequence[Dim], gain: Any, shift: Any, eps: float) -> list[Any]:
-    """The normalised value, its mean and the reciprocal of its deviation"""
+    """Return [normalized value, mean, reciprocal standard deviation]."""
     axes = tuple(range(x.rank - len(shape), x.rank))
     spread = t.rsqrt(t.mean(t.square(x - t.mean(x, axes, True)), axes, True) + eps)
     return [layer_norm(x, shape, gain, shift, eps), t.mean(x, axes, True), spread]
 
 
 def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """x over its root mean square of the last axes, scaled"""
+    """RMS normalization over the trailing axes `shape`."""
     size = volume(tuple(shape))
     if eps is None:
         import ml_dtypes
@@ -295,7 +301,7 @@ def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: f
 
 
 def fused_rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> list[Any]:
-    """The normalised value; the reciprocal root is not given"""
+    """Return [normalized value, placeholder]; the reciprocal root mean square is not computed."""
     return [rms_norm(x, shape, gain, eps), Missing("the second result of _fused_rms_norm")]
 
 
@@ -307,14 +313,14 @@ def group_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Tensor:
-    """Normalised over groups of channels and all positions"""
+    """Group normalization over groups of channels and all positions."""
     return c.group_norm(x, *_affine(x, gain, shift, x.shape[1]), groups=groups, eps=eps)
 
 
 def native_group_norm(
     x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float
 ) -> list[Any]:
-    """The normalised value, its mean and the reciprocal of its deviation per group"""
+    """Return [normalized value, mean per group, reciprocal standard deviation per group]."""
     flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
     spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
     return [group_norm(x, groups, gain, shift, eps), t.mean(flat, -1), spread]
@@ -324,7 +330,7 @@ def batch_norm(
     x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, training: bool = False,
     momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Normalised per channel with given statistics, or with the batch's own"""
+    """Batch normalization with the given statistics, or with the batch statistics in training mode."""
     if training or mean is None or var is None:
         axes = tuple(a for a in range(x.rank) if a != 1)
         mean = t.mean(x, axes)
@@ -335,7 +341,7 @@ def batch_norm(
 def batch_norm_inference(
     x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> list[Any]:
-    """Normalised per channel with given statistics"""
+    """Batch normalization with the given statistics; the saved statistics are empty."""
     empty = t.zeros((0,), x.dtype)
     return [batch_norm(x, gain, shift, mean, var, False, momentum, eps), empty, empty]
 
@@ -343,7 +349,7 @@ def batch_norm_inference(
 def batch_norm_functional(
     x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, training: bool, momentum: float, eps: float
 ) -> list[Any]:
-    """Normalised per channel with the batch's statistics, and the running statistics after it"""
+    """Batch normalization with batch statistics; returns the updated running mean and variance as results 3 and 4."""
     axes = tuple(a for a in range(x.rank) if a != 1)
     new_mean = mean * (1 - momentum) + t.mean(x, axes) * momentum
     new_var = var * (1 - momentum) + t.var(x, axes, correction=1) * momentum
@@ -354,7 +360,7 @@ def batch_norm_functional(
 def batch_norm_without_stats(
     x: Tensor, gain: Any, shift: Any, training: bool, momentum: float, eps: float
 ) -> list[Any]:
-    """Normalised per channel with the batch's statistics"""
+    """Batch normalization with batch statistics, without running statistics."""
     return [
         batch_norm(x, gain, shift, None, None, True, momentum, eps),
         *[Missing("the saved statistics of batch_norm")] * 2,
@@ -365,14 +371,14 @@ def instance_norm(
     x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, use_input_stats: bool = True,
     momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Normalised per example and channel"""
+    """Instance normalization, per example and channel."""
     if not use_input_stats:
         return batch_norm(x, gain, shift, mean, var, False, momentum, eps)
     return group_norm(x, refuse_free(x.shape[1], "the number of channels"), gain, shift, eps)
 
 
 def bilinear(x: Tensor, y: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """sum_ij x[..., i] w[o, i, j] y[..., j] + b[o]"""
+    """Bilinear layer: sum_ij x[..., i] w[o, i, j] y[..., j] + b[o]."""
     rows, columns = w.shape[1:]
     pairs = t.expand_dims(x, x.rank) * t.expand_dims(y, y.rank - 1)
     flat = t.reshape(pairs, (*x.shape[:-1], volume((rows, columns))))
@@ -386,8 +392,10 @@ _SUMS = ("add", "sub")
 
 
 def _some_visible(mask: Tensor) -> bool:
-    """Whether a mask is known to leave every row something to see: no number of it can be -inf, or it depends on constants
-    only and has no such row."""
+    """Return whether every row of a mask is known to have a visible position.
+
+    This holds if no element can be -inf, or if the mask is constant and no row is fully masked.
+    """
     if mask.dtype != "bool" and _size(mask, {}) <= _largest(mask.dtype):
         return True
     if any(n.op in ("input", "param", "state") for n in topological([mask])):
@@ -406,7 +414,7 @@ def _largest(dtype: str) -> float:
 
 
 def _size(x: Tensor, known: dict[Tensor, float]) -> float:
-    """A bound on the absolute values of x, infinite where none is seen: masks are made of a few numbers, moved and chosen."""
+    """Return an upper bound of |x|; infinite if unknown. Covers the ops from which masks are usually built."""
     if x not in known:
         if not dtypes.is_float(x.dtype):
             found = 1.0 if x.dtype == "bool" else 2.0**64
@@ -436,10 +444,10 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
     *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """softmax(scale * q @ k.T + mask) @ v; grouped queries share keys through a broadcast axis.
+    """Attention: softmax(scale * q @ k.T + mask) @ v. Grouped queries share keys through a broadcast axis.
 
-    A mask may hide a whole row, by False or by -inf: PyTorch answers 0 there, so that case is selected unless the mask is
-    known to have none.
+    For a fully masked row (False or -inf everywhere) PyTorch returns 0. A select implements this, unless the mask is
+    known to have no such row.
     """
     if dropout:
         raise UnsupportedError("attention with dropout is random", hint="call module.eval(), pass dropout_p=0")
@@ -450,7 +458,8 @@ def attention(
     q, k, v = (t.with_rank(x, rank) for x in (q, k, v))
     if scale is None:
         scale = 1.0 / sqrt(refuse_free(q.shape[-1], "the default scale of attention") or 1)
-    aligned = causal and q.shape[-2] != k.shape[-2]  # PyTorch aligns at the first position, we at the last
+    # PyTorch aligns the causal mask at the first position, `attention` at the last
+    aligned = causal and q.shape[-2] != k.shape[-2]
     bias = t.with_rank(_ahead_mask(q.shape[-2], k.shape[-2], q.dtype), rank) if aligned else None
     seen: Tensor | None = None
     if mask is not None:
@@ -468,7 +477,7 @@ def attention(
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
-    """Attention of more query heads than key heads, the query heads of one key head on an axis of their own."""
+    """Grouped-query attention: the query heads of one key head form an axis of their own."""
     heads = k.shape[-3]
     group = q.shape[-3] // heads
     if mask is not None and mask.rank >= 3:
@@ -482,7 +491,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
 
 # ---------------------------------------------------------------- resampling
 def resample(x: Tensor, matrices: Sequence[np.ndarray[Any, Any]]) -> Tensor:
-    """Each spatial axis of x[N, C, *S] multiplied by a constant [out, in] matrix."""
+    """Multiply each spatial axis of x[N, C, *S] by a constant matrix [out, in]."""
     kind = dtypes.numpy_dtype(x.dtype)
     for i, matrix in enumerate(matrices):
         axis = 2 + i
@@ -511,12 +520,12 @@ _GRID_MODES, _GRID_PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border"
 
 
 def grid_sampler(x: Tensor, grid: Tensor, mode: int = 0, padding: int = 0, align: bool = False) -> Tensor:
-    """x[N, C, *S] read at grid[N, *O, n]"""
+    """Sample x[N, C, *S] at grid[N, *O, n]."""
     return grid_sample(x, grid, _GRID_MODES[mode], _GRID_PADDINGS[padding], bool(align))
 
 
 def _whole_factors(x: Tensor, output_size: Any, factors: Sequence[float | None]) -> list[int]:
-    """How often each spatial axis goes into what it is resampled to; empty where that is not a whole number at all sizes."""
+    """Return the integer upsampling factor of each spatial axis; empty if one is not an integer at all sizes."""
     found = []
     for i, factor in enumerate(factors):
         size, times = x.shape[2 + i], factor
@@ -531,7 +540,7 @@ def _whole_factors(x: Tensor, output_size: Any, factors: Sequence[float | None])
 
 
 def upsample_nearest(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
-    """The nearest element at each position of a new grid"""
+    """Nearest-neighbour resampling."""
     n = x.rank - 2
     factors = _scales(scales, n)
     whole = _whole_factors(x, output_size, factors)
@@ -547,7 +556,7 @@ def upsample_nearest(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
 
 
 def _interpolation(size: int, want: int, align: bool, factor: float | None) -> np.ndarray[Any, Any]:
-    """The [want, size] matrix of linear interpolation."""
+    """Return the matrix [want, size] of linear interpolation."""
     if align:
         spots = np.arange(want) * ((size - 1) / (want - 1) if want > 1 else 0.0)
     else:
@@ -561,13 +570,13 @@ def _interpolation(size: int, want: int, align: bool, factor: float | None) -> n
 
 
 def _triangle(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The linear filter."""
+    """Triangle filter (linear interpolation)."""
     line: np.ndarray[Any, Any] = np.maximum(1 - np.abs(x), 0.0)
     return line
 
 
 def _cubic(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The cubic filter of Keys with a = -0.5."""
+    """Cubic convolution filter (Keys 1981) with a = -0.5."""
     a, d = -0.5, np.abs(x)
     near, far = ((a + 2) * d - (a + 3)) * d * d + 1, (((d - 5) * d + 8) * d - 4) * a
     return np.where(d < 1, near, np.where(d < 2, far, 0.0))
@@ -576,7 +585,7 @@ def _cubic(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _filtered(
     size: int, want: int, align: bool, factor: float | None, reach: int, weigh: Callable[[Any], Any]
 ) -> np.ndarray[Any, Any]:
-    """The [want, size] matrix of a filter that is as wide as what it shrinks, as in Pillow's resizing."""
+    """Return the matrix [want, size] of a filter stretched by the downscaling factor, as in Pillow's resize."""
     step = (size - 1) / max(want - 1, 1) if align else 1.0 / factor if factor else size / want
     wide = max(step, 1.0)
     matrix = np.zeros((want, size))
@@ -589,7 +598,7 @@ def _filtered(
 
 
 def upsample_filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[..., Tensor]:
-    """Resizing with antialiasing: each output is a weighted mean of all inputs that it covers."""
+    """Return a builder of antialiased resizing: each output is a weighted mean of the inputs under the filter."""
 
     def build(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
         factors = _scales(scales, x.rank - 2)
@@ -604,8 +613,10 @@ upsample_linear_aa, upsample_cubic_aa = upsample_filtered(1, _triangle), upsampl
 
 
 def _between(x: Tensor, axis: int, times: int) -> Tensor:
-    """An axis made longer by a whole factor, linearly between neighbours, the edges kept: the `times` elements for each one
-    have the same weights everywhere."""
+    """Upsample an axis linearly by an integer factor, with clamped edges.
+
+    Each input element yields `times` outputs, with the same weights at every position; the axis may be free.
+    """
     size = x.shape[axis]
     before, after = (t.slice_axis(x, axis, i, i + 1) for i in (0, size - 1))
     left = t.concat([before, t.slice_axis(x, axis, 0, size - 1)], axis)
@@ -616,7 +627,7 @@ def _between(x: Tensor, axis: int, times: int) -> Tensor:
 
 
 def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
-    """Linear interpolation along every spatial axis"""
+    """Linear interpolation along every spatial axis."""
     n = x.rank - 2
     factors = _scales(scales, n)
     whole = _whole_factors(x, output_size, factors)

@@ -1,8 +1,8 @@
-"""The table from ATen overloads to builders: the one place to add an overload.
+"""The registry of ATen overloads -> builders. New overloads are added here.
 
-A builder takes the overload's arguments in the order of its ATen schema, with tensors made ours, dtypes made names and
-free sizes made dimension expressions; arguments about devices, layouts and memory formats are dropped before. An
-overload listed here is also kept whole when an exported program is decomposed, so composites stay composites.
+A builder takes the overload's arguments in schema order, with tensors as tensor expressions, dtypes as names and free
+sizes as dimension expressions. Device, layout and memory-format arguments are dropped before. Overloads listed here are
+not decomposed when an exported program is imported, so composites stay composites.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Builder = Callable[..., Any]
 
 
 def _overloads(table: Mapping[str, Builder]) -> dict[str, Builder]:
-    """One entry per overload: 'add.Tensor Scalar' stands for add.Tensor and add.Scalar; no dot means `default`."""
+    """Expand the table's keys: 'add.Tensor Scalar' stands for add.Tensor and add.Scalar; no dot means `default`."""
     found: dict[str, Builder] = {}
     for names, builder in table.items():
         op, _, overloads = names.partition(".")
@@ -315,12 +315,12 @@ _LAYERS: dict[str, Builder] = {
     "_upsample_bicubic2d_aa.default vec": nn.upsample_cubic_aa,
 }
 
-#: overload name ("add.Tensor") -> builder
+#: Overload name ("add.Tensor") -> builder.
 TABLE: dict[str, Builder] = RECURRENT | _overloads(
     _ARITHMETIC | _FUNCTIONS | _CREATION | _VIEWS | _LAYOUT | _REDUCTIONS | _CONTRACTIONS | _LAYERS
 )
 
-#: Overloads that say something about the program but compute nothing.
+#: Overloads that compute nothing: assertions and size constraints.
 IGNORED: frozenset[str] = frozenset({
     "_assert_async.msg", "_assert_scalar.default", "_assert_tensor_metadata.default", "sym_constrain_range.default",
     "sym_constrain_range_for_size.default", "_functional_assert_async.msg", "_functional_assert_scalar.default",

@@ -1,6 +1,7 @@
-"""Builders of elementwise ATen overloads: arguments in the order of the ATen schema, tensors already ours.
+"""Builders of elementwise ATen overloads. Arguments follow the ATen schema; tensors are tensor expressions.
 
-Numbers and 0-d tensors are weak, as in PyTorch: they decide the dtype only through a higher category.
+As in PyTorch's type promotion, numbers and 0-d tensors are weakly typed: they change the dtype only if their category
+(bool, int, float) is higher.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ def _scalar_dtype(value: Value) -> str:
 
 
 def result_dtype(*operands: Value) -> str:
-    """PyTorch's common dtype: tensors with axes first, then 0-d tensors, then numbers, each only by a higher category."""
+    """Return PyTorch's promoted dtype.
+
+    Tensors with axes come first, then 0-d tensors, then numbers; each group changes the dtype only by a higher
+    category.
+    """
     found: str | None = None
     tensors = [o for o in operands if isinstance(o, Tensor)]
     for group in (
@@ -45,60 +50,60 @@ def result_dtype(*operands: Value) -> str:
 
 
 def number(value: Value) -> Value:
-    """A number as a builder takes it; a size that is still free becomes a value that is computed."""
+    """Return a builder's scalar operand: a free size is lowered to a tensor, other values are unchanged."""
     return size_tensor(value) if isinstance(value, Expr) else value
 
 
 def lift(*operands: Value, dtype: str | None = None) -> list[Tensor]:
-    """Operands of one rank and of PyTorch's common dtype."""
+    """Convert operands to tensors of equal rank and of PyTorch's promoted dtype (or `dtype`)."""
     return t.align(*map(number, operands), dtype=dtype or result_dtype(*operands))
 
 
 def as_float(x: Tensor) -> Tensor:
-    """Integers and bools become float32, as under PyTorch's default dtype."""
+    """Cast integers and bools to float32, PyTorch's default dtype."""
     return x if dtypes.is_float(x.dtype) else t.cast(x, "float32")
 
 
 def binary(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
-    """A builder over lifted operands."""
+    """Return a builder that lifts its two operands first."""
     return lambda x, y: build(*lift(x, y))
 
 
 def floating(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A builder whose first operand is made floating."""
+    """Return a builder whose first operand is cast to float first."""
     return lambda x, *more, **named: build(as_float(x), *more, **named)
 
 
 def whole(build: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Rounding: integers stay as they are."""
+    """Return a rounding builder that leaves integers unchanged."""
     return lambda x: build(x) if dtypes.is_float(x.dtype) else x
 
 
 # ---------------------------------------------------------------- arithmetic
 def add(x: Value, y: Value, alpha: Any = 1) -> Tensor:
-    """x + alpha * y"""
+    """Return x + alpha * y."""
     a, b = lift(x, y)
     return t.add(a, b if alpha == 1 else t.mul(b, number(alpha)))
 
 
 def sub(x: Value, y: Value, alpha: Any = 1) -> Tensor:
-    """x - alpha * y"""
+    """Return x - alpha * y."""
     a, b = lift(x, y)
     return t.sub(a, b if alpha == 1 else t.mul(b, number(alpha)))
 
 
 def rsub(x: Value, y: Value, alpha: Any = 1) -> Tensor:
-    """y - alpha * x"""
+    """Return y - alpha * x."""
     return sub(y, x, alpha)
 
 
 def trunc(x: Tensor) -> Tensor:
-    """Towards zero."""
+    """Round towards zero."""
     return t.where(t.lt(x, 0), t.ceil(x), t.floor(x)) if dtypes.is_float(x.dtype) else x
 
 
 def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
-    """x / y, or its floor or truncation"""
+    """Return x / y, or its floor or truncation."""
     a, b = lift(x, y)
     if rounding_mode == "floor":
         return t.floordiv(a, b)
@@ -110,7 +115,7 @@ def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
 
 
 def fmod(x: Value, y: Value) -> Tensor:
-    """The remainder with the sign of x"""
+    """Return the remainder with the sign of x."""
     a, b = lift(x, y)
     if not dtypes.is_float(a.dtype):
         return of.whole_remainder(a, b)
@@ -118,14 +123,14 @@ def fmod(x: Value, y: Value) -> Tensor:
 
 
 def shift(left: bool) -> Callable[[Value, Value], Tensor]:
-    """Bits moved up or down: products with, or floors of quotients by, powers of two."""
+    """Return a builder of bit shifts, lowered to multiplication or floor division by powers of two."""
 
     def build(x: Value, y: Value) -> Tensor:
         a, b = lift(x, y)
         width = 8 * dtypes.itemsize(a.dtype)
         near = t.minimum(b, width - 2)
         moved = t.mul(a, t.pow(2, near)) if left else t.floordiv(a, t.pow(2, near))
-        more = t.gt(b, near)  # 2 ** (width - 1) itself overflows: one place more
+        more = t.gt(b, near)  # 2 ** (width - 1) overflows: the last bit is a separate step
         moved = t.where(more, t.mul(moved, 2) if left else t.floordiv(moved, 2), moved)
         return t.where(t.ge(b, width), 0, moved) if left or a.dtype.startswith("u") else moved
 
@@ -141,7 +146,7 @@ _WHOLE_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
 
 
 def power(x: Value, y: Value) -> Tensor:
-    """x ** y; small whole powers become products, as every backend would do"""
+    """Return x ** y. Small integer powers become products."""
     dtype = result_dtype(x, y)
     if isinstance(x, Tensor) and not isinstance(y, Tensor | Expr):
         table = _WHOLE_POWERS | (_POWERS if dtypes.is_float(dtype) else {})
@@ -151,13 +156,13 @@ def power(x: Value, y: Value) -> Tensor:
     known = not isinstance(y, Tensor | Expr) and y >= 0
     if known or dtypes.is_float(a.dtype) or a.dtype == "bool" or a.dtype.startswith("uint"):
         return t.pow(a, b)
-    odd = t.where(t.eq(t.mod(b, 2), 0), 1, -1)  # of negative powers, whole numbers are only those of 1 and -1
+    odd = t.where(t.eq(t.mod(b, 2), 0), 1, -1)  # negative powers are nonzero integers only for 1 and -1
     below = t.where(t.eq(a, 1), 1, t.where(t.eq(a, -1), odd, 0))
     return t.where(t.lt(b, 0), t.cast(below, a.dtype), t.pow(a, t.maximum(b, 0)))
 
 
 def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:
-    """x limited from below and above; either bound may be absent, a number or a tensor"""
+    """Clamp x. Either bound may be absent, a number or a tensor."""
     dtype = result_dtype(x, lo, hi)
     x = t.cast(x, dtype)
     plain = not any(isinstance(v, Tensor | Expr) for v in (lo, hi))
@@ -172,55 +177,55 @@ def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:
 
 
 def clamp_max(x: Tensor, hi: Value) -> Tensor:
-    """x limited from above"""
+    """Clamp x from above."""
     return clamp(x, None, hi)
 
 
 def bitwise_not(x: Tensor) -> Tensor:
-    """Logical not of bools, -x - 1 of integers"""
+    """Return logical not of bools, -x - 1 of integers."""
     return t.logical_not(x) if x.dtype == "bool" else t.sub(t.neg(x), 1)
 
 
 def logical(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
-    """A builder over operands made bools."""
+    """Return a builder over operands cast to bool."""
     return lambda x, y: build(*lift(x, y, dtype="bool"))
 
 
 def where(condition: Tensor, x: Value, y: Value) -> Tensor:
-    """x where the condition holds, else y"""
+    """Return x where the condition holds, else y."""
     return t.where(condition, *lift(x, y))
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Value) -> Tensor:
-    """x with a number where the mask holds"""
+    """Return x with a number where the mask holds."""
     (filled,) = lift(value, dtype=x.dtype)
     return t.where(mask, filled, x)
 
 
 def sign(x: Tensor) -> Tensor:
-    """-1, 0 or 1; of NaN 0, where NumPy and ONNX keep it; a bool is its own"""
+    """Return -1, 0 or 1; 0 for NaN (NumPy and ONNX return NaN). Bools are unchanged."""
     if x.dtype == "bool":
         return x
     return t.where(t.is_nan(x), 0, t.sign(x)) if dtypes.is_float(x.dtype) else t.sign(x)
 
 
 def is_nan(x: Tensor) -> Tensor:
-    """Whether NaN; never for integers"""
+    """Return whether x is NaN; False for integers."""
     return t.is_nan(x) if dtypes.is_float(x.dtype) else t.full(x.shape, False, "bool")
 
 
 def is_inf(x: Tensor) -> Tensor:
-    """Whether infinite; never for integers"""
+    """Return whether x is infinite; False for integers."""
     return t.is_inf(x) if dtypes.is_float(x.dtype) else t.full(x.shape, False, "bool")
 
 
 def is_finite(x: Tensor) -> Tensor:
-    """Whether neither NaN nor infinite"""
+    """Return whether x is neither NaN nor infinite."""
     return t.logical_not(t.logical_or(is_nan(x), is_inf(x)))
 
 
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """NaN and infinities replaced by numbers (by default 0 and the dtype's extremes)"""
+    """Replace NaN and infinities by numbers (default: 0 and the dtype's extremes)."""
     if not dtypes.is_float(x.dtype):
         return x
     import ml_dtypes
@@ -233,31 +238,31 @@ def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None,
 
 
 def fmax(x: Value, y: Value) -> Tensor:
-    """The larger; a NaN loses"""
+    """Return the maximum; NaN is ignored."""
     a, b = lift(x, y)
     return t.where(is_nan(a), b, t.where(is_nan(b), a, t.maximum(a, b)))
 
 
 def fmin(x: Value, y: Value) -> Tensor:
-    """The smaller; a NaN loses"""
+    """Return the minimum; NaN is ignored."""
     a, b = lift(x, y)
     return t.where(is_nan(a), b, t.where(is_nan(b), a, t.minimum(a, b)))
 
 
 def signbit(x: Tensor) -> Tensor:
-    """Whether below zero or -0.0; a NaN counts as positive"""
+    """Return whether x is negative or -0.0; False for NaN."""
     below = t.lt(x, 0)
     return t.logical_or(below, t.lt(t.recip(x), 0)) if dtypes.is_float(x.dtype) else below
 
 
 def copysign(x: Value, y: Value) -> Tensor:
-    """The size of x with the sign of y"""
+    """Return |x| with the sign of y."""
     a, b = (as_float(v) for v in lift(x, y))
     return t.where(signbit(b), -t.abs(a), t.abs(a))
 
 
 def fake_quantize(x: Tensor, scale: Value, zero: Value, low: int, high: int) -> list[Tensor]:
-    """x on a grid of whole multiples of a scale, and where the grid reaches it"""
+    """Return [x quantized and dequantized, mask of the elements inside the quantized range]."""
     step = t.cast(scale, x.dtype) if isinstance(scale, Tensor) else number(scale)
     base = t.cast(zero, x.dtype) if isinstance(zero, Tensor) else number(zero)
     spot = t.round(x * (t.recip(step) if isinstance(step, Tensor) else 1.0 / step)) + base
@@ -266,27 +271,27 @@ def fake_quantize(x: Tensor, scale: Value, zero: Value, low: int, high: int) -> 
 
 
 def fake_quantize_channels(x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int) -> list[Tensor]:
-    """The same with a scale and a zero for each position of an axis"""
+    """Fake quantization with a scale and zero point per index of an axis."""
     line = [scale.shape[0] if i == axis % x.rank else 1 for i in range(x.rank)]
     return fake_quantize(x, t.reshape(scale, line), t.reshape(zero, line), low, high)
 
 
 def round_decimals(x: Tensor, decimals: int = 0) -> Tensor:
-    """Rounded to a number of decimals"""
+    """Round to a number of decimals."""
     scale = 10.0 ** abs(decimals)
     return t.div(t.round(x * scale), scale) if decimals > 0 else t.round(t.div(x, scale)) * scale
 
 
-# ---------------------------------------------------------------- functions by identities
+# ---------------------------------------------------------------- composed functions
 def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
-    """The logarithm to a base."""
+    """Return a builder of the logarithm to a base."""
     return floating(lambda x: t.log(x) * (1.0 / _log(base)))
 
 
 def atan2(y: Value, x: Value) -> Tensor:
-    """The angle of the point (x, y); a zero x has no sign"""
+    """Return the angle of the point (x, y). The sign of a zero x is ignored."""
     b, a = (as_float(v) for v in lift(y, x))
-    both = t.logical_and(is_inf(a), is_inf(b))  # a diagonal, as at (1, 1)
+    both = t.logical_and(is_inf(a), is_inf(b))  # an infinite point on a diagonal, treated as (±1, ±1)
     b, a = (t.where(both, t.sign(v), v) for v in (b, a))
     half = t.where(signbit(b), t.full((1,) * a.rank, -pi, a.dtype), t.full((1,) * a.rank, pi, a.dtype))
     base = t.where(t.eq(a, 0), t.sign(b) * (pi / 2), t.atan(t.div(b, a)))
@@ -294,7 +299,7 @@ def atan2(y: Value, x: Value) -> Tensor:
 
 
 def hypot(x: Value, y: Value) -> Tensor:
-    """sqrt(x**2 + y**2), scaled by the larger so that squares do not overflow"""
+    """Return sqrt(x**2 + y**2), scaled by the larger operand so that the squares do not overflow."""
     a, b = (t.abs(as_float(v)) for v in lift(x, y))
     top, low = t.maximum(a, b), t.minimum(a, b)
     ratio = t.where(t.eq(top, 0), 0.0, t.div(low, t.where(t.eq(top, 0), 1.0, top)))
@@ -302,7 +307,7 @@ def hypot(x: Value, y: Value) -> Tensor:
 
 
 def ldexp(x: Value, y: Value) -> Tensor:
-    """x * 2**y"""
+    """Return x * 2**y."""
     a, b = (as_float(v) for v in lift(x, y))
     return a * t.pow(2.0, b)
 
@@ -320,18 +325,21 @@ IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 # ---------------------------------------------------------------- activations
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU, exact or by tanh"""
+    """GELU, exact or by the tanh approximation."""
     return c.gelu_tanh(x) if approximate == "tanh" else c.gelu(x)
 
 
 def softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    """log(1 + exp(beta x)) / beta; x itself above a threshold, which from 20 on differs by rounding only"""
+    """Return log(1 + exp(beta x)) / beta, and x where beta x > threshold.
+
+    From a threshold of 20 on the two differ only by rounding, so the select is omitted.
+    """
     out = c.softplus(x) if beta == 1 else t.div(c.softplus(x * float(beta)), float(beta))
     return out if threshold >= 20 else t.where(t.gt(x * float(beta), float(threshold)), x, out)
 
 
 def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
-    """scale * (x where positive, else alpha * (exp(input_scale x) - 1))"""
+    """Return scale * (x if x > 0 else alpha * (exp(input_scale x) - 1))."""
     if input_scale == 1:
         out = c.elu(x, alpha=float(alpha))
     else:
@@ -340,83 +348,83 @@ def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -
 
 
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)"""
+    """Return max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)."""
     return elu(x, alpha, 1, 1 / alpha)
 
 
 def selu(x: Tensor) -> Tensor:
-    """Scaled ELU with the constants of self-normalising networks (Klambauer et al. 2017)"""
+    """Scaled ELU with the constants of self-normalizing networks (Klambauer et al. 2017)."""
     return elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
-    """log(sigmoid(x))"""
+    """Return log(sigmoid(x))."""
     return t.neg(c.softplus(t.neg(x)))
 
 
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
-    """x where positive, else weight * x (per channel, axis 1)"""
+    """Return x where positive, else weight * x (weight per channel, axis 1)."""
     if weight.rank == 1 and x.rank > 1:
         weight = t.reshape(weight, (1, weight.shape[0]) + (1,) * (x.rank - 2))
     return t.where(t.gt(x, 0.0), x, x * weight)
 
 
 def threshold(x: Tensor, limit: float, value: float) -> Tensor:
-    """x above a limit, else a number"""
+    """Return x above a limit, else a number."""
     return t.where(t.le(x, limit), value, x)
 
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:
-    """First half * sigmoid(second half) along an axis"""
+    """Return first half * sigmoid(second half) along an axis."""
     half = x.shape[dim] // 2
     return t.slice_axis(x, dim, 0, half) * c.sigmoid(t.slice_axis(x, dim, half, x.shape[dim]))
 
 
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    """x moved towards 0 by lambd"""
+    """Soft shrinkage: x moved towards 0 by lambd."""
     return x - t.minimum(t.maximum(x, -float(lambd)), float(lambd))
 
 
 def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    """x outside [-lambd, lambd], else 0"""
+    """Hard shrinkage: x outside [-lambd, lambd], else 0."""
     return t.where(t.le(t.abs(x), float(lambd)), 0.0, x)
 
 
-# ---------------------------------------------------------------- three operands
+# ---------------------------------------------------------------- ternary operators, dropout
 def addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    """x + value * a * b"""
+    """Return x + value * a * b."""
     product = t.mul(*lift(a, b))
     return add(x, product, value)
 
 
 def addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    """x + value * a / b"""
+    """Return x + value * a / b."""
     return add(x, div(a, b), value)
 
 
 def lerp(x: Tensor, y: Tensor, weight: Value) -> Tensor:
-    """x + weight * (y - x)"""
+    """Return x + weight * (y - x)."""
     return t.add(x, t.mul(t.sub(y, x), number(weight)))
 
 
 def xlogy(x: Value, y: Value) -> Tensor:
-    """x * log(y), 0 where x is 0"""
+    """Return x * log(y), 0 where x is 0 (NaN where y is NaN)."""
     a, b = (as_float(v) for v in lift(x, y))
     return t.where(is_nan(b), b, t.where(t.eq(a, 0), 0.0, a * t.log(b)))
 
 
 def dropout(x: Tensor, p: float, train: bool | None = False) -> Tensor:
-    """x: dropout does nothing in evaluation. UnsupportedError in training."""
+    """Return x, the value of dropout at inference. Raises UnsupportedError in training mode."""
     if train and p:
         raise UnsupportedError("dropout in training mode is random", hint="call module.eval() first")
     return x
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None = False) -> list[Tensor]:
-    """x and a mask of ones"""
+    """Return [x, mask of ones]."""
     return [dropout(x, p, train), t.full(x.shape, True, "bool")]
 
 
 def log_sigmoid_forward(x: Tensor) -> list[Tensor]:
-    """log(sigmoid(x)) and an empty buffer"""
+    """Return [log(sigmoid(x)), empty buffer]."""
     return [log_sigmoid(x), t.zeros((0,), x.dtype)]

@@ -1,6 +1,7 @@
-"""Builders of ATen's recurrent layers, and their shapes: what `torch.export` needs to know of them.
+"""Builders of ATen recurrent layers, and shape functions for these layers during `torch.export`.
 
-torch.export runs a layer's steps one after the other to find its shapes, which takes seconds for some hundred steps.
+Without the shape functions torch.export traces a layer's time steps one by one, which takes seconds for some hundred
+steps.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _builder(cell: str, activations: str) -> Builder:
         x: Tensor, first: Any, params: Sequence[Tensor], biases: bool, count: int, dropout: float, train: bool,
         bidirectional: bool, batch_first: bool,
     ) -> list[Tensor]:  # fmt: skip
-        """Hidden values of every step, then the last states, of layers over x[T, B, I] (with `batch_first` x[B, T, I])"""
+        """Return [hidden values of every step, last states…] of x[T, B, I] (x[B, T, I] with `batch_first`)."""
         if train and dropout and count > 1:
             raise UnsupportedError(
                 "dropout between recurrent layers: is the module in training mode? call .eval() first"
@@ -62,7 +63,7 @@ RECURRENT: dict[str, Builder] = {name: _builder(*kind) for name, kind in KINDS.i
 
 # ---------------------------------------------------------------- shapes, for torch.export
 def _shapes(own: Callable[..., Any]) -> Callable[..., Any]:
-    """What gives empty results of the right shapes for fake tensors; `own` is called for others."""
+    """Return a kernel: empty results of the right shapes for fake tensors, `own` for other tensors."""
 
     def run(
         x: Any, first: Any, params: Any, biases: bool, count: int, dropout: float, train: bool, bidirectional: bool,
@@ -84,7 +85,10 @@ _before: dict[Any, tuple[dict[Any, Any], dict[Any, Any]]] = {}
 
 @contextmanager
 def known_shapes() -> Iterator[None]:
-    """Shapes of recurrent layers are known without running their steps, for fake tensors, as long as anybody is inside."""
+    """Context that installs the shape functions of recurrent layers in torch's dispatcher.
+
+    Reference-counted across threads.
+    """
     import torch
 
     global _users

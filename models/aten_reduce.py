@@ -1,4 +1,4 @@
-"""Builders of ATen overloads that reduce, scan, sort or contract: arguments in the order of the ATen schema."""
+"""Builders of ATen reductions, scans, sorts and contractions. Arguments follow the ATen schema."""
 
 from __future__ import annotations
 
@@ -19,55 +19,57 @@ Axes = int | Sequence[int] | None
 
 
 def _axes(x: Tensor, dim: Axes) -> Axes:
-    """None (all axes) for an empty list, and for a 0-d tensor, which PyTorch lets have an axis 0."""
+    """Normalize reduction axes: None (all axes) for an empty list and for a 0-d tensor, which PyTorch lets have an axis
+    0.
+    """
     return None if not x.rank or (dim is not None and not isinstance(dim, int) and not list(dim)) else dim
 
 
 def _total(x: Tensor, dtype: str | None) -> Tensor:
-    """x in the dtype that sums are kept in: int64 for integers and bools."""
+    """Cast x to the dtype of its sum: int64 for integers and bools."""
     return t.cast(x, dtype or (x.dtype if dtypes.is_float(x.dtype) else "int64"))
 
 
 def sum_(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
-    """Sum over axes"""
+    """Sum over axes."""
     x = _total(x, dtype)
     return t.sum(x, _axes(x, dim), keepdim, x.dtype)
 
 
 def sum_all(x: Tensor, dtype: str | None = None) -> Tensor:
-    """Sum of everything"""
+    """Sum of all elements."""
     return sum_(x, None, False, dtype)
 
 
 def mean(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
-    """Mean over axes"""
+    """Mean over axes."""
     return t.mean(t.cast(x, dtype or x.dtype), _axes(x, dim), keepdim)
 
 
 def mean_all(x: Tensor, dtype: str | None = None) -> Tensor:
-    """Mean of everything"""
+    """Mean of all elements."""
     return mean(x, None, False, dtype)
 
 
 def prod(x: Tensor, dim: int, keepdim: bool = False, dtype: str | None = None) -> Tensor:
-    """Product over an axis"""
+    """Product over an axis."""
     x = _total(x, dtype)
     return t.prod(x, _axes(x, dim), keepdim, x.dtype)
 
 
 def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
-    """Product of everything"""
+    """Product of all elements."""
     x = _total(x, dtype)
     return t.prod(x, dtype=x.dtype)
 
 
 def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A reduction where an empty list of axes means all."""
+    """Return a reduction for which an empty list of axes means all axes."""
     return lambda x, dim=None, keepdim=False: build(x, _axes(x, dim), keepdim)
 
 
 def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A position of an extreme, of the flattened tensor where no axis is given."""
+    """Return an arg-reduction; without an axis it runs over the flattened tensor."""
 
     def run(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
@@ -79,33 +81,33 @@ def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def extreme(value: Callable[..., Tensor], position: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """The extreme along an axis with its position."""
+    """Return a builder of [extreme along an axis, its index]."""
     find = arg(position)
     return lambda x, dim, keepdim=False: [value(x, _axes(x, dim), keepdim), find(x, dim, keepdim)]
 
 
 def var(x: Tensor, dim: Axes = None, correction: float | bool | None = None, keepdim: bool = False) -> Tensor:
-    """Variance over axes, divided by n - correction (1 unless given)"""
+    """Variance over axes, divided by n - correction (default 1)."""
     return t.var(x, _axes(x, dim), keepdim, 1 if correction is None else float(correction))
 
 
 def var_dim(x: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False) -> Tensor:
-    """Variance over axes"""
+    """Variance over axes, divided by n - 1 if `unbiased`."""
     return var(x, dim, float(unbiased), keepdim)
 
 
 def var_all(x: Tensor, unbiased: bool = True) -> Tensor:
-    """Variance of everything"""
+    """Variance of all elements."""
     return var(x, None, float(unbiased))
 
 
 def root(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The standard deviation of a variance."""
+    """Return a standard deviation builder from a variance builder."""
     return lambda *args, **named: t.sqrt(build(*args, **named))
 
 
 def with_mean(build: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """A variance or deviation together with the mean."""
+    """Return a builder of [variance or standard deviation, mean]."""
 
     def run(x: Tensor, dim: Axes = None, correction: Any = None, keepdim: bool = False) -> list[Tensor]:
         return [build(x, dim, correction, keepdim), mean(x, dim, keepdim)]
@@ -114,7 +116,7 @@ def with_mean(build: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
 
 
 def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
-    """log(sum(exp(x))) over axes"""
+    """Return log(sum(exp(x))) over axes."""
     x = as_float(x)
     axes = tuple(sorted({d % max(x.rank, 1) for d in ([dim] if isinstance(dim, int) else dim or range(x.rank))}))
     if not x.rank:
@@ -126,7 +128,7 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
 def vector_norm(
     x: Tensor, order: float = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None
 ) -> Tensor:
-    """The p-norm over axes"""
+    """p-norm over axes."""
     x = t.cast(x, dtype or x.dtype)
     axes = _axes(x, dim)
     if order == 2:
@@ -141,24 +143,24 @@ def vector_norm(
 
 
 def norm(x: Tensor, p: float | None = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
-    """The p-norm over axes (the older overloads)"""
+    """p-norm over axes (older overloads)."""
     return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype)
 
 
 def cumsum(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
-    """Running sums"""
+    """Cumulative sum."""
     x = _total(x, dtype)
     return t.cumsum(x, dim, x.dtype) if x.rank else x
 
 
 def cumprod(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
-    """Running products"""
+    """Cumulative product."""
     x = _total(x, dtype)
     return running(x, dim, t.mul, 1) if x.rank else x
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """log of running sums of exp(x)"""
+    """Logarithm of the cumulative sum of exp(x)."""
 
     def both(a: Tensor, b: Tensor) -> Tensor:
         top = t.maximum(a, b)
@@ -169,7 +171,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[Tensor]]:
-    """Running extremes and their positions, of equal ones the last."""
+    """Return a builder of [cumulative extremes, their indices]; of equal elements the last index."""
 
     def run(x: Tensor, dim: int) -> list[Tensor]:
         if not x.rank:
@@ -183,7 +185,7 @@ def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[T
 
 
 def bucketize(x: Tensor, borders: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
-    """How many sorted borders are below each number (`right`: or equal to it)"""
+    """Return the number of sorted borders below each element (`right`: below or equal)."""
     a, b = lift(t.expand_dims(x, -1), borders)
     return t.cast(t.sum(t.cast(t.le(b, a) if right else t.lt(b, a), "int64"), -1), "int32" if out_int32 else "int64")
 
@@ -197,7 +199,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> Tensor:
-    """How many borders of each row are below each number of the row of x"""
+    """Return the number of borders of each row below each element of the corresponding row of x."""
     if sorter is not None:
         borders = t.gather_elements(borders, sorter, -1)
     (x,) = lift(x, dtype=borders.dtype) if not isinstance(x, Tensor) else (x,)
@@ -218,9 +220,9 @@ def _softmax(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 softmax, log_softmax = _softmax(c.softmax), _softmax(c.log_softmax)
 
 
-# ---------------------------------------------------------------- order
+# ---------------------------------------------------------------- sorting and selection
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> list[Tensor]:
-    """Sorted values and their positions, stable"""
+    """Return [sorted values, their indices]; stable."""
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     order = t.argsort(x, dim, descending)
@@ -228,23 +230,26 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> list[Tensor]:
 
 
 def sort_stable(x: Tensor, stable: bool | None = None, dim: int = -1, descending: bool = False) -> list[Tensor]:
-    """Sorted values and their positions, stable"""
+    """Return [sorted values, their indices]; always stable."""
     return sort(x, dim, descending)
 
 
 def argsort(x: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
-    """Positions that sort an axis"""
+    """Return the indices that sort an axis."""
     return sort(x, dim, descending)[1]
 
 
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The middle of the sorted values, the lower of two, and its position; NaN where there is one"""
+    """Return [median, its index] along an axis; without an axis the median of all elements.
+
+    Of an even count the lower middle element is used. NaN if any element is NaN.
+    """
     if dim is None:
         return median(t.reshape(x, (-1,)), 0)[0]
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     (size,) = whole_sizes((x.shape[dim],), "a median")
-    if not size:  # PyTorch has a median of nothing only where it is one number
+    if not size:  # PyTorch defines the median of no elements only for the overload without an axis
         return [
             t.full(t.sum(x, dim, keepdim).shape, float("nan"), x.dtype),
             t.zeros(t.sum(x, dim, keepdim).shape, "int64"),
@@ -258,7 +263,7 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Tensor]:
-    """The k-th smallest (from 1) along an axis and its position"""
+    """Return [k-th smallest along an axis (k from 1), its index]."""
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     found = (t.slice_axis(v, dim, k - 1, k) for v in sort(x, dim))
@@ -266,7 +271,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Te
 
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
-    """The k largest (smallest) along an axis and their positions; of equal ones the first"""
+    """Return [k largest (or smallest) along an axis, their indices]; of equal elements the first come first."""
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     order = t.slice_axis(t.argsort(x, dim, largest), dim, 0, k)
@@ -275,7 +280,7 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
 
 # ---------------------------------------------------------------- contractions
 def linear(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """x @ w.T + b with w[N, K]"""
+    """Return x @ w.T + b with w[N, K]."""
     if w.rank == 1:
         return matvec(x, w) if b is None else matvec(x, w) + b
     wt = t.transpose(w)
@@ -287,24 +292,24 @@ def linear(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def matvec(x: Tensor, y: Tensor) -> Tensor:
-    """x[..., K] @ y[K]"""
+    """Return x[..., K] @ y[K]."""
     if x.rank == 1:
         return dot(x, y)
     return t.matmul(x, y)
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
-    """Inner product of two vectors"""
+    """Inner product of two vectors."""
     return t.reshape(t.matmul(t.reshape(x, (1, *x.shape)), t.reshape(y, (*y.shape, 1))), ())
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """The matrix product by NumPy's rules for ranks"""
+    """Matrix product with NumPy's rank rules."""
     return dot(x, y) if x.rank == y.rank == 1 else t.matmul(x, y)
 
 
 def addmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta * base + alpha * (x @ y), for matrices and for batches of them"""
+    """Return beta * base + alpha * (x @ y), for matrices and batches of matrices."""
     plain = beta == 1 and alpha == 1
     if plain and y.rank == 2 and base.rank == 1 and base.shape == y.shape[1:]:
         return c.linear(x, y, base)
@@ -312,7 +317,7 @@ def addmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> 
 
 
 def _weighed(base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
-    """beta * base + alpha * product; of integers PyTorch cuts off the factors' fractions"""
+    """Return beta * base + alpha * product. For integers the factors are truncated, as in PyTorch."""
     if not dtypes.is_float(product.dtype):
         beta, alpha = (int(v) if isinstance(v, float) else v for v in (beta, alpha))
     product = product if alpha == 1 else product * number(alpha)
@@ -320,22 +325,22 @@ def _weighed(base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
 
 
 def addbmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta * base + alpha * the sum of a batch of products"""
+    """Return beta * base + alpha * (sum of a batch of products)."""
     return _weighed(base, t.sum(t.matmul(x, y), 0, dtype=x.dtype), beta, alpha)
 
 
 def dist(x: Tensor, y: Tensor, p: float = 2) -> Tensor:
-    """The p-norm of a difference"""
+    """p-norm of a difference."""
     return vector_norm(t.sub(*lift(x, y)), p)
 
 
 def cdist(x: Tensor, y: Tensor, p: float = 2, mode: int | None = None) -> Tensor:
-    """The p-norms of all differences of rows"""
+    """p-norms of the differences of all row pairs."""
     return vector_norm(t.sub(*lift(t.expand_dims(x, -2), t.expand_dims(y, -3))), p, -1)
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:
-    """All products of two vectors' elements"""
+    """Outer product of two vectors."""
     a, b = lift(x, y)
     return t.expand_dims(a, 1) * t.expand_dims(b, 0)
 
@@ -343,7 +348,7 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
 def nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100
 ) -> list[Tensor]:
-    """The negative log-likelihood of class indices and the total weight; `reduction` is 0 none, 1 mean, 2 sum"""
+    """Return [negative log-likelihood of class indices, total weight]; `reduction` is 0 none, 1 mean, 2 sum."""
     if x.rank == 1:
         losses, total = nll_loss(
             t.expand_dims(x, 0), t.reshape(target, (1,)), weight, reduction, ignore_index
@@ -363,7 +368,7 @@ def nll_loss(
 
 
 def refuse_free(value: Any, what: str) -> int:
-    """An int; a free size raises UnsupportedError."""
+    """Return a size as an int. Raises UnsupportedError for a free size."""
     if isinstance(value, Expr):
         raise UnsupportedError(f"{what} depends on the free dimension {value}", hint="bind it: dims={...}")
     return int(value)

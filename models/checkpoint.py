@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds, read with care: the fields of config.json and the tensors by their names."""
+"""Checked access to a checkpoint: the fields of config.json and the weight tensors by name."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..egraph.graph import Data, Tensor
 from ..errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, warned
 
 T = TypeVar("T")
-NAMED = 12  # names in one warning
+NAMED = 12  # largest number of tensor names in one warning
 
 
 class UnusedWeightsWarning(UserWarning):
-    """Tensors of a checkpoint that the model which its config names does without."""
+    """Warning: the checkpoint holds tensors that the config's model class does not use."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """The fields of a config.json, each checked when it is asked for. Errors name the field."""
+    """The fields of a config.json, each validated on access. Errors name the field."""
 
     fields: Mapping[str, Any]
     where: str = ""
@@ -34,7 +34,10 @@ class Config:
                              where=self.where)  # fmt: skip
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 32) -> int:
-        """A whole number in least..most; without a default the field must be there. TooLargeError above `most`."""
+        """Return an integer field in least..most.
+
+        Without a default the field is required. Raises TooLargeError above `most`, BadModelError otherwise.
+        """
         value = self.fields.get(name)
         if value is None:
             if default is None:
@@ -47,7 +50,7 @@ class Config:
         return value
 
     def texts(self, name: str) -> list[str] | None:
-        """A list of strings, or None where it is missing or null."""
+        """Return a field that is a list of strings; None if it is missing or null."""
         value = self.fields.get(name)
         if value is None:
             return None
@@ -56,7 +59,7 @@ class Config:
         return value
 
     def number(self, name: str, default: float) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -65,7 +68,7 @@ class Config:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A truth value."""
+        """Return a boolean field."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -74,7 +77,7 @@ class Config:
         return value
 
     def text(self, name: str, default: str) -> str:
-        """A string."""
+        """Return a string field."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -83,7 +86,7 @@ class Config:
         return value
 
     def section(self, name: str) -> Config:
-        """A nested object; empty where it is missing or null."""
+        """Return a nested object; empty if it is missing or null."""
         value = self.fields.get(name)
         if value is None:
             value = {}
@@ -92,27 +95,29 @@ class Config:
         return Config(value, f"{self.where} {name}".strip())
 
     def choice(self, name: str, default: str, known: Sequence[str]) -> str:
-        """A string out of those that have a meaning here; UnsupportedError for another one."""
+        """Return a string field that must be one of `known`. Raises UnsupportedError otherwise."""
         value = self.text(name, default)
         if value not in known:
-            raise UnsupportedError(f"{name}={value!r} has no meaning here", where=self.where,
+            raise UnsupportedError(f"{name}={value!r} is not supported", where=self.where,
                                    hint=f"known: {', '.join(known)}")  # fmt: skip
         return value
 
     def refuse(self, **wanted: Any) -> None:
-        """UnsupportedError unless each field is absent, null or has the one value that has a meaning here."""
+        """Raise UnsupportedError unless each named field is absent, null or equal to the only supported value."""
         for name, value in wanted.items():
             if self.fields.get(name, value) not in (value, None):
-                raise UnsupportedError(f"{name}={self.fields[name]!r} has no meaning here", where=self.where)
+                raise UnsupportedError(f"{name}={self.fields[name]!r} is not supported", where=self.where)
 
     @property
     def model_class(self) -> str:
-        """The class that the config names (the first of `architectures`); empty where it names none."""
+        """The model class named by the config (first entry of `architectures`); empty if there is none."""
         return (self.texts("architectures") or [""])[0]
 
     def by_class(self, known: Mapping[str, T], default: str) -> T:
-        """What `known` has for the longest ending of the class's name, for `default` where the config names no class.
-        UnsupportedError where no ending fits: what such a model computes is not known."""
+        """Return the entry of `known` with the longest key that is a suffix of the model class name.
+
+        `default` replaces the class name if the config has none. Raises UnsupportedError if no key is a suffix.
+        """
         name = self.model_class or default
         fits = [ending for ending in known if name.endswith(ending)]
         if not fits:
@@ -123,35 +128,36 @@ class Config:
         return known[max(fits, key=len)]
 
     def dtype(self, fallback: str) -> str:
-        """The dtype that activations have: `dtype` or `torch_dtype`, else the fallback (that of the weights)."""
+        """Return the dtype of activations: the field `dtype` or `torch_dtype`, else `fallback` (the weights' dtype)."""
         name = self.text("dtype", self.text("torch_dtype", "auto")).removeprefix("torch.")
         if name == "auto":
             return fallback
         if name not in ("float32", "float16", "bfloat16", "float64"):
-            raise UnsupportedError(f"activations in {name!r} have no meaning here", where=self.where)
+            raise UnsupportedError(f"activations in {name!r} are not supported", where=self.where)
         return name
 
 
 @dataclass
 class Weights:
-    """The tensors of a checkpoint, taken one by one under their Hugging Face names; what is left over is an error, or where
-    `unused` knows why, a warning.
+    """The tensors of a checkpoint, requested one by one under their Hugging Face names.
 
-    `prefixes` may stand before a name in the file (`model.layers…` and `layers…` are the same tensor). With `dtype`
-    instead of `data`, every tensor asked for exists with that dtype: `taken` then lists what a checkpoint needs.
+    A tensor that is never requested is an error, or a warning if its name matches a pattern in `unused`. A name may
+    have one of `prefixes` in the file (`model.layers…` and `layers…` are the same tensor). With `invented` instead of
+    `data`, every requested tensor exists with that dtype; `taken` then lists the tensors that a checkpoint needs, with
+    shapes.
     """
 
     data: Mapping[str, Data]
     prefixes: Sequence[str] = ()
-    unused: Mapping[str, str] = field(default_factory=dict)  # regular expression of names that need not be used: why
-    aliases: Sequence[tuple[str, str]] = ()  # (ending, older ending) of the same tensor
+    unused: Mapping[str, str] = field(default_factory=dict)  # regex of names that may stay unrequested -> reason
+    aliases: Sequence[tuple[str, str]] = ()  # (suffix, older suffix) of the same tensor
     where: str = ""
-    invented: str = ""  # the dtype of tensors in a checkpoint that is still to be written
+    invented: str = ""  # dtype of all tensors of a checkpoint that is still to be written
     params: dict[str, Data] = field(default_factory=dict)
     taken: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def spelled(self, name: str) -> str | None:
-        """The name as the file has it, or None. BadWeightsError if it has it twice."""
+        """Return the tensor's name in the file, or None. Raises BadWeightsError if two spellings are present."""
         names = [name, *(name.removesuffix(a) + b for a, b in self.aliases if name.endswith(a))]
         found = [p + n for n in names for p in ("", *self.prefixes) if p + n in self.data]
         if len(found) > 1:
@@ -159,16 +165,16 @@ class Weights:
         return found[0] if found else None
 
     def has(self, name: str) -> bool:
-        """Whether the tensor is there."""
+        """Return whether the tensor is present."""
         return bool(self.invented) or self.spelled(name) is not None
 
     def dtype_of(self, name: str) -> str:
-        """The dtype of a tensor in the file; float32 if it is not there."""
+        """Return the dtype of a tensor in the file; float32 if it is absent."""
         spelled = self.spelled(name)
         return self.invented or (dtypes.name_of(self.data[spelled].dtype) if spelled is not None else "float32")
 
     def take(self, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
-        """The parameter of that name, cast to a dtype. BadWeightsError if it is missing or has another shape."""
+        """Return the parameter `name` cast to `dtype`. Raises BadWeightsError if it is missing or has another shape."""
         wanted = tuple(int(d) for d in shape)  # type: ignore[arg-type]
         self.taken[name] = wanted
         if self.invented:
@@ -183,13 +189,16 @@ class Weights:
         stored = dtypes.name_of(source.dtype)
         if not dtypes.is_float(stored):
             raise UnsupportedError(f"tensor {spelled!r} holds {stored}", where=self.where,
-                                   hint="quantized checkpoints have no meaning here")  # fmt: skip
+                                   hint="quantized checkpoints are not supported")  # fmt: skip
         self.params[spelled] = source
         return t.cast(t.param(spelled, wanted, stored), dtype)
 
     def finish(self) -> None:
-        """BadWeightsError naming the tensors that nothing asked for; for those that `unused` knows a warning that names
-        them and says why."""
+        """Check for tensors that were never requested.
+
+        Raises BadWeightsError with their names; those that match a pattern in `unused` only cause a warning with the
+        reason.
+        """
         left: dict[str, list[str]] = {}
         for name in sorted(set(self.data) - set(self.params)):
             why = next((why for pattern, why in self.unused.items() if re.search(pattern, name)), "")
@@ -207,7 +216,7 @@ class Weights:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of tensors in a line: those that differ in a layer's number alone once, with their count."""
+    """Format tensor names as one line. Names that differ only in a layer number are listed once with their count."""
     counts = Counter(re.sub(r"\.\d+\.", ".*.", name[:120]) for name in names)
     shown = [f"{name!r} ×{count}" if count > 1 else repr(name) for name, count in counts.items()]
     return ", ".join(shown[:NAMED]) + (f" and {len(shown) - NAMED} more" if len(shown) > NAMED else "")

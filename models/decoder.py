@@ -1,8 +1,8 @@
-"""Decoder-only language models: gpt2, and the family of llama, mistral, qwen2, qwen3, gemma3 with rotary positions.
+"""Builders of decoder-only language models: GPT-2, and llama, mistral, qwen2, qwen3, gemma3 with rotary positions.
 
-Both builders take `input_ids` [batch, sequence] (int64) to `logits` [batch, sequence, vocabulary], or to
-`last_hidden_state` where the config names the class without a head; masks and positions are computed inside.
-Low-precision models compute norms in float32 and cast back, as the original eager code does.
+Both builders map `input_ids` [batch, sequence] (int64) to `logits` [batch, sequence, vocabulary], or to
+`last_hidden_state` if the config names the class without a head. Masks and positions are computed in the graph.
+Low-precision models compute norms in float32 and cast back, as the reference eager code does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..egraph.graph import Tensor
 from ..errors import BadModelError, UnsupportedError
 from .checkpoint import Config, Weights
 
-#: Bounds on what is built before the first tensor's shape can contradict it
+#: Limits on graph size, needed because shapes of weights are checked only while the graph is built.
 MAX_LAYERS, MAX_HEAD = 10_000, 65_536
 Norm = Callable[[str, Tensor], Tensor]
-#: Endings of class names: whether the model has a language head
+#: Suffix of the model class name -> whether the model has a language modelling head.
 HEADS: Mapping[str, bool] = {"ForCausalLM": True, "LMHeadModel": True, "Model": False}
-#: Names of activations in config files
+#: Activation names in config files -> builders.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": c.gelu, "gelu_python": c.gelu, "gelu_new": c.gelu_tanh, "gelu_pytorch_tanh": c.gelu_tanh,
     "relu": c.relu, "silu": c.silu, "swish": c.silu, "tanh": t.tanh, "mish": c.mish,
@@ -35,18 +35,21 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def token_input(max_length: int) -> Tensor:
-    """`input_ids` [batch, sequence], both free; the sequence at most what the model has positions for."""
+    """Return the input `input_ids` [batch, sequence], int64.
+
+    Both axes are free; the sequence is at most `max_length`.
+    """
     return t.input("input_ids", (dim("batch"), dim("sequence", max=max_length)), "int64")
 
 
 def dense(w: Weights, name: str, x: Tensor, outputs: int, *, bias: bool, dtype: str) -> Tensor:
-    """x @ weight.T (+ bias), with the weight stored [outputs, inputs]."""
+    """Return x @ weight.T (+ bias); the weight is stored as [outputs, inputs]."""
     weight = t.transpose(w.take(f"{name}.weight", (outputs, x.shape[-1]), dtype))
     return c.linear(x, weight, w.take(f"{name}.bias", (outputs,), dtype)) if bias else t.matmul(x, weight)
 
 
 def layer_norm(w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
-    """Layer normalisation, in float32 inside for narrower types."""
+    """Layer normalization over the last axis, computed in float32 for 16-bit dtypes."""
     size, wide = x.shape[-1], _wide(x.dtype)
     gain, shift = (t.cast(w.take(f"{name}.{part}", (size,), x.dtype), wide) for part in ("weight", "bias"))
     return t.cast(c.layer_norm(t.cast(x, wide), gain, shift, eps=eps), x.dtype)
@@ -57,7 +60,10 @@ def _wide(dtype: str) -> str:
 
 
 def heads(x: Tensor, groups: int, each: int, size: int) -> Tensor:
-    """[B, T, groups*each*size] with the heads before the positions: [B, groups, each, T, size], or 4-D if each is 0."""
+    """Split attention heads: [B, T, groups*each*size] -> [B, groups, each, T, size].
+
+    `groups` counts key-value heads, `each` the query heads per group. With each = 0: [B, groups, T, size].
+    """
     batch, length = x.shape[:2]
     if each == 0:
         return t.permute(t.reshape(x, (batch, length, groups, size)), (0, 2, 1, 3))
@@ -65,7 +71,7 @@ def heads(x: Tensor, groups: int, each: int, size: int) -> Tensor:
 
 
 def joined(x: Tensor) -> Tensor:
-    """The inverse of `heads`: [B, T, features]."""
+    """Merge attention heads, the inverse of `heads`. Returns [B, T, features]."""
     perm = (0, 2, 1, 3) if x.rank == 4 else (0, 3, 1, 2, 4)
     x = t.permute(x, perm)
     features: Dim = 1
@@ -76,7 +82,7 @@ def joined(x: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- gpt2
 def build_gpt2(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Outputs by name, and the inputs."""
+    """Return (outputs by name, inputs) of a GPT-2 model."""
     config.refuse(reorder_and_upcast_attn=False, add_cross_attention=False)
     hidden, n_heads, vocab = config.size("n_embd"), config.size("n_head"), config.size("vocab_size")
     positions, inner = config.size("n_positions", 1024), config.size("n_inner", 4 * hidden)
@@ -92,7 +98,8 @@ def build_gpt2(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
     places = t.slice_axis(w.take("wpe.weight", (positions, hidden), dtype), 0, 0, ids.shape[1])
     x = t.gather(table, ids) + places
 
-    def conv1d(name: str, value: Tensor, outputs: int) -> Tensor:  # stored [inputs, outputs]
+    # Conv1D of the reference: weight stored as [inputs, outputs]
+    def conv1d(name: str, value: Tensor, outputs: int) -> Tensor:
         weight = w.take(f"{name}.weight", (value.shape[-1], outputs), dtype)
         return c.linear(value, weight, w.take(f"{name}.bias", (outputs,), dtype))
 
@@ -111,26 +118,26 @@ def build_gpt2(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
 
 
 def _head(config: Config, w: Weights, x: Tensor, table: Tensor, *, tied: bool) -> Tensor:
-    """Logits, by the embedding table or by a matrix of their own."""
+    """Return logits; the output matrix is the embedding table `table` if weights are tied, else `lm_head.weight`."""
     if not config.flag("tie_word_embeddings", tied):
         table = w.take("lm_head.weight", table.shape, x.dtype)
     return t.matmul(x, t.transpose(table))
 
 
-# ---------------------------------------------------------------- llama and its relatives
+# ---------------------------------------------------------------- rotary decoders (llama family)
 @dataclass(frozen=True)
 class Family:
-    """How the members of the rotary family differ."""
+    """Options in which members of the rotary decoder family differ."""
 
-    gain_plus_one: bool = False  # norms multiply by 1 + weight, in float32
+    gain_plus_one: bool = False  # RMS norms multiply by 1 + weight, in float32
     qk_norm: bool = False
-    qkv_bias: bool = False  # biases on queries, keys and values alone
-    post_norms: bool = False  # a norm after attention and MLP, before the residual sum
-    scaled_embedding: bool = False  # tokens times sqrt(hidden)
+    qkv_bias: bool = False  # biases on the query, key and value projections only
+    post_norms: bool = False  # norms after attention and MLP, before the residual sum
+    scaled_embedding: bool = False  # token embeddings are multiplied by sqrt(hidden)
     tied: bool = False
     activation: str = "silu"
     rope_theta: float = 10_000.0
-    head_dim: int | None = None  # default; None: hidden / heads
+    head_dim: int | None = None  # default head size; None: hidden / heads
 
 
 FAMILIES = {
@@ -146,7 +153,11 @@ FAMILIES = {
 
 
 def rms_norm(w: Weights, name: str, x: Tensor, eps: float, plus_one: bool) -> Tensor:
-    """x / rms(x) in float32, times the gain: before casting back as 1 + weight, or after it as the weight."""
+    """RMS normalization x / rms(x), computed in float32.
+
+    With `plus_one` the gain is 1 + weight, applied before the cast back; otherwise the weight is applied after the
+    cast.
+    """
     wide = _wide(x.dtype)
     gain = w.take(f"{name}.weight", x.shape[-1:], x.dtype)
     if plus_one:
@@ -158,14 +169,17 @@ def rms_norm(w: Weights, name: str, x: Tensor, eps: float, plus_one: bool) -> Te
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: radians per position for each pair of a head, and what cos and sin are multiplied by."""
+    """Rotary position embedding: radians per position of each pair of a head, and a factor on cos and sin."""
 
     frequencies: np.ndarray[Any, Any]
     magnitude: float = 1.0
 
 
 def rotary(length: Dim, rope: Rope, dtype: str, rank: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * frequency, [1, …, T, 2 * frequencies], computed in float32."""
+    """Return (cos, sin) tables of position * frequency, [1, …, T, 2 * frequencies].
+
+    Computed in float32, cast to `dtype`.
+    """
     angle = t.cast(t.iota((length, 1), 0), "float32") * t.constant(rope.frequencies.reshape(1, -1))
     waves = [f(t.concat([angle, angle], -1)) for f in (t.cos, t.sin)]
     waves = waves if rope.magnitude == 1.0 else [w * rope.magnitude for w in waves]
@@ -174,9 +188,10 @@ def rotary(length: Dim, rope: Rope, dtype: str, rank: int) -> tuple[Tensor, Tens
 
 
 def rope_of(theta: float, size: int, scaling: Config, positions: int) -> Rope:
-    """theta**(-2i/size), stretched as `rope_scaling` says; `positions` is the longest sequence there is.
+    """Return the rotary frequencies theta**(-2i/size), scaled according to `rope_scaling`.
 
-    `dynamic` stretches longer sequences than the model's positions alone, which are refused: here it changes nothing.
+    `positions` is the longest sequence of the model. The type `dynamic` rescales only sequences longer than that. Such
+    sequences are refused here, so `dynamic` equals the default.
     """
     scaling.refuse(partial_rotary_factor=1.0)
     base = np.float32(theta) ** (np.arange(0, size, 2).astype(np.float32) / np.float32(size))
@@ -192,13 +207,16 @@ def rope_of(theta: float, size: int, scaling: Config, positions: int) -> Rope:
         return Rope(_llama3(found, scaling))
     if kind == "yarn":
         return _yarn(found, theta, scaling, positions)
-    raise UnsupportedError(f"rope_type={kind!r} has no meaning here", where=scaling.where,
+    raise UnsupportedError(f"rope_type={kind!r} is not supported", where=scaling.where,
                            hint="known: default, dynamic, linear, llama3, yarn")  # fmt: skip
 
 
 def _yarn(found: np.ndarray[Any, Any], theta: float, scaling: Config, positions: int) -> Rope:
-    """Pairs that turn often over the original length keep their frequency, those that hardly turn are slowed by `factor`
-    (YaRN, arXiv 2309.00071)."""
+    """Return YaRN-scaled rotary frequencies (arXiv 2309.00071).
+
+    Pairs with many rotations over the original length keep their frequency; pairs with few rotations are slowed by
+    `factor`; a linear ramp blends the pairs between.
+    """
     factor, length = scaling.number("factor", 1.0), scaling.size("original_max_position_embeddings", positions)
     if factor <= 0 or theta <= 1:
         raise BadModelError("factor is not positive, or rope_theta not above 1", where=scaling.where)
@@ -220,7 +238,7 @@ def _yarn(found: np.ndarray[Any, Any], theta: float, scaling: Config, positions:
 
 
 def _llama3(found: np.ndarray[Any, Any], scaling: Config) -> np.ndarray[Any, Any]:
-    """Long waves are slowed by `factor`, short ones kept, those between blended."""
+    """Return Llama-3-scaled frequencies: low ones divided by `factor`, high ones kept, the rest blended."""
     factor, low = scaling.number("factor", 8.0), scaling.number("low_freq_factor", 1.0)
     high, length = scaling.number("high_freq_factor", 4.0), scaling.size("original_max_position_embeddings", 8192)
     if high == low:
@@ -233,7 +251,7 @@ def _llama3(found: np.ndarray[Any, Any], scaling: Config) -> np.ndarray[Any, Any
 
 
 def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
-    """The sliding window of each layer; 0 for full attention. `sliding_window` null means no window anywhere."""
+    """Return the sliding window of each layer; 0 means full attention. A null `sliding_window` disables all windows."""
     off = "sliding_window" in config.fields and config.fields["sliding_window"] is None
     window = 0 if off else config.size("sliding_window", 4096)
     if kind == "llama":
@@ -241,7 +259,7 @@ def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
     if kind == "mistral":
         return [window] * layers
     if kind == "gemma3_text":
-        if off:  # sliding layers have rotary tables of their own
+        if off:  # a window of 0 would select the rotary table of full-attention layers
             raise BadModelError("sliding_window is null", where=config.where)
         pattern = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
         default = ["full" if (i + 1) % pattern == 0 else "sliding" for i in range(layers)]
@@ -255,7 +273,7 @@ def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
     known = {"full_attention": 0, "full": 0, "sliding_attention": window, "sliding": window}
     unknown = {name: found.count(name) for name in found if name not in known}
     if unknown:
-        raise UnsupportedError("layer_types without a meaning here", missing=unknown, where=config.where)
+        raise UnsupportedError("layer_types that are not supported", missing=unknown, where=config.where)
     return [known[name] for name in found]
 
 
@@ -291,7 +309,10 @@ def _sizes(config: Config, family: Family, kind: str) -> _Sizes:
 
 
 def _rope_tables(config: Config, family: Family, s: _Sizes, kind: str, positions: int) -> tuple[Rope, Rope]:
-    """Rotary positions of full and of sliding layers. Newer configs nest them in `rope_parameters`, by kind."""
+    """Return the rotary embeddings of (full attention layers, sliding-window layers).
+
+    Newer configs nest them by layer kind in `rope_parameters`.
+    """
     nested = config.section("rope_parameters")
     full = nested.section("full_attention") if "full_attention" in nested.fields else nested
     local = nested.section("sliding_attention")
@@ -305,7 +326,7 @@ def _rope_tables(config: Config, family: Family, s: _Sizes, kind: str, positions
 
 
 def build_rotary(kind: str, config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """A member of the rotary family: outputs by name, and the inputs."""
+    """Return (outputs by name, inputs) of a rotary decoder; `kind` is a key of FAMILIES."""
     family = FAMILIES[kind]
     config.refuse(use_bidirectional_attention=False, pretraining_tp=1, partial_rotary_factor=1.0)
     s, layers = _sizes(config, family, kind), config.size("num_hidden_layers", most=MAX_LAYERS)
@@ -342,7 +363,10 @@ def _self_attention(
     w: Weights, at: str, x: Tensor, s: _Sizes, tables: tuple[Tensor, Tensor], window: int,
     norm: Norm | None,
 ) -> Tensor:  # fmt: skip
-    """Causal attention with rotary positions; queries grouped by an axis over each key-value head."""
+    """Causal self-attention with rotary positions.
+
+    Grouped queries get an axis of their own beside the key-value heads.
+    """
     each = 0 if s.heads == s.kv else s.heads // s.kv
 
     def project(name: str, count: int, per: int) -> Tensor:
@@ -359,7 +383,7 @@ def _self_attention(
 
 
 def _gated(w: Weights, at: str, x: Tensor, s: _Sizes, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """down(activation(gate(x)) * up(x))"""
+    """Gated MLP: down(activation(gate(x)) * up(x))."""
     part: Callable[[str, Tensor, int], Tensor] = lambda name, value, n: dense(
         w, f"{at}.{name}_proj", value, n, bias=s.mlp_bias, dtype=x.dtype
     )
@@ -367,6 +391,6 @@ def _gated(w: Weights, at: str, x: Tensor, s: _Sizes, activation: Callable[[Tens
 
 
 _COMPUTED = "as the program computes it"
-#: Tensors in files that are no weights, and why they are not used
+#: Regexes of checkpoint tensors that are not weights -> reason for the warning.
 GPT2_UNUSED: Mapping[str, str] = {r"\.attn\.(masked_)?bias$": _COMPUTED}
 ROTARY_UNUSED: Mapping[str, str] = {r"rotary_emb\.inv_freq$": _COMPUTED}

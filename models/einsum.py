@@ -1,4 +1,4 @@
-"""Sums of products by an equation of labels: NumPy's, ONNX's and torch's einsum."""
+"""Einsum lowered to matrix products: the einsum of NumPy, ONNX and torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from ..errors import ShapeError
 
 
 def einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
-    """The operands' product, summed over the labels that the result lacks, contracted from left to right by matrix products.
-    Without `->` the result has the labels that occur once, sorted. ShapeError where labels and shapes do not fit."""
+    """Return the einsum of `operands`, contracted pairwise from left to right by matrix products.
+
+    Labels absent from the result are summed. Without `->` the result has the labels that occur once, sorted. Raises
+    ShapeError if labels and shapes do not match.
+    """
     terms, result = _labels(equation, operands)
     pairs = [_diagonal(x, labels) for x, labels in zip(operands, terms)]
     x, labels = pairs[0]
@@ -27,19 +30,19 @@ def einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
 
 
 def _summed(x: Tensor, labels: list[str], gone: Sequence[str]) -> tuple[Tensor, list[str]]:
-    """Without the axes of some labels, in the operands' dtype."""
+    """Sum x over the axes labelled `gone`, in x's dtype. Returns (tensor, remaining labels)."""
     if not gone:
         return x, labels
     return t.sum(x, [labels.index(v) for v in gone], dtype=x.dtype), [v for v in labels if v not in gone]
 
 
 def positions(x: Tensor, axis: int) -> Tensor:
-    """Positions along one axis of x; the other axes have size 1."""
+    """Return the indices along one axis of x as an iota; the other axes have size 1."""
     return t.iota([x.shape[axis] if i == axis else 1 for i in range(x.rank)], axis)
 
 
 def _diagonal(x: Tensor, labels: list[str]) -> tuple[Tensor, list[str]]:
-    """Repeated labels of one operand reduced to their diagonal."""
+    """Reduce repeated labels of one operand to their diagonal. Returns (tensor, distinct labels)."""
     for label in sorted({v for v in labels if labels.count(v) > 1}):
         while labels.count(label) > 1:
             first, last = labels.index(label), len(labels) - 1 - labels[::-1].index(label)
@@ -50,7 +53,10 @@ def _diagonal(x: Tensor, labels: list[str]) -> tuple[Tensor, list[str]]:
 
 
 def _labels(equation: str, operands: Sequence[Tensor]) -> tuple[list[list[str]], list[str]]:
-    """Labels of each operand and of the result; an ellipsis becomes labels of its own, aligned at the right."""
+    """Parse an equation. Returns (labels of each operand, labels of the result).
+
+    An ellipsis is expanded to labels of its own, aligned at the right.
+    """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(operands):
@@ -73,14 +79,18 @@ def _labels(equation: str, operands: Sequence[Tensor]) -> tuple[list[list[str]],
 
 
 def _aligned(x: Tensor, labels: list[str], order: list[str]) -> Tensor:
-    """x with its axes in the order of labels, size 1 where it lacks one."""
+    """Transpose x to the label order `order`, with size-1 axes for labels that x lacks."""
     x = t.permute(x, [labels.index(v) for v in order if v in labels])
     sizes = iter(x.shape)
     return t.reshape(x, [next(sizes) if v in labels else 1 for v in order])
 
 
 def _pair(a: Tensor, la: list[str], b: Tensor, lb: list[str], later: set[str]) -> tuple[Tensor, list[str]]:
-    """Two operands into one by a matrix product: labels needed later are kept, the others summed."""
+    """Contract two operands by a matrix product. Returns (tensor, labels).
+
+    Shared labels in `later` become batch axes, other shared labels are contracted. Labels of only one operand that are
+    not in `later` are summed first.
+    """
     alone_a = [v for v in la if v not in lb and v not in later]
     alone_b = [v for v in lb if v not in la and v not in later]
     a, la = _summed(a, la, alone_a)

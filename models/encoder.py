@@ -1,4 +1,4 @@
-"""BERT: bidirectional encoder with learned positions and post-norm layers, and what its classes compute on top of it."""
+"""BERT builder: bidirectional encoder with learned positions and post-norm layers, and its task heads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..errors import BadModelError
 from .checkpoint import Config, Weights
 from .decoder import ACTIVATIONS, MAX_LAYERS, dense, heads, joined, layer_norm
 
-#: Position numbers, which the program computes; the bias of a tied head, which files may repeat
+#: Regexes of non-weight tensors: position ids (the program computes them) and a copy of the tied head's bias.
 BERT_UNUSED: Mapping[str, str] = {
     r"embeddings\.position_ids$": "as the program computes it",
     r"^cls\.predictions\.decoder\.bias$": "'cls.predictions.bias' stands for it",
 }
-#: Endings of layer norms in files converted from the first release
+#: Layer norm suffixes: (current, that of checkpoints converted from the first release).
 BERT_ALIASES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 BERT_HEADS = ("cls.", "classifier.", "qa_outputs.")
 BERT_PARTS = r"^(cls|classifier|qa_outputs|(bert\.)?pooler)\."
@@ -31,26 +31,32 @@ BERT_COPY = r"^cls\.predictions\.decoder\.weight$"
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoder's states [batch, sequence, hidden], and what heads take beside them."""
+    """The encoder's output and the values that task heads need.
+
+    `states` is [batch, sequence, hidden], `words` the token embedding table [vocabulary, hidden].
+    """
 
     config: Config
     weights: Weights
     states: Tensor
-    words: Tensor  # the embedding table
+    words: Tensor  # token embedding table
     eps: float
     activation: Callable[[Tensor], Tensor]
 
     def dense(self, name: str, x: Tensor, outputs: int) -> Tensor:
-        """A linear layer with a bias."""
+        """Linear layer with bias."""
         return dense(self.weights, name, x, outputs, bias=True, dtype=x.dtype)
 
     def pooled(self) -> Tensor:
-        """[batch, hidden], of the first position."""
+        """Return the pooled first position: tanh of a linear layer, [batch, hidden]."""
         first = t.squeeze(t.slice_axis(self.states, 1, 0, 1), 1)
         return t.tanh(self.dense("pooler.dense", first, int(first.shape[-1])))  # type: ignore[arg-type]
 
     def vocabulary(self) -> Tensor:
-        """Logits over the vocabulary [batch, sequence, vocabulary], by the embedding table unless the head has its own."""
+        """Return vocabulary logits [batch, sequence, vocabulary].
+
+        The output matrix is the embedding table if weights are tied.
+        """
         w, at, (vocab, hidden) = self.weights, "cls.predictions", self.words.shape
         x = self.activation(self.dense(f"{at}.transform.dense", self.states, int(hidden)))  # type: ignore[arg-type]
         x = layer_norm(w, f"{at}.transform.LayerNorm", x, self.eps)
@@ -60,21 +66,24 @@ class Encoded:
         return c.linear(x, t.transpose(table), w.take(bias, (vocab,), x.dtype))
 
     def follows(self) -> Tensor:
-        """Logits [batch, 2] of whether the second sentence follows the first."""
+        """Return next-sentence logits [batch, 2]."""
         return self.dense("cls.seq_relationship", self.pooled(), 2)
 
     def labels(self, x: Tensor) -> Tensor:
-        """Logits over the config's labels."""
+        """Return logits over the config's labels.
+
+        The label count is `num_labels`, else the size of `id2label`, else 2.
+        """
         named = len(self.config.section("id2label").fields)
         return self.dense("classifier", x, self.config.size("num_labels", named or 2))
 
     def spans(self) -> dict[str, Tensor]:
-        """Where an answer starts and ends: logits [batch, sequence] each."""
+        """Return the answer span logits by output name: `start_logits` and `end_logits`, each [batch, sequence]."""
         ends = t.split(self.dense("qa_outputs", self.states, 2), (1, 1), -1)
         return {n: t.squeeze(v, 2) for n, v in zip(("start_logits", "end_logits"), ends, strict=True)}
 
 
-#: Outputs by the ending of the class's name
+#: Suffix of the model class name -> function that builds the class's outputs.
 HEADS: Mapping[str, Callable[[Encoded], dict[str, Tensor]]] = {
     "Model": lambda e: {"last_hidden_state": e.states, "pooler_output": e.pooled()},
     "ForMaskedLM": lambda e: {"logits": e.vocabulary()},
@@ -88,10 +97,11 @@ HEADS: Mapping[str, Callable[[Encoded], dict[str, Tensor]]] = {
 
 
 def build_bert(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Outputs by name, as the class that the config names has them (HEADS), and the inputs. Where it names none,
-    `last_hidden_state` [batch, sequence, hidden] and, if the file has a pooler, `pooler_output` [batch, hidden].
+    """Return (outputs by name, inputs) of a BERT model; the outputs are those of the config's model class (HEADS).
 
-    Inputs, all int64 [batch, sequence]: `input_ids`, `attention_mask` (0 hides a position), `token_type_ids`.
+    Without a class in the config, the outputs are `last_hidden_state` [batch, sequence, hidden] and, if the checkpoint
+    has a pooler, `pooler_output` [batch, hidden]. Inputs are int64 [batch, sequence]: `input_ids`, `attention_mask` (0
+    masks a position), `token_type_ids`.
     """
     config.refuse(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     hidden, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -109,7 +119,7 @@ def build_bert(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
     )
     x = t.gather(words, ids) + t.gather(types, kinds) + t.slice_axis(places, 0, 0, ids.shape[1])
     x = layer_norm(w, "embeddings.LayerNorm", x, eps)
-    lowest = float(_finfo_min(dtype))  # the original adds the lowest finite number, not -inf
+    lowest = float(_finfo_min(dtype))  # the reference implementation adds the lowest finite number, not -inf
     hide = t.where(t.eq(t.reshape(mask, (shape[0], 1, 1, shape[1])), 0), t.full((1,) * 4, lowest, dtype),
                    t.full((1,) * 4, 0.0, dtype))  # fmt: skip
     for i in range(config.size("num_hidden_layers", most=MAX_LAYERS)):

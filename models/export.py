@@ -1,7 +1,8 @@
-"""PyTorch modules and functions as graphs, through `torch.export`.
+"""Importer for PyTorch modules and functions, through `torch.export`.
 
-The program is captured, made functional and decomposed only where `aten_ops.TABLE` has no builder: norms, activations,
-softmax, attention and linear layers arrive whole. Parameters and buffers become params over the module's own memory.
+The program is captured, functionalized, and decomposed only where `aten_ops.TABLE` has no builder: norms, activations,
+softmax, attention and linear layers stay single operators. Parameters and buffers become params that share the module's
+memory.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ def load_module(
     dims: Mapping[str, int] | None = None,
     name: str | None = None,
 ) -> Graph:
-    """The graph of an `nn.Module` (or a function of torch tensors) called with arguments like the examples.
+    """Return the graph of an `nn.Module` (or a function of torch tensors) called with arguments like the examples.
 
-    `dynamic_shapes` is torch.export's, and may name a size by a string; such sizes become dimensions of that name.
-    `dims` binds some of them at once. Mutated buffers become states with updates; their initial values are in
-    `Graph.params` under the state's name. ExportError where torch.export fails, UnsupportedError listing every
+    `dynamic_shapes` is that of torch.export; a size may also be given as a string, which becomes the dimension's name.
+    `dims` binds named dimensions. Mutated buffers become states with updates; their initial values are in
+    `Graph.params` under the state's name. Raises ExportError if torch.export fails, UnsupportedError listing every
     operator without a builder.
     """
     import torch
@@ -46,7 +47,8 @@ def load_module(
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
-    with torch.no_grad(), no_collection(), tracing(), known_shapes():  # (imports alone are a third faster)
+    # (pausing garbage collection makes imports alone a third faster)
+    with torch.no_grad(), no_collection(), tracing(), known_shapes():
         try:
             program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
         except Exception as error:
@@ -56,7 +58,10 @@ def load_module(
 
 
 def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[int, str]] = ()) -> Graph:
-    """The graph of a `torch.export.ExportedProgram`. `sizes` names the free sizes of each tensor input, by axis."""
+    """Return the graph of a `torch.export.ExportedProgram`.
+
+    `sizes` maps free axes to names, one mapping per tensor input.
+    """
     import torch
 
     writes = writes_of(program) if _is_ready(program) else None
@@ -69,14 +74,17 @@ def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[
     return read_exported(program, sizes, name, writes or Writes())
 
 
-# ---------------------------------------------------------------- around torch.export
+# ---------------------------------------------------------------- torch.export helpers
 _tracing = Lock()
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Torch traces, without warnings: in one thread at a time, for tracing changes settings of the whole process, and so does leaving
-    out warnings. No node keeps the stack that it comes from, where this version of Torch has that choice: a quarter of the time."""
+    """Context in which torch traces: a process-wide lock, no warnings, no stack traces on graph nodes.
+
+    The lock is needed because tracing and warning filters change process-wide state. Leaving out stack traces, where
+    this torch version allows it, saves a quarter of the time.
+    """
     import torch.fx.config as config
 
     name = "do_not_emit_stack_traces"
@@ -101,13 +109,13 @@ def _as_module(function: Callable[..., Any]) -> Any:
     try:
         inspect.signature(function)
         module.forward = function
-    except ValueError:  # a builtin of Torch's that does not say what it takes
+    except ValueError:  # a torch builtin without a signature
         module.forward = lambda *args, **named: function(*args, **named)
     return module.eval()
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
+    """Return the error's type name and the first line of its message, at most 400 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:400]
 
@@ -133,14 +141,20 @@ def _export_error(error: BaseException, title: str) -> ExportError:
 
 
 def _trains_batch_norm(program: Any) -> bool:
-    """Whether running statistics change, which the schema of `batch_norm` does not say."""
+    """Return whether a batch norm updates running statistics.
+
+    The schema of `batch_norm` does not show this mutation.
+    """
     return any(
         str(n.target) == "aten.batch_norm.default" and len(n.args) > 5 and bool(n.args[5]) for n in program.graph.nodes
     )
 
 
 def _is_ready(program: Any) -> bool:
-    """Whether there is a builder for what every node computes or writes: decomposing, half of all the time, would change nothing."""
+    """Return whether every node has a builder (or a functional variant with one), so that decomposition can be skipped.
+
+    Decomposition takes half of the import time.
+    """
     import torch
 
     for module in program.graph_module.modules():
@@ -155,7 +169,7 @@ def _is_ready(program: Any) -> bool:
 
 
 def _decompositions(program: Any) -> Any:
-    """torch.export's default table without the overloads that have a builder."""
+    """Return torch.export's default decomposition table without the overloads that have a builder."""
     import torch
 
     table = torch.export.default_decompositions()
@@ -163,7 +177,7 @@ def _decompositions(program: Any) -> Any:
     for overload in (*TABLE, *cx.TABLE):
         packet, _, kind = overload.partition(".")
         if packet == "batch_norm" and training:
-            continue  # its running statistics change: only the functional form says so
+            continue  # the running statistics change: only the functional overload returns them
         op = getattr(getattr(torch.ops.aten, packet, None), kind, None)
         if op is not None and op in table and not aliases(op):
             table.pop(op)
@@ -171,7 +185,7 @@ def _decompositions(program: Any) -> Any:
 
 
 def _named_dims(shapes: Any) -> Any:
-    """dynamic_shapes with every string replaced by a torch.export.Dim of that name."""
+    """Return `dynamic_shapes` with each string replaced by a torch.export.Dim of that name."""
     import torch
 
     made: dict[str, Any] = {}
@@ -187,7 +201,7 @@ def _named_dims(shapes: Any) -> Any:
 
 
 def _size_names(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> list[dict[int, str]]:
-    """The name of each free axis of each tensor argument, in the order in which torch.export lists them."""
+    """Return, for each tensor argument in torch.export's order, a mapping from free axes to dimension names."""
     import torch
 
     def walk(value: Any, spec: Any) -> Iterator[dict[int, str]]:

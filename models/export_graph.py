@@ -1,4 +1,4 @@
-"""From the nodes of an exported program to a graph: ATen overloads to their builders, subgraphs, symbolic sizes, outputs."""
+"""Lowering of an exported program's nodes to a graph: ATen overloads, subgraphs, symbolic sizes, outputs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .limits import check_count
 from .sizes import size_tensor
 from .torch_arrays import dtype_name, to_numpy
 
-#: Lifted constants up to this many bytes are known to the optimizer as constants; larger ones are params.
+#: Lifted constants up to this many bytes become graph constants, visible to the optimizer; larger ones become params.
 CONSTANT_BYTES = 1 << 16
-#: Arguments of ATen overloads that say where and how a tensor lies, never what it holds.
+#: Arguments of ATen overloads that affect placement or layout but not values.
 _PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "generator")
-#: What Python computes with sizes where the result is no whole number.
+#: Python operators on sizes with a non-integer result -> builders.
 _FRACTIONS: dict[str, Callable[..., Tensor]] = {
     "sym_float": lambda x: x, "truediv": t.div, "mul": t.mul, "add": t.add, "sub": t.sub, "pow": t.pow,
     "_sym_sqrt": t.sqrt, "sqrt": t.sqrt, "neg": t.neg,
 }  # fmt: skip
-#: What to do about operators that no builder can be written for: pattern of their names -> hint.
+#: Hints for operators without a builder: regex of their names -> hint.
 _HINTS = {
     r"dropout|rand|bernoulli|multinomial|exponential|normal|uniform|rrelu_with_noise": "programs draw no random numbers; is the module in training mode? call .eval() first",
     r"nonzero|masked_select|unique|depends on data": "sizes that depend on values cannot be captured; compute all cases and "
@@ -42,19 +42,19 @@ _HINTS = {
     r"writes into its user_input": "return the new value instead of writing it into an argument",
     r"": "models/aten_ops.py is where one is added",
 }
-#: Higher-order operators that only set a mode around a subgraph: name -> arguments before the subgraph.
+#: Higher-order operators that only set a mode around a subgraph: name -> number of arguments before the subgraph.
 MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 
 class ExportReader:
-    """One pass over an exported program's nodes, calling builders. Unsupported nodes are collected, not raised."""
+    """Interpreter of an exported program that calls a builder for each node. Unsupported nodes are collected first."""
 
     def __init__(
         self, program: Any, sizes: Sequence[Mapping[int, str]], parts: Mapping[str, int], writes: Writes
     ) -> None:
         self.program, self.sizes, self.writes = program, sizes, writes
-        self.parts = parts  # name of a size -> what it is to be a multiple of
-        # name of a size -> what it is here, and its example (0: unknown)
+        self.parts = parts  # size name -> divisor of the size
+        # size name -> (dimension, example size; 0: unknown)
         self.examples: dict[str, tuple[Dim, int]] = {}
         self.inputs: list[Tensor] = []
         self.params: dict[str, Data] = {}
@@ -65,10 +65,10 @@ class ExportReader:
         self._specs = {s.arg.name: s for s in signature.input_specs if hasattr(s.arg, "name")}
         updated = (s for s in signature.output_specs if s.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION"))
         self._mutated = {*writes.buffers, *(s.target for s in updated)}
-        self._written: dict[str, Any] = {}  # what the buffers hold in the end
+        self._written: dict[str, Any] = {}  # final values of written buffers
 
     def graph(self, name: str) -> Graph:
-        """The graph; UnsupportedError with everything that was collected."""
+        """Return the graph. Raises UnsupportedError listing all unsupported nodes."""
         check_count(len(self.program.graph_module.graph.nodes), where=name)
         returned = self._run(self.program.graph_module, None)
         outputs: list[Tensor] = []
@@ -119,7 +119,9 @@ class ExportReader:
         return t.full((), 0)
 
     def _run(self, module: Any, operands: Sequence[Any] | None) -> Any:
-        """The values that a graph module returns, its placeholders bound to `operands` or to the program's leaves."""
+        """Return the outputs of a graph module, with placeholders bound to `operands` (None: the program's inputs and
+        weights).
+        """
         env: dict[Any, Any] = {}
         given = iter(operands or ())
         live, names = _live(module.graph, self.writes.names), self.writes.names
@@ -164,7 +166,7 @@ class ExportReader:
             if not saved and str(tensor.dtype) == "torch.bool" and tensor.numel() <= LARGEST:
                 return t.as_tensor(
                     to_numpy(tensor)
-                )  # a mask of the module's own, which no file of weights has: what it hides is known
+                )  # a non-persistent bool mask: as a constant its content is visible to the optimizer
             return self._weight(spec.target, tensor)
         if kind == "CONSTANT_TENSOR":
             assert spec is not None
@@ -185,14 +187,14 @@ class ExportReader:
                     self._symbols[str(symbol)] = self._free(title, max(low, 1), top)
                     if (
                         axis not in hints and size.node.expr == symbol
-                    ):  # torch.export has looked at named ranges as a whole
+                    ):  # torch.export has verified named ranges over their full extent
                         self.examples[title] = self._symbols[str(symbol)], getattr(size.node, "hint", None) or 0
         leaf = t.input(name, [self._dim(d) for d in value.shape], dtype_name(value.dtype))
         self.inputs.append(leaf)
         return leaf
 
     def _free(self, title: str, low: int, high: int) -> Dim:
-        """A size that the program leaves free."""
+        """Return the dimension of a free size; a multiple of its divisor if it has one."""
         part = self.parts.get(title, 1)
         name = title if part == 1 else f"{title}_by_{part}"
         return part * dims_.dim(name, min=-(-low // part), max=high // part)
@@ -213,7 +215,7 @@ class ExportReader:
         return self._shared[key]
 
     def _complex_weight(self, name: str, tensor: Any) -> Any:
-        """Two params, the real and the imaginary parts."""
+        """Return a complex value of two params, the real and the imaginary part."""
         if name in self._mutated:
             return self._note(f"the complex buffer {name!r}, which is written")
         pair = []
@@ -247,7 +249,7 @@ class ExportReader:
                 return self._fraction(node, env)
             args, kwargs = self._resolve(node.args, env), self._resolve(dict(node.kwargs), env)
             if node.target is operator.getitem and isinstance(args[0], list):
-                return args[0][args[1]]  # the other results may be missing
+                return args[0][args[1]]  # other results may be unsupported
             lost = list(_missing((args, kwargs)))
             for m in lost:
                 if m.what:
@@ -262,7 +264,7 @@ class ExportReader:
             raise
 
     def _fraction(self, node: Any, env: Mapping[Any, Any]) -> Any:
-        """What is computed from sizes and is no whole number, as a 0-d float32."""
+        """Lower a non-integer value computed from sizes to a rank-0 float32."""
         build = _FRACTIONS.get(getattr(node.target, "__name__", ""))
         args = self._resolve(node.args, env)
         if build is None or list(_missing(args)):
@@ -291,7 +293,7 @@ class ExportReader:
 
     @staticmethod
     def _builder(overload: str, operands: Any, value: Any) -> Any:
-        """What builds an overload for these operands; None where nothing does."""
+        """Return the builder of an overload for these operands (real or complex); None if there is none."""
         is_complex = cx.is_complex(operands)
         if not (is_complex or overload in cx.FROM_REAL or getattr(value, "is_complex", bool)()):
             return TABLE.get(overload)
@@ -302,7 +304,10 @@ class ExportReader:
         return cx.TABLE.get(overload)
 
     def _as_declared(self, found: Tensor, value: Any, overload: str) -> Tensor:
-        """The result with the dtype that PyTorch gives it. BadModelError where a concrete shape differs: our bug."""
+        """Return the result cast to PyTorch's dtype.
+
+        Raises BadModelError if a static shape differs: a bug of the builder.
+        """
         found = t.cast(found, dtype_name(value.dtype))
         shape = tuple(value.shape)
         if all(type(d) is int for d in (*shape, *found.shape)) and shape != found.shape:
@@ -322,7 +327,7 @@ class ExportReader:
 
 
 def _empty(value: Any) -> Any:
-    """The results of an operator none of which holds an element, from their declared types; None where one may hold some."""
+    """Return the zero-element results of an operator from their declared types; None unless every result is empty."""
     if isinstance(value, list | tuple):
         found = [_empty(v) for v in value]
         return found if found and all(isinstance(v, Tensor) for v in found) else None
@@ -333,7 +338,7 @@ def _empty(value: Any) -> Any:
 
 
 def _live(graph: Any, writes: Mapping[Any, Any]) -> set[Any]:
-    """The nodes that the output, and what is written, depend on."""
+    """Return the nodes that the output or an in-place write depends on."""
     found: set[Any] = set()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in found or node in writes:
@@ -353,7 +358,7 @@ def _missing(item: Any) -> Iterator[Missing]:
 
 
 def overload_of(target: Any) -> str:
-    """'add.Tensor' of an ATen overload, the plain or qualified name of anything else."""
+    """Return the overload name: 'add.Tensor' for ATen, the plain or qualified name otherwise."""
     text = str(target)
     if text.startswith("aten."):
         return text.removeprefix("aten.")
@@ -361,7 +366,7 @@ def overload_of(target: Any) -> str:
 
 
 def _dimension(expression: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """A SymPy size expression as a dimension."""
+    """Lower a SymPy size expression to a dimension."""
     if expression.is_Integer:
         return int(expression)
     if expression.is_Symbol:
@@ -385,9 +390,9 @@ def _dimension(expression: Any, symbols: Mapping[str, Dim]) -> Dim:
 
 
 def _structure(spec: Any, leaves: Sequence[int | None]) -> Any:
-    """The template of nested tuples, lists and dicts in which outputs are returned; None for one output alone.
+    """Return the template of nested tuples, lists and dicts of the outputs; None for a single output.
 
-    Dataclasses and mappings registered with PyTorch's pytrees become dicts; a None inside stays None.
+    Dataclasses and mappings registered as PyTorch pytrees become dicts; None leaves are kept.
     """
     from torch.utils import _pytree
 
@@ -407,7 +412,7 @@ def _structure(spec: Any, leaves: Sequence[int | None]) -> Any:
 
 
 def _output_names(structure: Any, count: int) -> list[str]:
-    """A name per output: its path through the structure, or its position."""
+    """Return a name for each output: its path in the structure, or its index."""
     names = [f"output{i}" for i in range(count)] if structure is not None else ["output"]
 
     def walk(item: Any, path: str) -> None:

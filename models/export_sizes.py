@@ -1,4 +1,4 @@
-"""Free sizes of an exported program, some of which only fit if they are multiples of a number."""
+"""Inference of divisibility constraints on the free sizes of an exported program."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from ..errors import ShapeError, warned
 from .export_graph import ExportReader
 from .export_writes import Writes
 
-#: Sizes are taken as multiples of at most this number.
+#: Largest divisor that is tried.
 MAX_PART = 64
 
 
 def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, writes: Writes) -> Graph:
-    """The graph. A model may mean something at some sizes only: a U-Net joins what it has halved and doubled again with what
-    it had before. PyTorch keeps guards for that; here such a size is written as a multiple of another one, of the least number
-    that divides the example's size and lets the model's sizes meet, with a warning that names it."""
+    """Return the graph of an exported program, with sizes constrained to multiples where necessary.
+
+    Some models are valid only at some sizes: a U-Net concatenates a tensor that was halved and upsampled again with the
+    original. PyTorch keeps such constraints as guards. Here such a size is replaced by n times a new size, where n is
+    the least divisor of the example's size for which the shapes match; a warning names the size.
+    """
     parts: dict[str, int] = {}
     error: ShapeError | None = None
-    loose: Graph | None = None  # what was read first, with reshapes that fit at some sizes only
+    loose: Graph | None = None  # graph of the first attempt, with reshapes that are valid at some sizes only
     while True:
         reader = ExportReader(program, sizes, parts, writes)
         try:
@@ -46,7 +49,10 @@ def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, w
 
 
 def _reshapes_apart(graph: Graph) -> tuple[Dim, ...]:
-    """The numbers of elements before and after the first reshape for which they differ at some sizes."""
+    """Return (elements before, elements after) of the first reshape whose counts differ at some sizes.
+
+    () if none does.
+    """
     for node in graph.nodes():
         if node.op == "reshape":
             before, after = dims_.volume(node.args[0].shape), dims_.volume(node.shape)
@@ -56,15 +62,18 @@ def _reshapes_apart(graph: Graph) -> tuple[Dim, ...]:
 
 
 def _differ(a: Dim, b: Dim) -> bool:
-    """Whether two sizes differ anywhere among small ones."""
+    """Return whether two dimensions differ at any of a sample of small sizes."""
     atoms = {**dims_.symbols(a), **dims_.symbols(b)}
     tried = ({n: min(s.min + k + i, s.max) for i, (n, s) in enumerate(atoms.items())} for k in range(2 * MAX_PART))
     return any(dims_.bind(a, sizes) != dims_.bind(b, sizes) for sizes in tried)
 
 
 def _step(parts: dict[str, int], examples: Mapping[str, int]) -> bool:
-    """Take those of the named sizes whose examples it divides as multiples of the next number that divides one. False where
-    there is none."""
+    """Constrain the sizes whose examples are divisible by the next larger divisor; False if there is no further
+    divisor.
+
+    `parts` (size name -> divisor) is updated; `examples` maps the names in question to their example sizes.
+    """
     least = max((parts.get(title, 1) for title in examples), default=1) + 1
     for part in range(least, MAX_PART + 1):
         if found := [title for title, size in examples.items() if size % part == 0]:

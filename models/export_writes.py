@@ -1,9 +1,9 @@
-"""Writes into tensors, as values: what an exported program changes in place, where it is plain who sees it.
+"""Functionalization of in-place writes in an exported program, for programs in which aliasing is simple.
 
-torch.export leaves in-place operations in the program. Tracing it once more makes them values, and takes longer than the export did.
-Mostly that is not needed: a cache is written and read again as a whole, or a sum is added to. Such a write is its functional twin, of
-which everybody reads the result from then on. Where a view of what is written was taken before and is read after, or an argument of
-the module is written, it is not plain.
+torch.export leaves in-place operators in the program. Decomposing it functionalizes them, but takes longer than the
+export itself. Usually that is unnecessary: a cache is updated and then read as a whole, or a sum is accumulated. Such
+an in-place operator is replaced by its functional overload, and all later uses read the result. The program is refused
+(and decomposed instead) if a view taken before the write is read after it, or if the write goes to an argument.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ from typing import Any
 
 from .aten_ops import TABLE
 
-#: Operators whose results may share memory with their operands although their schemas do not say so; and those that return
-#: their operand where there is nothing to do.
+#: Operators whose results may alias operands although their schemas do not say so (_QUIET), and operators that return
+#: their operand when they have nothing to do (_IDLE).
 _QUIET = ("reshape", "contiguous", "to", "flatten", "narrow", "chunk")
 _IDLE = ("dropout", "type_as", "_unsafe_view")
-#: What only gives its operand another name.
+#: In-place operators that change no data: the result is another name of the operand.
 _RENAMES = ("detach_.default",)
 
 
 @dataclass(frozen=True)
 class Writes:
-    """What a program writes in place. An origin is a node that memory comes from: a buffer's placeholder, or what made the tensor."""
+    """In-place writes of a program.
 
-    names: Mapping[Any, Any] = field(default_factory=dict)  # what writes or renames -> the origin, whose value it is
-    buffers: Sequence[str] = ()  # those that are written, in the order of the program's inputs
+    An origin is the node that created the memory: a buffer's placeholder or an operator.
+    """
+
+    # writing or renaming node -> origin; the result of the node is the new value of the origin
+    names: Mapping[Any, Any] = field(default_factory=dict)
+    buffers: Sequence[str] = ()  # written buffers, in the order of the program's inputs
 
 
 def functional(target: Any) -> str:
-    """The overload that computes what an in-place one writes, if there is a builder for it; else ""."""
+    """Return the functional overload of an in-place overload if it has a builder; otherwise ""."""
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return ""
@@ -43,14 +47,14 @@ def functional(target: Any) -> str:
 
 
 def aliases(op: Any) -> bool:
-    """Whether results may share memory with arguments, as far as an operator's schema and name tell."""
+    """Return whether results may alias arguments, according to the operator's schema and _QUIET."""
     return any(a.alias_info is not None for a in (*op._schema.arguments, *op._schema.returns)) or (
         op._schema.name.removeprefix("aten::") in _QUIET
     )
 
 
 def writes_of(program: Any) -> Writes | None:
-    """What an exported program writes; None where it is not plain who sees it."""
+    """Return the in-place writes of an exported program; None if aliasing is too complex and it must be decomposed."""
     import torch
 
     inner = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
@@ -61,8 +65,8 @@ def writes_of(program: Any) -> Writes | None:
         return Writes()
     place = {node: i for i, node in enumerate(nodes)}
     names: dict[Any, Any] = {}
-    sharing: dict[Any, set[Any]] = {}  # node -> origins of whose memory it may be a part
-    parts: dict[Any, list[Any]] = {}  # origin -> what may be a part of it
+    sharing: dict[Any, set[Any]] = {}  # node -> origins whose memory the node may alias
+    parts: dict[Any, list[Any]] = {}  # origin -> nodes that may alias it
     buffers: dict[Any, str] = {}
     own = _own_buffers(program)
     for node in nodes:
@@ -85,7 +89,7 @@ def writes_of(program: Any) -> Writes | None:
 
 
 def _read_later(parts: Sequence[Any], node: Any, place: Mapping[Any, int]) -> bool:
-    """Whether any of some parts, taken before a node, is read after it."""
+    """Return whether a node in `parts` has a user after `node`. `place` gives each node's position."""
     return any(place[user] > place[node] for part in parts for user in part.users)
 
 
@@ -99,7 +103,9 @@ def _renames(node: Any) -> bool:
 
 
 def _shared(node: Any) -> list[Any]:
-    """The nodes of whose memory a node's result may be a part: of its operands all, unless it is known to be new."""
+    """Return the nodes whose memory a node's result may alias: all operands, unless the result is known to be new
+    memory.
+    """
     import torch
 
     op = node.target
@@ -115,7 +121,7 @@ def _shared(node: Any) -> list[Any]:
 
 
 def _own_buffers(program: Any) -> dict[str, str]:
-    """Placeholder to target of the buffers whose memory no other parameter or buffer shares."""
+    """Return placeholder name -> target of the buffers whose storage no other parameter or buffer shares."""
     held: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     for spec in program.graph_signature.input_specs:

@@ -1,7 +1,7 @@
-"""Graphs of the benchmark models of earlier tensor optimizers (TASO, Tensat), from their listing as JSON.
+"""Importer for the JSON graph listings of earlier tensor optimizers (TASO, Tensat), used as benchmark models.
 
 A file is {"name", "nodes": [{"id", "op", "inputs", "shape", "params"}, …]} in topological order. Weights get random
-data. Values that nothing uses are the outputs; weights that nothing uses are left out.
+data. The graph's outputs are the nodes without users (inputs and weights excepted); unused weights are dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _ACTIVATIONS: Mapping[Any, Callable[[Tensor], Tensor]] = {
 
 
 def _pads(x: Tensor, kernel: tuple[int, ...], params: Mapping[str, Any]) -> tuple[int, ...]:
-    """Equal padding on both sides, as in TASO: 'same' gives ceil(size / stride) positions, 'valid' pads nothing."""
+    """Return the four pads of a 2-D window, equal on both sides as in TASO.
+
+    'same' yields ceil(size / stride) output positions, 'valid' pads nothing.
+    """
     if params["pad"] == "valid":
         return (0,) * 4
     sides = []
@@ -50,12 +53,12 @@ def _pool(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return apply
 
 
-#: op -> (operands…, params, shape) -> value
+#: Operator builders: op name -> function of (operands…, params, listed shape) that returns the value.
 _OPS: Mapping[str, Callable[..., Tensor]] = {
     "relu": lambda x, p, s: c.relu(x),
     "sigmoid": lambda x, p, s: c.sigmoid(x),
     "tanh": lambda x, p, s: t.tanh(x),
-    "dropout": lambda x, p, s: x,  # of inference
+    "dropout": lambda x, p, s: x,  # the identity at inference
     "matmul": lambda a, b, p, s: t.matmul(a, b),
     "ewadd": lambda a, b, p, s: t.add(a, b),
     "ewmul": lambda a, b, p, s: t.mul(a, b),
@@ -69,7 +72,10 @@ _OPS: Mapping[str, Callable[..., Tensor]] = {
 
 
 def load_field_json(path: Path | str, *, seed: int = 0) -> Graph:
-    """The graph of a listing, float32, with random weights bound. BadModelError where a node does not fit."""
+    """Return the graph of a JSON listing: float32, with random weights drawn from `seed`.
+
+    Raises BadModelError for a malformed node, UnsupportedError for ops without a builder.
+    """
     path = Path(path)
     listing = read_json_file(path)
     nodes = listing.get("nodes")
@@ -80,7 +86,7 @@ def load_field_json(path: Path | str, *, seed: int = 0) -> Graph:
         if node.get("op") not in (*_OPS, "input", "weight"):
             unknown[str(node.get("op"))] = unknown.get(str(node.get("op")), 0) + 1
     if unknown:
-        raise UnsupportedError("ops without a meaning here", missing=unknown, where=str(path))
+        raise UnsupportedError("ops without a builder", missing=unknown, where=str(path))
     built: dict[int, Tensor] = {}
     params: dict[str, Data] = {}
     for node in nodes:

@@ -1,6 +1,6 @@
-"""Folders in the Hugging Face layout: config.json and safetensors weights, for a declared list of architectures.
+"""Importer for Hugging Face model folders (config.json and safetensors weights) of a fixed list of architectures.
 
-Only data is read: a config that points to code of its own is refused.
+Only data is read: a config that refers to its own Python code is refused.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a model_type is built and how its files spell tensor names."""
+    """Registry entry of a `model_type`: the graph builder and the tensor naming scheme of the checkpoints."""
 
     build: Builder
     prefixes: Sequence[str]
-    unused: Mapping[str, str] = field(default_factory=dict)  # pattern of tensors that are no weights: why
+    unused: Mapping[str, str] = field(default_factory=dict)  # regex of non-weight tensors -> reason for the warning
     aliases: Sequence[tuple[str, str]] = ()
-    tied: bool = False  # the default of tie_word_embeddings
-    heads: tuple[str, ...] = ("lm_head.",)  # how names of what stands on top of the network begin: no prefix
-    parts: str = r"^(lm_head|score)\."  # what one class has and another does without
-    copy: str = r"^lm_head\.weight$"  # a tied head in a file that repeats it
+    tied: bool = False  # default of tie_word_embeddings
+    heads: tuple[str, ...] = ("lm_head.",)  # name prefixes of head tensors, which take no `prefixes`
+    parts: str = r"^(lm_head|score)\."  # tensors that only some model classes use
+    copy: str = r"^lm_head\.weight$"  # copy of the embedding table stored for a tied head
 
     def without(self, config: Config) -> dict[str, str]:
-        """Patterns of tensors that the class in the config does without, and why."""
+        """Return the patterns of tensors that the config's model class does not use, each with the reason for the
+        warning.
+        """
         tied = {self.copy: "the embedding table stands for it"} if config.flag("tie_word_embeddings", self.tied) else {}
         return {**self.unused, **tied, self.parts: f"no part of {config.model_class or 'this architecture'}"}
 
@@ -59,7 +61,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture(config: Config) -> Architecture:
-    """The entry for a config. UnsupportedError for unknown types, code of its own, or quantized weights."""
+    """Return the registry entry of a config.
+
+    Raises UnsupportedError for unknown model types, configs with Python code (auto_map) and quantized weights.
+    """
     kind = config.text("model_type", "")
     if config.fields.get("auto_map"):
         raise UnsupportedError(
@@ -68,7 +73,7 @@ def architecture(config: Config) -> Architecture:
             hint="export the model to ONNX or with torch.export",
         )
     if config.fields.get("quantization_config"):
-        raise UnsupportedError("quantized checkpoints have no meaning here", where=config.where)
+        raise UnsupportedError("quantized checkpoints are not supported", where=config.where)
     if not kind:
         raise BadModelError("the config has no model_type", where=config.where)
     if kind not in ARCHITECTURES:
@@ -81,7 +86,7 @@ def architecture(config: Config) -> Architecture:
 
 
 def build(config: Config, weights: Weights) -> Graph:
-    """The graph of a config over given weights; batch and sequence are free dimensions."""
+    """Return the graph of a config over the given weights. The batch and sequence dimensions are free."""
     outputs, inputs = architecture(config).build(config, weights)
     try:
         weights.finish()
@@ -95,11 +100,12 @@ def build(config: Config, weights: Weights) -> Graph:
 
 
 def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
-    """The graph of a folder with config.json and *.safetensors, weights left in their files until they are used.
+    """Return the graph of a folder with config.json and *.safetensors. Weights are lazy.
 
-    What is computed is what the class that config.json names computes; tensors of the files that it does without are named
-    by an UnusedWeightsWarning. BadModelError for a malformed config or a link out of the folder (unless `trust`), BadWeightsError naming a tensor that is missing, of
-    another shape, or known to no class, UnsupportedError for an architecture, a class or an option without a meaning here.
+    The graph computes what the model class named in config.json computes. Tensors which that class does not use are
+    reported by an UnusedWeightsWarning. Raises BadModelError for a malformed config or a link out of the folder (unless
+    `trust`), BadWeightsError for a tensor that is missing, has another shape or belongs to no model class, and
+    UnsupportedError for an architecture, class or option that is not implemented.
     """
     folder = Path(path)
     config_file = folder / "config.json"

@@ -1,12 +1,17 @@
-"""Functions by those that are ops: elementary ones, each without an overflow before its value has one, and accurate near its zeros; quotients of integers."""
+"""Elementary functions composed of primitive ops, without intermediate overflow and accurate near zeros; integer
+division.
+
+"Without intermediate overflow" means that no intermediate value overflows unless the result itself does.
+"""
 
 from __future__ import annotations
 
 from ..egraph import api as t
 from ..egraph.graph import Tensor
 
-#: log(erfc(x) * exp(x * x) / s) with s = 2 / (2 + x), for x >= 0: its Chebyshev series over u = 2 s - 1 in [-1, 1], cut where the
-#: error is below a dtype's rounding, as a polynomial in u (constant first).
+#: Coefficients of log(erfc(x) * exp(x * x) / s) with s = 2 / (2 + x), for x >= 0: its Chebyshev series over u = 2 s - 1
+#: in [-1, 1], truncated where the error is below the dtype's rounding error, rewritten as a polynomial in u (constant
+#: term first). ERFC is for float32, ERFC_DOUBLE for float64.
 ERFC = (
     -0.6717940916807759, 0.6726422171554879, 0.047343887612987114, -0.04687488817886134, -0.009880019324020219,
     0.008703812035218805, 0.0017940662497394012, -0.002048734760496573, -0.00022791096599906392, 0.00033373589390861395,
@@ -20,45 +25,45 @@ ERFC_DOUBLE = (
     -1.6849800720653297e-07, -2.495832761719667e-07, 1.5334345920908177e-07, 1.4448658046252676e-09, -3.9171820510271855e-08,
     1.1172352263623759e-08, 4.06088214696972e-09, -1.8902306008944537e-09,
 )  # fmt: skip
-LARGE = 8.0  # an argument from which on functions have a form that does not overflow before its value does
+LARGE = 8.0  # threshold: larger arguments use a formula without intermediate overflow
 
 
 def keep_zero_sign(x: Tensor, y: Tensor) -> Tensor:
-    """y with the sign of x (of an odd function computed on |x|)."""
+    """Return y with the sign of x. Used for odd functions, which are computed on |x|."""
     return t.mul(y, t.sign(x))
 
 
 def asin(x: Tensor) -> Tensor:
-    """2 atan(x / (1 + sqrt(1 - x**2))), which keeps its accuracy at both ends of [-1, 1]"""
+    """Return asin(x) as 2 atan(x / (1 + sqrt(1 - x**2))), which stays accurate at both ends of [-1, 1]."""
     return t.atan(x / (t.sqrt((1.0 - x) * (x + 1.0)) + 1.0)) * 2.0
 
 
 def acos(x: Tensor) -> Tensor:
-    """2 atan(sqrt((1 - x) / (1 + x)))"""
+    """Return acos(x) as 2 atan(sqrt((1 - x) / (1 + x)))."""
     return t.atan(t.sqrt((1.0 - x) / (x + 1.0))) * 2.0
 
 
 def _half_exp(a: Tensor) -> Tensor:
-    """exp(a) / 2, finite where it is no larger than the dtype's largest number."""
+    """Return exp(a) / 2. It is finite wherever the result is at most the dtype's largest number."""
     root = t.exp(a * 0.5)
     return root * 0.5 * root
 
 
 def sinh(x: Tensor) -> Tensor:
-    """(exp(x) - exp(-x)) / 2"""
+    """Return (exp(x) - exp(-x)) / 2."""
     a = t.abs(x)
     e, far = t.expm1(t.minimum(a, LARGE)), t.exp(-a) * 0.5
     return keep_zero_sign(x, t.where(t.lt(a, LARGE), (e + e / (e + 1.0)) * 0.5, _half_exp(a) - far))
 
 
 def cosh(x: Tensor) -> Tensor:
-    """(exp(x) + exp(-x)) / 2"""
+    """Return (exp(x) + exp(-x)) / 2."""
     a = t.abs(x)
     return _half_exp(a) + t.exp(-a) * 0.5
 
 
 def asinh(x: Tensor) -> Tensor:
-    """log(x + sqrt(x**2 + 1))"""
+    """Return log(x + sqrt(x**2 + 1))."""
     a = t.abs(x)
     low = t.minimum(a, 1.0)
     near = t.log1p(low + low * low / (t.sqrt(low * low + 1.0) + 1.0))
@@ -66,26 +71,32 @@ def asinh(x: Tensor) -> Tensor:
 
 
 def acosh(x: Tensor) -> Tensor:
-    """log(x + sqrt(x**2 - 1)); NaN below 1, where the root of each factor is, but not that of both"""
+    """Return log(x + sqrt(x**2 - 1)); NaN below 1.
+
+    The square root is split as sqrt(x - 1) * sqrt(x + 1): for x < -1 each factor's root is NaN, the product's root is
+    not.
+    """
     d = t.minimum(x, LARGE) - 1.0
     near = t.log1p(d + t.sqrt(d) * t.sqrt(d + 2.0))
     return t.where(t.lt(x, LARGE), near, _log_of_sum(t.maximum(x, LARGE), -1.0))
 
 
 def _log_of_sum(x: Tensor, one: float) -> Tensor:
-    """log(x + sqrt(x**2 + one)) for x >= 1, no square of which overflows."""
+    """Return log(x + sqrt(x**2 + one)) for x >= 1, computed without squaring x, so that nothing overflows."""
     r = t.recip(x)
     return t.log(x) + t.log1p(t.sqrt(r * r * one + 1.0))
 
 
 def atanh(x: Tensor) -> Tensor:
-    """log((1 + x) / (1 - x)) / 2"""
+    """Return log((1 + x) / (1 - x)) / 2."""
     return t.log1p(x * 2.0 / (1.0 - x)) * 0.5
 
 
 def erfc(x: Tensor) -> Tensor:
-    """1 - erf(x) of any float dtype (16 bits are computed in float32). Its relative error is that of rounding x * x, also where
-    the value is tiny: 2e-45 at 10 in float64."""
+    """Return 1 - erf(x) for any float dtype; 16-bit dtypes are computed in float32.
+
+    The relative error is the rounding error of x * x, also where the result is tiny (2e-45 at x = 10 in float64).
+    """
     if x.dtype in ("float16", "bfloat16"):
         return t.cast(erfc(t.cast(x, "float32")), x.dtype)
     a = t.abs(x)
@@ -100,7 +111,10 @@ def erfc(x: Tensor) -> Tensor:
 
 
 def whole_quotient(x: Tensor, y: Tensor) -> Tensor:
-    """x / y of integers towards zero, as in C: one more where floor went below an inexact negative quotient"""
+    """Return the integer quotient x / y rounded towards zero, as in C.
+
+    Floor division rounds a negative inexact quotient down; such a quotient is increased by one.
+    """
     quotient = t.floordiv(x, y)
     if x.dtype.startswith("uint"):
         return quotient
@@ -109,7 +123,10 @@ def whole_quotient(x: Tensor, y: Tensor) -> Tensor:
 
 
 def whole_remainder(x: Tensor, y: Tensor) -> Tensor:
-    """What that leaves, with the sign of x; nothing is made of the least integer's absolute value"""
+    """Return the remainder of `whole_quotient`, with the sign of x.
+
+    No absolute value is taken: that of the least integer overflows.
+    """
     rest = t.mod(x, y)
     if x.dtype.startswith("uint"):
         return rest

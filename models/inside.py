@@ -1,4 +1,4 @@
-"""Files of a model's folder, reached without leaving it."""
+"""Path resolution that keeps a model's files inside the model's folder."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ..errors import BadModelError
 
 
 def inside(folder: Path, name: str | os.PathLike[str], *, trust: bool = False) -> Path:
-    """The path of a file of a model's folder, without links.
+    """Return the path of the file `name` in a model folder, with symbolic links resolved.
 
-    BadModelError if links lead out of the folder, unless `trust`. Links from a snapshot of a Hugging Face cache to the blobs of the
-    same repository stay within it: `models--x--y/snapshots/REVISION/model.safetensors` -> `models--x--y/blobs/…`.
+    Raises BadModelError if a link leads out of the folder, unless `trust` is set. A link from a snapshot in a Hugging
+    Face cache to the blobs of the same repository is allowed: `models--x--y/snapshots/REVISION/model.safetensors` ->
+    `models--x--y/blobs/…`.
     """
     path, root = Path(folder, name), Path(os.path.realpath(folder))
     try:
         found = Path(os.path.realpath(path))
-    except (OSError, ValueError) as error:  # a loop of links, a NUL in a name
+    except (OSError, ValueError) as error:  # a symlink loop, or a NUL byte in the name
         raise BadModelError(f"{str(name)[:200]!r} cannot be reached: {error}", where=str(folder)) from None
     roots = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
     if trust or any(found.is_relative_to(r) for r in roots):

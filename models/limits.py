@@ -1,4 +1,4 @@
-"""Bounds that a model file must keep, checked by arithmetic before anything is allocated."""
+"""Size limits for imported models, checked arithmetically before anything is allocated."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from ..egraph import dtypes
 from ..egraph.dims import Shape
 from ..errors import TooLargeError
 
-#: Bytes of one value. No machine that this runs on holds more; a file that asks for it is broken or hostile.
+#: Largest size of one value in bytes (1 TiB). A file that asks for more is corrupt or hostile.
 MAX_BYTES = 1 << 40
-#: Axes of one value (NumPy allows 64).
+#: Largest rank of one value (NumPy allows 64).
 MAX_RANK = 32
 
 
 def check_size(shape: Shape, dtype: str, *, what: str, where: str = "") -> None:
-    """TooLargeError if a value of this type has too many axes or bytes. Free dimensions count as 1."""
+    """Raise TooLargeError if a value of this shape and dtype exceeds MAX_RANK or MAX_BYTES.
+
+    Free dimensions count as 1.
+    """
     if len(shape) > MAX_RANK:
         raise TooLargeError(f"{what} has {len(shape)} axes, more than {MAX_RANK}", where=where)
     size = dtypes.itemsize(dtype)
@@ -32,8 +35,10 @@ def check_size(shape: Shape, dtype: str, *, what: str, where: str = "") -> None:
 
 
 def check_count(count: int, *, where: str = "") -> None:
-    """TooLargeError for a model of more operations than the setting `max_nodes` allows. Every stage takes time and memory in
-    proportion to them: about 1 ms and 20 KiB each."""
+    """Raise TooLargeError if a model has more operations than the setting `max_nodes`.
+
+    Every compilation stage takes about 1 ms and 20 KiB for each operation.
+    """
     if count > (most := settings.current().max_nodes):
         raise TooLargeError(
             f"the model has {count} operations, more than {most}", where=where,

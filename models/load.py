@@ -1,4 +1,4 @@
-"""One entry for every kind of model file, chosen by its name."""
+"""Model importer entry point: picks the importer by file suffix or folder contents."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from ..egraph.graph import Graph
 from ..errors import BadModelError, UnsupportedError, UntrustedModelError
 
 _KNOWN = ".onnx, .pt2 (trusted), .safetensors with a graph in its header, or a folder with config.json and weights"
-#: Suffixes of files that are pickles: opening one can run any code.
+#: Suffixes of pickle files. Unpickling can run arbitrary code, so these files are never opened.
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
 def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool = False) -> Graph:
-    """The graph of a model file or folder; weights stay in their files until they are used.
+    """Return the graph of a model file or folder. Weights are lazy: they stay in their files until used.
 
-    `dims` binds free dimensions by name (the others stay free). `trust` allows formats whose loading can run code
-    (`.pt2`), and links that lead out of a model's folder. BadModelError for a missing, empty or malformed file, UnsupportedError for other formats and for models
-    with parts that have no meaning here, UntrustedModelError for a format that needs `trust`.
+    `dims` binds free dimensions by name; the others stay free. `trust` allows formats whose loading can run code
+    (`.pt2`) and links that lead out of a model's folder. Raises BadModelError for a missing, empty or malformed file,
+    UnsupportedError for other formats and for operators or options that are not implemented, UntrustedModelError for a
+    format that needs `trust`.
     """
     path = Path(path)
     try:
         there = path.exists()
-    except OSError as problem:  # a name that is too long, a folder that may not be entered
+    except OSError as problem:  # name too long, or no permission to enter a folder
         raise BadModelError(f"the model cannot be reached: {problem}", where=str(path)) from None
     if not there:
         raise BadModelError(f"there is no file or folder {path.name!r}", where=str(path))
@@ -67,7 +68,7 @@ def _load_file(path: Path, dims: Mapping[str, int] | None, trust: bool) -> Graph
     hint = f"known: {_KNOWN}"
     if path.name.endswith(".json"):
         hint = f"give the folder: {path.parent}"
-    raise UnsupportedError(f"{path.name!r} is no model format that is known here", where=str(path), hint=hint)
+    raise UnsupportedError(f"{path.name!r} is not a known model format", where=str(path), hint=hint)
 
 
 def _bound(graph: Graph, dims: Mapping[str, int] | None) -> Graph:

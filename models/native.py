@@ -1,9 +1,10 @@
-"""The project's own model file: a safetensors file whose metadata holds the graph, beside its params and constants.
+"""The project's own model format: a safetensors file with the graph as JSON in its metadata, beside params and
+constants.
 
-The metadata entry `tensor_graphs` is JSON: nodes in topological order as [op, [operand positions], {attributes}], and
-the outputs, inputs, updates and structure in terms of node positions. Param data are the tensors `param/<name>`,
-constants `constant/<number>`. Floats are stored as strings (their shortest exact form, inf, nan and -0.0 included);
-free dimensions as polynomials. The file holds no code: loading runs the same checks as building.
+The metadata entry `tensor_graphs` is JSON: nodes in topological order as [op, [operand indices], {attributes}], and the
+outputs, inputs, updates and structure as node indices. Param data are the tensors `param/<name>`, constants
+`constant/<node index>`. Floats are stored as strings (shortest exact form; inf, nan and -0.0 included), free dimensions
+as polynomials. The file holds no code. Loading runs the same checks as building a graph.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from .arrays import MappedArray
 from .limits import check_size
 from .safetensors import read_header, write_arrays
 
-assert composite  # registers the composite ops
+assert composite  # importing registers the composite ops
 KEY = "tensor_graphs"
 VERSION = 1
 _INT_LIMIT = 1 << 62
-_MAX_TERMS = 1024  # of a dimension's sum, and factors of a product
-_DEPTH = 64  # nesting of dimension expressions and of output structures
+_MAX_TERMS = 1024  # limit on the terms of a dimension's sum, and on the factors of a product
+_DEPTH = 64  # limit on the nesting of dimension expressions and output structures
 
 
 # ---------------------------------------------------------------- encoding
@@ -73,8 +74,8 @@ def _type_out(node: Tensor) -> Any:
 
 
 def graph_to_json(graph: Graph) -> tuple[dict[str, Any], dict[str, Data]]:
-    """The graph as JSON values, and its constants' and params' data by tensor name."""
-    nodes = list(dict.fromkeys([*graph.nodes(), *graph.inputs]))  # an unused input is still part of the signature
+    """Return (graph as JSON values, data of its constants and params by tensor name)."""
+    nodes = list(dict.fromkeys([*graph.nodes(), *graph.inputs]))  # unused inputs remain part of the signature
     number = {node: i for i, node in enumerate(nodes)}
     arrays: dict[str, Data] = {f"param/{name}": data for name, data in graph.params.items()}
     listed: list[list[Any]] = []
@@ -98,20 +99,23 @@ def graph_to_json(graph: Graph) -> tuple[dict[str, Any], dict[str, Data]]:
 
 
 def save_graph(graph: Graph, path: Path | str) -> None:
-    """Write a graph with the data of its params and constants, atomically. Params without data stay without."""
+    """Write a graph with the data of its params and constants, atomically.
+
+    Params without data are written without data.
+    """
     value, arrays = graph_to_json(graph)
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     write_arrays(path, arrays, {KEY: text, "format": "tensor_graphs"})
 
 
 def dim_to_json(value: Dim) -> Any:
-    """A size as JSON values: a number, or the polynomial of an expression."""
+    """Encode a dimension as JSON: an integer, or a polynomial for a symbolic dimension."""
     return _dim_out(value)
 
 
 # ---------------------------------------------------------------- decoding
 class _Bad(Exception):
-    """What is wrong with a value; `load_graph` adds where it stands."""
+    """Decoding error. `graph_from_json` and other callers turn it into a BadModelError with a location."""
 
 
 def _need(value: Any, kind: type | tuple[type, ...], what: str) -> Any:
@@ -152,7 +156,7 @@ def _atom_in(value: Mapping[str, Any], depth: int) -> Dim:
     if len(value) == 1 and (op := next(iter(value))) in ("//", "%"):
         left, right = (_dim_in(v, depth + 1) for v in _pair(value[op], f"the operands of {op}"))
         if right == 0 or (not isinstance(left, Expr) and not isinstance(right, Expr)):
-            raise _Bad(f"the dimension {left} {op} {right} is not one that is written")
+            raise _Bad(f"the dimension {left} {op} {right} is not in canonical form")
         return Expr((((Atom(op, args=(left, right)),), 1),))
     raise _Bad(f"a dimension's factor has the keys {sorted(value)}")
 
@@ -166,7 +170,7 @@ def _pair(value: Any, what: str) -> tuple[Any, Any]:
 def _float_in(value: Any) -> Any:
     if isinstance(value, bool):
         return value
-    if isinstance(value, dict):  # a size as a number
+    if isinstance(value, dict):  # a symbolic dimension used as a number
         return _dim_in(value)
     if isinstance(value, int):
         return _int_in(value)
@@ -220,7 +224,7 @@ def _structure_in(value: Any, n_outputs: int, depth: int = 0) -> Any:
 
 
 class _Decoder:
-    """Builds the nodes of one file, in its order."""
+    """Decoder of one file's node list. Nodes are built in file order."""
 
     def __init__(self, listed: list[Any], tensors: Mapping[str, MappedArray], where: str) -> None:
         self.tensors, self.where, self.built = tensors, where, list[Tensor]()
@@ -239,7 +243,7 @@ class _Decoder:
                 raise _Bad(f"node {i} ({op}): {problem}") from None
 
     def node(self, position: Any, what: str) -> Tensor:
-        """A node by its position."""
+        """Return the node with an index. Raises _Bad if that node has not been built yet."""
         i = _int_in(position, what)
         if not 0 <= i < len(self.built):
             raise _Bad(f"{what} is node {i}, which is not there or comes later: a cycle or a wrong order")
@@ -264,7 +268,10 @@ class _Decoder:
 
 
 def graph_from_json(value: Any, tensors: Mapping[str, MappedArray], where: str = "") -> Graph:
-    """The graph of `graph_to_json`. BadModelError says what is malformed; TooLargeError comes before any allocation."""
+    """Decode the result of `graph_to_json`.
+
+    Raises BadModelError for malformed input, and TooLargeError before anything is allocated.
+    """
     try:
         return _graph_in(_need(value, dict, "the graph"), tensors, where)
     except (_Bad, RecursionError) as problem:
@@ -331,10 +338,10 @@ def _assemble(value: Mapping[str, Any], decoder: _Decoder, outputs: Sequence[Ten
 
 
 def load_graph(path: Path | str) -> Graph:
-    """The graph of a file of `save_graph`; params stay in the file until they are used.
+    """Return the graph of a file written by `save_graph`. Params are lazy.
 
-    BadWeightsError for a malformed safetensors file, BadModelError for one without a graph or with a malformed one,
-    TooLargeError for a value that no machine holds.
+    Raises BadWeightsError for a malformed safetensors file, BadModelError for a missing or malformed graph,
+    TooLargeError for a value that exceeds the size limits.
     """
     file = read_header(path)
     if KEY not in file.metadata:
@@ -351,7 +358,7 @@ def load_graph(path: Path | str) -> Graph:
 
 
 def dim_from_json(value: Any) -> Dim:
-    """The inverse of `dim_to_json`. BadModelError for anything else."""
+    """Decode a dimension, the inverse of `dim_to_json`. Raises BadModelError for malformed input."""
     try:
         return _dim_in(value)
     except (_Bad, RecursionError) as problem:
@@ -359,13 +366,16 @@ def dim_from_json(value: Any) -> Dim:
 
 
 def attrs_to_json(op: str, attrs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An op's attributes as JSON values, in the encoding of the model file."""
+    """Encode an op's attributes as JSON, as in the model file."""
     kinds = OPS[op].attrs
     return {k: _ENCODE[kinds[k]](v) for k, v in attrs}
 
 
 def attrs_from_json(op: str, value: Any, where: str = "") -> tuple[tuple[str, Any], ...]:
-    """The inverse of `attrs_to_json`, in the op table's order. BadModelError for another op or other attributes."""
+    """Decode an op's attributes, the inverse of `attrs_to_json`, in the op table's order.
+
+    Raises BadModelError for an unknown op or other attributes.
+    """
     try:
         if _need(op, str, "an op") not in OPS:
             raise _Bad(f"there is no op {op[:80]!r}")

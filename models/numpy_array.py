@@ -1,8 +1,8 @@
-"""The array that a traced function gets in place of NumPy's: `TracedArray`.
+"""`TracedArray`, the stand-in for NumPy arrays while a function is traced.
 
-Every operation on it either makes the expression that NumPy's result would have (values, shape and dtype) or raises TraceError.
-Assignments and in-place operators change the array as NumPy would, and its base where it is a view; where another live array
-shares the memory in a way that is not followed, they raise.
+Every operation either builds the expression of NumPy's result (values, shape and dtype) or raises TraceError.
+Assignments and in-place operators change the array as in NumPy, and its base if it is a view. If another live array
+shares the memory in a way that is not tracked, they raise TraceError.
 """
 
 from __future__ import annotations
@@ -28,34 +28,37 @@ VIEWS = ("reshape", "permute", "broadcast_to", "slice", "flip")
 
 
 class Memory:
-    """What an array and its views have in common. `fixed` says whose memory it is where the function must not write to it."""
+    """Aliasing record shared by an array and its views.
+
+    `fixed` names the owner of memory that the function must not write to; empty if writing is allowed.
+    """
 
     def __init__(self, fixed: str = "") -> None:
         self.fixed = fixed
         self._holders: list[weakref.ref[TracedArray]] = []
 
     def hold(self, array: TracedArray) -> None:
-        """Note an array that lies in this memory."""
+        """Register an array as an alias of this memory."""
         self._holders = [r for r in self._holders if r() is not None]
         self._holders.append(weakref.ref(array))
 
     def alive(self) -> list[TracedArray]:
-        """The arrays in this memory that are still in use."""
+        """Return the registered arrays that are still alive."""
         return [a for r in self._holders if (a := r()) is not None]
 
 
 class TracedArray:
-    """An array of a function that is traced: an expression in place of values. Made by `traced` only."""
+    """An array with an expression in place of values. Created by `traced` only."""
 
     __slots__ = ("__weakref__", "_base", "_key", "_memory", "_node", "_scalar")
 
     _node: Tensor
     _memory: Memory
-    _base: TracedArray | None  # of what this is a view by `_key`
+    _base: TracedArray | None  # the array that this array is a view of, at index `_key`
     _key: Any
-    _scalar: bool  # whether NumPy has a scalar in its place, which nothing changes
+    _scalar: bool  # whether NumPy would have an (immutable) scalar here
 
-    # NumPy's protocols and operators are installed by numpy_calls.py.
+    # numpy_calls.py installs NumPy's protocols and operators.
     __array_ufunc__: Callable[..., Any]
     __array_function__: Callable[..., Any]
     __hash__ = None  # type: ignore[assignment]
@@ -65,23 +68,25 @@ class TracedArray:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What NumPy has here: isinstance(x, np.ndarray) holds, and of a scalar isinstance(x, np.floating)."""
+        """The NumPy type, so that isinstance(x, np.ndarray) holds, and for scalars isinstance(x, np.floating) and the
+        like.
+        """
         return dtypes.numpy_dtype(self._node.dtype).type if self._scalar else np.ndarray
 
-    # ------------------------------------------------------------ facts
+    # ------------------------------------------------------------ properties
     @property
     def shape(self) -> tuple[Dim, ...]:
-        """Sizes, as ints or dimension expressions."""
+        """Sizes of the axes, as ints or dimension expressions."""
         return self._node.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype."""
+        """NumPy dtype."""
         return dtypes.numpy_dtype(self._node.dtype)
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions."""
+        """Number of axes."""
         return self._node.rank
 
     rank = ndim
@@ -93,7 +98,7 @@ class TracedArray:
 
     @property
     def itemsize(self) -> int:
-        """Bytes an element."""
+        """Bytes per element."""
         return self.dtype.itemsize
 
     @property
@@ -105,22 +110,22 @@ class TracedArray:
 
     @property
     def T(self) -> TracedArray:
-        """The axes reversed."""
+        """The array with reversed axes."""
         return self.transpose()
 
     @property
     def mT(self) -> TracedArray:
-        """The last two axes swapped."""
+        """The array with the last two axes swapped."""
         return _np.matrix_transpose(self)  # type: ignore[no-any-return]
 
     @property
     def real(self) -> TracedArray:
-        """The array itself: no dtype is complex."""
+        """The array itself: complex dtypes are not supported."""
         return self
 
     @property
     def imag(self) -> TracedArray:
-        """Zeros: no dtype is complex."""
+        """Zeros: complex dtypes are not supported."""
         return _np.zeros_like(self)  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
@@ -144,7 +149,7 @@ class TracedArray:
             _no_value(self)
         return repr(self)
 
-    # ------------------------------------------------------------ methods that are no functions of NumPy
+    # ------------------------------------------------------------ methods without a NumPy function
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> TracedArray:
         """See numpy.ndarray.reshape."""
         return _np.reshape(self, _unpacked(shape), order=order, copy=copy)  # type: ignore[no-any-return]
@@ -185,7 +190,7 @@ class TracedArray:
         return self
 
     def conj(self) -> TracedArray:
-        """The array itself: no dtype is complex."""
+        """The array itself: complex dtypes are not supported."""
         return self
 
     conjugate = conj
@@ -212,7 +217,7 @@ class TracedArray:
     def __delattr__(self, name: str) -> None:
         raise TraceAttributeError(f"the attribute {name!r} of a traced array cannot be deleted")
 
-    # ------------------------------------------------------------ elements
+    # ------------------------------------------------------------ element access
     def __getitem__(self, key: Any) -> TracedArray:
         node, basic = _picked(self._node, key)
         keys = key if isinstance(key, tuple) else (key,)
@@ -224,15 +229,18 @@ class TracedArray:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if is_traced(value) and value._base is self and value._key is key:
-            return  # `x[key] += 1`: the view has written it
+            return  # `x[key] += 1` has already written through the view
         self._store(_assigned(self._node, key, value))
 
     def __delitem__(self, key: Any) -> None:
         raise TraceError("elements of an array cannot be deleted")
 
     def _store(self, node: Tensor) -> None:
-        """Have the array, and the arrays that it is a view of, hold another value. TraceError where the memory is an argument's, or where
-        an array that is not among these shares it."""
+        """Replace the array's value, and update its bases and views.
+
+        Raises TraceError if the memory is read-only (an argument's) or is shared with an array that is neither base nor
+        view.
+        """
         if self._scalar:
             raise TraceError("a scalar of NumPy cannot be changed in place")
         if self._memory.fixed:
@@ -256,7 +264,7 @@ class TracedArray:
 
 
 def _bases(array: TracedArray) -> list[TracedArray]:
-    """An array, the one that it is a view of, and so on."""
+    """Return the array followed by its chain of bases."""
     chain = [array]
     while (base := chain[-1]._base) is not None:
         chain.append(base)
@@ -264,7 +272,7 @@ def _bases(array: TracedArray) -> list[TracedArray]:
 
 
 _set = object.__setattr__
-_np: Any = np  # called with traced arrays, which NumPy's annotations do not know
+_np: Any = np  # untyped, because NumPy's annotations do not know traced arrays
 _NDARRAY = frozenset(dir(np.ndarray)) | {"__cuda_array_interface__"}
 
 
@@ -272,7 +280,10 @@ def traced(
     node: Tensor, *, scalar: bool = False, memory: Memory | None = None, base: TracedArray | None = None,
     key: Any = None,
 ) -> TracedArray:  # fmt: skip
-    """The traced array of an expression; `scalar`: one that NumPy would return as a scalar where it has rank 0."""
+    """Return a traced array of an expression.
+
+    `scalar`: NumPy would return a scalar if the rank is 0. `base` and `key`: the array is the view `base[key]`.
+    """
     made = object.__new__(TracedArray)
     for name, value in (
         ("_node", node), ("_memory", memory or Memory()), ("_base", base), ("_key", key),
@@ -284,25 +295,26 @@ def traced(
 
 
 class OwnFunction(Exception):
-    """A function of this package is called where a caller's function runs on plain arrays."""
+    """Control-flow exception: a function of this package was called while a caller's function ran on plain arrays."""
 
 
-on_arrays: ContextVar[bool] = ContextVar("on_arrays", default=False)  # whether a caller's function runs on plain arrays
+# whether a caller's function is running on plain arrays
+on_arrays: ContextVar[bool] = ContextVar("on_arrays", default=False)
 
 
 def refuse_arrays(name: str) -> None:
-    """OwnFunction where a caller's function runs on plain arrays: it has no meaning besides its graph then."""
+    """Raise OwnFunction while a caller's function runs on plain arrays: function `name` works on expressions only."""
     if on_arrays.get():
         raise OwnFunction(name)
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is a traced array."""
+    """Return whether a value is a traced array."""
     return type(value) is TracedArray
 
 
 def shared(node: Tensor, arrays: Sequence[TracedArray]) -> Memory | None:
-    """The memory that an array made from others may lie in: it is one of them seen otherwise."""
+    """Return the memory that an expression may alias: that of the array it is a view of; None if it is not a view."""
     below = {id(a._node): a for a in arrays}
     while id(node) not in below:
         if node.op not in VIEWS:
@@ -312,7 +324,7 @@ def shared(node: Tensor, arrays: Sequence[TracedArray]) -> Memory | None:
 
 
 def deep(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A value with every part of nested lists, tuples and dicts changed."""
+    """Apply `change` to every leaf of nested lists, tuples and dicts."""
     if type(value) in (list, tuple):
         return type(value)([deep(v, change) for v in value])
     if type(value) is dict:
@@ -321,12 +333,12 @@ def deep(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def expression(value: Any) -> Any:
-    """The expression of a traced array; other values as they are."""
+    """Return the expression of a traced array; other values unchanged."""
     return value._node if is_traced(value) else value
 
 
 def arrays_in(*values: Any) -> list[TracedArray]:
-    """The traced arrays in nested lists, tuples and dicts."""
+    """Return the traced arrays in nested lists, tuples and dicts."""
     found: list[TracedArray] = []
     deep(list(values), lambda v: found.append(v) if is_traced(v) else None)
     return found
@@ -337,23 +349,23 @@ def _unpacked(sizes: tuple[Any, ...]) -> Any:
 
 
 def _static(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
-    """Sizes as ints. TraceError where one is free."""
+    """Return a shape as ints. Raises TraceError if a dimension is free."""
     if not all(isinstance(d, int) for d in shape):
         raise TraceError(f"{what} of an array with free sizes {tuple(shape)}", hint="give an example with known sizes")
     return tuple(int(d) for d in shape)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------- values
+# ---------------------------------------------------------------- Python and torch protocols
 def _no_value(x: Any, *_: Any, **__: Any) -> NoReturn:
     raise TraceError(
         "a traced array has no values yet: Python asks for a truth value, a number or an array of them",
-        hint="np.where, np.any and the like decide elementwise; what needs values belongs outside of the function",
+        hint="np.where, np.any and the like decide elementwise; compute values that Python needs outside the function",
     )
 
 
 def _no_meaning(name: str) -> Callable[..., NoReturn]:
     def refuse(x: Any, *_: Any, **__: Any) -> NoReturn:
-        raise TraceError(f"{name} of a traced array has no meaning", hint="write it with functions of NumPy")
+        raise TraceError(f"{name} of a traced array is not supported", hint="write it with functions of NumPy")
 
     return refuse
 
@@ -386,14 +398,14 @@ def _torch(cls: Any, function: Any, types: Any, args: Any = (), named: Any = Non
 TracedArray.__torch_function__ = classmethod(_torch)  # type: ignore[attr-defined]
 
 
-# ---------------------------------------------------------------- indices
+# ---------------------------------------------------------------- indexing
 def _is_array(key: Any) -> bool:
-    """Whether a key is one of NumPy's advanced ones."""
+    """Return whether an index triggers NumPy's advanced indexing."""
     return isinstance(key, Tensor | np.ndarray | list | tuple | bool | np.bool_)
 
 
 def _keys(key: Any) -> list[Any]:
-    """The parts of an index, traced arrays as expressions, traced and other scalars as they are. TraceError for what is no index."""
+    """Split an index into its components, with traced arrays as expressions. Raises TraceError for an invalid index."""
     keys = [expression(k) for k in (key if isinstance(key, tuple) else (key,))]
     for k in keys:
         if isinstance(k, Tensor) and k.dtype not in ("bool",) and dtypes.is_float(k.dtype):
@@ -406,7 +418,7 @@ def _keys(key: Any) -> list[Any]:
 
 
 def _stand_in(keys: Sequence[Any]) -> tuple[Any, ...]:
-    """Keys with arrays of zeros in place of expressions: they have the same shapes."""
+    """Replace expressions in an index by zero arrays of the same shapes."""
     return tuple(
         np.zeros(_static(k.shape, "an index"), dtypes.numpy_dtype(k.dtype)) if isinstance(k, Tensor) else k
         for k in keys
@@ -414,7 +426,10 @@ def _stand_in(keys: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _checked(shape: tuple[int, ...], keys: tuple[Any, ...], array: Any = None) -> Any:
-    """What NumPy gives at an index of an array (of nothing, if it is not given). TraceError where NumPy raises."""
+    """Return NumPy's result of `array[keys]`; without `array`, of a dummy of this shape.
+
+    Raises TraceError where NumPy raises.
+    """
     try:
         return np.asarray((np.broadcast_to(np.zeros((), np.bool_), shape) if array is None else array)[keys])
     except (IndexError, ValueError, TypeError) as error:
@@ -422,7 +437,7 @@ def _checked(shape: tuple[int, ...], keys: tuple[Any, ...], array: Any = None) -
 
 
 def _picked(x: Tensor, key: Any) -> tuple[Tensor, bool]:
-    """The elements at an index, and whether the index is a basic one, which makes a view."""
+    """Return (elements at an index, whether it is a basic index and the result therefore a view)."""
     keys = _keys(key)
     arrays = [k for k in keys if _is_array(k)]
     basic = not arrays
@@ -448,12 +463,12 @@ def _picked(x: Tensor, key: Any) -> tuple[Tensor, bool]:
 
 
 def _plain(key: Any) -> bool:
-    """Whether an array index picks along one axis: no mask of several."""
+    """Return whether an array index addresses a single axis, that is, is not a mask of several axes."""
     return isinstance(key, Tensor) or np.asarray(key).dtype != np.bool_ or np.asarray(key).ndim == 1
 
 
 def _paired(x: Tensor, keys: list[Any]) -> Tensor:
-    """The elements at several index arrays, some of them traced."""
+    """Lower advanced indexing with several index arrays, some of which are traced."""
     spots = [i for i, k in enumerate(keys) if _is_array(k) or isinstance(k, int | np.integer)]
     between = keys[spots[0] : spots[-1]]
     if any(k is None or k is Ellipsis for k in between) or any(k is None for k in keys):
@@ -475,18 +490,24 @@ def _paired(x: Tensor, keys: list[Any]) -> Tensor:
 
 
 def _assigned(x: Tensor, key: Any, value: Any) -> Tensor:
-    """An array with a value written at an index. TraceError where its size or its places are not known."""
+    """Return x with a value assigned at an index.
+
+    Raises TraceError if the index depends on traced values (except a mask assigned one value) or the shapes do not
+    match.
+    """
     keys = _keys(key)
     new = coerced(value, x.dtype)
     masks = [k for k in keys if isinstance(k, Tensor)]
     if masks:
         if len(keys) > 1 or masks[0].dtype != "bool":
-            raise TraceError("an assignment at traced indices: which of two to one place comes last is not known",
+            raise TraceError("an assignment at traced indices: the order of duplicate writes is undefined",
                              hint="np.where with a mask")  # fmt: skip
         if masks[0].shape != x.shape[: masks[0].rank]:
             raise TraceError(f"a mask of shape {masks[0].shape} for an array of shape {x.shape}")
         if volume(new.shape) != 1:
-            raise TraceError("which elements go to a mask depends on values", hint="np.where(mask, values, x)")
+            raise TraceError(
+                "assigning several values at a mask has a data-dependent result", hint="np.where(mask, values, x)"
+            )
         mask = t.reshape(masks[0], (*masks[0].shape, *(1,) * (x.rank - masks[0].rank)))
         return t.where(mask, t.reshape(new, (1,) * x.rank), x)
     if len(keys) == 1 and (keys[0] is Ellipsis or (isinstance(keys[0], slice) and keys[0] == slice(None) and x.rank)):
@@ -500,7 +521,7 @@ def _assigned(x: Tensor, key: Any, value: Any) -> Tensor:
     if not places.size:
         return x
     source = np.full(prod(shape), -1, np.int64)
-    source[places.reshape(-1)] = np.arange(places.size)  # of two writes to one place the last counts, as in NumPy
+    source[places.reshape(-1)] = np.arange(places.size)  # of duplicate writes the last one wins, as in NumPy
     mask_ = t.constant((source >= 0).reshape(shape))
     if volume(new.shape) == 1:
         return t.where(mask_, t.reshape(new, (1,) * x.rank), x)
@@ -509,7 +530,10 @@ def _assigned(x: Tensor, key: Any, value: Any) -> Tensor:
 
 
 def _leading_dropped(x: Tensor, rank: int) -> Tensor:
-    """Without leading axes of size 1 beyond a rank, as assignments allow."""
+    """Drop leading size-1 axes beyond `rank`, as NumPy assignments do.
+
+    Raises TraceError if the rank is still larger.
+    """
     while x.rank > rank and x.shape[0] == 1:
         x = t.reshape(x, x.shape[1:])
     if x.rank > rank:
@@ -518,7 +542,7 @@ def _leading_dropped(x: Tensor, rank: int) -> Tensor:
 
 
 def coerced(value: Any, dtype: str) -> Tensor:
-    """A value as NumPy writes it into an array of a dtype. TraceError where NumPy would raise."""
+    """Convert a value as NumPy does when assigning to an array of this dtype. Raises TraceError where NumPy raises."""
     node = expression(value)
     if isinstance(node, Tensor):
         return t.cast(node, dtype)

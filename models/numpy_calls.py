@@ -1,7 +1,8 @@
-"""NumPy's protocols, operators and methods on traced arrays, and its functions on tensor expressions.
+"""NumPy protocols, operators and methods of traced arrays; NumPy functions on tensor expressions.
 
-`np.exp(x)`, `x + 1`, `x.mean(axis=0)` of a traced array make what NumPy makes of an array, in value, shape and dtype, or raise
-TraceError. NumPy's functions take tensor expressions (`tg.input` and what is made of it) too and give expressions.
+On a traced array, `np.exp(x)`, `x + 1` and `x.mean(axis=0)` either follow NumPy in value, shape and dtype or raise
+TraceError. NumPy functions also accept tensor expressions (`tg.input` and values derived from it) and then return
+expressions.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_tr
 from .numpy_functions import FUNCTIONS
 from .numpy_ufuncs import REDUCTIONS, UFUNCS
 
-#: The functions that arrays have as methods too.
+#: NumPy functions that are also array methods.
 METHODS = (
     "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumprod", "cumsum", "diagonal", "dot", "max", "mean", "min", "prod",
     "ravel", "repeat", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes", "take", "trace", "var",
 )  # fmt: skip
-#: Python's name of an operator -> the ufunc
+#: Python operator name -> ufunc.
 OPERATORS: dict[str, np.ufunc] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "floordiv": np.floor_divide, "mod": np.remainder,
     "divmod": np.divmod, "pow": np.power, "lshift": np.left_shift, "rshift": np.right_shift, "and": np.bitwise_and,
@@ -48,9 +49,10 @@ def _array_function(
 def _binary(ufunc: np.ufunc, reflected: bool = False) -> Callable[..., Any]:
     def operator(x: TracedArray, y: Any, *modulo: Any) -> Any:
         if modulo:
-            raise TraceError("pow() with a modulus has no meaning for arrays")
+            raise TraceError("pow() with a modulus is not supported for arrays")
         if ufunc is np.power and not reflected and type(y) is int and y == 2:
-            return numpy_ufuncs.call(np.square, (x,), {})  # as NumPy does: of bools the dtype is another
+            # as NumPy does: np.square of bools has another dtype than np.power
+            return numpy_ufuncs.call(np.square, (x,), {})
         return numpy_ufuncs.call(ufunc, (y, x) if reflected else (x, y), {})
 
     return operator
@@ -59,7 +61,7 @@ def _binary(ufunc: np.ufunc, reflected: bool = False) -> Callable[..., Any]:
 def _in_place(ufunc: np.ufunc) -> Callable[..., Any]:
     def operator(x: TracedArray, y: Any, *modulo: Any) -> Any:
         if modulo:
-            raise TraceError("pow() with a modulus has no meaning for arrays")
+            raise TraceError("pow() with a modulus is not supported for arrays")
         return numpy_ufuncs.in_place(ufunc, x, y)
 
     return operator
@@ -90,7 +92,10 @@ TracedArray.__array_function__ = _array_function
 
 # ---------------------------------------------------------------- tensor expressions
 def _on_expressions(run: Callable[..., Any], args: Any, named: Any) -> Any:
-    """A call of NumPy on tensor expressions: on traced arrays of them, and back unless a traced array is among the arguments."""
+    """Run a NumPy call on tensor expressions by wrapping them in traced arrays.
+
+    The result is unwrapped to expressions, unless an argument was already a traced array.
+    """
     fixed = Memory("a tensor expression")
     change = lambda v: traced(v, memory=fixed) if isinstance(v, Tensor) else v
     found = run(deep(tuple(args), change), deep(dict(named), change))
@@ -112,7 +117,7 @@ def _expression_method(name: str) -> Callable[..., Any]:
     return call
 
 
-#: Methods of tensor expressions beside those in `egraph/api.py`.
+#: Methods of tensor expressions in addition to those in `egraph/api.py`.
 for _name in (
     "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumprod", "cumsum", "diagonal", "dot", "prod", "ravel", "repeat",
     "round", "squeeze", "std", "swapaxes", "take", "trace", "var",

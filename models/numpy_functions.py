@@ -1,7 +1,7 @@
-"""NumPy's functions (beside ufuncs) on traced arrays.
+"""NumPy functions other than ufuncs on traced arrays.
 
-A builder has NumPy's names for its parameters, those that it knows. Before it runs, NumPy itself is called on small stand-ins: what it
-raises becomes a TraceError, and shape and dtype of its result are those that the traced one must have.
+A builder's parameters are the supported subset of NumPy's, under NumPy's names. Before a builder runs, NumPy itself is
+called on stand-in arrays: its exceptions become TraceErrors, and its result determines the expected shape and dtype.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .numpy_ufuncs import _written, common_dtype, operand, reduce
 
 Axes = Any
 Build = Callable[..., Any]
-PROBED = 1 << 15  # elements in arguments up to which NumPy is called on stand-ins
+PROBED = 1 << 15  # largest number of argument elements for which NumPy is called on stand-ins
 
 
-# ---------------------------------------------------------------- on expressions: what moves elements, or keeps their dtype
+# ---------------------------------------------------------------- builders over expressions: layout, indices, sorting
 def _ints(value: Any) -> Any:
     return [value] if isinstance(value, int | np.integer) else list(value)
 
@@ -153,7 +153,7 @@ def _take_along(arr: Tensor, indices: Any, axis: int | None = -1) -> Tensor:
     index = t.from_end(index, x.shape[along])
     if index.rank != x.rank:
         raise TraceError(f"np.take_along_axis of rank {x.rank} with indices of rank {index.rank}")
-    sides = [i if j == 1 else j for i, j in zip(x.shape, index.shape)]  # those beside the axis broadcast
+    sides = [i if j == 1 else j for i, j in zip(x.shape, index.shape)]  # the axes other than `axis` broadcast
     wide = t.broadcast_to(x, [d if a == along else s for a, (d, s) in enumerate(zip(x.shape, sides))])
     places = t.broadcast_to(index, [index.shape[along] if a == along else s for a, s in enumerate(sides)])
     return t.gather_elements(wide, places, along)
@@ -166,7 +166,7 @@ def _extreme_place(build: Build) -> Build:
         if axis is not None:
             axis = t.axis_of(axis, a.rank)
         if 0 in (a.shape if axis is None else a.shape[axis : axis + 1]):
-            raise TraceError("the place of an extreme among no elements")
+            raise TraceError("argmax or argmin of no elements")
         return find(_comparable(a), axis, keepdims)
 
     return run
@@ -179,7 +179,7 @@ def _comparable(a: Tensor) -> Tensor:
 def _sort(position: int) -> Build:
     def build(a: Tensor, axis: int | None = -1, kind: Any = None, stable: Any = None) -> Tensor:
         if position and not stable and kind not in ("stable", "mergesort"):
-            kind = "stable"  # of equal ones NumPy's default order is not defined
+            kind = "stable"  # NumPy's default order of equal elements is undefined
         x, axis = (t.reshape(a, (volume(a.shape),)), 0) if axis is None else (a, axis)
         return sort(x, t.axis_of(axis, x.rank))[position]
 
@@ -224,7 +224,7 @@ def _unstack(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
     return tuple(layout.unbind(x, t.axis_of(axis, x.rank)))
 
 
-#: Builders over expressions, whose results have the operand's dtype or are positions.
+#: Builders over expressions. The results have the operand's dtype or are indices.
 LAYOUT: dict[str, Build] = {
     "reshape": _reshape, "ravel": _ravel, "transpose": _transpose, "matrix_transpose": t.transpose,
     "linalg.matrix_transpose": t.transpose, "swapaxes": lambda a, axis1, axis2: t.swapaxes(a, axis1, axis2),
@@ -241,7 +241,7 @@ LAYOUT: dict[str, Build] = {
 }  # fmt: skip
 
 
-# ---------------------------------------------------------------- on traced arrays: by NumPy's own operators and functions
+# ---------------------------------------------------------------- builders over traced arrays, from NumPy's own functions
 def _reduction(ufunc: np.ufunc, prepare: Build = lambda a: a) -> Build:
     def build(
         a: Any,
@@ -425,13 +425,16 @@ def _vector_norm(x: Any, axis: Axes = None, keepdims: bool = False, ord: Any = 2
 
 
 def _nodes(*values: Any) -> tuple[list[Tensor], str]:
-    """Operands as expressions of their common dtype."""
+    """Return (operands as expressions of their common dtype, that dtype)."""
     dtype = common_dtype(*values)
     return [operand(v, dtype) for v in values], dtype
 
 
 def _contraction(build: Callable[..., Tensor]) -> Build:
-    """A builder over operands of their common dtype; products of bools are counted and compared with zero."""
+    """Return a builder for contractions over operands of their common dtype.
+
+    Bools are contracted as int32 and the result is cast back to bool.
+    """
 
     def run(a: Any, b: Any, *more: Any, **named: Any) -> Any:
         (x, y), dtype = _nodes(a, b)
@@ -804,7 +807,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -
 
 
 def kindless(value: Any) -> bool:
-    """Whether a value has a dtype of its own, as Python's numbers have not."""
+    """Return whether a value has a dtype of its own, unlike Python numbers."""
     return type(value) not in (int, float, bool)
 
 
@@ -816,7 +819,7 @@ def _result_type(*arrays_and_dtypes: Any) -> Any:
     return np.result_type(*(v.dtype if is_traced(v) else v for v in arrays_and_dtypes))
 
 
-#: Builders over traced arrays, by NumPy's operators and functions, whose dtypes they have.
+#: Builders over traced arrays, composed of NumPy operators and functions, which determine the dtypes.
 COMPOSED: dict[str, Build] = {
     "sum": _reduction(np.add), "prod": _reduction(np.multiply), "max": _reduction(np.maximum), "min": _reduction(np.minimum),
     "all": _reduction(np.logical_and), "any": _reduction(np.logical_or), "nansum": _reduction(np.add, _without_nan(0)),
@@ -851,7 +854,7 @@ COMPOSED: dict[str, Build] = {
 for _alias, _name in (("amax", "max"), ("amin", "min"), ("around", "round")):
     COMPOSED[_alias] = COMPOSED[_name]
 FUNCTIONS: dict[str, Build] = LAYOUT | COMPOSED
-#: Functions whose results are copies even where they are the operand seen otherwise.
+#: Functions that always return a copy, even if the result could be a view.
 FRESH = {
     "copy",
     "astype",
@@ -867,13 +870,13 @@ FRESH = {
     "clip",
     "round",
 }
-#: Functions whose results depend on the values of their arguments in their shape, or raise for some: they are not tried on stand-ins.
+#: Functions that are not called on stand-ins, because the result's shape or validity depends on argument values.
 UNPROBED = {"where"}
 
 
 # ---------------------------------------------------------------- calls
 def title(function: Any) -> str:
-    """NumPy's name of a function, below its package."""
+    """Return a function's qualified name within the numpy package."""
     module = str(getattr(function, "__module__", ""))
     return f"{module}.{getattr(function, '__name__', function)}".removeprefix("numpy.")
 
@@ -889,7 +892,10 @@ def _signature(function: Any) -> inspect.Signature | None:
 def _by_name(
     name: str, function: Any, args: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments by NumPy's names, without those that say what is said by default; those of `*args` by position."""
+    """Bind arguments to NumPy's signature. Returns (variadic positional arguments, other arguments by name).
+
+    Arguments equal to their defaults are dropped.
+    """
     signature = _signature(function)
     if signature is None:
         return list(args), dict(named)
@@ -915,11 +921,11 @@ def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and isinstance(default, simple) and value == default
 
 
-_IGNORED = {"subok", "device", "overwrite_input", "like"}  # they change nothing of the result
+_IGNORED = {"subok", "device", "overwrite_input", "like"}  # options without effect on the result
 
 
 def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """NumPy's `function(*args, **named)` on traced arrays: its `__array_function__`."""
+    """Lower NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol)."""
     name = title(function)
     build = FUNCTIONS.get(name)
     if build is None:
@@ -961,7 +967,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
 
 
 def _in_memory(value: Any, arrays: Sequence[TracedArray]) -> Any:
-    """A result as a view of the arrays that it was made of, where it may be one."""
+    """Return a result that aliases the memory of an argument, if the result may be a view of the argument."""
     if not is_traced(value) or any(value is a for a in arrays) or value._scalar:
         return value
     memory: Memory | None = shared(value._node, arrays)
@@ -969,8 +975,10 @@ def _in_memory(value: Any, arrays: Sequence[TracedArray]) -> Any:
 
 
 def _probed(name: str, function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """NumPy's result for arrays of ones in place of the traced ones; None where that would be too much. TraceError where NumPy raises, for
-    zeros too."""
+    """Return NumPy's result for arrays of ones in place of the traced arrays; None if the arguments are too large.
+
+    If NumPy raises, zeros are tried. Raises TraceError if NumPy raises for both.
+    """
     arrays = arrays_in(list(args), dict(named))
     sizes = [a.size for a in arrays if isinstance(a.size, int)]
     if name in UNPROBED or len(sizes) < len(arrays) or sum(sizes) > PROBED:
@@ -988,7 +996,9 @@ def _probed(name: str, function: Any, args: Sequence[Any], named: Mapping[str, A
 
 
 def _stand_in(value: Any, fill: int) -> Any:
-    """An array of one number in place of a traced one; of others a copy, which NumPy may write to."""
+    """Return an array filled with `fill` in place of a traced array, and a copy of a plain array (NumPy may write to
+    it).
+    """
     value = expression(value)
     if isinstance(value, Tensor):
         return np.full(concrete(value.shape), fill, dtypes.numpy_dtype(value.dtype))
@@ -996,7 +1006,7 @@ def _stand_in(value: Any, fill: int) -> Any:
 
 
 def _agreeing(name: str, result: Any, wanted: Any) -> Any:
-    """A result with NumPy's dtype. TraceError for another shape or structure."""
+    """Cast a result to the dtype of NumPy's result `wanted`. Raises TraceError if shape or structure differ."""
     if wanted is None:
         return result
     if isinstance(wanted, list | tuple):

@@ -1,7 +1,7 @@
-"""NumPy's ufuncs and their methods on traced arrays.
+"""NumPy ufuncs and their methods (reduce, accumulate, outer) on traced arrays.
 
-NumPy itself resolves the dtypes (`ufunc.resolve_dtypes`); operands are cast to them, and a builder makes the result of operands that
-have the dtypes of one of the ufunc's loops.
+NumPy itself resolves the dtypes (`ufunc.resolve_dtypes`, NEP 50). Operands are cast to the dtypes of the chosen loop
+and passed to the ufunc's builder.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .sampling import running
 
 Build = Callable[..., Any]
 _ID = pointwise.IDENTITIES
-LONGEST = 64  # elements along an axis that a ufunc without an op for it is applied to one after the other
+LONGEST = 64  # longest axis over which a ufunc without a reduction op is unrolled
 
 
 # ---------------------------------------------------------------- builders over operands of a loop's dtypes
 def _of_bools(of_bools: Build, other: Build) -> Build:
-    """A builder that is another one for bools, whose sum is `or`."""
+    """Return a builder that dispatches on bool operands: NumPy's sum of bools, for example, is `or`."""
     return lambda *xs: (of_bools if xs[0].dtype == "bool" else other)(*xs)
 
 
@@ -37,7 +37,7 @@ def _power(x: Tensor, y: Tensor) -> Tensor:
         raise TraceError("integers to negative integer powers are not allowed", hint="cast one to a float")
     if (
         known == 0.5 and x.rank and dtypes.is_float(x.dtype)
-    ):  # of arrays NumPy takes the root: of -inf NaN, of -0.0 itself
+    ):  # NumPy uses sqrt for arrays: sqrt(-inf) is NaN, sqrt(-0.0) is -0.0
         return t.sqrt(x)
     return t.square(x) if known == 2 else t.pow(x, y)
 
@@ -53,7 +53,7 @@ def _signbit(x: Tensor) -> Tensor:
 
 
 def _arctan2(y: Tensor, x: Tensor) -> Tensor:
-    """The angle of a point; signs of zeros count."""
+    """Lower arctan2, with NumPy's handling of signed zeros and infinities."""
     both_zero = t.logical_and(t.eq(x, 0), t.eq(y, 0))
     upright = t.logical_and(t.eq(x, 0), t.ne(y, 0))
     flat = t.atan(t.div(y, t.where(t.eq(x, 0), 1, x)))
@@ -80,7 +80,7 @@ def _modf(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _logaddexp(base: float) -> Build:
     def build(x: Tensor, y: Tensor) -> Tensor:
-        gap = t.where(t.eq(x, y), 0.0, t.abs(t.sub(x, y)))  # infinities of one sign have none
+        gap = t.where(t.eq(x, y), 0.0, t.abs(t.sub(x, y)))  # equal infinities would give NaN
         scale = float(np.log(base))
         return t.add(t.maximum(x, y), t.log1p(t.exp(gap * -scale)) * (1 / scale))
 
@@ -106,7 +106,7 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _shift(left: bool) -> Build:
-    """Bits moved up or down; by less than none or more than there are, all of them, as NumPy does."""
+    """Return a builder of bit shifts. A shift count below 0 or beyond the width shifts out every bit, as in NumPy."""
     build = pointwise.shift(left)
 
     def shifted(x: Tensor, y: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ _FLOATS = {
     "arccosh": "acosh", "arctanh": "atanh", "exp2": "exp2", "deg2rad": "deg2rad", "rad2deg": "rad2deg",
     "radians": "deg2rad", "degrees": "rad2deg",
 }  # fmt: skip
-#: NumPy's name of a ufunc -> what makes its result, or a tuple of them, of operands cast to the dtypes of a loop
+#: Builders: ufunc name -> function of operands in a loop's dtypes; returns the result or a tuple of results.
 UFUNCS: dict[str, Build] = {
     "add": _of_bools(t.logical_or, t.add), "subtract": t.sub, "multiply": _of_bools(t.logical_and, t.mul), "divide": t.div,
     "floor_divide": t.floordiv, "remainder": t.mod, "fmod": _fmod, "divmod": lambda x, y: (t.floordiv(x, y), t.mod(x, y)),
@@ -146,23 +146,23 @@ UFUNCS: dict[str, Build] = {
     "vecdot": lambda x, y: t.sum(t.mul(x, y), -1, dtype=x.dtype),
     **{name: _ID[ours] for name, ours in _FLOATS.items()},
 }  # fmt: skip
-#: Those of several operations each of which rounds: of 16-bit floats they are computed in 32 bits, as NumPy does.
+#: Ufuncs lowered to several rounding operations: for 16-bit floats they are computed in float32, as NumPy does.
 ROUNDING = {
     *_FLOATS, "log2", "log10", "logaddexp", "logaddexp2", "cbrt", "arctan2", "hypot", "modf", "fmod", "vecdot", "float_power",
 }  # fmt: skip
-#: a ufunc whose `reduce` is a reduction
+#: Builders of `ufunc.reduce`, for ufuncs with a reduction op.
 REDUCTIONS: dict[str, Build] = {
     "add": lambda x, axes, keep: t.any(x, axes, keep) if x.dtype == "bool" else t.sum(x, axes, keep, dtype=x.dtype),
     "multiply": lambda x, axes, keep: t.all(x, axes, keep) if x.dtype == "bool" else t.prod(x, axes, keep, dtype=x.dtype),
     "maximum": t.max, "minimum": t.min, "logical_and": t.all, "logical_or": t.any,
 }  # fmt: skip
 _BUILDERS: dict[np.ufunc, Build] = {getattr(np, name): build for name, build in UFUNCS.items()}
-_CORE = ("matmul", "matvec", "vecmat", "vecdot")  # not elementwise
+_CORE = ("matmul", "matvec", "vecmat", "vecdot")  # not elementwise (generalized ufuncs)
 
 
 # ---------------------------------------------------------------- dtypes
 def kind_of(value: Any) -> Any:
-    """What decides the dtype: a NumPy dtype, or, for Python's numbers, their type."""
+    """Return the input of dtype resolution: a NumPy dtype, or the Python type of a (weakly typed) Python number."""
     if is_traced(value):
         return value.dtype
     if isinstance(value, Tensor):
@@ -187,7 +187,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def common_dtype(*values: Any) -> str:
-    """The name of the dtype that NumPy gives to operands together: Python's numbers count by their kind only."""
+    """Return the name of NumPy's common dtype of operands. Python numbers are weakly typed (NEP 50)."""
     kinds = [kind_of(v) for v in values]
     numbers = {int: 0, float: 0.0, complex: 0j}
     try:
@@ -197,7 +197,7 @@ def common_dtype(*values: Any) -> str:
 
 
 def operand(value: Any, dtype: str) -> Tensor:
-    """An operand of a dtype. TraceError where a Python number has no place in it."""
+    """Return an operand cast to a dtype. Raises TraceError if a Python integer is out of range."""
     value = expression(value)
     if isinstance(value, Tensor):
         return t.cast(value, dtype)
@@ -212,7 +212,10 @@ def operand(value: Any, dtype: str) -> Tensor:
 
 
 def _resolved(ufunc: np.ufunc, kinds: Sequence[Any], signature: Sequence[Any] | None, **named: Any) -> list[str]:
-    """The dtypes of the loop that NumPy chooses. TraceError where it has none."""
+    """Return the dtypes of the ufunc loop that NumPy chooses: inputs, then outputs.
+
+    Raises TraceError if there is none.
+    """
     if signature is not None:
         named["signature"] = tuple(None if d is None else type(np.dtype(d)) for d in signature)
     try:
@@ -222,14 +225,14 @@ def _resolved(ufunc: np.ufunc, kinds: Sequence[Any], signature: Sequence[Any] | 
 
 
 def _reduced(ufunc: np.ufunc, dtype: str, wanted: Any) -> list[str]:
-    """The dtypes of a reduction's loop: of the result so far, of an element, of the result."""
+    """Return the dtypes of a reduction's loop: (accumulator, element, result)."""
     signature = None if wanted is None else (wanted, None, None)
     return _resolved(ufunc, (None, dtypes.numpy_dtype(dtype), None), signature, reduction=True)
 
 
 # ---------------------------------------------------------------- calls
 def call(ufunc: np.ufunc, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """`ufunc(*inputs, **named)`. TraceError for options without a meaning here."""
+    """Lower `ufunc(*inputs, **named)`. Raises TraceError for options that cannot be traced."""
     options = dict(named)
     outs = options.pop("out", None) or (None,) * ufunc.nout
     where, dtype = options.pop("where", True), options.pop("dtype", None)
@@ -274,7 +277,7 @@ _COMPARE = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.great
 
 
 def _beyond(ufunc: np.ufunc, inputs: Sequence[Any], names: Sequence[str]) -> Tensor:
-    """A comparison with a Python integer that the dtype does not hold: the same for every value of the dtype."""
+    """Lower a comparison with a Python integer outside the dtype's range: a constant result."""
     x = next(expression(v) for v in inputs if type(v) is not int)
     zero = np.zeros((), names[0])
     answer = ufunc(*(v if type(v) is int else zero for v in inputs))
@@ -282,7 +285,7 @@ def _beyond(ufunc: np.ufunc, inputs: Sequence[Any], names: Sequence[str]) -> Ten
 
 
 def _written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
-    """`out` with a result in it."""
+    """Write a result into the array `out` where the mask `where` holds, and return `out`."""
     if not is_traced(out):
         raise TraceError("a result is written into an array that is not traced, which a program cannot do",
                          hint="leave out= away, or make the array of traced ones: np.empty_like(x)")  # fmt: skip
@@ -296,7 +299,7 @@ def _written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
 
 
 def in_place(ufunc: np.ufunc, x: TracedArray, y: Any) -> TracedArray:
-    """`x += y` and the like: x itself with another value; a new scalar where x is one."""
+    """Lower `x += y` and similar operators: x gets a new value. If x is a scalar, a new scalar is returned."""
     if x._scalar:
         return call(ufunc, (x, y), {})  # type: ignore[no-any-return]
     if not x.ndim:
@@ -324,7 +327,7 @@ def reduce(
     ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False,
     initial: Any = np._NoValue, where: Any = True,
 ) -> TracedArray:  # fmt: skip
-    """`ufunc.reduce(array, …)`."""
+    """Lower `ufunc.reduce(array, …)`."""
     x = t.as_tensor(expression(array))
     axes, names = _axes(axis, x.rank), _reduced(ufunc, x.dtype, dtype)
     x = t.cast(x, names[1])
@@ -354,7 +357,8 @@ def reduce(
 
 
 _IDEMPOTENT = (np.maximum, np.minimum, np.fmax, np.fmin)
-#: Ufuncs that reductions and running results may be folded with; of others NumPy's depend on how the array lies in memory, or are rare.
+#: Ufuncs that may be unrolled in reductions and scans. For others NumPy's result depends on the memory layout, or their
+#: use is rare.
 _FOLDED = (
     np.add, np.multiply, np.maximum, np.minimum, np.subtract, np.divide, np.fmax, np.fmin, np.bitwise_and, np.bitwise_or, np.bitwise_xor,
     np.logical_and, np.logical_or, np.logical_xor, np.hypot, np.logaddexp, np.logaddexp2,
@@ -362,7 +366,7 @@ _FOLDED = (
 
 
 def _folded(ufunc: np.ufunc, x: Tensor, axes: tuple[int, ...], first: Tensor | None) -> Tensor:
-    """A reduction by the ufunc itself, one position after the other, from a first number on if it is given."""
+    """Unroll a reduction into calls of the ufunc along the axis, starting with `first` if given."""
     if len(axes) > 1 and ufunc.identity is None and ufunc not in (np.fmax, np.fmin):
         raise TraceError(f"np.{ufunc.__name__}.reduce over several axes has no order")
     if len(axes) != 1 and first is not None:
@@ -392,7 +396,7 @@ _RUNNING: dict[str, Build] = {"multiply": t.mul, "maximum": t.maximum, "minimum"
 
 
 def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> TracedArray:
-    """`ufunc.accumulate(array, …)`."""
+    """Lower `ufunc.accumulate(array, …)`."""
     x = t.as_tensor(expression(array))
     if not x.rank:
         raise TraceError(f"np.{ufunc.__name__}.accumulate of a 0-d array")
@@ -419,13 +423,13 @@ def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, ou
 
 
 def outer(ufunc: np.ufunc, a: Any, b: Any, **named: Any) -> Any:
-    """`ufunc.outer(a, b, …)`."""
-    x, y = (t.as_tensor(expression(v)) for v in (a, b))  # Python's numbers too count as arrays here
+    """Lower `ufunc.outer(a, b, …)`."""
+    x, y = (t.as_tensor(expression(v)) for v in (a, b))  # Python numbers are strongly typed here, as arrays
     return call(ufunc, (traced(t.reshape(x, (*x.shape, *(1,) * y.rank))), traced(y)), named)
 
 
 def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """A ufunc, or one of its methods, on traced arrays: NumPy's `__array_ufunc__`."""
+    """Lower a ufunc call or method on traced arrays (the `__array_ufunc__` protocol)."""
     if name == "__call__":
         return call(ufunc, inputs, named)
     methods: dict[str, Build] = {"reduce": reduce, "accumulate": accumulate, "outer": outer}

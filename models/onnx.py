@@ -1,8 +1,9 @@
-"""ONNX models in: `load_onnx` reads a file, checks it, and builds a graph of our ops. Nothing in the file is executed.
+"""ONNX importer: `load_onnx` reads a file, checks it, and builds a graph. Nothing in the file is executed.
 
-Order: size of the file -> parse without external data -> unsupported operators, dtypes and versions, all at once ->
-structure (undefined names, cycles, duplicates) -> the ONNX checker -> build with shapes inferred by our own laws.
-ONNX's shape inference is not run: it is native code that some malformed attributes crash, and we infer all shapes.
+Order of steps: file size; parsing without external data; unsupported operators, dtypes and versions, all reported at
+once; structure (undefined names, cycles, duplicates); the ONNX checker; graph construction with our own shape
+inference. ONNX's shape inference is not used: it is native code that crashes on some malformed attributes.
+
 `python -m tensor_graphs.models.onnx` prints the table of supported operators.
 """
 
@@ -36,36 +37,37 @@ from .onnx_node import ELEMENT_TYPES, Context, Listed, Node, Opaque, Result, Sym
 from .onnx_ops import OPERATORS
 from .onnx_shapes import shape_value
 
-#: Versions of the default operator set whose meaning the builders follow.
+#: Supported versions of the default operator set (first, last).
 OPSETS = (13, 28)
-#: Protocol buffers cannot hold more; larger models keep their weights in external files.
+#: Size limit of a protocol buffer; larger models keep their weights in external data files.
 MAX_FILE_BYTES = 2**31 - 1
 DATA_SIZES = "sizes that depend on values are not built: compute all cases and choose by Where"
-#: Nodes after inlining of the model's own functions.
+#: Limit on the number of nodes after the model's local functions are inlined.
 MAX_NODES = 1_000_000
-#: Initializers of at most so many elements become constants, longer ones (floats) weights.
+#: Float initializers of at most this many elements become constants, larger ones params.
 CONSTANT_ELEMENTS = 8
-#: Integer initializers up to this size become constants too, so that shapes and indices are known at load time.
+#: Integer initializers of at most this many elements become constants, so that shapes and indices are known at load
+#: time.
 CONSTANT_INTEGERS = 1 << 16
 
 
 def load_onnx(
     path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None, max_bytes: int | None = None
 ) -> Graph:
-    """The graph of an ONNX file (opset 13 on). Named dimensions are free (`tg.dim`) unless `dims` gives their size.
+    """Return the graph of an ONNX file. Named dimensions are free (`tg.dim`) unless `dims` gives their size.
 
-    Float initializers of more than a few elements become params (external ones stay on disk until used), others
-    constants. `max_bytes` bounds any single value; by default it is the memory of this machine.
-    BadModelError, TooLargeError: the file is not a sound model, or needs more memory than there is.
-    UnsupportedError: lists every operator, dtype and version that has no meaning here, with counts.
-    UsageError: `dims` names a dimension that the model does not have.
+    Float initializers with more than CONSTANT_ELEMENTS elements become params (lazy if stored as external data), others
+    constants. `max_bytes` limits the size of any single value; the default is this machine's memory.
+
+    Raises BadModelError for an invalid model, TooLargeError for a value above the limit, UnsupportedError listing every
+    unsupported operator, dtype and version with counts, UsageError if `dims` names an unknown dimension.
     """
     file = Path(path)
     model = _parse(file)
     model = _inline(model, file)
     missing = _unsupported(model)
     if missing:
-        raise UnsupportedError("the model needs what is not supported", missing=missing, where=str(file),
+        raise UnsupportedError("the model needs unsupported features", missing=missing, where=str(file),
                                hint="python -m tensor_graphs.models.onnx lists the supported operators")  # fmt: skip
     _check_structure(model.graph, set(), str(file))
     _check_with_onnx(model, file)
@@ -79,13 +81,13 @@ def load_onnx(
 
 # ---------------------------------------------------------------- reading and checking
 def short(name: object, limit: int = 80) -> str:
-    """A name from a file, quoted, escaped and cut, for messages."""
+    """Return a name from a file for use in messages: quoted, escaped, truncated to `limit` characters."""
     text = str(name)
     return repr(text if len(text) <= limit else text[:limit] + "…")
 
 
 def plain(name: str) -> str:
-    """An operator's name as it is if it looks like one, else quoted, escaped and cut."""
+    """Return an operator name unchanged if it is a plain identifier; otherwise quoted, escaped and truncated."""
     return name if re.fullmatch(r"[A-Za-z0-9_.]{1,80}", str(name)) else short(name)
 
 
@@ -94,7 +96,7 @@ def _label(node: Any) -> str:
 
 
 def _parse(file: Path) -> Any:
-    """The model's protocol buffer, without external data."""
+    """Return the parsed ModelProto, without external data."""
     import onnx
 
     if not file.exists():
@@ -109,7 +111,7 @@ def _parse(file: Path) -> Any:
                             hint="save the model with external data")  # fmt: skip
     try:
         model = onnx.load(str(file), load_external_data=False, format="protobuf")
-    except Exception as error:  # whatever the protocol buffer parser of the day raises
+    except Exception as error:  # the parser's exception types differ between protobuf versions
         raise BadModelError(f"not an ONNX file: {error}", where=str(file)) from error
     check_count(len(model.graph.node), where=str(file))
     if not model.graph.node and not model.graph.output:
@@ -119,7 +121,7 @@ def _parse(file: Path) -> Any:
 
 
 def _inline(model: Any, file: Path) -> Any:
-    """The model with its own functions inlined, after counting what that would make."""
+    """Return the model with its local functions inlined. The resulting node count is checked first."""
     if not model.functions:
         return model
     import onnx.inliner
@@ -147,7 +149,7 @@ def _inline(model: Any, file: Path) -> Any:
 
 
 def _all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Nodes, those of subgraphs included."""
+    """Iterate over nodes, including those of subgraphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -160,7 +162,7 @@ def _opset(model: Any) -> int:
 
 
 def _unsupported(model: Any) -> dict[str, int]:
-    """Everything without a meaning here, found without building: versions, operators, dtypes."""
+    """Count everything unsupported that can be found without building: opset versions, operators, dtypes."""
     found: Counter[str] = Counter()
     version = _opset(model)
     if not OPSETS[0] <= version <= OPSETS[1]:
@@ -191,11 +193,11 @@ def _count_dtype(found: Counter[str], code: int) -> None:
 
 
 def _check_structure(graph: Any, outer: set[str], where: str) -> None:
-    """BadModelError for names that are used before they are made (cycles too), never made, or made twice."""
+    """Raise BadModelError for values used before their definition (also cycles), undefined, or defined twice."""
     defined = {i.name for i in graph.input} | {i.name for i in graph.initializer}
     made = Counter(name for node in graph.node for name in node.output if name)
     for name in (*defined, *made, *(n for node in graph.node for n in (*node.input, node.op_type, node.name))):
-        if not isinstance(name, str):  # the protocol buffer library gives bytes then
+        if not isinstance(name, str):  # protobuf returns bytes for text that is not UTF-8
             raise BadModelError(f"the name {short(name)} is not UTF-8", where=where)
     for name, times in made.items():
         if times > 1 or name in defined:
@@ -218,7 +220,7 @@ def _check_structure(graph: Any, outer: set[str], where: str) -> None:
 
 
 def _check_with_onnx(model: Any, file: Path) -> None:
-    """The ONNX checker on the file (by path, so that external data is looked at without being read)."""
+    """Run the ONNX checker on the file, by path, so that it checks external data without loading the data."""
     import onnx.checker
 
     for tensor in _tensors(model.graph):
@@ -235,7 +237,10 @@ def _check_with_onnx(model: Any, file: Path) -> None:
 
 
 def _shaped(model: Any) -> Any:
-    """A copy for the checker, which refuses outputs without a shape: they get one, and external data, already looked at, goes."""
+    """Return a copy for the checker, which rejects outputs without a shape.
+
+    The outputs get an empty shape. References to external data, checked before, are removed.
+    """
     import onnx
 
     copy = onnx.ModelProto()
@@ -262,7 +267,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 
 def _check_tensor(tensor: Any, file: Path) -> None:
-    """Sizes by arithmetic alone: negative, overflowing, or not matching the bytes that are there."""
+    """Check a tensor's sizes arithmetically: negative, overflowing, or not matching the stored bytes."""
     where = f"{file}: tensor {short(tensor.name)}"
     if any(d < 0 for d in tensor.dims):
         raise BadModelError(f"negative dimension in {list(tensor.dims)}", where=where)
@@ -277,12 +282,15 @@ def _check_tensor(tensor: Any, file: Path) -> None:
             raise BadModelError(
                 f"{list(tensor.dims)} of {kind} needs {size} bytes, there are {len(tensor.raw_data)}", where=where
             )
-    elif size > 8 * tensor.ByteSize():  # protocol buffers pack small integers into one byte at least
+    elif size > 8 * tensor.ByteSize():  # protobuf packs a small integer into one byte at least
         raise BadModelError(f"{list(tensor.dims)} of {kind} needs {size} bytes, the tensor holds fewer", where=where)
 
 
 def _held(tensor: Any, shape: tuple[int, ...], where: str) -> np.ndarray[Any, Any]:
-    """The numbers of a tensor that lie in the model itself. BadModelError if they are not as many as its shape says."""
+    """Return the data of a tensor stored in the model file.
+
+    Raises BadModelError if the count does not match the shape.
+    """
     from onnx import numpy_helper
 
     try:
@@ -295,7 +303,7 @@ def _held(tensor: Any, shape: tuple[int, ...], where: str) -> np.ndarray[Any, An
 
 
 def _check_texts(message: Any, where: str) -> None:
-    """BadModelError if a text of a message is none (protocol buffers hand out what is not UTF-8 as bytes)."""
+    """Raise BadModelError if a string field is not UTF-8 (protobuf then returns bytes)."""
     todo = [message]
     while todo:
         for kind, value in todo.pop().ListFields():
@@ -309,7 +317,10 @@ def _check_texts(message: Any, where: str) -> None:
 
 
 def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int]:
-    """File and offset of external data, which must be a plain file below the model's folder, reached without links that leave it."""
+    """Return (path, offset) of external data.
+
+    The data must be in a regular file below the model's folder, reached without a link that leaves the folder.
+    """
     entries = {e.key: e.value for e in tensor.external_data}
     location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
     if not location.parts or location.is_absolute() or ".." in location.parts or ":" in location.parts[0]:
@@ -334,7 +345,7 @@ def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int
 
 # ---------------------------------------------------------------- dimensions
 def _named_sizes(graph: Any, given: Mapping[str, int] | None, file: Path) -> dict[tuple[str, int], Dim]:
-    """Size of each (input, axis): an int, or a free dimension named after the file's name for it."""
+    """Return the size of each (input, axis): an int, or a free dimension with a name derived from the file's."""
     given = dict(given or {})
     weights = {i.name for i in graph.initializer}
     names: dict[str, str] = {}
@@ -371,7 +382,7 @@ def _identifier(raw: str, taken: Iterable[str]) -> str:
 
 
 def unique(name: str, taken: Container[str]) -> str:
-    """The name, or the name with the first number from 2 on that makes it new."""
+    """Return the name, with the first numeric suffix from 2 on that is not taken if the name is taken."""
     found, number = name, 2
     while found in taken:
         found, number = f"{name}_{number}", number + 1
@@ -380,7 +391,7 @@ def unique(name: str, taken: Container[str]) -> str:
 
 # ---------------------------------------------------------------- building
 class _Poison:
-    """Stands for a value whose operator turned out to be unsupported; whatever uses it is skipped."""
+    """Placeholder for the result of an unsupported operator. Nodes that use it are skipped."""
 
 
 _POISON = _Poison()
@@ -393,11 +404,11 @@ class _Loader:
     context: Context
     sizes: Mapping[tuple[str, int], Dim]
     missing: Counter[str] = field(default_factory=Counter)
-    #: Tensors inside subgraphs and attributes, with the message that each came from: a body that runs again makes none anew.
+    #: Tensors of subgraphs and attributes, by id of their TensorProto (kept alive here): unrolled bodies reuse them.
     read: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
 
     def load(self, model: Any) -> Graph:
-        """The whole graph; all unsupported variants met on the way are raised together."""
+        """Return the whole graph. All unsupported operator variants are raised together."""
         graph = model.graph
         env: Env = {}
         for tensor in graph.initializer:
@@ -410,7 +421,7 @@ class _Loader:
         self.run(graph, env)
         if self.missing:
             hint = DATA_SIZES if any("depends on data" in variant for variant in self.missing) else ""
-            raise UnsupportedError("the model needs what is not supported", missing=self.missing, hint=hint)
+            raise UnsupportedError("the model needs unsupported features", missing=self.missing, hint=hint)
         names = [o.name for o in graph.output]
         outputs = tuple(self.tensor(env[n]) for n in names)
         structure = {n: i for i, n in enumerate(names)} if len(names) > 1 else None
@@ -422,33 +433,33 @@ class _Loader:
 
     @staticmethod
     def tensor(value: Value | _Poison) -> Tensor:
-        """An output as a tensor."""
+        """Return a model output as a tensor. Raises UnsupportedError for sequences and data-dependent sizes."""
         assert not isinstance(value, _Poison)
         if isinstance(value, Opaque):
             kind, hint = (
                 ("is a sequence", "") if isinstance(value, Listed) else ("has a size that depends on data", DATA_SIZES)
             )
             raise UnsupportedError(
-                "the model needs what is not supported", missing={f"an output that {kind}": 1}, hint=hint
+                "the model needs unsupported features", missing={f"an output that {kind}": 1}, hint=hint
             )
         return value.tensor() if isinstance(value, Symbolic) else value
 
     def input(self, info: Any) -> Tensor:
-        """A graph input with its shape, named sizes resolved."""
+        """Return a graph input with resolved named dimensions."""
         kind = info.type.tensor_type
         shape = tuple(self.sizes[info.name, i] for i in range(len(kind.shape.dim)))
         return self.context.check(t.input(info.name, shape, ELEMENT_TYPES[kind.elem_type]))
 
     def initializer(self, tensor: Any, name: str) -> Tensor:
-        """A weight (lazily read if external) or a constant."""
+        """Return an initializer as a param (lazy if external) or a constant."""
         kind = ELEMENT_TYPES.get(tensor.data_type)
         if kind is None:
             raise UnsupportedError(
-                "the model needs what is not supported", missing={f"dtype {element_name(tensor.data_type)}": 1}
+                "the model needs unsupported features", missing={f"dtype {element_name(tensor.data_type)}": 1}
             )
         shape = tuple(tensor.dims)
         count = prod(shape)
-        name = unique(name, self.context.params)  # branches of different nodes may repeat a name
+        name = unique(name, self.context.params)  # branches of different nodes may use the same name
         leaf = self.context.check(t.param(name, shape, kind))
         data: Data
         if tensor.data_location == tensor.EXTERNAL:
@@ -463,13 +474,13 @@ class _Loader:
         return leaf
 
     def once(self, tensor: Any, name: str) -> Tensor:
-        """A weight or constant, the same one whenever its message is read again."""
+        """Return the param or constant of a TensorProto, created on the first call only."""
         if id(tensor) not in self.read:
             self.read[id(tensor)] = (tensor, self.initializer(tensor, name))
         return self.read[id(tensor)][1]
 
     def run(self, graph: Any, env: Env) -> None:
-        """All nodes of a graph in order; results go into `env`."""
+        """Build all nodes of a graph in order; results are stored in `env`."""
         reads = Counter(name for node in _all_nodes(graph.node) for name in node.input)
         reads.update(o.name for o in graph.output)
         for proto in graph.node:
@@ -488,7 +499,7 @@ class _Loader:
     def node(
         self, proto: Any, operands: list[Value | None], wanted: list[bool], env: Env
     ) -> list[Value | _Poison | None]:
-        """The results of one node; poison where it is unsupported."""
+        """Return the results of one node; placeholders (_POISON) if it is unsupported."""
         label = _label(proto)
         branch = partial(self.branch, env)
         try:
@@ -517,7 +528,7 @@ class _Loader:
         return [None if v is None else self.finish(v, label) for v in results]
 
     def finish(self, value: Value, label: str) -> Value:
-        """The value checked for size and folded if it is a small constant."""
+        """Check a value's size, and fold it if it is a small constant."""
         if isinstance(value, Symbolic | Opaque):
             return value
         try:
@@ -527,7 +538,7 @@ class _Loader:
             raise
 
     def branch(self, env: Env, graph: Any, given: Sequence[Value] = ()) -> list[Value]:
-        """The outputs of a subgraph that sees the names of its surroundings, its inputs bound to `given`."""
+        """Return the outputs of a subgraph that can read the enclosing scope; its inputs are bound to `given`."""
         if len(graph.input) != len(given):
             raise BadModelError(f"the subgraph {short(graph.name)} takes {len(graph.input)} values, not {len(given)}")
         inner = {**env, **{info.name: value for info, value in zip(graph.input, given)}}
@@ -540,7 +551,7 @@ class _Loader:
         return [v for v in found if not isinstance(v, _Poison)]
 
     def attributes(self, proto: Any) -> dict[str, Any]:
-        """Attributes as Python values; tensors become values of the graph."""
+        """Return a node's attributes as Python values; tensors become graph values."""
         import onnx
 
         found: dict[str, Any] = {}
@@ -559,14 +570,14 @@ class _Loader:
 
 # ---------------------------------------------------------------- support table
 def support_table() -> str:
-    """The supported operators as Markdown, with the limits of each."""
+    """Return the Markdown table of supported operators and their limits."""
     low, high = OPSETS
     lines = [
         "# ONNX operators",
         "",
         f"{len(OPERATORS)} operators of the default domain, opset {low} to {high}. Subgraphs of `If`, `Loop` and `Scan` run where",
-        "the condition or the number of rounds is known at load time. Sequences are no inputs or outputs of a model. Not",
-        "supported: strings, optional types.",
+        "the condition or the trip count is known at load time. Models with sequence inputs or outputs, strings",
+        "and optional types are not supported.",
         "Integer operands that set shapes, axes or sizes (of Reshape, Slice, Pad, TopK, ...) must be known at load time:",
         "constants, or arithmetic on sizes, which may be free dimensions. Training modes and random numbers are not built.",
         "",

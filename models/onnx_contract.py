@@ -1,4 +1,4 @@
-"""ONNX operators that contract: matrix products, convolutions, einsum, and their quantized forms."""
+"""Builders of ONNX contractions: matrix products, convolutions, einsum, and their quantized forms."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def _weighed(x: Tensor, factor: float) -> Tensor:
     return t.mul(x, factor if dtypes.is_float(x.dtype) else int(factor))
 
 
-# ---------------------------------------------------------------- windows
+# ---------------------------------------------------------------- convolutions
 def same_pads(
     n: Node, sizes: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[int]:
-    """Pads (all low, then all high) of a convolution or pooling from `pads` or `auto_pad`."""
+    """Return the pads (all low, then all high) of a convolution or pooling, from `pads` or `auto_pad`."""
     mode = n.choice("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     if mode == "NOTSET":
         return list(n.attr("pads", [0] * (2 * len(kernel))))
@@ -61,7 +61,7 @@ def same_pads(
 
 
 def spatial(n: Node, name: str, count: int, default: int = 1) -> list[int]:
-    """An attribute with one number per spatial axis."""
+    """Return an attribute with one positive number per spatial axis."""
     found = list(n.attr(name, [default] * count))
     if len(found) != count or any(v < 1 for v in found):
         raise ShapeError(f"{name}={found} for {count} spatial axes")
@@ -84,7 +84,7 @@ def _conv(n: Node) -> Result:
 
 
 def _spread(x: Tensor, axis: int, stride: int) -> Tensor:
-    """stride - 1 zeros between neighbours along an axis."""
+    """Dilate an axis: insert stride - 1 zeros between neighbours."""
     if stride == 1:
         return x
     wide = t.expand_dims(x, axis + 1)
@@ -97,7 +97,7 @@ def _spread(x: Tensor, axis: int, stride: int) -> Tensor:
 def _transposed_pads(
     n: Node, x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Pads (low, high) that the transposed convolution cuts off, output_padding and output_shape taken into account."""
+    """Return (low, high) pads of a transposed convolution, with output_padding and output_shape applied."""
     count = len(kernel)
     extra = list(n.attr("output_padding", [0] * count))
     mode = n.choice("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
@@ -121,7 +121,7 @@ def _transposed_pads(
 
 @operator("ConvTranspose")
 def _conv_transpose(n: Node) -> Result:
-    # the gradient of a convolution: spread the input by the stride, convolve with the mirrored, transposed weight
+    # The gradient of a convolution: dilate the input by the stride, convolve with the flipped, transposed weight.
     x, w, groups = n.x(0), n.x(1), n.attr("group", 1)
     count = x.rank - 2
     kernel = list(concrete(w.shape[2:]))
@@ -141,9 +141,9 @@ def _conv_transpose(n: Node) -> Result:
     return t.conv(x, w, n.opt(2), strides=[1] * count, pads=padded, dilations=dilations, groups=groups)
 
 
-# ---------------------------------------------------------------- integers
+# ---------------------------------------------------------------- integer and quantized
 def _centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
-    """x minus its zero point (one number, or one per index of an axis), as int32."""
+    """Return x minus its zero point as int32. The zero point is a scalar or has one element per index of an axis."""
     x = t.cast(x, "int32")
     if zero is None:
         return x

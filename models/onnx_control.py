@@ -1,4 +1,4 @@
-"""ONNX operators that run a subgraph: If, and Loop and Scan unrolled where the number of rounds is known at load time."""
+"""Builders of ONNX control flow: If with a known condition; Loop and Scan unrolled when the trip count is known."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..egraph.dims import Expr
 from ..egraph.graph import Tensor
 from .onnx_node import Node, Opaque, Result, Symbolic, Value, operator, resolve
 
-#: The most rounds that are unrolled.
+#: Largest trip count that is unrolled.
 MOST_ROUNDS = 512
 
 
 def _stacked(n: Node, parts: Sequence[Value], axis: int = 0, backwards: bool = False) -> Tensor:
     if not parts:
-        raise n.unsupported("no rounds at all")
+        raise n.unsupported("zero iterations")
     if any(isinstance(v, Opaque) for v in parts):
-        raise n.unsupported("sequences, or sizes that depend on data, from each round")
+        raise n.unsupported("sequences, or sizes that depend on data, as scan outputs")
     found = [v.tensor() if isinstance(v, Symbolic) else v for v in parts if not isinstance(v, Opaque)]
     return t.stack(found[::-1] if backwards else found, resolve(axis, found[0].rank + 1))
 
@@ -33,9 +33,9 @@ def _if(n: Node) -> Result:
     return n.branch(n.attr("then_branch") if bool(condition.reshape(-1)[0]) else n.attr("else_branch"))
 
 
-@operator("Loop", limits=f"numbers of rounds that depend on data or are above {MOST_ROUNDS}")
+@operator("Loop", limits=f"trip counts that depend on data or are above {MOST_ROUNDS}")
 def _loop(n: Node) -> Result:
-    """The body once for each round: operands are the number of rounds, whether to begin, and what is carried."""
+    """Unroll a loop. Operands: trip count, initial condition, loop-carried values."""
     limit = n.known(0)
     if n.has(0) and (limit is None or isinstance(limit.reshape(-1)[0], Expr)):
         raise n.unsupported("the number of rounds depends on data or on a free dimension")
@@ -67,7 +67,7 @@ def _holds(n: Node, condition: Value | None) -> bool:
 
 @operator("Scan", limits=f"free dimensions to scan over, and axes longer than {MOST_ROUNDS}")
 def _scan(n: Node) -> Result:
-    """The body once for each position of the scanned operands, which are the last `num_scan_inputs`."""
+    """Unroll a scan over the positions of the scanned operands, which are the last `num_scan_inputs`."""
     count = n.attr("num_scan_inputs")
     carried: list[Value] = [n.value(i) for i in range(len(n.inputs) - count)]
     scanned = [n.x(i) for i in range(len(n.inputs) - count, len(n.inputs))]

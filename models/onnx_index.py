@@ -1,4 +1,4 @@
-"""ONNX operators that gather, scatter and select."""
+"""Builders of ONNX gather, scatter and selection operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .sizes import size_tensor
 
 
 def wrap(n: Node, index: Tensor, size: Dim) -> Tensor:
-    """Indices with negative ones counted from the end, as our gathers want them."""
+    """Normalize indices: negative ones count from the end.
+
+    Returns non-negative indices, as required by the gather ops.
+    """
     if index.dtype.startswith("uint") or index.op in ("iota", "argmax", "argmin", "argsort"):
         return index
     found = n.context.known(index)
@@ -33,7 +36,7 @@ def _gather(n: Node) -> Result:
     x, index = n.x(0), n.x(1)
     axis = n.axis(0, x.rank)
     found = n.known(1)
-    if found is not None and found.dtype != object and found.size == 1:  # one place: a slice, which is a view
+    if found is not None and found.dtype != object and found.size == 1:  # a single index: a slice, which is a view
         at = int(found.reshape(-1)[0])
         size = x.shape[axis]
         if isinstance(size, int) and not -size <= at < size:
@@ -52,7 +55,7 @@ def _gather_elements(n: Node) -> Result:
 
 
 def _linear(n: Node, index: Tensor, sizes: tuple[Dim, ...]) -> Tensor:
-    """Positions in the flattened axes `sizes` from index tuples in the last axis; shape of the index without it."""
+    """Flatten index tuples (last axis of `index`) into linear indices over the axes `sizes`. Drops the last axis."""
     index = t.cast(index, "int64")
     total: Tensor | None = None
     for i, size in enumerate(sizes):
@@ -78,7 +81,7 @@ def _gather_nd(n: Node) -> Result:
     k = _tuple_length(index)
     lead, sizes, rest = x.shape[:batch], x.shape[batch : batch + k], x.shape[batch + k :]
     flat = _linear(n, index, sizes)
-    if batch:  # one more index: the position in the flattened batch axes
+    if batch:  # one more index level: the position in the flattened batch axes
         rows = volume(lead)
         line = t.reshape(t.arange(rows), (*lead, *((1,) * (flat.rank - batch))))
         flat = t.add(flat, t.mul(line, t.with_rank(size_tensor(volume(sizes)), flat.rank)))
@@ -145,7 +148,7 @@ def _compress(n: Node) -> Result:
 
 @operator(
     "NonZero",
-    limits="values that depend on data, but for what a mask picks and writes elementwise (GatherND, ScatterND)",
+    limits="values that depend on data, except masked elementwise reads and writes (with GatherND, ScatterND)",
 )
 def _non_zero(n: Node) -> Result:
     return n.context.constant(np.stack(np.nonzero(n.array(0))).astype(np.int64))

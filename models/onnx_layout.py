@@ -1,4 +1,4 @@
-"""ONNX operators that move or make data without arithmetic: shapes, slices, concatenation, padding, fills."""
+"""Builders of ONNX layout and fill operators: shapes, slices, concatenation, padding, ranges."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _transpose(n: Node) -> Result:
 
 
 def two_way(have: tuple[Dim, ...], asked: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The shape that both shapes broadcast to, aligned at the last axis."""
+    """Return the broadcast shape of two shapes, aligned at the last axis."""
     rank = max(len(have), len(asked))
     pairs = zip((1,) * (rank - len(have)) + have, (1,) * (rank - len(asked)) + asked)
     return tuple(b if a == 1 else a for a, b in pairs)
@@ -151,7 +151,10 @@ def _split(n: Node) -> Result:
 
 
 def _bound(value: Dim, size: Dim) -> Dim:
-    """An end of a slice with step >= 1 within 0..size; open comparisons are settled when the sizes are bound."""
+    """Clamp a slice bound (step >= 1) to 0..size.
+
+    A comparison undecided for free dimensions is left to `dims` binding.
+    """
     if bounds(value)[1] < 0:
         value = value + size
         return 0 if bounds(value)[1] < 0 else value
@@ -159,11 +162,11 @@ def _bound(value: Dim, size: Dim) -> Dim:
 
 
 def slice_any(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
-    """ONNX's slice along one axis, negative bounds and steps included."""
+    """Lower an ONNX slice along one axis, with negative bounds and steps."""
     size = x.shape[axis]
     if all(isinstance(d, int) for d in (start, end, size)):
         count, first, last = concrete((size, start, end))
-        if step < 0 and first < -count:  # where Python picks nothing, ONNX starts at the first element
+        if step < 0 and first < -count:  # Python's slice is empty here, ONNX starts at the first element
             first = 0
         picked = range(count)[slice(first, last, step)]
         if not len(picked):
@@ -221,7 +224,7 @@ def _pad_axis(n: Node, x: Tensor, axis: int, lo: Dim, hi: Dim, value: Any) -> Te
     if (lo, hi) == (0, 0):
         return x
     count, before, after = concrete((size, lo, hi))
-    n.context.check(t.zeros([count + before + after], "int64"))  # the index array, before it is made
+    n.context.check(t.zeros([count + before + after], "int64"))  # size check of the index array before it is created
     index = np.pad(np.arange(count), (before, after), mode=mode)
     return t.gather(x, n.context.constant(index), axis)
 
@@ -264,7 +267,7 @@ def _space_to_depth(n: Node) -> Result:
     return t.reshape(t.permute(parts, order), (batch, channels * b * b, height // b, width // b))
 
 
-# ---------------------------------------------------------------- made from sizes
+# ---------------------------------------------------------------- fills and ranges
 @operator("ConstantOfShape", limits="shapes that depend on data")
 def _constant_of_shape(n: Node) -> Result:
     value = n.attrs.get("value")

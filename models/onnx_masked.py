@@ -1,8 +1,8 @@
-"""What ONNX models pick and write by a mask: `x[mask] = f(y[mask])`, which is NonZero with GatherND and ScatterND.
+"""Lowering of boolean-mask reads and writes, `x[mask] = f(y[mask])`: NonZero with GatherND and ScatterND.
 
-How many values a mask picks depends on data. So they are not picked: they are computed at all places, and written where the mask
-holds. That is possible as long as nothing but elementwise operators and numbers meets them on the way; whatever else reads such
-values is unsupported.
+The number of selected values depends on data. Therefore f is computed at all positions, and the results are written
+where the mask holds. This works if only elementwise operators and scalars are applied to the selected values; any other
+use of them is unsupported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor
 from .onnx_node import OPERATORS, Node, Picked, Places, Value
 
-#: Operators whose results have one element for each place of their operands.
+#: Operators whose results have one element per element of the (broadcast) operands.
 ELEMENTWISE = frozenset((
     "Abs", "Add", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish",
     "Identity", "LeakyRelu", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid",
@@ -25,7 +25,7 @@ ELEMENTWISE = frozenset((
 
 
 def masked_value(n: Node) -> Value | None:
-    """What a node makes of places or values that a mask picks; None where it has to do with none, and is built as usual."""
+    """Return the result of a node with mask positions or masked values as operands; None for all other nodes."""
     build = _BUILD.get(n.op, _elementwise if n.op in ELEMENTWISE else None)
     return None if build is None else build(n)
 
@@ -35,7 +35,7 @@ def _of(n: Node, position: int) -> Value | None:
 
 
 def _is_one(x: Value | None) -> bool:
-    """Whether a value is a tensor of one element."""
+    """Return whether a value is a tensor with one element."""
     return isinstance(x, Tensor) and all(isinstance(d, int) for d in x.shape) and prod(concrete(x.shape)) == 1
 
 
@@ -55,7 +55,7 @@ def _transpose(n: Node) -> Value | None:
 
 
 def _expand(n: Node) -> Value | None:
-    """A number as often as a mask holds, of which only the number is kept; picked values have that length."""
+    """Expand of a scalar to the (data-dependent) number of selected values: only the scalar is kept."""
     x = _of(n, 0)
     if isinstance(x, Picked):
         return x

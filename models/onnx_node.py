@@ -1,7 +1,7 @@
-"""What the builder of an ONNX operator sees: its operands, attributes, and whatever is known about them at load time.
+"""The interface between the ONNX importer and its operator builders: operands, attributes, values known at load time.
 
-Integers that describe shapes travel as `Symbolic` values: arrays of dimensions, ints or expressions in named sizes.
-Everything else is a tensor expression; `Context.known` evaluates those that depend on nothing but constants.
+Integers that describe shapes are `Symbolic` values: arrays of ints or dimension expressions. All other values are
+tensor expressions; `Context.known` evaluates those that depend only on constants.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .sizes import size_tensor
 
 Array = np.ndarray[Any, Any]
 
-#: ONNX element types with a dtype of ours. The others (strings, complex, 4- and 8-bit floats, 4-bit ints) have none.
+#: ONNX element type -> dtype. Not supported: strings, complex, 4- and 8-bit floats, 4-bit ints.
 ELEMENT_TYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
     11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
@@ -31,26 +31,26 @@ ELEMENT_TYPES = {
 
 
 def element_name(code: int) -> str:
-    """ONNX's name of an element type, in small letters; the number if it has none."""
+    """Return the lower-case ONNX name of an element type, or its number if it is unknown."""
     import onnx
 
     return onnx.TensorProto.DataType.Name(code).lower() if code in onnx.TensorProto.DataType.values() else str(code)
 
 
-#: At most so many elements are evaluated at load time to learn a shape, an axis or a scale.
+#: Limit on the elements of a value that is evaluated at load time for a shape, an axis or a scale.
 KNOWN_ELEMENTS = 1 << 16
-#: Results of rank <= 1 with at most so many elements that depend on constants alone are replaced by their value.
+#: Constant results of rank <= 1 with at most this many elements are folded.
 FOLDED_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
 class Symbolic:
-    """Integers known up to named sizes; `values` is an object array of ints and dimension expressions."""
+    """Integers that may depend on free dimensions. `values` is an object array of ints and dimension expressions."""
 
     values: Array
 
     def tensor(self) -> Tensor:
-        """The same integers as a value that is computed (int64)."""
+        """Lower the integers to an int64 tensor."""
         flat = [size_tensor(d) for d in self.values.reshape(-1)]
         if self.values.ndim == 0:
             return flat[0]
@@ -60,14 +60,14 @@ class Symbolic:
 
 @dataclass(frozen=True)
 class Listed:
-    """A sequence of values, of a length that is known."""
+    """A sequence of known length."""
 
     items: tuple[Tensor | Symbolic, ...]
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a mask holds, which depends on data: [rank, count] as NonZero gives them, or `turned` to [count, rank]."""
+    """Positions where a mask holds: [rank, count] as from NonZero, or [count, rank] if `turned`."""
 
     mask: Tensor
     turned: bool
@@ -75,20 +75,20 @@ class Places:
 
 @dataclass(frozen=True)
 class Picked:
-    """The values of `full` where a mask holds, in a row; without a mask one number, as often as is wanted."""
+    """Masked values `full[mask]`, rank 1. Without a mask, `full` is a scalar, repeated as often as needed."""
 
     full: Tensor
     mask: Tensor | None
 
 
 Opaque = Listed | Places | Picked
-"""Values that are no tensor."""
+"""Values that are not tensors."""
 Value = Tensor | Symbolic | Opaque
 
 
 @dataclass
 class Context:
-    """What is shared while one model is built: weights found so far, the opset, the size limit, known values."""
+    """Shared state of one import: params found so far, opset, size limit in bytes, evaluated values."""
 
     opset: int
     limit: int
@@ -97,7 +97,7 @@ class Context:
     _known: dict[int, Array] = field(default_factory=dict)
 
     def constant(self, array: Array) -> Tensor:
-        """A constant; one value in every place becomes a fill."""
+        """Return a constant. An array of equal elements becomes a fill."""
         array = np.asarray(array)
         kind = dtypes.name_of(array.dtype)
         if array.size and array.tobytes() == array.reshape(-1)[:1].tobytes() * array.size:
@@ -105,7 +105,7 @@ class Context:
         return t.constant(array)
 
     def value(self, sizes: Any) -> Value:
-        """A constant when all sizes are ints, else a symbolic value."""
+        """Return a constant if all sizes are ints, otherwise a symbolic value."""
         array = np.empty(np.shape(sizes), dtype=object)
         array[...] = sizes
         if any(isinstance(d, Expr) for d in array.reshape(-1)):
@@ -113,14 +113,17 @@ class Context:
         return self.constant(array.astype(np.int64))
 
     def check(self, tensor: Tensor) -> Tensor:
-        """The tensor, or TooLargeError when its (known) size is beyond the limit."""
+        """Return the tensor. Raises TooLargeError if its static size exceeds the limit."""
         if all(isinstance(d, int) for d in tensor.shape) and tensor.type.nbytes > self.limit:
             raise TooLargeError(f"a value of type {tensor.type} takes {tensor.type.nbytes:.3g} bytes",
                                 hint=f"the limit here is {self.limit} bytes")  # fmt: skip
         return tensor
 
     def _pure(self, root: Tensor) -> int:
-        """2: made of constants alone and small; 1: of small weights too; 0: neither. Remembered for each node."""
+        """Return the constness of a node: 2 if it depends only on small constants, 1 if also on small weights, else 0.
+
+        Cached per node.
+        """
         stack = [root]
         while stack:
             node = stack[-1]
@@ -134,7 +137,7 @@ class Context:
         return self._purity[id(root)][1]
 
     def known(self, value: Value | None) -> Array | None:
-        """The value as an array if it can be told now: an object array for symbolic ones; None if it cannot."""
+        """Return the value as an array if it is known at load time, else None. Symbolic values give an object array."""
         if value is None or isinstance(value, Opaque):
             return None
         if isinstance(value, Symbolic):
@@ -144,12 +147,12 @@ class Context:
         if id(value) not in self._known:
             try:
                 self._known[id(value)] = evaluate([value], {}, params=self.params)[0]
-            except (ValueError, ArithmeticError, LookupError):  # no value at all, such as 2 ** -1 in integers
+            except (ValueError, ArithmeticError, LookupError):  # undefined, such as 2 ** -1 in integers
                 return None
         return self._known[id(value)]
 
     def fold(self, value: Value) -> Value:
-        """Short vectors and scalars that depend on constants alone, replaced by what they evaluate to."""
+        """Fold short vectors and scalars that depend only on constants."""
         if isinstance(value, Symbolic | Opaque) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
             return value
         if not all(isinstance(d, int) and d <= FOLDED_ELEMENTS for d in value.shape) or self._pure(value) != 2:
@@ -168,131 +171,134 @@ def _purity_of(node: Tensor) -> int:
 
 
 class Branch(Protocol):
-    """Builds a subgraph (of If, Loop, Scan) in the scope of its node, its inputs bound to values."""
+    """Function that builds a subgraph (of If, Loop, Scan) in the scope of its node, with inputs bound to `given`."""
 
     def __call__(self, graph: Any, given: Sequence[Value] = ()) -> list[Value]: ...
 
 
 @dataclass
 class Node:
-    """One ONNX node being built."""
+    """One ONNX node, as seen by its builder."""
 
     op: str
-    label: str  # for messages: operator and name
+    label: str  # operator and name, for messages
     inputs: Sequence[Value | None]
     attrs: Mapping[str, Any]
-    outputs: Sequence[bool]  # which results are asked for
+    outputs: Sequence[bool]  # for each result, whether it is used
     context: Context
     branch: Branch
 
     @property
     def opset(self) -> int:
-        """Version of the operator set that the node follows."""
+        """Operator set version of the model."""
         return self.context.opset
 
     def has(self, position: int) -> bool:
-        """Whether an optional operand is given."""
+        """Return whether an optional operand is present."""
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def value(self, position: int) -> Value:
-        """An operand as it is; BadModelError if it is missing."""
+        """Return an operand. Raises BadModelError if it is missing."""
         found = self.inputs[position] if position < len(self.inputs) else None
         if found is None:
             raise BadModelError(f"{self.label} lacks its operand {position}")
         return found
 
     def x(self, position: int = 0) -> Tensor:
-        """An operand as a tensor."""
+        """Return an operand as a tensor."""
         found = self.value(position)
         if isinstance(found, Opaque):
             raise self.unsupported("of a sequence" if isinstance(found, Listed) else "of a size that depends on data")
         return found.tensor() if isinstance(found, Symbolic) else found
 
     def listed(self, position: int = 0) -> tuple[Tensor | Symbolic, ...]:
-        """The values of an operand that is a sequence."""
+        """Return the items of a sequence operand."""
         found = self.value(position)
         if not isinstance(found, Listed):
             raise BadModelError(f"{self.label}: its operand {position} is no sequence")
         return found.items
 
     def plain(self, position: int = 0) -> Tensor | Symbolic:
-        """An operand as it is, which is no sequence."""
+        """Return an operand that is a tensor or symbolic value, not a sequence."""
         found = self.value(position)
         return found if isinstance(found, Symbolic) else self.x(position)
 
     def opt(self, position: int) -> Tensor | None:
-        """An optional operand as a tensor."""
+        """Return an optional operand as a tensor; None if absent."""
         return self.x(position) if self.has(position) else None
 
     def tensors(self) -> list[Tensor]:
-        """All operands (of a variadic operator)."""
+        """Return all operands as tensors (for variadic operators)."""
         return [self.x(i) for i in range(len(self.inputs))]
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute or its default."""
+        """Return an attribute or its default."""
         return self.attrs.get(name, default)
 
     def choice(self, name: str, *options: str) -> str:
-        """A string attribute that must be one of the options; the first is the default."""
+        """Return a string attribute that must be one of the options; the first option is the default."""
         found: str = self.attrs.get(name, options[0])
         if found not in options:
             raise BadModelError(f"{self.label}: {name} is {found[:40]!r}, not one of {', '.join(options)}")
         return found
 
     def known(self, position: int) -> Array | None:
-        """The operand's value if it can be told now (an object array where sizes are symbolic)."""
+        """Return the operand's value if it is known at load time, else None. Symbolic sizes give an object array."""
         return self.context.known(self.inputs[position]) if self.has(position) else None
 
     def array(self, position: int) -> Array:
-        """The operand's value, concrete; UnsupportedError if it depends on data."""
+        """Return the operand's value. Raises UnsupportedError if it depends on data or free dimensions."""
         found = self.known(position)
         if found is None or found.dtype == object:
             raise self.unsupported(f"operand {position} depends on data")
         return found
 
     def dims(self, position: int) -> tuple[Dim, ...]:
-        """The operand's integers, possibly symbolic, as a flat tuple; UnsupportedError if they depend on data."""
+        """Return the operand's integers, possibly symbolic, as a flat tuple.
+
+        Raises UnsupportedError if they depend on data.
+        """
         found = self.known(position)
         if found is None:
             raise self.unsupported(f"operand {position} depends on data")
         return tuple(d if isinstance(d, Expr) else int(d) for d in found.reshape(-1))
 
     def ints(self, position: int) -> tuple[int, ...]:
-        """The operand's integers, concrete, as a flat tuple."""
+        """Return the operand's integers as a flat tuple. Raises UnsupportedError if one is symbolic."""
         found = self.dims(position)
         if any(isinstance(d, Expr) for d in found):
             raise self.unsupported(f"operand {position} depends on a free dimension")
         return concrete(found)
 
     def axes(self, position: int, rank: int) -> tuple[int, ...] | None:
-        """Axes from the attribute `axes`, or from an operand (later opsets); resolved, in order; None if absent."""
+        """Return non-negative axes from the attribute `axes`, or from an operand (later opsets); None if absent."""
         found: Iterable[int] | None = self.attr("axes")
         if found is None and self.has(position):
             found = self.ints(position)
         return None if found is None else tuple(resolve(a, rank) for a in found)
 
     def axis(self, default: int, rank: int, name: str = "axis") -> int:
-        """The attribute `axis`, resolved."""
+        """Return the attribute `axis` as a non-negative axis."""
         return resolve(self.attr(name, default), rank)
 
     def dtype(self, name: str, default: int = 1) -> str:
-        """An attribute that holds an element type."""
+        """Return the dtype of an element-type attribute."""
         code = self.attr(name, default)
         if code not in ELEMENT_TYPES:
             raise self.unsupported(f"to dtype {element_name(code)}")
         return ELEMENT_TYPES[code]
 
     def wanted(self, position: int) -> bool:
-        """Whether a result is used by anything."""
+        """Return whether a result is used."""
         return position < len(self.outputs) and self.outputs[position]
 
     def unsupported(self, reason: str) -> UnsupportedError:
-        """The error to raise for a variant of a known operator."""
+        """Return the error to raise for an unsupported variant of a supported operator."""
         return UnsupportedError("unsupported operator", missing={f"{self.op} ({reason})": 1})
 
 
 def resolve(axis: int, rank: int) -> int:
-    """A non-negative axis; ShapeError outside the rank."""
+    """Return a non-negative axis. Raises ShapeError if it is outside the rank."""
     if not -rank <= axis < rank:
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis % rank
@@ -304,7 +310,7 @@ Build = Callable[[Node], Result]
 
 @dataclass(frozen=True)
 class Operator:
-    """One supported operator: how it is built, and what of it is not supported."""
+    """Registry entry of a supported ONNX operator: its builder and a description of unsupported variants."""
 
     name: str
     build: Build
@@ -315,7 +321,10 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
-    """Register a builder for operators of the default domain. This is the one place where an operator is added."""
+    """Return a decorator that registers a builder for operators of the default domain.
+
+    All ONNX operators are registered through this function.
+    """
 
     def install(build: Build) -> Build:
         for name in names:
@@ -328,7 +337,7 @@ def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
 
 
 def ranked(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Operands with fills given the rank of the widest operand, so that numbers need no reshape."""
+    """Expand the rank of fills to that of the widest operand, so that scalars need no reshape."""
     rank = max((x.rank for x in tensors), default=0)
     return [
         t.full((1,) * (rank - x.rank) + x.shape, x.attr("value"), x.dtype) if x.op == "full" and x.rank < rank else x
@@ -337,6 +346,6 @@ def ranked(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def simple(builders: Mapping[str, Callable[..., Tensor]], arity: int) -> None:
-    """Register operators whose builder takes the operands alone."""
+    """Register operators whose builder takes only the operands."""
     for name, build in builders.items():
         operator(name)(lambda n, build=build: build(*ranked([n.x(i) for i in range(arity)])))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""ONNX normalisations, attention, rotary embedding and losses."""
+"""Builders of ONNX normalizations, attention, rotary embedding and losses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .sizes import size_tensor
 
 
 def _inner(n: Node, x: Tensor) -> Tensor:
-    """x in the precision that the attribute stash_type asks for (float32 by default; wider stays)."""
+    """Cast x to the compute dtype of the attribute stash_type (default float32); wider dtypes are kept."""
     wide = dtypes.promote(x.dtype, n.dtype("stash_type", 1))
     return t.cast(x, wide)
 
 
 def _trailing(x: Tensor, axis: int, value: Tensor) -> Tensor | None:
-    """A gain or shift as one line over the trailing axes; None if it broadcasts in another way."""
+    """Flatten a gain or shift that covers exactly the trailing axes; None if it broadcasts differently."""
     if value.shape == x.shape[axis:]:
         return t.reshape(value, (volume(value.shape),))
     return None
@@ -68,7 +68,7 @@ def _batch_norm(n: Node) -> Result:
     x, eps = n.x(), n.attr("epsilon", 1e-5)
     parts = t.align_dtypes(x, *(n.x(i) for i in range(1, 5)))
     if not n.attr("training_mode", 0):
-        if n.wanted(1) or n.wanted(2):  # before opset 14 the number of results asks for training
+        if n.wanted(1) or n.wanted(2):  # before opset 14, training mode is requested by the number of results
             raise n.unsupported("training mode before opset 14")
         return t.cast(c.batch_norm(*parts, eps=eps), x.dtype)
     wide, gain, shift, mean, var = parts
@@ -135,7 +135,7 @@ def _lrn(n: Node) -> Result:
 
 # ---------------------------------------------------------------- attention
 def _heads(x: Tensor, count: int | None) -> Tensor:
-    """[B, T, H*D] as [B, H, T, D]; rank 4 as it is."""
+    """Split heads: [B, T, H*D] -> [B, H, T, D]. Rank-4 operands are returned unchanged."""
     if x.rank == 4:
         return x
     if not count:
@@ -145,13 +145,16 @@ def _heads(x: Tensor, count: int | None) -> Tensor:
 
 
 def _hide(allowed: Tensor, dtype: str) -> Tensor:
-    """0 where allowed, -inf elsewhere."""
+    """Return an additive mask: 0 where allowed, -inf elsewhere."""
     one = (1,) * allowed.rank
     return t.where(allowed, t.zeros(one, dtype), t.full(one, float("-inf"), dtype))
 
 
 def _position_mask(n: Node, rows: Dim, columns: Dim, offset: Tensor) -> Tensor | None:
-    """What causality and windows allow: [1 or B, 1, T, S] bool; `offset` (rank 4) is the position of the first query."""
+    """Return the bool mask [1 or B, 1, T, S] of causality and sliding windows; None if unrestricted.
+
+    `offset` (rank 4) is the position of the first query.
+    """
     left, right = n.attr("left_window_size", -1), n.attr("right_window_size", -1)
     ahead = t.sub(t.sub(t.iota((1, 1, rows, columns), 3), t.iota((1, 1, rows, columns), 2)), offset)
     terms = [t.le(ahead, 0)] if n.attr("is_causal", 0) else []
@@ -164,7 +167,7 @@ def _position_mask(n: Node, rows: Dim, columns: Dim, offset: Tensor) -> Tensor |
 
 
 def _bias(n: Node, q: Tensor, k: Tensor, past: Dim, plain_causal: bool) -> Tensor | None:
-    """The additive mask of rank 4, without causality if the attention op expresses it itself."""
+    """Return the rank-4 additive mask; None if there is none. Causality is left out if `plain_causal`."""
     rows, columns, kind = q.shape[2], k.shape[2], q.dtype
     parts: list[Tensor] = []
     mask, lengths = n.opt(3), n.opt(6)
@@ -189,14 +192,14 @@ def _bias(n: Node, q: Tensor, k: Tensor, past: Dim, plain_causal: bool) -> Tenso
 
 
 def _grouped(x: Tensor, shared: int) -> Tensor:
-    """[b, H, ...] as [b, H/g, g, ...] (or [b, 1, 1, ...] when one head serves all)."""
+    """Group heads: [b, H, ...] -> [b, H/g, g, ...], or [b, 1, 1, ...] if one head is broadcast to all."""
     heads = x.shape[1]
     split = (1, 1) if heads == 1 else (heads // shared, shared)
     return t.reshape(x, (x.shape[0], *split, *x.shape[2:]))
 
 
 def _unmasked(bias: Tensor, out: Tensor) -> Tensor:
-    """Zero in rows where the mask hides every key: such a row has no softmax."""
+    """Zero the rows in which the mask hides every key, since their softmax is undefined."""
     dead = t.eq(t.max(bias, 3, True), float("-inf"))
     return t.where(dead, t.zeros((1,) * 4, out.dtype), out)
 
@@ -215,7 +218,7 @@ def _attention(n: Node) -> Result:
     if not q.shape[3] or not k.shape[1] or q.shape[1] % k.shape[1] or k.shape[1] != v.shape[1]:
         raise ShapeError(f"attention of {q.shape[1]} query heads with {k.shape[1]} and {v.shape[1]} of keys and values")
     shared = q.shape[1] // k.shape[1]
-    # our causal mask aligns the last query with the last key; ONNX's counts from the start of the new queries
+    # The causal mask of `attention` aligns the last query with the last key; ONNX counts from the first new query.
     aligned = k.shape[2] - q.shape[2] == past
     simple = aligned and not any(n.has(i) for i in (3, 6)) and _open_window(n)
     bias = _bias(n, q, k, past, simple)
@@ -244,7 +247,7 @@ def _open_window(n: Node) -> bool:
 
 
 def _repeated(x: Tensor, times: int) -> Tensor:
-    """Each head `times` times in a row."""
+    """Repeat each head `times` times consecutively."""
     wide = t.broadcast_to(t.expand_dims(x, 2), (*x.shape[:2], times, *x.shape[2:]))
     return t.reshape(wide, (x.shape[0], x.shape[1] * times, *x.shape[2:]))
 
@@ -252,7 +255,10 @@ def _repeated(x: Tensor, times: int) -> Tensor:
 def _spelled_out(
     n: Node, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, softcap: float, shared: int
 ) -> tuple[Tensor, Tensor]:
-    """Attention step by step, for models that ask for the scores as well: (result, scores at the asked stage)."""
+    """Lower attention step by step, for models that use the scores output.
+
+    Returns (result, scores of the requested stage).
+    """
     if shared > 1:
         k, v = _repeated(k, shared), _repeated(v, shared)
     stages = [t.matmul(q, t.transpose(k)) * scale]
@@ -279,7 +285,7 @@ def _rotary(n: Node) -> Result:
     for i in (1, 2):
         table = n.x(i)
         table = t.gather(table, n.x(3), 0) if n.has(3) else table
-        table = t.expand_dims(table, 1)  # one for all heads: [B, 1, T, D/2]
+        table = t.expand_dims(table, 1)  # one table for all heads: [B, 1, T, D/2]
         if n.attr("interleaved", 0):
             table = t.reshape(t.stack([table, table], 4), (*table.shape[:3], size))
         else:
@@ -298,7 +304,7 @@ def _rotary(n: Node) -> Result:
 
 # ---------------------------------------------------------------- losses
 def _likelihood(n: Node, logs: Tensor) -> Tensor:
-    """Negative log-likelihood of targets [N, ...] under log-probabilities [N, C, ...], weighted and reduced."""
+    """Return the weighted, reduced negative log-likelihood of targets [N, ...] under log-probabilities [N, C, ...]."""
     target, weights = t.cast(n.x(1), "int64"), n.opt(2)
     ignored = n.attr("ignore_index")
     dead = None if ignored is None else t.eq(target, ignored)

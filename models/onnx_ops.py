@@ -1,4 +1,4 @@
-"""The table of ONNX operators, filled by importing the modules below. A new operator is one builder in one of them."""
+"""The ONNX operator registry, filled by importing the builder modules."""
 
 from __future__ import annotations
 

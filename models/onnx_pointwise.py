@@ -1,4 +1,4 @@
-"""ONNX operators that work element by element: arithmetic, activations, comparisons, logic, casts, quantization."""
+"""Builders of elementwise ONNX operators: arithmetic, activations, comparisons, logic, casts, quantization."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _bit_shift(n: Node) -> Result:
     signed = x.dtype.startswith("int")
     gone = t.logical_or(t.ge(shift, width), t.lt(shift, 0)) if signed else t.ge(shift, width)
     near = t.where(gone, width - 1, shift)
-    # two steps, because 2 ** (width - 1) itself overflows a signed integer
+    # Two steps, because 2 ** (width - 1) overflows a signed integer.
     powers = [t.pow(2, part) for part in (t.floordiv(near, 2), t.sub(near, t.floordiv(near, 2)))]
     if n.choice("direction", "", "LEFT", "RIGHT") == "LEFT":
         return t.where(gone, 0, t.mul(t.mul(x, powers[0]), powers[1]))
@@ -230,7 +230,7 @@ def _hardmax(n: Node) -> Result:
 
 # ---------------------------------------------------------------- quantization
 def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
-    """A scale or zero point made to broadcast against x: one number, one per index of an axis, or one per block."""
+    """Reshape a scale or zero point to broadcast against x: per tensor, per axis, or per block of an axis."""
     if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
         return t.reshape(value, (1,) * x.rank)
     if value.rank == 1:
@@ -245,7 +245,7 @@ def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
 
 
 def saturate(x: Tensor, dtype: str) -> Tensor:
-    """Whole float numbers as integers of a dtype, clipped to its range."""
+    """Clip integral floats to an integer dtype's range and cast them."""
     limits = np.iinfo(dtype)
     return t.cast(t.minimum(t.maximum(x, float(limits.min)), float(limits.max)), dtype)
 
@@ -280,7 +280,7 @@ def _dynamic_quantize(n: Node) -> Result:
     x = n.x()
     low, high = t.minimum(t.min(x), 0.0), t.maximum(t.max(x), 0.0)
     scale = t.div(high - low, 255.0)
-    scale = t.where(t.eq(scale, 0.0), 1.0 / 255.0, scale)  # of nothing but zeros
+    scale = t.where(t.eq(scale, 0.0), 1.0 / 255.0, scale)  # the input is all zeros
     zero = saturate(t.round(-low / scale), "uint8")
     shifted = t.round(x / scale) + t.cast(zero, x.dtype)
     return [saturate(shifted, "uint8"), scale, zero]

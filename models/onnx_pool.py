@@ -1,4 +1,4 @@
-"""ONNX pooling operators."""
+"""Builders of ONNX pooling operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .sizes import size_tensor
 
 @dataclass(frozen=True)
 class _Window:
-    """Kernel, strides, dilations, given pads, and what `ceil_mode` adds at the high ends."""
+    """Pooling window: kernel, strides, dilations, explicit pads, and extra high padding from `ceil_mode`."""
 
     kernel: list[int]
     strides: list[int]
@@ -26,12 +26,12 @@ class _Window:
 
     @property
     def all_pads(self) -> list[int]:
-        """Pads with the part that ceil_mode adds."""
+        """Explicit pads plus the extra padding of ceil_mode."""
         n = len(self.kernel)
         return [*self.pads[:n], *(p + e for p, e in zip(self.pads[n:], self.extra))]
 
     def of(self, pads: list[int]) -> dict[str, list[int]]:
-        """The attributes of our pooling ops."""
+        """Return the attributes of the pooling ops."""
         return {"kernel": self.kernel, "strides": self.strides, "pads": pads, "dilations": self.dilations}
 
 
@@ -46,20 +46,21 @@ def _window(n: Node, x: Tensor) -> _Window:
                 raise n.unsupported("ceil_mode with a free dimension")
             room = size + pads[i] + pads[count + i] - (kernel[i] - 1) * dilations[i] - 1
             places = -(-room // strides[i]) + 1
-            if (places - 1) * strides[i] >= size + pads[i]:  # a last window must start inside the value or its low pad
+            # the last window must start inside the input or its low padding
+            if (places - 1) * strides[i] >= size + pads[i]:
                 places -= 1
             extra[i] = max((places - 1) * strides[i] - room, 0)
     return _Window(kernel, strides, dilations, pads, extra)
 
 
 def _average(n: Node, x: Tensor, w: _Window) -> Tensor:
-    """Mean of each window, over the places that count."""
+    """Return the mean of each window over the counted elements (`count_include_pad`)."""
     mean = c.avg_pool(x, **w.of(w.all_pads))
     counted = [0] * len(w.pads) if n.attr("count_include_pad", 0) else w.pads
     if not any(counted) and not any(w.extra):
         return mean
     ones = t.ones((1, 1, *x.shape[2:]), x.dtype)
-    if n.attr("count_include_pad", 0):  # explicit padding counts, what ceil_mode adds does not
+    if n.attr("count_include_pad", 0):  # explicit padding counts, extra padding of ceil_mode does not
         k = len(w.kernel)
         ones = t.pad(ones, [(0, 0), (0, 0), *((w.pads[i], w.pads[k + i]) for i in range(k))], 1.0)
         share = c.avg_pool(ones, **w.of([*([0] * k), *w.extra]))
@@ -74,7 +75,7 @@ def _average_pool(n: Node) -> Result:
 
 
 def _positions(n: Node, x: Tensor, w: _Window) -> Tensor:
-    """Flat position in the whole input of each window's first largest element."""
+    """Return the flat index in the whole input of each window's first maximum."""
     count = len(w.kernel)
     space = x.shape[2:]
     place = t.zeros((1,) * count, "int64")

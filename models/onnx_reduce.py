@@ -1,4 +1,4 @@
-"""ONNX operators that fold axes or run along one: reductions, arg-reductions, running sums, top-k."""
+"""Builders of ONNX reductions, arg-reductions, cumulative sums and products, and top-k."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _mean(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _in_float(fold: Fold) -> Fold:
-    """The fold in float64 for integers, whose result ONNX gives in the integer dtype."""
+    """Return a reduction that computes in float64 for integers and casts the result back, as ONNX specifies."""
 
     def run(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         return fold(x, axes) if dtypes.is_float(x.dtype) else t.cast(fold(t.cast(x, "float64"), axes), x.dtype)
@@ -52,7 +52,7 @@ _FOLDS: dict[str, Fold] = {
 
 
 def _of_nothing(op: str, dtype: str) -> float:
-    """What a fold over no elements gives."""
+    """Return the result of a reduction over zero elements."""
     if op in ("ReduceMax", "ReduceMin"):
         sign = -1.0 if op == "ReduceMax" else 1.0
         if dtypes.is_float(dtype):
@@ -72,7 +72,7 @@ def _reduce(n: Node) -> Result:
     if not axes:
         axes = () if n.attr("noop_with_empty_axes", 0) else tuple(range(x.rank))
     axes = tuple(sorted(axes))
-    if not axes:  # only the part that works element by element remains
+    if not axes:  # no reduction: only the elementwise part remains
         return x if n.op in ("ReduceMean", "ReduceLogSumExp") else _FOLDS[n.op](x, ())
     kept = tuple(1 if i in axes else d for i, d in enumerate(x.shape))
     if volume(tuple(x.shape[a] for a in axes)) == 0:
@@ -101,7 +101,7 @@ def _running(n: Node) -> Result:
     axis = resolve(axis, x.rank)
     x = t.flip(x, axis) if n.attr("reverse", 0) else x
     total = t.cumsum(x, axis, x.dtype) if n.op == "CumSum" else running(x, axis, t.mul, 1)
-    if n.attr("exclusive", 0):  # one step later, not total - x: that would cancel
+    if n.attr("exclusive", 0):  # shifted by one step; computing total - x would cancel
         widths = [(int(i == axis), 0) for i in range(x.rank)]
         total = t.slice_axis(t.pad(total, widths, float(n.op == "CumProd")), axis, 0, x.shape[axis])
     return t.flip(total, axis) if n.attr("reverse", 0) else total

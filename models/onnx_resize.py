@@ -1,7 +1,7 @@
-"""ONNX Resize: nearest neighbours as gathers (whole factors as broadcasts), interpolation as small matrices per axis.
+"""ONNX Resize: nearest modes as gathers (integer factors as broadcasts), interpolation as a small matrix per axis.
 
-Each output place of an axis has a coordinate in the input; interpolation takes `taps` input elements around it. Both
-depend on sizes alone, so an axis is resized by one constant index or one constant matrix.
+Each output index of an axis maps to an input coordinate; interpolation combines the input elements around the
+coordinate. Both depend only on sizes, so an axis is resized by one constant index array or one constant matrix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import ShapeError
 from .einsum import positions
 from .onnx_node import Array, Node, Result, operator
 
-#: Modes where input element i feeds outputs i*r .. i*r + r - 1 under a whole factor r, whatever the size.
+#: Coordinate modes in which an integer factor r maps input element i to outputs i*r .. i*r + r - 1 for every size.
 _LOCAL = ("asymmetric", "half_pixel", "pytorch_half_pixel")
 
 _TRANSFORMATIONS = (
@@ -30,7 +30,7 @@ _TRANSFORMATIONS = (
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis to resize: input and output size, scale, and region of interest."""
+    """One axis to resize: input size, output size, scale and region of interest."""
 
     axis: int
     have: int
@@ -40,7 +40,7 @@ class _Axis:
 
 
 def _coordinates(mode: str, a: _Axis) -> Array:
-    """The input coordinate of each output place (ONNX's coordinate_transformation_mode)."""
+    """Return the input coordinate of each output index (ONNX's coordinate_transformation_mode)."""
     x = np.arange(a.want, dtype=np.float64)
     width = a.scale * a.have
     if mode == "align_corners":
@@ -67,7 +67,7 @@ _NEAREST: dict[str, Callable[[Array], Array]] = {
 
 
 def _kernel(n: Node, scale: float, distance: Array) -> Array:
-    """Weights of taps at signed distances from the coordinate; stretched by the scale when antialiasing."""
+    """Return interpolation weights at signed distances from the coordinate; stretched by the scale for antialiasing."""
     d = np.abs(distance) * (min(scale, 1.0) if n.attr("antialias", 0) else 1.0)
     if n.attr("mode") == "linear":
         return np.clip(1 - d, 0, 1)
@@ -78,7 +78,10 @@ def _kernel(n: Node, scale: float, distance: Array) -> Array:
 
 
 def _matrix(n: Node, a: _Axis, x: Array) -> Array:
-    """[want, have] interpolation weights; taps outside the input count at its edge, or not at all."""
+    """Return the interpolation matrix [want, have].
+
+    Neighbours outside the input are clamped to the edge, or get weight 0 with exclude_outside.
+    """
     reach = 1 if n.attr("mode") == "linear" else 2
     shrink = min(a.scale, 1.0) if n.attr("antialias", 0) else 1.0
     first = floor(-reach / shrink) + 1
@@ -95,7 +98,7 @@ def _matrix(n: Node, a: _Axis, x: Array) -> Array:
 
 
 def repeat(x: Tensor, axis: int, times: int) -> Tensor:
-    """Each element of an axis `times` times in a row."""
+    """Repeat each element of an axis `times` times consecutively."""
     wide = t.expand_dims(x, axis + 1)
     wide = t.broadcast_to(wide, (*wide.shape[: axis + 1], times, *wide.shape[axis + 2 :]))
     return t.reshape(wide, (*x.shape[:axis], x.shape[axis] * times, *x.shape[axis + 1 :]))
@@ -123,7 +126,7 @@ def _resize_axis(n: Node, x: Tensor, a: _Axis) -> Tensor:
 
 
 def _plan(n: Node, x: Tensor, axes: Sequence[int]) -> tuple[list[float], list[Dim]]:
-    """Scale and output size of each axis, from the operand `scales` or `sizes`."""
+    """Return (scales, output sizes) of the axes, from the operand `scales` or `sizes`."""
     have = [x.shape[a] for a in axes]
     scales = n.array(2).astype(np.float64).reshape(-1) if n.has(2) else np.zeros(0)
     if len(scales):
@@ -151,7 +154,7 @@ def _resize(n: Node) -> Result:
     axes = [a % x.rank for a in n.attr("axes", range(x.rank))]
     scales, sizes = _plan(n, x, axes)
     whole = [sizes[axes.index(i)] if i in axes else d for i, d in enumerate(x.shape)]
-    n.context.check(t.zeros(whole, x.dtype))  # before any index or matrix is made
+    n.context.check(t.zeros(whole, x.dtype))  # size check before any index or matrix is created
     crop = n.choice("coordinate_transformation_mode", *_TRANSFORMATIONS) == "tf_crop_and_resize"
     roi = n.array(1).reshape(-1).tolist() if crop else [0.0] * len(axes) + [1.0] * len(axes)
     outside: Tensor | None = None
@@ -176,7 +179,7 @@ def _resize(n: Node) -> Result:
 
 
 def _resize_free(n: Node, x: Tensor, axis: int, scale: float) -> Tensor:
-    """A free axis by a whole factor: nearest modes that repeat every element, checked on a small size."""
+    """Resize a free axis by an integer factor, for nearest modes that repeat every element (checked on a sample)."""
     mode = n.choice("coordinate_transformation_mode", *_TRANSFORMATIONS)
     times = int(scale)
     if n.choice("mode", "nearest", "linear", "cubic") == "nearest" and mode in _LOCAL:
@@ -199,6 +202,6 @@ def _affine_grid(n: Node) -> Result:
         place = positions(t.zeros(shape, "int64"), i)
         line = t.cast(place, theta.dtype) * (2.0 / max(steps, 1)) + shift
         axes.append(t.reshape(t.broadcast_to(line, shape), (-1, 1)))
-    grid = t.concat([*reversed(axes), t.ones((axes[0].shape[0], 1), theta.dtype)], 1)  # x before y before z
+    grid = t.concat([*reversed(axes), t.ones((axes[0].shape[0], 1), theta.dtype)], 1)  # coordinate order x, y, z
     out = t.matmul(t.with_rank(grid, 3), t.transpose(theta))
     return t.reshape(out, (theta.shape[0], *space, count))

@@ -1,4 +1,4 @@
-"""ONNX recurrent layers: one op for all steps, whatever their number."""
+"""Builders of ONNX recurrent layers, lowered to one op over all time steps."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from ..egraph.recurrent import ACTIVATIONS, layers
 from ..errors import ShapeError
 from .onnx_node import Node, Result, operator
 
-#: operator -> the op's cell, ONNX's blocks of rows in the cell's order, states, activations of one direction.
+#: ONNX operator -> (cell of the recurrent op, ONNX gate index for each gate of the cell, number of states, default
+#: activations of one direction).
 _CELLS: dict[str, tuple[str, tuple[int, ...], int, tuple[str, ...]]] = {
     "RNN": ("plain", (0,), 1, ("tanh",)),
     "GRU": ("gru", (1, 0, 2), 1, ("sigmoid", "tanh")),
     "LSTM": ("lstm", (0, 2, 3, 1), 2, ("sigmoid", "tanh", "tanh")),
 }
-_PEEPHOLES = (0, 2, 1)  # ONNX's blocks of peepholes in the op's order
+_PEEPHOLES = (0, 2, 1)  # ONNX peephole index for each peephole of the cell
 
 
 def _blocks(x: Tensor, order: Sequence[int], hidden: int) -> Tensor:
-    """Blocks of `hidden` rows in another order."""
+    """Reorder gate blocks of `hidden` rows."""
     return t.concat([t.slice_axis(x, 0, i * hidden, (i + 1) * hidden) for i in order], 0)
 
 
 def _activations(n: Node, directions: int) -> list[str]:
-    """The activations of each direction, as the op spells them."""
+    """Return the activations of each direction as a space-separated string, as the recurrent op expects."""
     default = _CELLS[n.op][3]
     names = [v.decode() if isinstance(v, bytes) else v for v in n.attr("activations", [])]
     chosen = [v.lower() for v in names] or list(default) * directions
@@ -37,7 +38,7 @@ def _activations(n: Node, directions: int) -> list[str]:
 
 
 def _weights(n: Node, direction: int, hidden: int) -> list[Tensor]:
-    """The weights of one direction as `layers` takes them."""
+    """Return the weights of one direction in the order of `layers`."""
     _, order, _, _ = _CELLS[n.op]
     rows = len(order) * hidden
 
@@ -78,7 +79,10 @@ def _recurrent(n: Node) -> Result:
     states = [t.zeros((directions, batch, hidden), x.dtype) if s is None else s for s in turned]
 
     def run(x: Tensor, first: int, ways: int) -> tuple[Tensor, list[Tensor]]:
-        """Hidden values and last states of some of the directions, the first of them along x."""
+        """Run `ways` directions from `first` on.
+
+        Returns (hidden values, last states). The first direction runs forward.
+        """
         own = [t.slice_axis(s, 0, first, first + ways) for s in states]
         weights = [w for way in range(first, first + ways) for w in _weights(n, way, hidden)]
         return layers(x, own, weights, cell=cell, activations=acts[first], hidden=hidden, width=hidden, count=1,
@@ -92,7 +96,7 @@ def _recurrent(n: Node) -> Result:
         out, last = backwards(0)
     elif len(set(acts)) == 1:
         out, last = run(x, 0, directions)
-    else:  # each direction has activations of its own
+    else:  # the directions have different activations
         (ahead, one), (back, other) = run(x, 0, 1), backwards(1)
         out, last = t.concat([ahead, back], 2), [t.concat(pair, 0) for pair in zip(one, other)]
     out = t.reshape(out, (steps, batch, directions, hidden))

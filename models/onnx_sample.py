@@ -1,4 +1,4 @@
-"""ONNX operators that read between elements or put windows back together: GridSample and Col2Im."""
+"""Builders of ONNX GridSample and Col2Im."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import ShapeError
 from .onnx_node import Node, Result, operator
 from .sampling import grid_sample, whole_sizes
 
-#: Names of the modes before opset 20 and from it on.
+#: Mode names before and since opset 20 -> interpolation mode.
 _MODES = {
     "bilinear": "linear", "linear": "linear", "nearest": "nearest", "bicubic": "cubic", "cubic": "cubic",
 }  # fmt: skip
@@ -27,7 +27,7 @@ def _grid_sample(n: Node) -> Result:
 
 @operator("Col2Im")
 def _col2im(n: Node) -> Result:
-    """x[N, C prod(block), L] added up at the places [N, C, *image] that its columns were taken from."""
+    """Lower Col2Im: sum the columns x[N, C prod(block), L] at their source positions in an image [N, C, *image]."""
     x, image, block = n.x(), n.ints(1), n.ints(2)
     count = len(image)
     strides, dilations = (n.attr(name) or [1] * count for name in ("strides", "dilations"))
@@ -35,7 +35,7 @@ def _col2im(n: Node) -> Result:
     room = [image[i] + pads[i] + pads[count + i] for i in range(count)]
     starts = [
         np.arange(0, room[i] - dilations[i] * (block[i] - 1), strides[i]) for i in range(count)
-    ]  # of the windows along each axis
+    ]  # window starts along each axis
     batch, columns, windows = whole_sizes(x.shape, "Col2Im")
     if windows != prod(map(len, starts)) or columns % prod(block):
         raise ShapeError(f"columns {list(x.shape)} do not fit the image {list(image)} and blocks {list(block)}")

@@ -1,4 +1,4 @@
-"""ONNX operators on sequences: lists of values whose length is known at load time, which hold no value of their own."""
+"""Builders of ONNX sequence operators. Sequences have a known length and exist only at load time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .onnx_node import Listed, Node, Result, Symbolic, operator, resolve
 
 
 def _place(n: Node, position: int, length: int, default: int) -> int:
-    """An index from 0 to `length`, which is counted from the end if negative; `default` where the operand lacks."""
+    """Return an index in 0..length (negative ones count from the end); `default` if the operand is absent."""
     (found,) = n.ints(position) if n.has(position) else (default,)
     if not -length <= found <= length:
         raise ShapeError(f"position {found} of a sequence of {length}")
@@ -75,7 +75,7 @@ def _split(n: Node) -> Result:
 def _concat(n: Node) -> Result:
     parts: list[Tensor] = [v.tensor() if isinstance(v, Symbolic) else v for v in n.listed()]
     if not parts:
-        raise ShapeError("an empty sequence has nothing to put together")
+        raise ShapeError("an empty sequence cannot be concatenated")
     new = bool(n.attr("new_axis", 0))
     axis = resolve(n.attr("axis"), parts[0].rank + new)
     return t.stack(parts, axis) if new else t.concat(parts, axis)

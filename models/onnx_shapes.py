@@ -1,7 +1,7 @@
-"""Integer arithmetic on shapes with free dimensions: Shape -> Gather -> Mul -> Concat -> Reshape stays symbolic.
+"""Symbolic evaluation of shape arithmetic: Shape -> Gather -> Mul -> Concat -> Reshape stays symbolic.
 
-Each function takes a node and the operands as object arrays and returns an object array, or None where the result
-cannot be told for every value of the free dimensions; the node is then built as ordinary computation.
+Each rule takes a node and its operands as object arrays. It returns an object array, or None if the result is not the
+same expression for every value of the free dimensions; the node is then built as ordinary computation.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SHAPE_RULES: dict[str, ShapeRule] = {}
 
 
 class _Undecided(Exception):
-    """A comparison that holds for some sizes and not for others."""
+    """Raised for a comparison whose result depends on the values of free dimensions."""
 
 
 def compare(a: Dim, b: Dim) -> int:
-    """-1, 0 or 1 as a < b, a == b, a > b for all sizes; _Undecided otherwise."""
+    """Return -1, 0 or 1 for a < b, a == b, a > b. Raises _Undecided if the relation depends on free dimensions."""
     low, high = bounds(a - b)
     if low == high == 0:
         return 0
@@ -160,7 +160,7 @@ def _total(node: Node, x: Array, axes: Array | None = None) -> Array | None:
 
 
 def shape_value(node: Node) -> Array | None:
-    """The node's value where all operands are known and one is symbolic; None if it must be computed."""
+    """Return the node's value if all operands are known and at least one is symbolic; None if it must be computed."""
     rule = SHAPE_RULES.get(node.op)
     if rule is None:
         return None

@@ -1,4 +1,4 @@
-"""`.pt2` files, as `torch.export.save` writes them: archives whose loading can run code."""
+"""Importer for `.pt2` archives written by `torch.export.save`. Loading such an archive can run code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .export import first_line, from_exported, tracing
 
 
 def load_pt2(path: str | PathLike[str], *, trust: bool = False) -> Graph:
-    """The graph of a program saved by `torch.export.save`.
+    """Return the graph of a program saved by `torch.export.save`.
 
-    Reading one can run code, so UntrustedModelError unless `trust`. Even then pickled weights, custom objects and
-    sample inputs that need more than a weights-only unpickler are refused.
+    Loading can run code, so UntrustedModelError is raised unless `trust` is set. Even with `trust`, pickled weights,
+    custom objects and sample inputs that a weights-only unpickler rejects are refused.
     """
     path = Path(path)
     if not trust:
@@ -37,7 +37,7 @@ def load_pt2(path: str | PathLike[str], *, trust: bool = False) -> Graph:
 
 
 def _inspect_archive(path: Path) -> None:
-    """Raise BadModelError for a broken archive, UntrustedModelError for content that needs a full unpickler."""
+    """Raise BadModelError for a corrupt archive, UntrustedModelError for content that needs a full unpickler."""
     import torch
 
     def refuse(what: str) -> UntrustedModelError:

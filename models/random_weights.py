@@ -1,4 +1,4 @@
-"""Random weights that exist only while they are read: seeded by name, scaled so that activations stay near 1."""
+"""Lazy random weights: seeded by tensor name, scaled so that activations stay near 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..egraph import dtypes
 
 @dataclass(frozen=True)
 class RandomArray:
-    """Normal numbers `mean + scale * N(0, 1)` of a shape and dtype; the same for the same seed and name."""
+    """A lazy array of normal numbers `mean + scale * N(0, 1)`. Equal seed and name give equal data."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -23,7 +23,7 @@ class RandomArray:
     name: str = ""
 
     def load(self) -> np.ndarray[Any, Any]:
-        """The numbers, drawn now."""
+        """Draw the numbers and return them as an array."""
         rng = np.random.default_rng((self.seed, zlib.crc32(self.name.encode("utf-8", "surrogatepass"))))
         found = rng.standard_normal(self.shape, dtype=np.float32)
         found *= np.float32(self.scale)

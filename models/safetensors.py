@@ -1,8 +1,9 @@
-"""The safetensors format, read strictly and lazily: only headers are read here, data when a tensor is used.
+"""Strict, lazy reader and atomic writer of the safetensors format. Only headers are read here; data is memory-mapped on
+use.
 
-Layout (https://huggingface.co/docs/safetensors): 8 bytes little-endian header length, a JSON object
-name -> {dtype, shape, data_offsets}, then the data. Beyond what the reference reader refuses, a repeated key is refused
-here: the reference keeps the last one, so two readers could see two models in one file.
+Layout (https://huggingface.co/docs/safetensors): 8 bytes little-endian header length, a JSON object name -> {dtype,
+shape, data_offsets}, then the data. Besides what the reference reader refuses, repeated keys are refused: the reference
+keeps the last one, so two readers could see two different models in one file.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from ..writing import replacing
 from .arrays import MappedArray
 from .inside import inside
 
-#: The reference reader's bound on the JSON header, in bytes.
+#: The reference reader's limit on the JSON header, in bytes.
 MAX_HEADER = 100_000_000
 MAX_INDEX = 100_000_000
 _U63 = 1 << 63
 _BYTES = ("utf-8", "surrogatepass")
-#: safetensors name -> our name
+#: safetensors dtype code -> dtype name of this package.
 _DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
 }  # fmt: skip
 _CODES = {ours: theirs for theirs, ours in _DTYPES.items()}
-#: Valid in the format, without a meaning here: refused as unsupported, not as malformed.
+#: Dtype codes that are valid in the format but not supported here: refused as unsupported, not as malformed.
 _FOREIGN = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4", "C64"}
 
 
 @dataclass(frozen=True)
 class SafeFile:
-    """The header of one file: free-form metadata and the tensors as regions of the file."""
+    """The parsed header of one file: free-form metadata and the tensors as lazy arrays."""
 
     path: Path
     metadata: Mapping[str, str]
@@ -49,7 +50,7 @@ class SafeFile:
 
 
 def read_json_file(path: Path, error: type[BadModelError] = BadModelError) -> dict[str, Any]:
-    """The JSON object in a small file, or `error` naming the file and what is wrong with it."""
+    """Return the JSON object in a small file. Raises `error` with the file name and the cause."""
     if not path.is_file():
         raise error(f"there is no file {path.name}", where=str(path))
     try:
@@ -63,10 +64,10 @@ def read_json_file(path: Path, error: type[BadModelError] = BadModelError) -> di
 
 # ---------------------------------------------------------------- reading
 def read_header(path: Path | str) -> SafeFile:
-    """Names, types and places of a file's tensors. Reads the header only.
+    """Return the header of a file: names, dtypes, shapes and offsets of its tensors. No tensor data is read.
 
-    BadWeightsError for every malformed file, TooLargeError for a shape that overflows, UnsupportedError for valid
-    dtypes that have no meaning here.
+    Raises BadWeightsError for a malformed file, TooLargeError for a shape that overflows, UnsupportedError for valid
+    dtypes that are not supported.
     """
     path = Path(path)
     if not path.is_file():
@@ -87,7 +88,7 @@ def read_header(path: Path | str) -> SafeFile:
         if dtype in _FOREIGN:
             foreign[dtype] = foreign.get(dtype, 0) + 1
     if foreign:
-        raise UnsupportedError("dtypes without a meaning here", missing=foreign, where=str(path))
+        raise UnsupportedError("dtypes that are not supported", missing=foreign, where=str(path))
     _check_cover({name: (begin, end) for name, (_, _, begin, end) in regions.items()}, size - start, path)
     tensors = {
         name: MappedArray(path, start + begin, shape, _DTYPES[dtype])
@@ -97,7 +98,7 @@ def read_header(path: Path | str) -> SafeFile:
 
 
 def _header_object(file: BinaryIO, size: int, path: Path) -> dict[str, Any]:
-    """The JSON object at the start of the file; leaves the file position at the data."""
+    """Return the JSON object at the start of the file. The file position is then at the tensor data."""
     if size < 8:
         raise BadWeightsError(f"{path.name} has {size} bytes, too few for a header length", where=str(path))
     length = int.from_bytes(file.read(8), "little")
@@ -112,7 +113,7 @@ def _header_object(file: BinaryIO, size: int, path: Path) -> dict[str, Any]:
         found = strict_json(raw)
     except ValueError as problem:
         raise BadWeightsError(f"the header is not valid JSON: {problem}", where=str(path)) from None
-    assert isinstance(found, dict)  # it starts with a brace
+    assert isinstance(found, dict)  # the first byte is a brace
     return found
 
 
@@ -121,7 +122,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _region(name: str, entry: Any, path: Path) -> tuple[str, tuple[int, ...], int, int]:
-    """(dtype code, shape, begin, end) of one header entry, checked by itself."""
+    """Return (dtype code, shape, begin, end) of one header entry after checking the entry by itself."""
     shown = repr(name[:200])
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise BadWeightsError(f"tensor {shown} needs exactly dtype, shape and data_offsets", where=str(path))
@@ -146,7 +147,7 @@ def _region(name: str, entry: Any, path: Path) -> tuple[str, tuple[int, ...], in
 
 
 def _check_cover(spans: Mapping[str, tuple[int, int]], data: int, path: Path) -> None:
-    """The spans must tile the data exactly: no overlap, no hole, nothing beyond the end, nothing left over."""
+    """Check that the byte spans tile the data section exactly: no overlap, no hole, no missing or trailing bytes."""
     position, before = 0, "the header"
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         shown = repr(name[:200])
@@ -162,8 +163,11 @@ def _check_cover(spans: Mapping[str, tuple[int, int]], data: int, path: Path) ->
 
 
 def read_folder(folder: Path | str, *, trust: bool = False) -> dict[str, MappedArray]:
-    """All tensors of a folder: one `model.safetensors`, or the shards of its index. BadWeightsError says what lacks, BadModelError that
-    a link leads out of the folder (unless `trust`)."""
+    """Return all tensors of a folder: those of one `model.safetensors`, or of the shards in its index file.
+
+    Raises BadWeightsError if a file or tensor is missing, BadModelError if a link leads out of the folder (unless
+    `trust`).
+    """
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -213,9 +217,10 @@ def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, MappedArra
 
 # ---------------------------------------------------------------- writing
 def write_arrays(path: Path | str, arrays: Mapping[str, Data], metadata: Mapping[str, str] | None = None) -> None:
-    """Write arrays, atomically and one at a time (lazy ones are loaded when their turn comes).
+    """Write arrays to a safetensors file, atomically. Lazy arrays are loaded one at a time.
 
-    UnwritableError if the file cannot be written, TooLargeError if the header would not be readable again; BadWeightsError if lazy data is not of its declared type.
+    Raises UnwritableError if the file cannot be written, TooLargeError if the header exceeds MAX_HEADER,
+    BadWeightsError if lazy data does not have its declared dtype.
     """
     if "__metadata__" in arrays:
         raise UsageError("no tensor can be called '__metadata__' in this format", where=str(path))
@@ -231,7 +236,8 @@ def write_arrays(path: Path | str, arrays: Mapping[str, Data], metadata: Mapping
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except UnicodeEncodeError as problem:
         raise UsageError(f"a tensor name is not valid Unicode: {problem}", where=str(path)) from None
-    text += b" " * (-len(text) % 8)  # the data starts aligned, and so does every tensor: widest elements come first
+    # aligns the data section to 8 bytes; wider dtypes come first, so every tensor is aligned
+    text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
         raise TooLargeError(f"the header would have {len(text)} bytes, more than {MAX_HEADER}", where=str(path))
     with replacing(path, 8 + len(text) + position) as file:

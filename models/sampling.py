@@ -1,4 +1,7 @@
-"""Reading a tensor between its places, and running products and extremes: what several formats' operators share."""
+"""Grid sampling (interpolation at computed coordinates) and running scans (cumulative sums, products, extremes).
+
+Shared by the operators of several formats.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from ..egraph.dims import Dim, concrete
 from ..egraph.graph import Tensor
 from ..errors import UnsupportedError
 
-#: Steepness of the cubic through four neighbours, which PyTorch and ONNX share.
+#: Coefficient a of the cubic convolution kernel (Keys 1981); PyTorch and ONNX use this value.
 _CUBIC = -0.75
 
-Tap = tuple[Tensor, Tensor]  # whole coordinates (as floats) and their weights
+Tap = tuple[Tensor, Tensor]  # (integer coordinates stored as floats, interpolation weights) of one neighbour
 
 
 def whole_sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
-    """Sizes as ints; UnsupportedError where one is free."""
+    """Return a shape as ints. Raises UnsupportedError if a dimension is free."""
     if not all(isinstance(d, int) for d in shape):
         raise UnsupportedError(f"{what} over free dimensions", hint="bind them: dims={...}")
     return concrete(tuple(shape))
 
 
-# ---------------------------------------------------------------- grids
+# ---------------------------------------------------------------- grid sampling
 def _reflected(at: Tensor, low: float, span: float) -> Tensor:
-    """Coordinates folded back into [low, low + span]."""
+    """Reflect coordinates back into [low, low + span]."""
     if span == 0:
         return at * 0.0
     folded = t.mod(t.abs(at - low), 2 * span)
@@ -35,7 +38,7 @@ def _reflected(at: Tensor, low: float, span: float) -> Tensor:
 
 
 def _inside(at: Tensor, size: int, padding: str, align: bool) -> Tensor:
-    """Coordinates brought into the tensor as `padding` says; with 'zeros' they stay."""
+    """Map coordinates into the tensor according to the padding mode; 'zeros' leaves them unchanged."""
     if padding == "zeros":
         return at
     if padding == "reflection":
@@ -44,12 +47,12 @@ def _inside(at: Tensor, size: int, padding: str, align: bool) -> Tensor:
 
 
 def _near(distance: Tensor) -> Tensor:
-    """The cubic's weight at a distance of at most 1."""
+    """Cubic convolution kernel at a distance in [0, 1]."""
     return ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance * distance + 1
 
 
 def _far(distance: Tensor) -> Tensor:
-    """The cubic's weight at a distance from 1 to 2."""
+    """Cubic convolution kernel at a distance in [1, 2]."""
     return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
 
 
@@ -75,10 +78,11 @@ _TAPS: dict[str, Callable[[Tensor], list[Tap]]] = {
 
 
 def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -> Tensor:
-    """x[N, C, *S] read at grid[N, *O, n], whose last axis has coordinates in [-1, 1] from the last spatial axis on.
+    """Return x[N, C, *S] sampled at grid[N, *O, n]; the result has shape [N, C, *O].
 
-    `mode` is nearest, linear or cubic, `padding` zeros, border or reflection; with `align` -1 and 1 are the centres of
-    the outermost elements, else their outer edges. Gives [N, C, *O] as one gather for each combination of neighbours.
+    The grid's last axis holds coordinates in [-1, 1], last spatial axis first. `mode` is nearest, linear or cubic;
+    `padding` is zeros, border or reflection. With `align`, -1 and 1 are the centres of the outermost elements,
+    otherwise their outer edges. The lowering has one gather for each combination of neighbours.
     """
     sizes = whole_sizes(x.shape[2:], "a grid sample")
     if 0 in sizes:
@@ -89,7 +93,7 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -
     for i, size in enumerate(sizes):
         place = t.squeeze(t.slice_axis(grid, -1, n - 1 - i, n - i), -1)
         at = (place + 1) * ((size - 1) / 2) if align else ((place + 1) * size - 1) / 2
-        if mode == "cubic":  # each neighbour is brought inside by itself
+        if mode == "cubic":  # each of the four neighbours is padded separately
             axes.append([_kept(_inside(p, size, padding, align), w, size) for p, w in _TAPS[mode](at)])
         else:
             axes.append([_kept(p, w, size) for p, w in _TAPS[mode](_inside(at, size, padding, align))])
@@ -112,17 +116,20 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -
 
 
 def _kept(place: Tensor, weight: Tensor, size: int) -> Tap:
-    """A neighbour's index, inside, and its weight, 0 where it was outside."""
+    """Return (clamped int64 index, weight) of a neighbour.
+
+    The weight is 0 where the neighbour is outside the tensor.
+    """
     there = t.logical_and(t.ge(place, 0.0), t.le(place, size - 1.0))
     index = t.cast(t.minimum(t.maximum(place, 0.0), size - 1.0), "int64")
     return index, t.where(there, weight, 0.0)
 
 
-# ---------------------------------------------------------------- running values
+# ---------------------------------------------------------------- scans
 def running(x: Tensor, axis: int, combine: Callable[[Tensor, Tensor], Tensor], neutral: float) -> Tensor:
-    """Along an axis the combination of all elements up to each, in log2(size) steps of twice the reach.
+    """Return the inclusive scan of x along an axis, in log2(size) steps (Hillis-Steele scan).
 
-    `combine` is associative and takes the earlier elements second; `neutral` leaves the other operand as it is.
+    `combine` is associative and takes the earlier elements as its second operand; `neutral` is its identity element.
     """
     axis %= x.rank
     (size,) = whole_sizes((x.shape[axis],), "running values")

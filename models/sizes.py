@@ -1,4 +1,4 @@
-"""Sizes as values: a free dimension that a program computes with is the number of elements of an axis of that size."""
+"""Lowering of symbolic dimensions to tensor values, for programs that compute with a free size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from ..egraph.graph import Tensor
 
 
 def size_tensor(size: Dim) -> Tensor:
-    """A dimension as a rank-0 int64 value: a named size is the number of elements of an axis of that size."""
+    """Return a dimension as a rank-0 int64 tensor.
+
+    A named size is lowered to the sum of ones along an axis of that size.
+    """
     if not isinstance(size, Expr):
         return t.full((), int(size), "int64")
     total: Tensor | None = None

@@ -1,6 +1,6 @@
-"""Torch tensors as NumPy arrays and back, over the same memory. torch is imported only when something is converted.
+"""Zero-copy conversion between torch tensors and NumPy arrays. torch is imported only when something is converted.
 
-NumPy has no bfloat16 of its own: such tensors travel as 16-bit integers and are viewed as `ml_dtypes.bfloat16`.
+NumPy has no bfloat16: such tensors are exchanged as 16-bit integers and viewed as `ml_dtypes.bfloat16`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 from ..egraph import dtypes
 from ..errors import UnsupportedError
 
-#: What carries a dtype across where the other side does not know it: name -> integer dtype of the same width.
+#: Integer dtypes of equal width that stand in for dtypes which the other library does not know.
 _CARRIER = {"bfloat16": "int16"}
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a torch dtype. UnsupportedError for those without a meaning here (complex, quantized, float8)."""
+    """Return the name of a torch dtype. Raises UnsupportedError for unsupported dtypes (complex, quantized, float8)."""
     name = str(dtype).removeprefix("torch.")
     if name not in dtypes.DTYPES:
         raise UnsupportedError(f"torch dtype {name} is not supported", hint=f"supported: {', '.join(dtypes.DTYPES)}")
@@ -25,16 +25,17 @@ def dtype_name(dtype: Any) -> str:
 
 
 def torch_dtype(name: str) -> Any:
-    """The torch dtype of a name."""
+    """Return the torch dtype with this name."""
     import torch
 
     return getattr(torch, dtypes.check(name))
 
 
 def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
-    """A torch tensor as an array that shares its memory (strides kept). Tensors of other devices are copied to the host.
+    """Return a NumPy array that shares a torch tensor's memory and strides. Tensors on other devices are copied to the
+    host.
 
-    UnsupportedError for sparse, meta or fake tensors and for unknown dtypes.
+    Raises UnsupportedError for sparse or meta tensors and for unsupported dtypes.
     """
     import torch
 
@@ -49,7 +50,7 @@ def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> Any:
-    """An array as a torch tensor over the same memory where it is writable and has no negative strides, else a copy."""
+    """Return a torch tensor over an array's memory, or a copy if the array is read-only or has negative strides."""
     import torch
 
     name = dtypes.name_of(array.dtype)

@@ -1,4 +1,4 @@
-"""Python functions as graphs: the function is called once with traced arrays in place of its arguments."""
+"""Tracing of Python functions: the function is called once with traced arrays as arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import ShapeError, TraceError, UsageError
 from . import numpy_calls
 from .numpy_array import Memory, expression, is_traced, traced
 
-assert numpy_calls  # makes operators and NumPy's functions take traced arrays
+assert numpy_calls  # importing installs the operators and NumPy dispatch of traced arrays
 
 
 def trace(
@@ -27,15 +27,16 @@ def trace(
     name: str | None = None,
     arrays: bool = True,
 ) -> Graph:
-    """The graph of `function(*example_tensors, **example_kwargs)`.
+    """Return the graph of `function(*example_tensors, **example_kwargs)`.
 
-    The function gets traced arrays, which mean what NumPy's arrays mean, or with `arrays=False` tensor expressions.
+    The function is called with traced arrays, which follow NumPy semantics, or with tensor expressions if `arrays` is
+    false.
 
-    An example is an array (NumPy or torch; only its shape and dtype count), a `Type`, a pair (shape, dtype) or a
-    tensor expression, whose type is taken; numbers, strings, bools and None are passed through as they are. Inputs are
-    named after the function's parameters. The function may return an array, or nested tuples, lists and dicts (with strings
-    as keys) of arrays; None is kept. UsageError for anything else, TraceError where the function does something without a meaning in a
-    graph.
+    An example is an array (NumPy or torch; only shape and dtype matter), a `Type`, a pair (shape, dtype) or a tensor
+    expression, whose type is used. Numbers, strings, bools and None are passed to the function unchanged. Inputs are
+    named after the function's parameters. The function may return an array, or nested tuples, lists and dicts (string
+    keys) of arrays; None is kept. Raises UsageError for invalid examples, TraceError if the function returns anything
+    else or does something that cannot be represented in a graph.
     """
     inputs: list[Tensor] = []
 
@@ -53,12 +54,12 @@ def trace(
     _refuse_missing(function, args, kwargs)
     try:
         returned = function(*args, **kwargs)
-    except TypeError as error:  # Torch's functions, and some of NumPy's, take their own arrays only
+    except TypeError as error:  # torch functions, and some NumPy functions, accept only their own arrays
         if not any(said in str(error) for said in ("Tensor", "TracedArray", "ufunc")):
             raise
         raise TraceError(f"{_title(function)} cannot be traced: {error}",
                          hint="write it with NumPy's or tg.* functions, or put Torch code into an nn.Module") from error  # fmt: skip
-    except ValueError as error:  # where NumPy reads elements of an array, it raises an error of its own for ours
+    except ValueError as error:  # NumPy wraps the TraceError of an element access in a ValueError of its own
         if not isinstance(error.__cause__, TraceError):
             raise
         raise error.__cause__ from error
@@ -80,10 +81,10 @@ def trace(
 
 
 def _refuse_missing(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """UsageError where the examples are not the arguments that a function takes."""
+    """Raise UsageError if the examples do not match the function's signature."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin that does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return
     try:
         signature.bind(*args, **kwargs)
@@ -98,7 +99,7 @@ def _title(function: Callable[..., Any]) -> str:
 
 
 def _names(function: Callable[..., Any], count: int) -> list[str]:
-    """The names of the first `count` positional parameters; `*args` gives args0, args1, …"""
+    """Return the names of the first `count` positional parameters; `*args` yields args0, args1, …"""
     fallback = [f"input{i}" for i in range(count)]
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -116,7 +117,7 @@ def _names(function: Callable[..., Any], count: int) -> list[str]:
 
 
 def _type_of(example: Any) -> Type | None:
-    """The shape and dtype that an example stands for; None where it is passed through."""
+    """Return the shape and dtype that an example stands for; None if the example is passed through unchanged."""
     if isinstance(example, Type):
         return example
     if isinstance(example, Tensor):
@@ -131,13 +132,16 @@ def _type_of(example: Any) -> Type | None:
 
 
 def is_passed_through(example: Any) -> bool:
-    """Whether an example is given to the function as it is: a number, a string, a bool or None."""
+    """Return whether an example is passed to the function unchanged: a number, string, bool or None."""
     return _type_of(example) is None
 
 
 def _template(item: Any, path: str, outputs: list[Tensor], names: list[str]) -> Any:
-    """The structure of a result, its tensors collected in order with a name each: their path. UsageError for a part that is no tensor,
-    no array or number, and no plain tuple, list or dict with strings as keys."""
+    """Return the structure of a result with output indices as leaves.
+
+    The tensors are appended to `outputs` and their paths to `names`. Raises TraceError for a leaf that is not a tensor,
+    array or number, and for containers other than plain tuples, lists and dicts with string keys.
+    """
     if is_traced(item) or isinstance(item, Tensor):
         outputs.append(expression(item))
         names.append(path or "output")

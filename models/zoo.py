@@ -1,8 +1,8 @@
-"""Well-known architectures at any size with random weights, for tests, benchmarks and examples.
+"""Model zoo: well-known architectures at any size with random weights, for tests, benchmarks and examples.
 
-`write_*` make folders in the Hugging Face layout (config.json, model.safetensors), at the sizes of the well-known
-models unless told otherwise; the other functions build graphs directly. Weights are drawn when they are read and are
-scaled so that activations stay near 1.
+`write_*` create folders in the Hugging Face layout (config.json, model.safetensors); the default sizes are those of the
+published models. The other functions build graphs directly. Weights are lazy and scaled so that activations stay near
+1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight", "LayerNorm
 
 # ---------------------------------------------------------------- checkpoint folders
 def write_checkpoint(folder: Path | str, config: Mapping[str, Any], *, seed: int = 0) -> Path:
-    """A checkpoint folder for any config of a known model_type, with random weights in its `torch_dtype`."""
+    """Write a checkpoint folder for a config of a known model_type and return its path.
+
+    The weights are random, in the config's dtype.
+    """
     folder = Path(folder)
     checked = Config(config)
     entry = architecture(checked)
@@ -50,11 +53,11 @@ def write_checkpoint(folder: Path | str, config: Mapping[str, Any], *, seed: int
 
 
 def _spread(name: str, shape: tuple[int, ...], kind: str, layers: int, tied: bool) -> tuple[float, float]:
-    """(scale, mean) of a tensor's random numbers."""
-    plus_one = kind == "gemma3_text"  # its gains are 1 + weight
+    """Return (scale, mean) of a tensor's random numbers."""
+    plus_one = kind == "gemma3_text"  # gemma3 gains are 1 + weight
     if name.endswith(".bias"):
         return 0.02, 0.0
-    if "post_" in name and plus_one:  # the norm stands before the residual sum
+    if "post_" in name and plus_one:  # this norm precedes the residual sum
         return 0.02, 1 / sqrt(2 * layers) - 1
     if name.endswith(_NORMS) or "norm" in name.rsplit(".", 2)[-2]:
         return 0.05, 0.0 if plus_one else 1.0
@@ -68,7 +71,7 @@ def write_gpt2(
     folder: Path | str, *, layers: int = 12, hidden: int = 768, heads: int = 12, vocab: int = 50257,
     positions: int = 1024, dtype: str = "float32", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """GPT-2 (124 M parameters). `more` are further config fields."""
+    """Write a GPT-2 checkpoint (124 M parameters). `more` holds further config fields."""
     config = {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers, "n_embd": hidden,
         "n_head": heads, "vocab_size": vocab, "n_positions": positions, "activation_function": "gelu_new",
@@ -82,7 +85,7 @@ def write_llama(
     intermediate: int = 8192, vocab: int = 128256, positions: int = 131072, dtype: str = "bfloat16", seed: int = 0,
     **more: Any,
 ) -> Path:  # fmt: skip
-    """Llama at the sizes of Llama-3.2-1B (1.2 B parameters)."""
+    """Write a Llama checkpoint at the sizes of Llama-3.2-1B (1.2 B parameters)."""
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
@@ -98,7 +101,7 @@ def write_qwen3(
     head_dim: int = 128, intermediate: int = 3072, vocab: int = 151936, positions: int = 40960,
     dtype: str = "bfloat16", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Qwen3 at the sizes of Qwen3-0.6B."""
+    """Write a Qwen3 checkpoint at the sizes of Qwen3-0.6B."""
     config = {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
@@ -114,7 +117,7 @@ def write_gemma3(
     head_dim: int = 256, intermediate: int = 2048, vocab: int = 262144, positions: int = 32768,
     window: int = 512, dtype: str = "bfloat16", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Gemma 3 at the sizes of gemma-3-270m (268,098,176 parameters, 536 MB in bfloat16)."""
+    """Write a Gemma 3 checkpoint at the sizes of gemma-3-270m (268,098,176 parameters, 536 MB in bfloat16)."""
     config = {
         "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
@@ -131,7 +134,10 @@ def write_bert(
     folder: Path | str, *, layers: int = 12, hidden: int = 768, heads: int = 12, intermediate: int = 3072,
     vocab: int = 30522, positions: int = 512, dtype: str = "float32", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """BERT-base (109 M parameters). `architectures=["BertForMaskedLM"]` and others say what stands on top."""
+    """Write a BERT-base checkpoint (109 M parameters).
+
+    `architectures` selects the task head, for example ["BertForMaskedLM"].
+    """
     config = {
         "model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": layers, "hidden_size": hidden,
         "num_attention_heads": heads, "intermediate_size": intermediate, "vocab_size": vocab,
@@ -143,18 +149,18 @@ def write_bert(
 
 # ---------------------------------------------------------------- graphs
 class Net:
-    """Layers that make their own random parameters, by name."""
+    """Layer builder that creates its random parameters by name."""
 
     def __init__(self, dtype: str = "float32", seed: int = 0) -> None:
         self.dtype, self.seed, self.params = dtype, seed, dict[str, Data]()
 
     def param(self, name: str, shape: Sequence[int], scale: float, mean: float = 0.0) -> Tensor:
-        """A parameter of normal numbers; asking again for a name gives the same one."""
+        """Return a parameter of normal random numbers. Equal names give the same parameter."""
         self.params[name] = RandomArray(tuple(shape), self.dtype, scale, mean, self.seed, name)
         return t.param(name, shape, self.dtype)
 
     def dense(self, name: str, x: Tensor, outputs: int, *, bias: bool = True, gain: float = 1.0) -> Tensor:
-        """x @ w (+ b)"""
+        """Linear layer x @ w (+ b)."""
         inputs = _int(x.shape[-1])
         w = self.param(f"{name}.weight", (inputs, outputs), gain / sqrt(inputs))
         return c.linear(x, w, self.param(f"{name}.bias", (outputs,), 0.02)) if bias else t.matmul(x, w)
@@ -162,35 +168,35 @@ class Net:
     def conv(
         self, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, bias: bool = False, gain: float = 1.0
     ) -> Tensor:
-        """A 2-D convolution that keeps sizes (over the stride)."""
+        """2-D convolution with "same" padding (for odd window sizes)."""
         inputs = _int(x.shape[1])
         w = self.param(f"{name}.weight", (outputs, inputs, size, size), gain / sqrt(inputs * size * size))
         b = self.param(f"{name}.bias", (outputs,), 0.02) if bias else None
         return t.conv(x, w, b, strides=(stride,) * 2, pads=((size - 1) // 2,) * 4)
 
     def affine(self, name: str, features: int, gain: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Gain and shift of a norm."""
+        """Return the (gain, shift) parameters of a norm."""
         return self.param(f"{name}.weight", (features,), 0.05 * gain, gain), self.param(
             f"{name}.bias", (features,), 0.02
         )
 
     def layer_norm(self, name: str, x: Tensor) -> Tensor:
-        """Over the last axis."""
+        """Layer normalization over the last axis."""
         return c.layer_norm(x, *self.affine(name, _int(x.shape[-1])), eps=1e-5)
 
     def group_norm(self, name: str, x: Tensor, groups: int = 8) -> Tensor:
-        """Over groups of channels."""
+        """Group normalization over groups of channels."""
         return c.group_norm(x, *self.affine(name, _int(x.shape[1])), groups=groups, eps=1e-5)
 
     def batch_norm(self, name: str, x: Tensor, gain: float = 1.0) -> Tensor:
-        """With running statistics."""
+        """Batch normalization with running statistics."""
         features = _int(x.shape[1])
         mean = self.param(f"{name}.running_mean", (features,), 0.05)
         var = self.param(f"{name}.running_var", (features,), 0.05, 1.0)
         return c.batch_norm(x, *self.affine(name, features, gain), mean, var, eps=1e-5)
 
     def attention(self, name: str, x: Tensor, heads: int, *, causal: bool = False, gain: float = 1.0) -> Tensor:
-        """Self-attention of x[B, T, D] with separate projections."""
+        """Self-attention over x[B, T, D] with separate query, key and value projections."""
         batch, length, width = x.shape
         each = _int(width) // heads
         q, k, v = (
@@ -201,7 +207,7 @@ class Net:
         return self.dense(f"{name}.out", t.reshape(out, x.shape), _int(width), gain=gain)
 
     def graph(self, outputs: Tensor, name: str) -> Graph:
-        """The finished graph."""
+        """Return the graph of the outputs with all parameters."""
         return Graph.of(outputs, params=self.params, name=name)
 
 
@@ -215,7 +221,7 @@ def transformer(
     layers: int = 24, *, hidden: int = 1024, heads: int = 16, batch: Dim = 1, tokens: Dim = 128, causal: bool = True,
     dtype: str = "float32", seed: int = 0,
 ) -> Graph:  # fmt: skip
-    """A stack of pre-norm transformer layers on x[batch, tokens, hidden], with a final norm."""
+    """Return a stack of pre-norm transformer layers over x[batch, tokens, hidden], with a final norm."""
     net, small = Net(dtype, seed), 1 / sqrt(2 * layers)
     x = t.input("x", (batch, tokens, hidden), dtype)
     for i in range(layers):
@@ -229,7 +235,7 @@ def resnet50(
     *, batch: Dim = 1, image: int = 224, width: int = 64, blocks: Sequence[int] = (3, 4, 6, 3), classes: int = 1000,
     dtype: str = "float32", seed: int = 0,
 ) -> Graph:  # fmt: skip
-    """ResNet-50 (He et al. 2016, stride in the 3×3 convolution) with batch norms as in inference."""
+    """Return ResNet-50 (He et al. 2016, stride in the 3×3 convolution) with inference batch norms."""
     net = Net(dtype, seed)
     x = t.input("image", (batch, 3, image, image), dtype)
     x = c.relu(net.batch_norm("bn", net.conv("stem", x, width, 7, stride=2)))
@@ -254,7 +260,9 @@ def unet(
     *, batch: Dim = 1, image: int = 32, channels: int = 32, levels: int = 2, colours: int = 3, dtype: str = "float32",
     seed: int = 0,
 ) -> Graph:  # fmt: skip
-    """A small U-Net: residual blocks, strided convolutions down, attention at the bottom, nearest-neighbour up."""
+    """Return a small U-Net: residual blocks, strided convolutions down, attention at the bottom, nearest-neighbour
+    upsampling.
+    """
     net = Net(dtype, seed)
     x = net.conv("first", t.input("image", (batch, colours, image, image), dtype), channels, 3, bias=True)
     kept: list[Tensor] = []
@@ -273,7 +281,7 @@ def unet(
 
 
 def larger(x: Tensor) -> Tensor:
-    """x[N, C, H, W] with every pixel repeated 2 × 2."""
+    """Upsample x[N, C, H, W] by 2 in both directions (nearest neighbour)."""
     n, channels, high, wide = x.shape
     repeated = t.broadcast_to(t.reshape(x, (n, channels, high, 1, wide, 1)), (n, channels, high, 2, wide, 2))
     return t.reshape(repeated, (n, channels, high * 2, wide * 2))
@@ -289,7 +297,7 @@ def dit_block(
     *, blocks: int = 1, batch: Dim = 1, tokens: Dim = 256, hidden: int = 1152, heads: int = 16,
     dtype: str = "float32", seed: int = 0,
 ) -> Graph:  # fmt: skip
-    """Blocks of DiT-XL/2 (Peebles & Xie 2023): norms shifted, scaled and gated by a conditioning vector."""
+    """Return blocks of DiT-XL/2 (Peebles & Xie 2023): norms are shifted, scaled and gated by a conditioning vector."""
     net = Net(dtype, seed)
     x, cond = t.input("x", (batch, tokens, hidden), dtype), t.input("condition", (batch, hidden), dtype)
     plain: Callable[[Tensor], Tensor] = lambda v: c.layer_norm(
@@ -307,7 +315,7 @@ def dit_block(
 def nasrnn(
     *, steps: int = 5, hidden: int = 512, batch: Dim = 1, shared: bool = False, dtype: str = "float32", seed: int = 0
 ) -> Graph:
-    """The recurrent cell found by Zoph & Le 2017, unrolled; every step has weights of its own unless `shared`."""
+    """Return the NAS recurrent cell (Zoph & Le 2017), unrolled over `steps`. Steps share weights only if `shared`."""
     net = Net(dtype, seed)
     h = t.broadcast_to(net.param("h0", (1, hidden), 1.0), (batch, hidden))
     for step in range(steps):
@@ -323,7 +331,7 @@ def nasrnn(
     return net.graph(h, "nasrnn")
 
 
-#: Graph builders by name, at their usual sizes
+#: Graph builders by name, at their default sizes.
 GRAPHS: Mapping[str, Callable[..., Graph]] = {
     "transformer": transformer, "resnet50": resnet50, "unet": unet, "dit_block": dit_block, "nasrnn": nasrnn,
 }  # fmt: skip
