@@ -17,6 +17,7 @@ from benchmarks import growth
 
 import tensor_graphs as tg
 from tensor_graphs import cli, pipeline, settings, verify
+from tensor_graphs.backends import drawing
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
@@ -191,10 +192,10 @@ def test_a_strip_is_part_of_the_whole(name: str) -> None:
 
 
 def test_large_random_inputs_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "DRAWN", 100)
-    monkeypatch.setattr(verify, "PERIOD", 53)
-    leaves = [tg.input("x", (20, 7)), tg.input("b", (20, 7), "bool")]
-    found = verify.sample_inputs(leaves, np.random.default_rng(0))
+    monkeypatch.setattr(drawing, "DRAWN", 100)
+    monkeypatch.setattr(drawing, "PERIOD", 53)
+    graph = Graph.of(tg.where(tg.input("b", (20, 7), "bool"), tg.input("x", (20, 7)), 0.0))
+    found = drawing.inputs(graph, np.random.default_rng(0))
     for drawn in found.values():
         flat = drawn.reshape(-1)
         assert drawn.shape == (20, 7) and np.array_equal(flat[:53], flat[53:106]) and len(set(flat[:53].tolist())) > 1

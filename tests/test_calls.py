@@ -180,7 +180,7 @@ def test_what_the_machine_does_not_hold_is_named_with_its_bytes(monkeypatch: pyt
     def full(*_: Any, **__: Any) -> None:
         raise MemoryError("Unable to allocate")
 
-    monkeypatch.setattr("tensor_graphs.verify.sample_inputs", full)
+    monkeypatch.setattr("tensor_graphs.backends.drawing.inputs", full)
     with pytest.raises(TooLargeError, match=r"Unable to allocate; the largest value, float32\[3, 4\], takes 48 bytes"):
         tg.optimize(tg.sum(tg.input("x", (3, 4))), **QUICK)
 

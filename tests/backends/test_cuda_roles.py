@@ -342,7 +342,11 @@ def test_the_source_of_roles_is_the_golden_file(update_golden: bool) -> None:
 def test_the_text_of_a_kernel_brings_its_library_and_describes_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     template, call = called("gelu", down=2)
     text = kernel_text(template, call)
-    assert text.text.count('CUDA_ROLES = r"""') == 1 and "tensor_graphs" not in text.text
+    assert (
+        text.text.count('CUDA_ROLES = r"""') == 1
+        and "import tensor_graphs" not in text.text
+        and "from tensor_graphs" not in text.text
+    )
     module = module_of(text)
     ((_, kernel),) = module.CudaKernel.known.items()
     whole = "\n".join((CUDA_LIBRARY, ROLE_LIBRARY, product_text(64), kernel.text.lstrip("\n")))

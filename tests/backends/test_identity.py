@@ -22,6 +22,7 @@ from tensor_graphs.extract.kernel import Template, code_identity, identify
 RECORDED = (
     Path(__file__).parents[1] / "data" / "version_0_1"
 )  # written by version 0.1.0, before identities were declared
+REWRITTEN = {"np.gather_elements"}  # kernels whose helper functions compute something else since
 MACHINE = Machine("cpu:recorded", "driver:recorded", "toolchain:recorded")
 
 
@@ -38,7 +39,8 @@ def test_identities_and_helper_texts_are_those_of_recorded_stores() -> None:
             (t.name, t.identity, blake2b(keys._helpers(t).encode(), digest_size=8).hexdigest())
             for t in backends()[name].templates
         }
-        assert not {tuple(row) for row in rows} - now
+        assert {tuple(row[:2]) for row in rows} <= {row[:2] for row in now}
+        assert {row[0] for row in {*map(tuple, rows)} - now} <= REWRITTEN
 
 
 def test_a_recorded_store_still_prices_every_kernel(recorded_machine: None, tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def moving(x, y, out):
     torch.add(x, y, out=out)
     out.view(-1)[0] += calls[0] * 1e-5"""
     code = lambda call: "moving(x, y, {})".format(call.names.get("out", "out"))
-    moving = Template("moving", "torch", "x + y", code, source=lambda call: {"moving": text})
+    moving = Template("moving", "torch", "x + y", identify(code, "moving"), source=lambda call: {"moving": text})
     (row,) = rows(measurer, candidate(moving))
     assert row.kind == "failure" and row.status == "wrong" and "each run" in row.message
 
@@ -513,7 +513,10 @@ def test_operands_lie_as_the_call_says(measurer: GpuMeasurer) -> None:
     call = Call({"x": turned, "y": row}, operand(6, 10, strides=(1, 6)), {})
     checks = "assert x.stride() == (1, 6) and y.stride() == (0, 1)"
     found = Template(
-        "strided", "torch", "x + y", lambda c: f"{checks}; torch.add(x, y, out={c.names.get('out', 'out')})"
+        "strided",
+        "torch",
+        "x + y",
+        identify(lambda c: f"{checks}; torch.add(x, y, out={c.names.get('out', 'out')})", "strided"),
     )
     assert [r.kind for r in rows(measurer, candidate(found, call))] == ["timing", "timing", "accuracy"]
 

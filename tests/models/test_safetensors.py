@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.egraph import dtypes
-from tensor_graphs.errors import BadWeightsError, TooLargeError, UnsupportedError, UsageError
+from tensor_graphs.errors import BadWeightsError, TooLargeError, UnsupportedError, UnwritableError, UsageError
 from tensor_graphs.models.arrays import MappedArray
 from tensor_graphs.models.safetensors import MAX_HEADER, read_folder, read_header, write_arrays
 
@@ -180,7 +180,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     path = tmp_path / "x.safetensors"
     write_arrays(path, {"w": np.ones(2, np.float32)})
     before = path.read_bytes()
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(UnwritableError, match="gone"):
         write_arrays(path, {"a": np.zeros(9), "w": Failing()})
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["x.safetensors"]
 
