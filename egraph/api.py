@@ -7,6 +7,7 @@ Python numbers are weakly typed: they take the dtype of the tensor they are comb
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -595,6 +596,23 @@ def _inverted(x: Tensor) -> Tensor:
     return logical_not(x) if x.dtype == "bool" else sub(neg(x), 1)
 
 
+_PACKAGE = __name__.partition(".")[0]
+
+
+def _compared(build: Callable[..., Tensor], equal: bool) -> Callable[[Any, Any], Any]:
+    """`==` or `!=`: an elementwise comparison in the caller's code, identity in this package's own modules.
+
+    Terms are hash-consed, so the package compares them (in tuples, lists and dataclasses too) by identity, as dicts and sets do."""
+
+    def compare(x: Any, y: Any) -> Any:
+        module = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if module.partition(".")[0] == _PACKAGE:
+            return (x is y) is equal
+        return build(x, y)
+
+    return compare
+
+
 _METHODS: dict[str, Any] = {
     "__add__": add, "__radd__": _swapped(add), "__sub__": sub, "__rsub__": _swapped(sub),
     "__mul__": mul, "__rmul__": _swapped(mul), "__truediv__": div, "__rtruediv__": _swapped(div),
@@ -602,7 +620,7 @@ _METHODS: dict[str, Any] = {
     "__pow__": lambda x, y: square(x) if isinstance(y, int | float) and y == 2 else pow(x, y), "__neg__": neg,
     "__rpow__": _swapped(pow), "__floordiv__": floordiv, "__rfloordiv__": _swapped(floordiv),
     "__mod__": mod, "__rmod__": _swapped(mod), "__abs__": abs,
-    "__eq__": eq, "__ne__": ne, "__lt__": lt, "__le__": le, "__gt__": gt, "__ge__": ge,
+    "__eq__": _compared(eq, True), "__ne__": _compared(ne, False), "__lt__": lt, "__le__": le, "__gt__": gt, "__ge__": ge,
     "__and__": logical_and, "__rand__": logical_and, "__or__": logical_or, "__ror__": logical_or,
     "__xor__": logical_xor, "__rxor__": logical_xor, "__invert__": _inverted,
     "__getitem__": getitem, "__len__": _length, "__array__": _as_values, "__float__": _as_values, "__int__": _as_values,
