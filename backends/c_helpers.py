@@ -1,7 +1,7 @@
-"""The small functions that emitted source may contain where it has kernels in C. Their own text is copied into it.
+"""Helper functions of emitted programs with C kernels. Their source is copied into emitted programs.
 
-A C source is compiled once for each processor and compiler, into the folder `c` of `TENSOR_GRAPHS_HOME` or of the user's
-cache folder, under the hash of all that the result follows from. `CC` names another compiler than `cc`.
+C source is compiled once per processor and compiler, into the folder `c` of `TENSOR_GRAPHS_HOME` or of the user's cache
+folder; the file name is a hash of everything that affects the result. `CC` overrides the compiler `cc`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def address(x: Any) -> Any:
     return place
 
 
-#: name -> source text.
+#: helper name -> source
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for module in (private, sys.modules[__name__])
