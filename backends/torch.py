@@ -1,8 +1,8 @@
-"""Torch's kernels on the CPU: elementwise and reductions with `out=`, MKL and oneDNN products and convolutions with
-packed weights and fused epilogues, attention, normalisations.
+"""Torch CPU backend: elementwise ops and reductions with `out=`, MKL and oneDNN GEMMs and convolutions with packed
+weights and fused epilogues, attention, normalisations.
 
-Torch shares NumPy's memory. It is imported by emitted source and by `unavailable()` only. A row whose result is fresh
-(no `{out}`) is one that Torch cannot write into given memory.
+Torch works on NumPy's memory. Only emitted source and `unavailable()` import Torch. A template without `{out}` returns
+a new tensor, because Torch cannot write that result to given memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Library kernels on a GPU: what Torch calls there (cuBLAS and cuBLASLt, cuDNN, fused attention, its own elementwise and
-row kernels), on tensors that may lie in 16 bits under a float32 pattern.
+"""Torch GPU library kernels: cuBLAS and cuBLASLt, cuDNN, fused attention, Torch's elementwise and row kernels. The
+storage dtype of tensors may be a 16-bit float under a float32 pattern.
 
-Rows that work on both devices are those of `torch.py`. They want all floats in one dtype, which is then also what they
-compute in (products and sums accumulate wider). Where operands differ in dtype, pointwise kernels promote by
-themselves; every other row has a `_wide` twin that widens its operands first, so that a plan always exists.
+Templates that work on both devices come from `torch.py`. They require a single float dtype, which is also the compute
+dtype (products and sums accumulate wider). For mixed dtypes, pointwise kernels promote; every other template has a
+`_wide` variant that widens its operands first, so that a plan always exists.
 """
 
 from __future__ import annotations
