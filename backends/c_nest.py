@@ -146,7 +146,7 @@ class Nest:
             if e.op == "load" and e.kind == "int" and e.value[3] != "int64":
                 narrow.add(e)
             if e.op == "reduce" and e.kind == "bool":
-                raise Unfusable("a reduction of truth values")
+                raise Unfusable("a reduction of bools")
 
 
 def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:

@@ -95,10 +95,10 @@ def _lifted(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         if node.op == "full" and numbers.fill(node.attr("value")) is not None:
-            raise ShapeError("a number made of sizes")
+            raise ShapeError("a constant computed from sizes")
         made = make(node.op, args, dict(numbers.attrs(node.entry, node.attrs)), data=node.data)
         if made.type != numbers.type(node.type):
-            raise ShapeError(f"{node.op} holds at one size")
+            raise ShapeError(f"{node.op} is valid at one size only")
         return made
 
     return rebuild(list(roots), change)

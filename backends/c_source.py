@@ -147,7 +147,7 @@ class Writer(Values):
                 self.value(e, place)
         for store in self.kernel.stores:
             if store.parts:
-                raise Unfusable("a result at a place that depends on data")
+                raise Unfusable("a store at a data-dependent position")
             value, guards = self.value(store.value, place), [f"({self.value(g, place)})" for g in store.guards]
             here = self._place_of(store, place)
             line = f"{store.buffer}[{self._at(store.at)}] = {stored(value, self.kernel.buffers[store.buffer].dtype)};"
@@ -163,7 +163,7 @@ class Writer(Values):
         while scope.parent is not None and needed <= scope.parent.bound:
             scope = scope.parent
         if not scope.bound <= needed:
-            raise Unfusable("a result that is the same along an outer axis")
+            raise Unfusable("a result that does not depend on an outer axis")
         return scope
 
 

@@ -111,7 +111,7 @@ class Values(Nest):
         buffer = self.kernel.buffers[operand]
         sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
         if len(sizes) > 1 or not step:
-            raise Unfusable("an index into one of several axes that lie alike")
+            raise Unfusable("an index into one of several axes with equal strides")
         return sizes[0] - 1 if sizes else 0
 
     # ------------------------------------------------------------ reductions
@@ -158,7 +158,7 @@ class Values(Nest):
     def _accumulated(self, e: Expr, scope: Scope) -> None:
         """A column reduction: a loop over the reduction axis that updates a line of accumulators."""
         if not e.axes - {self.inner} <= scope.bound:
-            raise Unfusable("a reduction inside another one, across memory")
+            raise Unfusable("a column reduction nested in another reduction")
         monoid, axis = e.value
         name, body = self._fresh("line"), e.args[0]
         scope.items.append(f"{self._type(e.kind)} {name}[{self.block}];")

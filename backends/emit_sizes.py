@@ -106,7 +106,7 @@ def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Sourc
                     found[name] = new
     missing = sorted(set(names) - set(found))
     if missing:
-        raise UsageError(f"no input's axis tells the size {missing[0]}", hint="fix it")
+        raise UsageError(f"no axis of an input determines the size {missing[0]}", hint="give this size a fixed value")
     return [found[n] for n in names]
 
 

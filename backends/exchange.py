@@ -135,7 +135,7 @@ def _converted(x: Any, spec: Spec) -> Array:
     kind = dtypes.numpy_dtype(spec[2])
     try:
         if not hasattr(x, "dtype") and (found := np.asarray(x).dtype).kind not in _CONVERTIBLE.get(kind.kind, "biuf"):
-            raise TypeError(f"{found} does not become {spec[2]}")
+            raise TypeError(f"{found} cannot be converted to {spec[2]}")
         return np.asarray(x, kind)
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(

@@ -200,7 +200,7 @@ class Bench:
             turn = self._recorded(tried, calls) if calls > turn.calls else turn
         samples = self._sampled(turn, QUICK_SAMPLES)
         if first is not None and not bool((self._sums(self.sets[0].outputs) == first).all()):
-            raise Wrong("it gives another answer at each run")
+            raise Wrong("results differ between runs")
         tried.us = sorted(samples)[len(samples) // 2]
         return {"accuracy": accuracy, "cold": samples}
 
@@ -359,7 +359,7 @@ def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
     ])  # fmt: skip
     wrong, off, norm, largest, relative, ulp = norms.tolist()
     if wrong:
-        raise Wrong("NaN or infinity in other places, or places that were not written")
+        raise Wrong("NaN or infinity in unexpected elements, or elements that were not written")
     return dict(zip(NORMS, (off / norm if norm else float(off > 0), largest, relative, ulp)))
 
 

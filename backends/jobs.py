@@ -126,7 +126,7 @@ def _schedule(data: Mapping[str, Any]) -> dict[str, int]:
 
 def _natural(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MOST_ELEMENTS:
-        raise UsageError(f"{value!r} is no size")
+        raise UsageError(f"{value!r} is not a valid size")
     return value
 
 

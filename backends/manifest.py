@@ -83,7 +83,7 @@ def initial_states(plan: Plan, states: Iterable[tuple[str, Type]], params: Mappi
         data = params.get(name) if name not in taken else None
         if data is not None:
             if tuple(data.shape) != concrete(kind.shape) or dtypes.name_of(data.dtype) != kind.dtype:
-                raise BadWeightsError(f"state {name!r} is {kind}, its start {data.dtype}{list(data.shape)}")
+                raise BadWeightsError(f"state {name!r} is {kind}, its initial value {data.dtype}{list(data.shape)}")
             found.append(_spec(STATE + name, kind))
     return tuple(found)
 
@@ -118,7 +118,7 @@ def _unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
         return decode(Annotated[int, Within(0, outputs - 1)] | None, packed, "structure")
     record = decode(dict[str, list[Any]], packed, "structure")
     if len(record) != 1:
-        raise Malformed(f"structure: an object of one key is wanted, not of {len(record)}")
+        raise Malformed(f"structure: expected an object with one key, found {len(record)}")
     ((kind, items),) = record.items()
     if depth > DEPTH or kind not in ("dict", "list", "tuple"):
         raise Malformed(
@@ -194,7 +194,7 @@ def _manifest(record: _File) -> Manifest:
         if len({n for n, _, _ in rows}) != len(rows) and part != "outputs":
             raise Malformed(f"{part}: a name occurs twice")
     if not {n for n, _, _ in record.initial} <= {STATE + n for n, _, _ in record.states}:
-        raise Malformed("initial: it names what is no state")
+        raise Malformed("initial: a name is not that of a state")
     structure = _unpack(record.structure, len(record.outputs))
     if structure is None and len(record.outputs) != 1:
         raise Malformed(f"structure: there are {len(record.outputs)} outputs and no structure for them")

@@ -157,7 +157,7 @@ def accuracy(got: Array, want: Array) -> dict[str, float]:
     g, w = got.astype(np.float64), want.astype(np.float64)
     same = np.isfinite(w)
     if not np.array_equal(np.isnan(g), np.isnan(w)) or not np.array_equal(g[np.isinf(w)], w[np.isinf(w)]):
-        raise Wrong("NaN or infinity in other places")
+        raise Wrong("NaN or infinity in unexpected elements")
     g, w = g[same], w[same]
     error = np.abs(g - w)
     if not error.size:
