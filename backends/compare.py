@@ -20,7 +20,7 @@ import numpy as np
 from ..egraph import dtypes
 
 PLACE = 8.0  # allowed relative error of an element, as a multiple of that of the whole output
-BESIDE = 4.0  # the same, relative to the root mean square of its slice
+BESIDE = 4.0  # allowed error as a multiple of the whole output's relative error times the root mean square of the slice
 OWN = 12.0  # multiple of the baseline's root mean square error in a slice that an element may be off by
 SLICE = 3.0  # multiple of the allowed error of the whole, and of the baseline's error, for a slice's norm
 LEAST = 32  # minimum elements of a slice: fewer give no useful mean

@@ -75,8 +75,8 @@ class Launch(Protocol):
 class Emitter(Protocol):
     """Converts kernels of the IR to source.
 
-    `version` must be raised when the same kernel and schedule give another text; `setup` names the helpers that every
-    kernel needs, `needs` the Python modules.
+    `version`: raise it when the text emitted for the same kernel and schedule changes. `setup`: helpers that every
+    kernel needs. `needs`: required Python modules.
     """
 
     name: str

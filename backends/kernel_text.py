@@ -1,7 +1,6 @@
-"""The source of one kernel alone: a module with its definitions, `run(operands, out, scratch)`, and its preparations.
+"""Source of a single kernel: a module with its definitions, `run(operands, out, scratch)` and weight preparations.
 
-It is what compiling and timing processes execute: the same text, so that what one has compiled, the other finds in Triton's
-cache.
+Compiling and timing processes execute the same text, so that the timing process hits Triton's cache.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class KernelText:
 
 
 def kernel_text(template: Template, call: Call) -> KernelText:
-    """The text of a call of a template whose kernels work on Torch's tensors."""
+    """The kernel text of a call; the template's kernels must work on Torch tensors."""
     from .registry import helper_source
 
     names = tuple(template.operands)
@@ -83,7 +82,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
 
 
 def module_of(found: KernelText) -> ModuleType:
-    """The module of a text, executed."""
+    """The executed module of a kernel text."""
     module = ModuleType(f"kernel_{found.digest}")
     execute(found.text, f"<{module.__name__}>", vars(module))
     return module
