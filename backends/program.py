@@ -100,7 +100,9 @@ class Program:
         with self._lock:
             if params is not None:
                 if not isinstance(self._weights, EvaluatedWeights):
-                    raise UsageError("a loaded program can only use its saved weights", hint="optimize again to use others")
+                    raise UsageError(
+                        "a loaded program can only use its saved weights", hint="optimize again to use others"
+                    )
                 assert self.plan is not None
                 leaves = [str(n.attr("name")) for op in ("param", "state") for n in self.plan.graph.leaves(op)]
                 _known("param or state", params, {*leaves, *self._params})
