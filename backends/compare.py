@@ -317,7 +317,7 @@ class _Limits:
         return min(float(self.rows[rows].min()), float(self.columns.min()))
 
 
-# ---------------------------------------------------------------- whole numbers, truth values, NaN and infinities
+# ---------------------------------------------------------------- integers, bools, NaN and infinities
 def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None = None) -> Worst:
     """Elements of integer or bool results that match neither the baseline nor the float64 run. `ratio`: their share;
     `where` names the first one.

@@ -297,7 +297,7 @@ class Emitter:
     def _state(self, key: str, kind: Type) -> str:
         return f"states[{key!r}]"
 
-    # ------------------------------------------------------------ the straight line
+    # ------------------------------------------------------------ straight-line code
     def _setup(self, template: Template) -> None:
         self.setups |= {(template.backend, name) for name in template.setup}
 

@@ -603,7 +603,7 @@ class GpuMeasurer:
                 return []
         return [i for i in right[:BEST] if alive[i].us <= CLOSE * alive[right[0]].us]
 
-    # ------------------------------------------------------------ with the device, in its thread
+    # ------------------------------------------------------------ device jobs, in the thread of a device process
     def _try(self, kernel: Measured, one: Try) -> None:
         """Device job: run, check and roughly time one schedule."""
         if why := kernel.given_up:

@@ -262,7 +262,7 @@ class Program:
             raise UsageError(f"inputs {missing} are missing", hint=f"the inputs are {self.input_names}")
         return [found[n] for n in self.input_names]
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ inspection
     def memory(self) -> dict[str, int]:
         """Bytes per device: weights, states, workspace and peak allocation of a call."""
         fixed = sum(bytes_of(s) for s in (*self.manifest.weights, *self.manifest.states))
@@ -349,7 +349,7 @@ def _texts(path: Path) -> tuple[str, str]:
     return manifest, source
 
 
-# ---------------------------------------------------------------- values out
+# ---------------------------------------------------------------- outputs
 def refuse_occupied(target: Path) -> None:
     """Raise UsageError unless the target is free, an empty folder or a saved program."""
     recover(Path(os.path.realpath(target)))

@@ -48,7 +48,7 @@ class _Draw:
             value = self.attrs.setdefault(spelled.name, value)
         return value
 
-    # ------------------------------------------------------------ backwards through one op
+    # ------------------------------------------------------------ inference backwards through one op
     def want(self, term: pattern.Term, kind: Type) -> None:
         """Choose operands and attributes so that the term has this type."""
         if isinstance(term, pattern.Literal):

@@ -28,7 +28,7 @@ from .torch_helpers import HELPERS as SHARED
 from .views import TORCH as VIEW_CODE
 from .views import VIEWS, spelled
 
-# ---------------------------------------------------------------- rows of torch.py
+# ---------------------------------------------------------------- templates of torch.py
 #: Not taken over: packed for the CPU, or replaced here.
 _CPU_ONLY = (
     "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "linear",
