@@ -1,1 +1,1 @@
-"""From a plan to running code: kernels, emitters, memory plan, executor, measuring."""
+"""Backends: kernels, emitters, memory plans, program execution and measurement."""

@@ -1,4 +1,4 @@
-"""Calling a program as the module that it was made of: dicts, lists and tuples of tensors become its flat inputs."""
+"""Flattening nested arguments of a traced module (dicts, lists, tuples of tensors) to a program's flat inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """The arrays and tensors in a value with their paths; other leaves were part of the program when it was made."""
+    """The arrays and tensors in a nested value with their paths; other leaves were constants during tracing."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(item, (*path, str(key)))
@@ -19,10 +19,9 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def unfolded(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
-    """Inputs by name from nested arguments; None if nothing is nested or if they are not as many as the inputs.
+    """Inputs by name from nested arguments; None if nothing is nested or the number of tensors differs from the inputs.
 
-    An input of a nested argument is called by its path (`batch_x`, `pair_0`). Arguments are taken in their order; in a
-    dict the keys decide, whatever their order.
+    The input of a nested tensor is named by its path (`batch_x`, `pair_0`). Otherwise inputs are taken in order.
     """
     if not any(isinstance(v, Mapping | list | tuple) for v in (*args, *named.values())):
         return None

@@ -1,8 +1,8 @@
-"""The C backend: generated kernels (generated.py) for the CPU, compiled by the system's C compiler.
+"""C backend: generated kernels (generated.py) for the CPU, compiled by the system's C compiler.
 
-They run pointwise chains, row and column reductions, gathers and transposing copies as one kernel where libraries take one
-pass over memory for each operation; products only of a few rows with a matrix, which are bound by memory. They work on the
-same memory as NumPy's and Torch's kernels.
+It fuses pointwise chains, row and column reductions, gathers and transposing copies into one kernel, where libraries
+make one pass over memory per operation. Of matrix products it generates only memory-bound ones (GEMV, skinny GEMM).
+Kernels work on the same memory as NumPy's and Torch's.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from .kir import PROBE, Expr, Kernel, walk
 from .precision import Precision
 from .tiling import Shape
 
-ROWS = 1  # rows of a product up to which each element of the matrix is used so rarely that memory is what it costs
+ROWS = 1  # maximum rows of a product: few enough that reading the matrix dominates
 
 
 @dataclass(frozen=True)
 class Function:
-    """One C function; `buffers` in the order of its parameters."""
+    """A C function; `buffers` in parameter order."""
 
     name: str
     source: str
     buffers: tuple[str, ...]
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The statement that calls it with the buffers' addresses."""
+        """The statement that calls the function with the buffers' addresses."""
         return f"{self.name}({', '.join(names[b] for b in self.buffers)})"
 
 
 @dataclass
 class CEmitter:
-    """One function for each kernel."""
+    """Emits one C function per kernel."""
 
     name: str = "c"
     version: str = "6"
@@ -53,13 +53,15 @@ class CEmitter:
     needs: tuple[str, ...] = ()
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """One schedule, where a loop nest is what one would write by hand: no product that reads its operands often, no
-        reduction for each step of another one."""
+        """One empty schedule if a plain loop nest is efficient, else none.
+
+        Excluded are products that read operands many times, and reductions inside other reductions.
+        """
         inside = any(not e.axes <= set(kernel.axes) for e in kernel.reductions)
         return [{}] if not inside and all(map(_streams, kernel.reductions)) else []
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """See c_source.py."""
+        """The single function of a kernel; see c_source.py."""
         doc = "" if name == PROBE else str(found.kernel)
         made = [Function(name, emit(found.kernel, name, doc), tuple(found.kernel.buffers))]
         if name == PROBE:
@@ -68,7 +70,7 @@ class CEmitter:
 
 
 def _narrow(t: Tensor) -> bool:
-    """Whether a product is of a few rows, as far as one sees before it is lowered."""
+    """Whether a term is no product, or a product with few rows (judged before lowering)."""
     if t.op not in PRODUCTS:
         return True
     return t.op in ("matmul", "linear") and t.args[1].rank == 2 and _few(t.args[0].type)
@@ -79,51 +81,50 @@ def _few(x: Type) -> bool:
 
 
 def _streams(e: Expr) -> bool:
-    """Whether a reduction reads no operand more than a few times."""
+    """Whether a reduction reads each operand element only a few times."""
     space = prod(a.size for a in e.axes | {e.axis})
     loads = [prod(a.size for a in x.axes) for x in walk(e.args) if x.op == "load" and e.axis in x.axes]
     return max(loads, default=0) * ROWS >= space
 
 
 def generated(root: Tensor | Sequence[Tensor]) -> Generated:
-    """The C template of a term over inputs, or of several."""
+    """The C template of a term over inputs, or of several terms."""
     return template_of(BACKEND.emitter, root)
 
 
 class CLowering(Lowering):
-    """The C kernels of one optimization."""
+    """Lowering for the C backend."""
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
-        """The region's template, with the call that it fits."""
+        """The template of a fusion group with its call, if C can compute it."""
         if not all(_narrow(t) for t in topological(asked.region.terms)):
             return
         template = self._template(asked.region.terms, ())
-        if (
-            not template.bases and template.lower(asked.call) is not None
-        ):  # what some places are written into is NumPy's to copy
+        if not template.bases and template.lower(asked.call) is not None:  # a copy of the base operand is left to NumPy
             yield template, asked.call
 
 
 class C(Generator):
-    """The backend."""
+    """Backend of generated C kernels."""
 
     def lowering(self, lowerings: Lowerings) -> Lowering:
         """A new `CLowering`."""
         return CLowering(self, lowerings)
 
     def template(self, roots: Sequence[Tensor]) -> Generated:
-        """The template of terms: what a measuring process makes it from. Its loops are shared by Torch's threads."""
+        """The template of terms, for measuring processes. Imports Torch, whose threads share the loops."""
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
         return template_of(self.emitter, roots)
 
     def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
-        """With products only where there are narrow ones; threads share rows of any number, which need no statistics in memory."""
+        """The fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
+        memory."""
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
         return tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
 
     def unavailable(self) -> str:
-        """Empty, or that there is no C compiler that works."""
+        """Why the backend is unusable (no working C compiler); empty if it is usable."""
         return _unavailable()
 
 
@@ -137,6 +138,6 @@ def _unavailable() -> str:
 
 
 BACKEND = C(CEmitter(), HELPERS, "cpu")
-"""The backend."""
+"""The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

@@ -1,7 +1,7 @@
-"""Scalar expressions of the kernel IR in C and in CUDA C++.
+"""C and CUDA C++ spelling of scalar IR expressions.
 
-`{0}`, `{1}`, `{2}` are operands that can stand in any place of an expression: names, numbers (negative ones too), and what is in
-parentheses. What is not the same in both, and in every precision, is a `Spelling`'s.
+The operands `{0}`, `{1}`, `{2}` are atomic: names, numbers (also negative), or parenthesized expressions. A `Spelling`
+holds what differs between languages and precisions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from .index import Axis, Index
 from .kir import Unfusable
 
-#: Operations on floats that are spelled the same in every precision. NaN wins in maximum and minimum.
+#: Float operations spelled alike in every precision. NaN propagates in maximum and minimum.
 FLOATS: Mapping[str, str] = {
     "neg": "- {0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "recip": "1 / {0}",
     "maximum": "(({0} > {1}) | ({0} != {0})) ? {0} : {1}", "minimum": "(({0} < {1}) | ({0} != {0})) ? {0} : {1}",
@@ -21,7 +21,7 @@ FLOATS: Mapping[str, str] = {
     "sign": "{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)",
 }  # fmt: skip
 
-#: Operations on whole numbers and truth values.
+#: Operations on integers and bools.
 WHOLES: Mapping[str, str] = {
     "neg": "- {0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "abs": "{0} < 0 ? - {0} : {0}",
     "maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}", "where": "{0} ? {1} : {2}",
@@ -29,19 +29,19 @@ WHOLES: Mapping[str, str] = {
     "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
 }  # fmt: skip
 
-#: Operations on floats that are calls of functions.
+#: Float operations that are function calls.
 CALLS = ("abs", "exp", "exp2", "log", "log1p", "expm1", "sqrt", "tanh", "erf", "sin", "cos", "atan", "floor", "ceil", "round", "pow")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How one language and precision spells numbers and operations: `floats`, `wholes` and `truths` map an op on operands of a
-    kind to its format string, where that is not as in the tables above."""
+    """Spelling of one language and precision. `floats`, `wholes` and `truths` map ops on floats, integers and bools to
+    format strings that override the tables above."""
 
     floats: Mapping[str, str]
     wholes: Mapping[str, str] = field(default_factory=dict)
     truths: Mapping[str, str] = field(default_factory=dict)
-    suffix: str = "f"  # of literals
+    suffix: str = "f"  # suffix of float literals
     infinity: str = "INFINITY"
     nan: str = "NAN"
 
@@ -54,7 +54,7 @@ class Spelling:
         return f"{float(value)!r}{self.suffix}"
 
     def text(self, op: str, kind: str) -> str:
-        """The format string of an operation on operands of a kind ("float", "int" or "bool"). Unfusable if there is none."""
+        """The format string of an op for operands of a kind ("float", "int" or "bool"). Unfusable if there is none."""
         own = {"float": self.floats, "int": self.wholes, "bool": self.truths}[kind]
         text = own.get(op) or (FLOATS if kind == "float" else WHOLES).get(op)
         if text is None:
@@ -62,12 +62,12 @@ class Spelling:
         return text
 
     def operation(self, op: str, kind: str, args: list[str]) -> str:
-        """An operation on operands of a kind."""
+        """An operation as C text."""
         return self.text(op, kind).format(*args)
 
 
 def position(at: Index, name: Callable[[Axis], str]) -> str:
-    """An index as C: no part that is divided is negative where its value is used."""
+    """An index as C text; dividends are nonnegative wherever the value is used."""
     parts = []
     for atom, factor in at.terms:
         inner = (

@@ -1,7 +1,7 @@
-"""The small functions that emitted source may contain where it has kernels in C. Their own text is copied into it.
+"""Helper functions of emitted programs with C kernels. Their source is copied into emitted programs.
 
-A C source is compiled once for each processor and compiler, into the folder `c` of `TENSOR_GRAPHS_HOME` or of the user's
-cache folder, under the hash of all that the result follows from. `CC` names another compiler than `cc`.
+C source is compiled once per processor and compiler, into the folder `c` of `TENSOR_GRAPHS_HOME` or of the user's cache
+folder; the file name is a hash of everything that affects the result. `CC` overrides the compiler `cc`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ..private import code_folder, read_sealed, sealed
 
 
 def c_flags() -> list[str]:
-    """As fast as IEEE's arithmetic allows: none of these changes a value. Sums are reordered only where a source says so."""
+    """Flags for the fastest code that follows IEEE arithmetic: no flag changes a value. Sums are reassociated only
+    where the source requests it."""
     return [
         "-std=gnu11",
         "-O3",
@@ -35,12 +36,12 @@ def c_flags() -> list[str]:
 
 
 def c_compiler() -> list[str]:
-    """The C compiler's command."""
+    """Command of the C compiler."""
     return shlex.split(os.environ.get("CC") or "cc")
 
 
 def c_output(command: list[str], seconds: float = 120.0) -> str:
-    """What a compiler prints; RuntimeError where there is none, or it fails or hangs."""
+    """Output of a compiler command. RuntimeError if the compiler is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -51,8 +52,8 @@ def c_output(command: list[str], seconds: float = 120.0) -> str:
 
 
 def c_threads() -> list[str]:
-    """The compiler's flag for loops that threads share: Torch's, if it is loaded, since two pools of threads would take the
-    cores from each other; else those of the system's library, as many as TENSOR_GRAPHS_THREADS says."""
+    """Compiler flags for OpenMP loops. Uses the OpenMP library that Torch has loaded, since two thread pools would
+    compete for the cores; else the system's, with TENSOR_GRAPHS_THREADS threads."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
         loaded = [line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line]
@@ -65,22 +66,23 @@ def c_threads() -> list[str]:
 
 
 def c_library(source: str, threads: bool = True) -> Any:
-    """The functions of a C source, compiled for this machine's processor unless they were before. `threads`: whether long
-    loops are shared by threads (not beside NumPy's own, which wait for work on all cores)."""
+    """The compiled library of a C source for this machine's processor, from the cache if possible. `threads`: whether
+    long loops run in parallel (not beside NumPy's threads, which spin on all cores)."""
     command = [*c_compiler(), *c_flags()]
-    machine = c_output([*command, "-dM", "-E", "-x", "c", os.devnull])  # compiler's version, processor's features
+    # identifies the compiler version and the processor features
+    machine = c_output([*command, "-dM", "-E", "-x", "c", os.devnull])
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     name = hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()
     folder = code_folder("c")
     if folder is not None:
         return c_loaded(folder / f"{name}.so", source, command)
-    with tempfile.TemporaryDirectory(prefix="tensor_graphs-c-") as own:  # what is loaded needs no file any more
+    with tempfile.TemporaryDirectory(prefix="tensor_graphs-c-") as own:  # a loaded library needs no file
         return c_loaded(Path(own) / f"{name}.so", source, command)
 
 
 def c_loaded(path: Path, source: str, command: list[str]) -> Any:
-    """The library at a path in a private folder; compiled if it is not there, belongs to somebody else, or is damaged. RuntimeError if
-    what was compiled cannot be loaded."""
+    """The library at a path in a private folder; compiled if missing, foreign or damaged. RuntimeError if the compiled
+    library cannot be loaded."""
     problem: Exception | None = None
     for _ in range(3):
         try:
@@ -91,7 +93,7 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
         with tempfile.TemporaryDirectory(dir=path.parent) as part:
             text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
             text.write_text(source, encoding="utf-8")
-            # no library but these: what OpenMP's loops call is found in the one that c_threads has loaded
+            # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
             c_output([*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"])
             whole = Path(part) / "sealed.so"
             with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -102,20 +104,20 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
 
 
 def c_function(library: Any, name: str) -> Any:
-    """A kernel of a library, to be called with places in memory."""
+    """A kernel of a library, callable with memory addresses."""
     found = getattr(library, name)
     found.restype = None
     return found
 
 
 def address(x: Any) -> Any:
-    """Where an array or a tensor begins in memory, for kernels in C; keeps it."""
+    """Memory address of an array or tensor, for C kernels; keeps the array alive."""
     place = ctypes.c_void_p(x.data_ptr() if hasattr(x, "data_ptr") else x.__array_interface__["data"][0])
     place.array = x  # type: ignore[attr-defined]
     return place
 
 
-#: name -> source text.
+#: helper name -> source
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for module in (private, sys.modules[__name__])

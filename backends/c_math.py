@@ -1,10 +1,10 @@
-"""Elementary functions in C, in float32, that a compiler turns into vector code: no branches, no tables, no calls.
+"""Elementary float32 functions in C that compilers vectorize: no branches, no tables, no calls.
 
-Polynomials are least-squares fits weighted towards the least maximal relative error (Lawson's method) on a reduced range:
-exp to |r| <= ln(2) / 2 after Cody and Waite's reduction, log to a mantissa in [1/sqrt(2), sqrt(2)), tanh near 0 in
-x * P(x * x), erf up to 3.92, beyond which it rounds to 1, in the same form over a shifted x * x. Against float64 over all of float32 they are off by at most `ULPS` units in the
-last place; NaN, infinities, signed zeros and denormal results come out as IEEE's functions have them. In float64 C's own are
-called.
+Polynomials are least-squares fits weighted towards minimal maximum relative error (Lawson's method) on a reduced range:
+exp on |r| <= ln(2) / 2 after Cody-Waite reduction, log on a mantissa in [1/sqrt(2), sqrt(2)), tanh near 0 as x * P(x *
+x), erf up to 3.92 (beyond, it rounds to 1) in the same form over a shifted x * x. Errors against float64, over all of
+float32, are at most `ULPS` units in the last place. NaN, infinities, signed zeros and denormal results follow IEEE. In
+float64 the C library's functions are called.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-#: Largest error in units in the last place of the float32 result.
+#: Maximum error in units in the last place of the float32 result.
 ULPS = {"exp": 1.1, "exp2": 1.0, "tanh": 1.4, "erf": 4.5, "log": 0.9, "log1p": 2.5, "expm1": 3.7}
 
 
 def _horner(variable: str, coefficients: str) -> str:
-    """Lines that make p the value of a polynomial, its highest coefficient first."""
+    """C statements that evaluate a polynomial into p by Horner's scheme; coefficients from the highest power down."""
     first, *rest = coefficients.split()
     steps = [f"p = FMA(p, {variable}, {c}f);" for c in rest]
     rows = [" ".join(steps[i : i + 3]) for i in range(0, len(steps), 3)]
@@ -34,7 +34,7 @@ HEAD = """#include <math.h>
 #endif
 """
 
-#: name -> definition. Each may use the others.
+#: Function name -> C definition. Definitions may call earlier ones.
 DEFINITIONS: dict[str, str] = {
     "of_bits": "static inline float of_bits(uint32_t i) { float f; __builtin_memcpy(&f, &i, 4); return f; }",
     "bits_of": "static inline uint32_t bits_of(float f) { uint32_t i; __builtin_memcpy(&i, &f, 4); return i; }",
@@ -106,7 +106,7 @@ static inline float scaled(float x, int32_t n)
 
 
 def needed(text: str) -> Iterator[str]:
-    """The definitions that a text and they themselves call, in an order in which each comes after what it calls."""
+    """The definitions that a text needs, transitively, each after those it calls."""
     return (DEFINITIONS[name] for name in DEFINITIONS if name in _called([text]))
 
 

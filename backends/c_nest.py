@@ -1,4 +1,4 @@
-"""Which loops a C function has: axes in the order of memory, rows or columns, and what is kept of a row."""
+"""Loop nest of a C function: loop order, row or column reductions, and buffered row values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .kir import Builder, Expr, Kernel, Unfusable, if_fusable, walk
 from .tiling import shape_of
 
 COSTLY = frozenset(("exp", "exp2", "tanh", "erf", "log", "log1p", "expm1", "pow", "sin", "cos", "atan"))
-ROW = 16384  # longest row that is kept
+ROW = 16384  # maximum elements of a row buffer
 
 
 @dataclass
 class Scope:
-    """A block of C: the axes it binds, its lines and blocks, and names of the values that it holds."""
+    """A C block: its loop axis, its lines and nested blocks, and the values known in it."""
 
     parent: Scope | None
     axis: Axis | None
@@ -27,22 +27,22 @@ class Scope:
 
     @cached_property
     def bound(self) -> frozenset[Axis]:
-        """Axes that have values here."""
+        """Axes whose loops enclose this block."""
         outer: frozenset[Axis] = self.parent.bound if self.parent is not None else frozenset()
         return outer | ({self.axis} if self.axis is not None else set())
 
     def opened(self, axis: Axis | None, *head: str) -> Scope:
-        """A block within this one, not yet in its place: what is hoisted out of it comes first."""
+        """A nested block that is not inserted yet, so that hoisted statements come first."""
         return Scope(self, axis, list(head))
 
     def close(self) -> None:
-        """Put the block in its place, after what is there."""
+        """Append the block to its parent."""
         assert self.parent is not None
         self.parent.items.append(self)
 
     @property
     def innermost(self) -> bool:
-        """Whether there is no loop inside."""
+        """Whether the block contains no loop."""
         return not any(isinstance(item, Scope) for item in self.items)
 
     def text(self, depth: int) -> Iterator[str]:
@@ -58,7 +58,7 @@ class Scope:
 
 @dataclass
 class Nest:
-    """The loops of a kernel's function."""
+    """Loop nest of a kernel's function."""
 
     kernel: Kernel
     name: str
@@ -73,25 +73,26 @@ class Nest:
         self.real, self.spelling = ("double", DOUBLE) if self.wide else ("float", SINGLE)
         self.axes = self._ordered()
         self.inner = self.axes[-1] if self.axes else None
-        self.block = 0  # elements of the innermost axis in a line of accumulators
+        self.block = 0  # accumulators per line
         self.columns = self.inner is not None and any(self._across(e) for e in kernel.reductions)
         self.uses: dict[Expr, int] = {}
         for e in kernel.exprs:
             for a in e.args:
                 self.uses[a] = self.uses.get(a, 0) + 1
         self.same: dict[Expr, Expr] = {}
-        self.lines: dict[Expr, str] = {}  # reductions that are lines of accumulators -> array
-        self.rows: dict[Expr, tuple[str, Scope]] = {}  # kept values of a row -> array, and where it is known
+        self.lines: dict[Expr, str] = {}  # column reductions -> array of accumulators
+        self.rows: dict[Expr, tuple[str, Scope]] = {}  # buffered row values -> (array, scope it is filled in)
         self.kept = {} if self.columns else self._kept()
         self._check()
 
     def _ordered(self) -> list[Axis]:
-        """The parallel axes, outermost first: that along which results are neighbours is the last."""
+        """The parallel axes, outermost first; the axis with contiguous stores is innermost."""
         at = max((s.at for s in self.kernel.stores), key=lambda at: len(at.axes))
         return sorted(self.kernel.axes, key=lambda a: -abs(at.coefficient(a)) if a in dict(at.terms) else -(1 << 62))
 
     def _across(self, e: Expr) -> bool:
-        """Whether a reduction's operands lie along the innermost parallel axis rather than along its own."""
+        """Whether a reduction's operands are contiguous along the innermost parallel axis instead of the reduction
+        axis."""
         if self.inner not in e.axes:
             return False
         loads = [x.value[1] for x in walk(e.args) if x.op == "load" and e.axis in x.value[1].axes]
@@ -100,16 +101,17 @@ class Nest:
 
     @cached_property
     def _joined(self) -> Mapping[Axis, Axis]:
-        """Reduction axes that run over the elements of the innermost axis."""
+        """Reduction axes that traverse the same elements as the innermost axis."""
         shape = if_fusable(shape_of, self.kernel, products=False)
         return {r: a for r, a in shape.joined.items() if a == self.inner} if shape is not None else {}
 
     def _alike(self, e: Expr) -> Expr:
-        """The expression over the innermost axis, where its own free axis runs over the same elements."""
+        """The expression in terms of the innermost axis, if its reduction axis traverses the same elements; a key for
+        common subexpressions."""
         return moved(self.kernel.builder, e, {r: index(a) for r, a in self._joined.items()}, self.same)
 
     def _kept(self) -> dict[Expr, Axis]:
-        """Costly values along a row that several loops over it compute, each with the axis of the row. Keys are `_alike`."""
+        """Expensive row values that several loops compute -> the row's axis. These are buffered. Keys are `_alike`."""
         loops: list[tuple[Axis, Expr]] = [(e.axis, e.args[0]) for e in self.kernel.reductions]
         if self.inner is not None:
             loops += [(self.inner, e) for s in self.kernel.stores for e in (s.value, *s.guards)]
@@ -126,7 +128,7 @@ class Nest:
         return {e: over[e] for e in shared - below}
 
     def _costly(self) -> set[Expr]:
-        """Floats that take a costly operation."""
+        """Float values that depend on an expensive operation."""
         found: set[Expr] = set()
         for e in self.kernel.exprs:
             if e.axes and (e.op in COSTLY or not found.isdisjoint(e.args)):
@@ -134,7 +136,7 @@ class Nest:
         return {e for e in found if e.kind == "float"}
 
     def _check(self) -> None:
-        """Unfusable where C's whole numbers would not wrap as NumPy's do."""
+        """Unfusable if integer arithmetic would not wrap as in NumPy."""
         narrow: set[Expr] = set()
         for e in self.kernel.exprs:
             if not narrow.isdisjoint(e.args):
@@ -144,11 +146,11 @@ class Nest:
             if e.op == "load" and e.kind == "int" and e.value[3] != "int64":
                 narrow.add(e)
             if e.op == "reduce" and e.kind == "bool":
-                raise Unfusable("a reduction of truth values")
+                raise Unfusable("a reduction of bools")
 
 
 def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:
-    """The expression with indices in place of its free axes. A reduction within keeps its own axis, even one of those."""
+    """The expression with indices substituted for free axes. A nested reduction keeps its own axis."""
     if e.axes.isdisjoint(change):
         return e
     if e not in done:
@@ -168,7 +170,7 @@ def _extreme(e: Expr) -> bool:
 
 
 def _inside(body: Expr, axis: Axis) -> Iterator[Expr]:
-    """What a loop over an axis computes: its body without the reductions in it."""
+    """Expressions evaluated in a loop over an axis, without nested reductions."""
     stack, seen = [body], set()
     while stack:
         e = stack.pop()

@@ -1,8 +1,10 @@
-"""C kernels for every size: the function that is generated for one choice of sizes, its numbers written as expressions.
+"""C kernels with free sizes: a function generated for one choice of sizes, with its numbers replaced by size
+expressions.
 
-At generic sizes (`egraph/lift.py`) every number in a function's text says where it comes from. Written as expressions in
-parameters, they make a function of every size, if it is one: the functions that are generated for the probes must be this one
-with their numbers put in. A kernel whose loops are cut by size is found out and has no such form.
+At generic sizes (`egraph/lift.py`) every number in the function's text identifies its size expression. With these
+expressions over parameters, the text becomes a function for every size. It is checked: functions generated at probe
+sizes must equal this one with numbers substituted. A kernel whose loop structure depends on sizes fails the check and
+has no such form.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from .kir import PROBE
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_REDUCED = re.compile(r"\br\d+(?:_\d+)?\b")  # axes of reductions are named after their sizes
-_ROW = re.compile(r"^\s*\w+ \w+\[[^\]]*size_\w+[^\]]*\];", re.MULTILINE)  # an array as long as a free size
-PREFIX = "size_"  # of parameters
+_REDUCED = re.compile(r"\br\d+(?:_\d+)?\b")  # reduction axes have their sizes in their names
+_ROW = re.compile(r"^\s*\w+ \w+\[[^\]]*size_\w+[^\]]*\];", re.MULTILINE)  # an array whose length is a free size
+PREFIX = "size_"  # of size parameters
 PARALLEL = "omp parallel"
 
 
 @dataclass(frozen=True, eq=False)
 class SizedTemplate(Template):
-    """A C kernel for every size. Its text follows from a template and a call at the generic sizes; measurements belong to a
+    """A C kernel for every size. Its text derives from a template and call at generic sizes; measurements belong to the
     template at the searched sizes."""
 
     origin: Generated = field(default=None)  # type: ignore[assignment]
@@ -47,7 +49,7 @@ class SizedTemplate(Template):
 
 @dataclass(frozen=True)
 class Sized:
-    """One kernel at the sizes that are searched at, with its call there; and for every size, with the call in free sizes."""
+    """A kernel with its call at the searched sizes, and its size-generic form with a call in free sizes."""
 
     template: Template
     call: Call
@@ -58,7 +60,8 @@ class Sized:
 def sized(
     template: Generated, call: Call, numbers: Numbers, searched: Mapping[str, int], probes: Iterable[Mapping[str, int]]
 ) -> Sized | None:
-    """A kernel that was generated at the generic sizes, for every size; None if it is one of those sizes only."""
+    """The size-generic form of a kernel generated at generic sizes; None if its text depends on the sizes in another
+    way."""
     if template.backend != BACKEND.name or template.prep or template.layout is not None:
         return None
     try:
@@ -88,14 +91,14 @@ def sized(
 
 # ---------------------------------------------------------------- terms and calls
 def _lifted(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
-    """The terms in free sizes. ShapeError where one does not lift."""
+    """The terms in free sizes. ShapeError if a term holds at one size only."""
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         if node.op == "full" and numbers.fill(node.attr("value")) is not None:
-            raise ShapeError("a number made of sizes")
+            raise ShapeError("a constant computed from sizes")
         made = make(node.op, args, dict(numbers.attrs(node.entry, node.attrs)), data=node.data)
         if made.type != numbers.type(node.type):
-            raise ShapeError(f"{node.op} holds at one size")
+            raise ShapeError(f"{node.op} is valid at one size only")
         return made
 
     return rebuild(list(roots), change)
@@ -123,7 +126,7 @@ def _made(roots: tuple[Tensor, ...]) -> Generated:
 
 # ---------------------------------------------------------------- text
 def _text(template: Generated, call: Call) -> str:
-    """The kernel's one function without comments, under names that say nothing of sizes. KeyError if there is none."""
+    """The kernel's function without comments, with size-independent names. KeyError if the template has no kernel."""
     found = template.lower(call)
     if found is None:
         raise KeyError(template.name)
@@ -134,24 +137,24 @@ def _text(template: Generated, call: Call) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without pragmas: whether threads share a loop is no matter of right or wrong."""
+    """The text without pragmas: parallelization does not affect correctness."""
     return "\n".join(line for line in text.splitlines() if "#pragma" not in line)
 
 
 def _put(text: str, numbers: Numbers, sizes: Mapping[str, int]) -> str:
-    """The function with the numbers of other sizes."""
+    """The function's text with numbers of other sizes."""
     return _NUMBER.sub(lambda found: str(bind(numbers.dim(int(found[0])), sizes)), _plain(text))
 
 
 def _in_c(value: Dim) -> str:
-    """A size over a kernel's parameters; `//` of what is not negative is C's division."""
+    """A size expression in C over size parameters; `//` of a nonnegative value is C's division."""
     if not isinstance(value, Expr):
         return str(value)
     return f"({_WORD.sub(lambda name: PREFIX + name[0], str(value)).replace('//', '/')})"
 
 
 def _worth(template: Generated, call: Call, numbers: Numbers) -> str:
-    """The condition in C on which a kernel has enough work for several threads."""
+    """C condition for enough work to use several threads."""
     found = template.lower(call)
     assert found is not None
     largest = max((o.type for o in call.places.values()), key=lambda t: t.nbytes)
@@ -161,7 +164,7 @@ def _worth(template: Generated, call: Call, numbers: Numbers) -> str:
 
 
 def _function(text: str, threads: str, numbers: Numbers, worth: str) -> str:
-    """The function over sizes as parameters, its loops shared by threads as in `threads` where that is worth it."""
+    """The function with size parameters, with parallel loops as in `threads` under a condition."""
     lines = iter(_NUMBER.sub(lambda found: _in_c(numbers.dim(int(found[0]))), _plain(text)).splitlines())
     made = []
     for line in threads.splitlines():
@@ -175,7 +178,7 @@ def _function(text: str, threads: str, numbers: Numbers, worth: str) -> str:
 def _free(
     template: Generated, origin: Call, searched: Generated, roots: list[Tensor], function: str, names: list[str]
 ) -> SizedTemplate:
-    """The kernel for every size: its sizes are attributes of the call, and further arguments."""
+    """The template for every size: sizes are attributes of the call and additional arguments."""
     parameters = "".join(f", const long {PREFIX}{n}" for n in names)
     head, brace, rest = function.partition(")")
     source = f"{head}{parameters}{brace}{rest}"
@@ -197,7 +200,7 @@ def _free(
 
 
 def _parameters(head: str) -> list[str]:
-    """Names of the buffers, in the order of the function's parameters."""
+    """Buffer names in parameter order."""
     return [part.split()[-1].lstrip("*") for part in head.partition("(")[2].split(",")]
 
 

@@ -1,5 +1,5 @@
-"""C functions from the kernel IR: loops over the parallel axes, statements hoisted to the outermost loop that binds their
-axes, reductions as loops of their own, the innermost loops written so that a compiler vectorises them.
+"""Emitter of C functions from the kernel IR: parallel loops, loop-invariant code motion, reduction loops, vectorizable
+innermost loops.
 
     void softmax(const float *restrict x0, float *restrict out)
     {
@@ -8,12 +8,13 @@ axes, reductions as loops of their own, the innermost loops written so that a co
             float row0[768];
             float v0 = -INFINITY; ...
 
-Rows: a reduction runs along memory, its loop inside those of the parallel axes it depends on. Columns: where memory runs along
-a parallel axis instead, that axis is walked in blocks, each with a line of accumulators. Expensive values of a row that several
-of its loops need are kept in a buffer of the row (`row0`). Sums are associated anew in vector lanes (`omp simd reduction`), and
-nothing else is: products and sums round one by one, NaN, infinities and signed zeros are as in NumPy.
+Row reductions run along contiguous memory, inside the loops of the parallel axes they depend on. Column reductions,
+where a parallel axis is contiguous instead, iterate over that axis in blocks, each with a line of accumulators.
+Expensive values of a row that several loops need are kept in a row buffer (`row0`). Only sums are reassociated, in
+vector lanes (`omp simd reduction`). Products and sums round separately (no FMA contraction by the compiler); NaN,
+infinities and signed zeros behave as in NumPy.
 
-c_nest.py: which loops there are. c_values.py: what is computed in them. Here: the function.
+c_nest.py builds the loop nest, c_values.py evaluates expressions, this module assembles the function.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ WEIGHTS = {
     "const": 0.0,
     "index": 0.0,
 }
-BLOCK, LEAST = 2048, 256  # accumulators in a line, at most; at least, where threads share the lines
-TILE = 16  # edge of the tiles of a transposing copy
-PARALLEL = 500_000.0  # work (in additions) from which on a kernel is worth several threads: some 10 µs
+BLOCK, LEAST = 2048, 256  # accumulators in a line: maximum, and minimum if threads share the lines
+TILE = 16  # tile edge of a transposing copy
+PARALLEL = 500_000.0  # work (in additions) from which several threads pay off: about 10 µs
 
 
 def emit(kernel: Kernel, name: str, doc: str = "") -> str:
-    """The C function of a kernel: `void name(operands..., out)`. Unfusable where C has no spelling for something."""
+    """The C function of a kernel: `void name(operands..., out)`. Unfusable if an operation has no C spelling."""
     return Writer(kernel, name).function(doc)
 
 
 def work(kernel: Kernel) -> float:
-    """Operations in all, in additions."""
+    """Weighted operation count of a kernel, in additions."""
     extra = {e: prod(a.size for a in e.axes) for e in kernel.exprs}
     bodies = {e.args[0] for e in kernel.reductions}
     return sum(n * WEIGHTS.get(e.op, 1.0) + (n if e in bodies else 0.0) for e, n in extra.items())
 
 
 class Writer(Values):
-    """A kernel's function."""
+    """Writes a kernel's function."""
 
     def function(self, doc: str) -> str:
-        """Its text."""
+        """The function's text."""
         top = Scope(None, None, [self._signature()])
         self.parallel = work(self.kernel) >= PARALLEL
         self._loops(top)
@@ -93,13 +94,13 @@ class Writer(Values):
         return made
 
     def _shared(self, scope: Scope, count: int, few: int = 8) -> None:
-        """Let threads share a loop: the outermost one with enough to share."""
+        """Parallelize a loop if it has at least `few` iterations; applies to the outermost such loop only."""
         if self.parallel and count >= few:
             scope.head.insert(0, "#pragma omp parallel for schedule(static)")
             self.parallel = False
 
     def _blocks(self, scope: Scope) -> Scope:
-        """The innermost axis in blocks."""
+        """A loop over blocks of the innermost axis."""
         axis = self.inner
         assert axis is not None
         size = min(BLOCK, max(LEAST, -(-axis.size // 8))) if self.parallel else BLOCK
@@ -110,7 +111,8 @@ class Writer(Values):
         return made
 
     def _turned(self) -> Axis | None:
-        """A parallel axis along which some operand lies that is far apart along the innermost one."""
+        """A parallel axis along which some operand is contiguous while strided along the innermost axis; None without
+        one."""
         for e in self.kernel.exprs:
             if e.op == "load" and self.inner in e.value[1].axes and abs(e.value[1].coefficient(self.inner)) > 1:
                 for axis in self.axes[:-1]:
@@ -119,7 +121,7 @@ class Writer(Values):
         return None
 
     def _tiled(self, scope: Scope, turned: Axis) -> Scope:
-        """Loops in tiles over two axes, so that what lies along the one is read while it is near."""
+        """Loops tiled over two axes, for cache locality of a transposing access."""
         inner = self.inner
         assert inner is not None
         for axis in (a for a in self.axes if a not in (turned, inner)):
@@ -138,14 +140,14 @@ class Writer(Values):
 
     def _store(self, scope: Scope) -> None:
         place = self._line(scope) if self.columns else scope
-        for e in self.kernel.reductions:  # the loops that fill rows come before those that read them
+        for e in self.kernel.reductions:  # loops that fill row buffers come before those that read them
             if self.columns and self.inner in e.axes:
                 self._accumulated(e, scope)
             elif e.axes <= place.bound:
                 self.value(e, place)
         for store in self.kernel.stores:
             if store.parts:
-                raise Unfusable("a result at a place that depends on data")
+                raise Unfusable("a store at a data-dependent position")
             value, guards = self.value(store.value, place), [f"({self.value(g, place)})" for g in store.guards]
             here = self._place_of(store, place)
             line = f"{store.buffer}[{self._at(store.at)}] = {stored(value, self.kernel.buffers[store.buffer].dtype)};"
@@ -156,17 +158,17 @@ class Writer(Values):
 
     @staticmethod
     def _place_of(store: Store, scope: Scope) -> Scope:
-        """Where a result is stored: where its place and its value are known, and once."""
+        """The outermost scope where a store's position and value are known."""
         needed = store.at.axes.union(store.value.axes, *(g.axes for g in store.guards))
         while scope.parent is not None and needed <= scope.parent.bound:
             scope = scope.parent
         if not scope.bound <= needed:
-            raise Unfusable("a result that is the same along an outer axis")
+            raise Unfusable("a result that does not depend on an outer axis")
         return scope
 
 
 def _brace_on_its_own(lines: Iterator[str]) -> Iterator[str]:
-    """C functions open their brace on the next line."""
+    """The lines with the function's opening brace on its own line."""
     first = next(lines)
     yield first.removesuffix(" {")
     yield "{"

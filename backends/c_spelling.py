@@ -1,4 +1,4 @@
-"""How C on a CPU spells numbers: arithmetic in float and double, and types in memory."""
+"""C spelling of IR operations for the CPU: float and double arithmetic, types in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOUBLE = Spelling({
     "pow": "pow({0}, {1})", "rsqrt": "1.0 / sqrt({0})", "recip": "1.0 / {0}", "is_inf": "fabs({0}) == INFINITY",
 }, suffix="")  # fmt: skip
 
-#: dtype -> type in memory.
+#: dtype -> C type in memory.
 TYPES = {
     "float32": "float", "float64": "double", "float16": "_Float16", "bfloat16": "uint16_t", "bool": "uint8_t",
     **{f"{u}int{n}": f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)},
@@ -23,7 +23,7 @@ TYPES = {
 
 
 def stored(value: str, dtype: str) -> str:
-    """A value as it lies in memory."""
+    """A computed value converted to its storage dtype."""
     if dtype == "bfloat16":
         return f"narrowed({value})"
     return f"({TYPES[dtype]})({value})" if dtype not in ("float32", "float64") else value

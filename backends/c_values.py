@@ -1,4 +1,4 @@
-"""The statements of a C function: values in the outermost loop that binds their axes, reductions as loops of their own."""
+"""Statements of a C function: loop-invariant code motion of values, and reduction loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .kir import NEUTRAL, Expr, Unfusable, below_maximum
 
 
 class Values(Nest):
-    """What is computed in its loops."""
+    """Evaluates expressions in the loop nest."""
 
     def _at(self, at: Index) -> str:
         return position(at, str)
@@ -28,7 +28,7 @@ class Values(Nest):
         return {"float": self.real, "int": "int64_t", "bool": "int"}[kind]
 
     def value(self, e: Expr, scope: Scope) -> str:
-        """The value's name or text, valid in a scope; its statements are added to the outermost scope that they can be in."""
+        """The variable or text of a value, valid in `scope`; its statements go to the outermost legal scope."""
         if e.op == "const":
             return self.spelling.number(e.value) if e.kind == "float" else str(int(e.value))
         if e in self.lines:
@@ -41,8 +41,8 @@ class Values(Nest):
         return found
 
     def _place(self, e: Expr, scope: Scope) -> Scope:
-        """The outermost scope that binds a value's axes: never beyond a loop over one of them, since a loop within another
-        one may bind the same axis again."""
+        """The outermost scope that binds a value's axes. Never outside a loop over one of them, because nested loops
+        may bind the same axis again."""
         while scope.parent is not None and scope.axis not in e.axes and e.axes <= scope.parent.bound:
             scope = scope.parent
         return scope
@@ -107,11 +107,11 @@ class Values(Nest):
         return f"{' & '.join(f'({g})' for g in guards)} ? {found} : {zero}" if guards else found
 
     def _last(self, operand: str, step: int) -> int:
-        """The last index of the axis that data-dependent indices run over."""
+        """The last index of the axis that a data-dependent index addresses."""
         buffer = self.kernel.buffers[operand]
         sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
         if len(sizes) > 1 or not step:
-            raise Unfusable("an index into one of several axes that lie alike")
+            raise Unfusable("an index into one of several axes with equal strides")
         return sizes[0] - 1 if sizes else 0
 
     # ------------------------------------------------------------ reductions
@@ -122,7 +122,7 @@ class Values(Nest):
         return "INT64_MIN" if monoid == "max" else "INT64_MAX"
 
     def _reduced(self, e: Expr, place: Scope) -> str:
-        """A reduction along memory: a loop with one accumulator; of maxima, another one for whether there is a NaN."""
+        """A row reduction: a loop with one accumulator, and for max and min a NaN flag."""
         monoid, axis = e.value
         name, body = self._fresh("v"), e.args[0]
         place.items.append(f"{self._type(e.kind)} {name} = {self._neutral(e)};")
@@ -147,7 +147,7 @@ class Values(Nest):
         return name
 
     def _unrolled(self, axis: Axis, body: Expr) -> tuple[Axis, list[Expr]]:
-        """Several steps of a loop at once, so that accumulators are read and written less often."""
+        """The loop unrolled by up to 8, so that accumulators are loaded and stored less often."""
         steps = next((n for n in (8, 5, 4, 3, 2) if axis.size % n == 0), 1)
         if steps == 1:
             return axis, [body]
@@ -156,9 +156,9 @@ class Values(Nest):
         return outer, [moved(self.kernel.builder, body, place, {}) for place in places]
 
     def _accumulated(self, e: Expr, scope: Scope) -> None:
-        """A reduction across memory: for each element of its axis one pass over a line of accumulators."""
+        """A column reduction: a loop over the reduction axis that updates a line of accumulators."""
         if not e.axes - {self.inner} <= scope.bound:
-            raise Unfusable("a reduction inside another one, across memory")
+            raise Unfusable("a column reduction nested in another reduction")
         monoid, axis = e.value
         name, body = self._fresh("line"), e.args[0]
         scope.items.append(f"{self._type(e.kind)} {name}[{self.block}];")
@@ -170,7 +170,7 @@ class Values(Nest):
         loop = scope.opened(axis, f"for (long {axis} = 0; {axis} < {axis.size}; {axis}++)")
         line = self._line(loop)
         place = total = f"{name}[{self.inner} - first]"
-        if len(bodies) > 1:  # a few steps in a register of their own: fewer stores, and less rounding
+        if len(bodies) > 1:  # accumulate the unrolled steps in a register: fewer stores, less rounding
             total = self._fresh("v")
             line.items.append(f"{self._type(e.kind)} {total} = {self._neutral(e)};")
         watch = "" if e.kind != "float" or monoid in ("sum", "prod") else "here"
@@ -197,7 +197,7 @@ class Values(Nest):
 
     @staticmethod
     def _vector(scope: Scope, reductions: str = "") -> None:
-        """Ask for vector code where there is no loop inside."""
+        """Add `omp simd` to a loop without inner loops."""
         if scope.axis is None or not scope.innermost:
             return
         for i, line in enumerate(scope.head):
@@ -208,7 +208,8 @@ class Values(Nest):
 
 
 def _step(monoid: str, total: str, x: str, watch: str) -> list[str]:
-    """One step of a reduction. `watch`: "" (no NaN), "here" (a NaN stays in the total), or a flag's name."""
+    """One reduction step. `watch`: "" ignores NaN, "here" keeps a NaN in the accumulator, else the name of a NaN
+    flag."""
     if monoid in ("sum", "prod"):
         return [f"{total} {'+' if monoid == 'sum' else '*'}= {x};"]
     beats = ">" if monoid == "max" else "<"
@@ -218,5 +219,5 @@ def _step(monoid: str, total: str, x: str, watch: str) -> list[str]:
 
 
 def _product(e: Expr) -> tuple[Expr, Expr] | None:
-    """The two sides of a product of floats."""
+    """The two factors of a float product; None for other expressions."""
     return (e.args[0], e.args[1]) if e.op == "mul" and e.kind == "float" else None

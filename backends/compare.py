@@ -1,11 +1,11 @@
-"""The comparison of a result with its float64 reference, place by place and slice by slice, of NumPy arrays or Torch tensors.
+"""Comparison of a result with its float64 reference, per element and per slice, for NumPy arrays and Torch tensors.
 
-One number for a whole output hides a wrong part whose values are small. So every place has a limit of its own, made of what is
-allowed relative to its value and of what the unoptimized run loses in the slices that the place is in (its row, its column, its
-channel: all places of one index along an axis; of values with one long axis, stretches of it), whichever slice loses least. And
-every slice has a limit for its norm, which finds many places that are each a little off.
+A single norm of an output hides a wrong part with small values. So each element has its own limit. The limit adds what
+is allowed relative to the element's value, and what the unfused baseline loses in slices that contain the element; the
+slice with the least loss counts. A slice is all elements with one index along an axis (a row, a column, a channel); a
+single long axis is cut into stretches. Each slice also has a limit for its error norm, which detects many small errors.
 
-The limits are estimates. A place beyond its limit is looked at again with what rounding does to it (`disturb.py`).
+The limits are estimates. An element beyond its limit is checked against the effect of rounding (`disturb.py`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import numpy as np
 
 from ..egraph import dtypes
 
-PLACE = 8.0  # times the relative error that is allowed for the whole, of one place
-BESIDE = 4.0  # the same, relative to the root mean square of its slice
-OWN = 12.0  # times the unoptimized run's root mean square error in a slice, of one place in it
-SLICE = 3.0  # times what is allowed for the whole, of a slice's norm; and of the unoptimized run's
-LEAST = 32  # places that a slice has at least: fewer have no mean
-STRETCH = 256  # places of a stretch of a long axis
-PIECE, PIECE_THERE = 1 << 18, 1 << 22  # places that are compared at a time: of arrays, and of tensors
+PLACE = 8.0  # allowed relative error of an element, as a multiple of that of the whole output
+BESIDE = 4.0  # allowed error as a multiple of the whole output's relative error times the root mean square of the slice
+OWN = 12.0  # multiple of the baseline's root mean square error in a slice that an element may be off by
+SLICE = 3.0  # multiple of the allowed error of the whole, and of the baseline's error, for a slice's norm
+LEAST = 32  # minimum elements of a slice: fewer give no useful mean
+STRETCH = 256  # elements of a stretch of a long axis
+PIECE, PIECE_THERE = 1 << 18, 1 << 22  # elements compared at a time: arrays, tensors
 
-#: Relative error of the whole from which the limits of a single kernel's places and slices are made, by the coarsest float dtype that it
-#: reads or writes. A kernel beyond them, which rounding does not explain, is wrong.
+#: Relative error of a single kernel from which limits of elements and slices follow, by the narrowest float dtype that
+#: the kernel reads or writes. A kernel beyond them is wrong unless rounding explains the error.
 KERNEL = {"float64": 3e-11, "float32": 2e-5, "float16": 1e-3, "bfloat16": 5e-3}
 
-#: Half a unit in the last place of 1.0, and the largest and smallest numbers whose digits are all there.
+#: Unit roundoff, and the largest and smallest numbers with full precision.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LARGEST = {
     "float64": 1.7976931348623157e308,
@@ -44,28 +44,28 @@ SMALLEST = {"float64": 2.2250738585072014e-308, "float32": 2.0**-126, "float16":
 
 @dataclass(frozen=True)
 class Worst:
-    """The place or slice of a result that is nearest to its limit, or farthest beyond."""
+    """The element or slice with the largest ratio of error to limit."""
 
-    ratio: float = 0.0  # its error over its limit
-    error: float = 0.0  # absolute; of a slice its norm
+    ratio: float = 0.0  # error / limit
+    error: float = 0.0  # absolute error; the norm for a slice
     limit: float = 0.0
-    size: float = 0.0  # of the reference: its magnitude there, a slice's norm
-    where: str = ""  # which place or slice, in words
-    exempt: int = 0  # places whose value rounding decides, which are not compared
+    size: float = 0.0  # magnitude of the reference; the norm for a slice
+    where: str = ""  # text that names the element or slice
+    exempt: int = 0  # elements not compared because rounding decides their value
 
     @property
     def relative(self) -> float:
-        """Its error relative to the reference there."""
+        """The error relative to the reference."""
         return self.error / self.size if self.size else math.inf if self.error else 0.0
 
     @property
     def said(self) -> str:
-        """Where and how much, in words."""
+        """Location and size of the error as text."""
         return f"{self.where}: off by {self.error:.3g}, where {self.limit:.3g} is allowed beside {self.size:.3g}"
 
 
 def module_of(x: Any) -> Any:
-    """NumPy, or Torch for its tensors."""
+    """The array module of a value: NumPy or Torch."""
     if type(x).__module__.partition(".")[0] == "torch":
         import torch
 
@@ -74,29 +74,30 @@ def module_of(x: Any) -> Any:
 
 
 def wide(x: Any) -> Any:
-    """An array or tensor in float64."""
+    """An array or tensor converted to float64."""
     return x.astype(np.float64, copy=False) if isinstance(x, np.ndarray) else x.double()
 
 
 def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> Worst:
-    """The worst place or slice of a result, see `Measured.worst`."""
+    """The worst element or slice of a result; see `Measured.worst`."""
     return Measured(y, exact, own, unstable).worst(dtype, allowed)
 
 
 class Measured:
-    """How far a result `y` is off its float64 reference, both of one shape: as a whole and in each slice.
+    """Errors of a result `y` against its float64 reference of equal shape: overall and per slice.
 
-    `own`: the unoptimized run in its own dtypes, None where there is none. `unstable`: how far rounding moves each place; places
-    that are off by no more count in no slice. Places where `y` or the reference is not finite count nowhere."""
+    `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each element;
+    elements with smaller errors count in no slice. Elements where `y` or the reference is not finite never count.
+    """
 
     def __init__(self, y: Any, exact: Any, own: Any | None, unstable: Any | None = None) -> None:
         self.xp, self.shape = module_of(exact), tuple(exact.shape)
         self.flat = flat = _Flat(self.shape)
         self.parts = [x if x is None else flat.of(x) for x in (y, exact, own, unstable)]
         self.sums = _Sums(flat, self.xp)
-        self.peaks: list[tuple[slice, Any]] = []  # the largest error among some rows
-        self.known = 0.0  # sum of squares of the reference where the unoptimized run is finite
-        self.finite = True  # NaN and infinities stand where another run has them
+        self.peaks: list[tuple[slice, Any]] = []  # (rows, largest error in them)
+        self.known = 0.0  # sum of squares of the reference where the baseline is finite
+        self.finite = True  # whether NaN and infinities match another run
         if flat.total:
             with np.errstate(all="ignore"):
                 for rows in self._rows():
@@ -107,8 +108,7 @@ class Measured:
         return (slice(start, start + step) for start in range(0, self.flat.rows, step))
 
     def _piece(self, rows: slice) -> list[Any]:
-        """Magnitudes of the error, the reference and the unoptimized run's error, and how far rounding moves each place; NaN and
-        infinities among them."""
+        """The result, reference, baseline and rounding movement of some rows, in float64."""
         v, r, o, u = (None if x is None else wide(x[rows]) for x in self.parts)
         return [v, r, o, u]
 
@@ -128,7 +128,8 @@ class Measured:
         self.sums.add(gap, r, lost)
 
     def _placed(self, v: Any, r: Any, o: Any | None) -> tuple[Any, Any, Any, Any]:
-        """Errors where all is finite, else 0, and the reference where the unoptimized run is finite; notes what is misplaced."""
+        """(error, reference, baseline error, reference where the baseline is finite), with 0 where values are not
+        finite. Records misplaced NaN and infinities."""
         xp, none = self.xp, self.xp.zeros_like(r)
         dtype = "float64" if self.parts[2] is None else dtypes.name_of(self.parts[2].dtype)
         if o is not None:
@@ -140,8 +141,7 @@ class Measured:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Relative Frobenius errors of the result and of the unoptimized run. Numbers of which a dtype holds not all digits may be
-        zero."""
+        """Relative Frobenius errors of (the result, the baseline). Errors at subnormal magnitude count as zero."""
         if not self.flat.total:
             return 0.0, 0.0
         gap, size, lost = (math.sqrt(float(x.sum())) if x is not None else 0.0 for x in self.sums.by_column)
@@ -150,7 +150,8 @@ class Measured:
         return share(gap, size, least), share(lost, math.sqrt(self.known))
 
     def worst(self, dtype: str, allowed: float) -> Worst:
-        """The place or slice that is nearest to its limit, where `allowed` is the relative error of the whole in a `dtype`."""
+        """The element or slice nearest to its limit, or farthest beyond, given the `allowed` relative error of the
+        whole in `dtype`."""
         if not self.flat.total:
             return Worst()
         xp, flat = self.xp, self.flat
@@ -161,7 +162,7 @@ class Measured:
             peaks = [p.item() for _, p in self.peaks] if xp is np else xp.stack([p for _, p in self.peaks]).tolist()
             for (rows, _), peak in zip(self.peaks, peaks):
                 if peak <= limits.least(rows) + SMALLEST[dtype] and self.parts[3] is None:
-                    continue  # all of its places are within their limits
+                    continue  # all elements are within their limits
                 v, r, _, u = self._piece(rows)
                 gap, size, *_ = self._placed(v, r, None)
                 size = abs(size)
@@ -179,14 +180,14 @@ class Measured:
 
 
 def share(gap: float, scale: float, least: float = 0.0) -> float:
-    """A norm relative to another one; 0 where it is at most `least`."""
+    """gap / scale; 0 if the gap is at most `least`, infinite if the scale is 0."""
     if gap <= least:
         return 0.0
     return gap / scale if scale > 0 else math.inf
 
 
 class _Flat:
-    """A shape as rows and columns: its first axes and its last ones, as near to a square as it goes."""
+    """A shape viewed as a matrix: leading axes as rows and trailing axes as columns, as square as possible."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         sizes = [math.prod(shape[:k]) for k in range(len(shape) + 1)]
@@ -200,7 +201,7 @@ class _Flat:
         self.total, self.leading, self.trailing = total, shape[:split], shape[split:]
         self.rows, self.columns = sizes[split], total // sizes[split]
         self.stretched = False
-        if min(self.rows, self.columns) == 1 and total >= 4 * LEAST:  # one long axis
+        if min(self.rows, self.columns) == 1 and total >= 4 * LEAST:  # a single long axis
             self.stretched = True
             width = next((w for w in range(STRETCH, LEAST - 1, -1) if total % w == 0), 0)
             self.columns = width or total
@@ -208,11 +209,11 @@ class _Flat:
             self.leading, self.trailing = (self.rows,), (self.columns,)
 
     def of(self, x: Any) -> Any:
-        """An array of the shape as rows and columns."""
+        """An array of the shape as a matrix."""
         return x.reshape(self.rows, self.columns) if self.total else x
 
     def axes(self) -> Iterator[tuple[bool, int, int]]:
-        """Axes with slices of enough places to have a mean: among the rows or not, which, and places in a slice."""
+        """Axes with large enough slices: (whether the axis belongs to the rows, axis, elements per slice)."""
         for first, sizes in ((True, self.leading), (False, self.trailing)):
             if self.stretched and not first:
                 continue
@@ -221,14 +222,14 @@ class _Flat:
                     yield first, axis, self.total // size
 
     def name(self, first: bool, axis: int, index: int) -> str:
-        """A slice in words."""
+        """A slice as text."""
         if self.stretched:
             return f"in places {index * self.columns} to {(index + 1) * self.columns - 1}"
         return f"at index {index} of axis {axis if first else axis + len(self.leading)}"
 
 
 class _Sums:
-    """Sums of squares over each row and each column: of the error, the reference, and the unoptimized run's error."""
+    """Sums of squares per row and per column: of the error, the reference and the baseline's error."""
 
     def __init__(self, flat: _Flat, xp: Any) -> None:
         self.flat, self.xp = flat, xp
@@ -236,7 +237,7 @@ class _Sums:
         self.by_column: list[Any] = [None, None, None]
 
     def add(self, *errors: Any | None) -> None:
-        """Count some rows; None is nothing but zeros."""
+        """Add some rows; None means zeros."""
         for k, x in enumerate(errors):
             if x is None:
                 like: Any = errors[0]
@@ -250,7 +251,7 @@ class _Sums:
             self.by_column[k] = column if self.by_column[k] is None else self.by_column[k] + column
 
     def _along(self, k: int, first: bool, axis: int) -> Any:
-        """Sums of one of them per index of an axis."""
+        """Sums of quantity `k` per index of an axis."""
         flat = self.flat
         line, sizes = (self._rows(k), flat.leading) if first else (self.by_column[k], flat.trailing)
         found = line.reshape(sizes)
@@ -265,7 +266,7 @@ class _Sums:
         return self.by_row[k][0]
 
     def slices(self, dtype: str, allowed: float) -> Worst:
-        """The worst slice by its norm; the whole is judged by itself."""
+        """The slice with the worst norm."""
         found = Worst()
         for first, axis, count in self.flat.axes():
             gap, size, lost = (self.xp.sqrt(self._along(k, first, axis)) for k in range(3))
@@ -279,7 +280,7 @@ class _Sums:
         return found
 
     def limits(self, allowed: float) -> _Limits:
-        """What a place may be off by beside what is allowed relative to its value."""
+        """Absolute error limits per row and per column, besides the part relative to an element's value."""
         xp, flat = self.xp, self.flat
         whole = self._limit([x.sum() for x in (self.by_column[1], self.by_column[2])], flat.total, allowed)
         rows, columns = whole + xp.zeros_like(self._rows(1)), whole + xp.zeros_like(self.by_column[1])
@@ -301,25 +302,28 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Limits:
-    """Per row and per column what a place may be off by; the smaller one counts."""
+    """Absolute error limit per row and per column; the smaller one applies to an element."""
 
     xp: Any
     rows: Any
     columns: Any
 
     def of(self, rows: slice) -> Any:
-        """Those of some rows."""
+        """The limits of all elements in some rows."""
         return self.xp.minimum(self.rows[rows][:, None], self.columns[None, :])
 
     def least(self, rows: slice) -> float:
-        """The smallest of some rows."""
+        """The smallest limit in some rows."""
         return min(float(self.rows[rows].min()), float(self.columns.min()))
 
 
-# ---------------------------------------------------------------- whole numbers, truth values, NaN and infinities
+# ---------------------------------------------------------------- integers, bools, NaN and infinities
 def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None = None) -> Worst:
-    """Places of whole numbers or truth values that are neither as in the unoptimized run nor as in the float64 run, the first of them
-    by its place; `ratio` is their share. `unstable`: places whose value rounding decides, which may have any."""
+    """Elements of integer or bool results that match neither the baseline nor the float64 run. `ratio`: their share;
+    `where` names the first one.
+
+    `unstable`: elements whose value rounding decides; any value is accepted there.
+    """
     xp = module_of(own)
     if not math.prod(own.shape):
         return Worst()
@@ -342,15 +346,18 @@ def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None =
 
 
 def misplaced(xp: Any, v: Any, r: Any, o: Any, dtype: str = "float64") -> Any:
-    """Where NaN, +inf, -inf or a finite number stands and neither the reference nor the unoptimized run has it, all in float64.
-    Numbers within rounding of a dtype's largest one may be that infinity, and the other way round."""
+    """Where the result's class (NaN, +inf, -inf, finite) matches neither the reference nor the baseline, all in
+    float64.
+
+    A number within rounding of the dtype's largest one may become infinite, and vice versa.
+    """
     edge = LARGEST[dtype] * (1 - 64 * UNITS[dtype])
     near = (xp.abs(r) >= edge) & (xp.abs(v) >= edge) & ((v > 0) == (r > 0))
     return ~(_alike(xp, v, r) | _alike(xp, v, o) | near)
 
 
 def _alike(xp: Any, a: Any, b: Any) -> Any:
-    """Where both are NaN, the same infinity, or finite."""
+    """Where both are NaN, both the same infinity, or both finite."""
     return (xp.isfinite(a) & xp.isfinite(b)) | (xp.isinf(a) & (a == b)) | (xp.isnan(a) & xp.isnan(b))
 
 

@@ -1,4 +1,4 @@
-"""Compiling kernel texts elsewhere, many at once: the near side of compile_server.py."""
+"""Parallel compilation of kernel texts; the parent's side of compile_server.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .compile_server import READY
 from .kernel_text import KernelText, call_json
 from .measure import started
 
-COMPILE_S = 60.0  # most seconds of one schedule's compiler
+COMPILE_S = 60.0  # deadline in seconds for compiling one schedule
 
 Reply = dict[str, Any]
 
@@ -27,8 +27,8 @@ _GONE: Reply = {"ok": False, "status": "crash", "stage": "compile", "message": "
 
 
 class CompilePool:
-    """At most `workers` compilers at work for an architecture (90 is sm_90, or what gives such a number when the first one starts);
-    `timeout` seconds bound one text."""
+    """Up to `workers` compilers for a compute capability (90 is sm_90), or for the result of a function called on first
+    use. `timeout`: seconds per text."""
 
     def __init__(self, workers: int, capability: int | Callable[[], int], timeout: float = COMPILE_S) -> None:
         self.workers, self.timeout, self._capability = workers, timeout, capability
@@ -36,25 +36,25 @@ class CompilePool:
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Reply]] = {}
         self._count = 0
-        self.clock = Clock()  # when compilers were loaded, and worked
+        self.clock = Clock()  # when compilers were loading and working
 
     def start(self) -> None:
-        """Let the compiler load while there are other things to do; `submit` would do it too."""
+        """Start loading the compiler without waiting; `submit` does this on demand."""
         with self._lock:
             self._started()
 
     @cached_property
     def capability(self) -> int:
-        """What is compiled for."""
+        """Compute capability to compile for."""
         return self._capability if isinstance(self._capability, int) else self._capability()
 
     @property
     def busy(self) -> int:
-        """Texts that are being compiled, or wait for it."""
+        """Number of texts being compiled or queued."""
         return len(self._waiting)
 
     def submit(self, text: KernelText, call: Call) -> Future[Reply]:
-        """The resources of a text, once it is compiled."""
+        """The future resource use of a text, available when it is compiled."""
         found: Future[Reply] = Future()
         job = {"text": text.to_json(), "call": call_json(call), "capability": self.capability, "timeout": self.timeout}
         with self._lock:
@@ -65,7 +65,7 @@ class CompilePool:
                 assert process.stdin is not None
                 process.stdin.write(json.dumps({"id": number, **job}) + "\n")
                 process.stdin.flush()
-            except OSError:  # it has just died: the listener tells all that wait, perhaps not this one any more
+            except OSError:  # the server just died: the listener fails all waiting jobs, perhaps not this one
                 self._waiting.pop(number, None)
                 found.set_result(dict(_GONE))
         return found
@@ -82,7 +82,7 @@ class CompilePool:
         return self._process
 
     def close(self) -> None:
-        """End all compilers, with whatever they are doing."""
+        """Kill all compilers."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
@@ -95,7 +95,7 @@ class CompilePool:
 
 
 def _listen(pipe: IO[str], waiting: dict[int, Future[Reply]], clock: Clock) -> None:
-    """Hand replies to those who wait; at the end of the pipe, nobody waits on."""
+    """Thread: deliver replies to waiting futures; fail the rest when the pipe ends."""
     began = time.monotonic()
     with contextlib.suppress(ValueError, OSError):
         for line in pipe:

@@ -1,8 +1,8 @@
-"""The process that compiles kernels side by side: it loads the compiler once and forks itself for every compiler at work.
+"""Compile server: a process that loads the compiler once and forks compiler processes.
 
-Jobs come as JSON lines and go to compilers that are idle; replies leave in the order in which they are ready. A compiler that
-crashes or takes too long costs its job; the next one is forked in milliseconds, with everything loaded. The process itself has
-one thread and runs no kernels, so that a fork is a whole copy of it.
+Jobs are JSON lines and go to idle compilers; replies are written in order of completion. A compiler that crashes or
+exceeds its deadline costs its job; a replacement is forked in milliseconds, with everything loaded. The server is
+single-threaded and runs no kernels, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from . import compile_worker
 from .measure_worker import die_with_parent, own_output
 
 CHUNK = 1 << 16
-READY = 0  # the number of no job: everything is loaded
+READY = 0  # reply id that is no job: the compiler is loaded
 
 Job = Mapping[str, Any]
 
 
 @dataclass
 class Lines:
-    """Whole lines out of pieces of text."""
+    """Splits received bytes into lines."""
 
     rest: bytes = b""
 
     def of(self, piece: bytes) -> list[bytes]:
-        """The lines that end in this piece."""
+        """The lines completed by this piece."""
         *whole, self.rest = (self.rest + piece).split(b"\n")
         return whole
 
 
 @dataclass(eq=False)
 class Compiler:
-    """A forked child: its process, the way to it, and the job that it has, until when."""
+    """A forked compiler: its process id, socket, current job and deadline."""
 
     pid: int
     way: socket.socket
@@ -52,13 +52,13 @@ class Compiler:
     until: float = float("inf")
 
     def give(self, job: Job) -> None:
-        """Hand it a job; that it may be gone is seen when its end of the way is closed."""
+        """Send a job. A dead compiler is noticed when its socket closes."""
         self.job, self.until = job, time.monotonic() + float(job["timeout"])
         with contextlib.suppress(OSError):
             self.way.sendall(json.dumps(job).encode() + b"\n")
 
     def end(self) -> int:
-        """Kill it; how it ended."""
+        """Kill the compiler; returns its exit code."""
         self.way.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -66,7 +66,7 @@ class Compiler:
 
 
 class Server:
-    """Takes jobs from one file descriptor, writes replies to another, with at most `most` compilers."""
+    """Reads jobs from one file descriptor and writes replies to another, with at most `most` compilers."""
 
     def __init__(self, source: int, target: int, most: int) -> None:
         self.source, self.target, self.most = source, target, most
@@ -77,7 +77,7 @@ class Server:
         self.asked = Lines()
 
     def run(self) -> None:
-        """Until the source ends."""
+        """Serve until the input ends."""
         while True:
             self._hand_out()
             until = min((c.until for c in self.compilers if c.job), default=None)
@@ -113,7 +113,7 @@ class Server:
             compiler.job, compiler.until = None, float("inf")
 
     def _lost(self, compiler: Compiler, status: str, message: str) -> None:
-        """End a compiler; its job has failed."""
+        """Remove a compiler; its job fails."""
         self.selector.unregister(compiler.way)
         self.compilers.remove(compiler)
         code = compiler.end()
@@ -149,7 +149,7 @@ class Server:
 
 
 def _answer_all(way: socket.socket) -> None:
-    """What a compiler does: jobs one after the other."""
+    """Main loop of a compiler: answer jobs one after another."""
     lines = Lines()
     while piece := way.recv(CHUNK):
         for line in lines.of(piece):
@@ -158,7 +158,7 @@ def _answer_all(way: socket.socket) -> None:
 
 
 def main() -> None:
-    """`compile_server COMPILERS CAPABILITY`: serve the standard input. An interrupt is the parent's business."""
+    """`compile_server COMPILERS CAPABILITY`: serve standard input. SIGINT is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     out = own_output()

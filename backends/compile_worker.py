@@ -1,9 +1,9 @@
-"""Compiling generated kernels without launching them, on any machine, and saying what they use; compile_server.py's children
-do it.
+"""Compilation of generated kernels without launching them, and their resource use. Runs in compile_server.py's
+children; needs no GPU.
 
-The module of a kernel text is run on tensors without memory, while Triton believes in a GPU of the architecture asked for:
-each launch compiles into Triton's cache on disk, and nothing runs. A compiler that crashes or hangs takes this process
-with it, which costs one schedule.
+The module of a kernel text runs on meta tensors with a fake Triton driver for the target architecture: each launch
+compiles into Triton's disk cache and nothing runs. A compiler crash or hang ends this process, which costs one
+schedule.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .overtaking import overtaking
 from .torch_reference import torch_dtype
 
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
-"""Shared memory that one block can have, by architecture."""
+"""Maximum shared memory per block in bytes, by compute capability."""
 
 _launched: list[tuple[Any, Any, tuple[Any, ...]]] = []  # compiled kernel, grid, scalar arguments
 
 
 @cache
 def prepare(capability: int) -> None:
-    """Let Triton believe in a GPU of this architecture (90 is sm_90), and compile where it would launch."""
+    """Install a fake Triton driver for a compute capability (90 is sm_90), and compile instead of launching."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaLauncher as launcher
     from triton.runtime import driver
@@ -51,7 +51,7 @@ def prepare(capability: int) -> None:
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         made = compiled(self, *args, grid=grid, warmup=True, **options)
-        with contextlib.suppress(Exception):  # what launches it is compiled too: later, the device would wait
+        with contextlib.suppress(Exception):  # compile the launcher too; otherwise the device would wait later
             launcher(made.src, made.metadata)
         scalars = tuple(a for a in args if isinstance(a, int | float | bool))
         shape = grid if not callable(grid) else grid({**dict(zip(self.arg_names, args)), **options})
@@ -63,12 +63,15 @@ def prepare(capability: int) -> None:
 
 
 class Race(Exception):
-    """A kernel whose copies overtake its products."""
+    """A kernel with an async-copy race."""
 
 
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
-    """Compile every kernel that the text launches; their largest needs, and a digest of what would be launched. Race where one must
-    not be."""
+    """Compile every kernel that the text launches: maximum resource use, and a digest of binaries and launch
+    parameters.
+
+    Race if a kernel has an async-copy race.
+    """
     import torch
 
     prepare(capability)
@@ -92,7 +95,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
             raise Race("; ".join(wrong))
         try:
             used = resources(binary)
-        except ValueError:  # another kind of binary: whether it spills is not known
+        except ValueError:  # not a cubin: spills are unknown
             used = 0, 0
         shared, registers, spills = max(shared, kernel.metadata.shared), max(registers, used[0]), max(spills, used[1])
         digest.update(binary)
@@ -104,11 +107,11 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
 
 
 def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
-    """The same of the kernels of CUDA C++ that a module defines (cuda_helpers.py), compiled by NVRTC into cuda-core's cache."""
+    """The same for a module's CUDA C++ kernels (cuda_helpers.py), compiled by NVRTC into cuda-core's cache."""
     binary = kernels.compiled(f"sm_{capability}").code
     registers, spills = resources(binary)
     launched = [(k.name, k.grid, k.block, k.early) for k in kernels.known.values()]
-    asked = max((k.room for k in kernels.known.values()), default=0)  # beyond what a block has anyway
+    asked = max((k.room for k in kernels.known.values()), default=0)  # beyond the default shared memory of a block
     return {
         "kernels": len(launched), "digest": blake2b(binary + repr(launched).encode(), digest_size=16).hexdigest(),
         "shared": asked, "registers": registers, "spills": spills, "fits": asked <= SHARED_BYTES.get(capability, 101_376),
@@ -116,7 +119,7 @@ def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job: a text, its call, and the architecture; with the seconds that it took."""
+    """The reply to one job (text, call, architecture), with the seconds it took."""
     began = time.monotonic()
     try:
         text, call = KernelText.of_json(job["text"]), call_of_json(job["call"])
@@ -145,9 +148,9 @@ def run(out_, scratch):
 
 
 def begin(capability: int) -> None:
-    """Load the compiler, and compile something: the first time takes seconds."""
-    with contextlib.suppress(Exception):  # what is the matter is said by the first job
+    """Load the compiler and compile a trivial kernel: the first compilation takes seconds."""
+    with contextlib.suppress(Exception):  # errors are reported by the first job
         one = Operand(Type((1,), "float32"), (1,))
         compile_text(KernelText(WARM, (), (), False, 0, True), Call({}, one, {}), capability)
-    with contextlib.suppress(Exception):  # NVRTC, where cuda-core is installed
+    with contextlib.suppress(Exception):  # NVRTC, if cuda-core is installed
         CudaKernel.compiled(f"sm_{capability}")

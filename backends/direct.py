@@ -1,4 +1,4 @@
-"""The unoptimized plan: every node of a graph by one kernel, as it is written. The baseline, and the plan of last resort."""
+"""Unfused baseline plan: one kernel per graph node. Also the fallback if optimization finds no plan."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _WEIGHTS = ("param", "constant", "full", "iota")
 
 
 def direct_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
-    """One kernel per node, in the graph's order; views are views where memory allows, weights are folded at load.
+    """The unfused plan: one kernel per node in topological order; views where strides allow, constant folding of
+    weights at load.
 
-    The first template of the first backend that fits is taken. NoPlanError names an op without any.
+    Takes the first legal template of the first backend. NoPlanError for an op without any.
     """
     return _Builder(graph, [t for b in backends for t in b.templates if not t.loss]).build()
 
@@ -76,7 +77,7 @@ class _Builder:
             raise NoPlanError(f"no kernel computes {node!r}")
 
     def _computed(self, node: Tensor, inputs: Sequence[int]) -> bool:
-        """Add a kernel for the node over these values, if one takes them as they lie."""
+        """Add a kernel for the node over these values if a template accepts their layouts; whether one was added."""
         operands = [Operand(self.values[v].type, self.values[v].strides) for v in inputs]
         for template in self.by_op.get(node.op, ()):
             found = self._fits(template, node, operands)
@@ -86,7 +87,7 @@ class _Builder:
         return False
 
     def _dense(self, value: int) -> int:
-        """The value, or a row-major copy of it."""
+        """The value if it is dense, else a row-major copy of it."""
         old = self.values[value]
         source = Operand(old.type, old.strides)
         if source.dense:
@@ -130,7 +131,7 @@ class _Builder:
 
 
 def _plain(template: Template) -> bool:
-    """Whether the template is one op over distinct operands with free attributes, and needs no preparation."""
+    """Whether a template is a single op over distinct operands with free attributes and without weight preparation."""
     term = template.term
     assert isinstance(term, Pattern)
     operands = [a.name for a in term.args if isinstance(a, Var)]

@@ -1,10 +1,10 @@
-"""What rounding does to a graph's values: float64 runs in which every computed value is off by a random number of the size of its
-dtype's rounding.
+"""Rounding sensitivity of a graph's values: float64 runs in which every computed value gets random noise of its dtype's
+rounding magnitude (stochastic arithmetic, as in Monte Carlo arithmetic).
 
-Where such runs agree, a value is well conditioned and must be there. Where they differ (an argmax of nearly equal numbers, the floor
-of a sum near a whole number, a difference of nearly equal sums, a row of NaN or of what a cast cannot hold) rounding decides, and
-programs that are right may differ as well. The runs are made only where a place of a result is beyond its limit, and only until
-all such places are explained.
+Where the runs agree, a value is well conditioned and must match. Where they differ (an argmax of nearly equal numbers,
+the floor of a sum near an integer, a difference of nearly equal sums, a row of NaN, a value that a cast cannot hold),
+rounding decides, and correct programs may differ as well. Runs are made only if an element of a result exceeds its
+limit, and only until all such elements are explained.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..egraph.interpret import evaluate
 from . import compare
 from .compare import module_of, wide
 
-NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, at most
-RUNS = 10  # beside the first, which the others are compared with
-TIMES = 8.0  # times the largest movement that was seen, which a place may be off by
-MOVES = ("view", "layout", "index", "leaf")  # kinds of ops that round nothing
+NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # maximum relative noise per dtype
+RUNS = 10  # runs besides the first, which the others are compared with
+TIMES = 8.0  # an element may be off by this multiple of the largest observed movement
+MOVES = ("view", "layout", "index", "leaf")  # kinds of ops that do not round
 EXACT = {"neg", "abs", "sign", "floor", "ceil", "round", "maximum", "minimum", "where", "max", "min"}
 APPROXIMATE = {
     "div",
@@ -42,26 +42,26 @@ APPROXIMATE = {
     "atan",
     "pow",
 }
-SUMS = {"sum", "prod", "cumsum", "matmul", "conv"}  # round on the way: what they read is disturbed as well
+SUMS = {"sum", "prod", "cumsum", "matmul", "conv"}  # ops that round internally: their operands get noise as well
 Compute = Callable[[Sequence[Any]], Any]
 
 
 @dataclass
 class Disturbed:
-    """How far rounding moves each output of a graph on given values (arrays, or tensors on `device`), known better with each
+    """How far rounding moves each output of a graph on given values (arrays, or tensors on `device`); refined by each
     run."""
 
     graph: Graph
     values: Mapping[str, Any]
     device: str = ""
-    kept: dict[str, Any] | None = None  # weights that are on the device already
+    kept: dict[str, Any] | None = None  # weights already on the device
     poll: Callable[[], object] = lambda: None
     runs: int = 0
     first: list[Any] = field(default_factory=list)
     moved: list[Any] = field(default_factory=list)
 
     def further(self) -> bool:
-        """One run more; False where there were enough."""
+        """Make one more run; False if there were already `RUNS`."""
         if self.runs == RUNS:
             return False
         if not self.first:
@@ -83,7 +83,8 @@ class Disturbed:
         return xp.maximum(self.moved[k], gap)
 
     def _run(self, number: int) -> list[Any]:
-        """Every other run has the noise of the one before, with the other sign: what is equal but for rounding differs in these two."""
+        """One run. Odd runs use the previous run's noise with opposite sign, which separates values that are equal up
+        to rounding."""
         if self.device:
             from .torch_reference import evaluate_tensors
 
@@ -97,8 +98,10 @@ class Disturbed:
 
 
 def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: Disturbed) -> str:
-    """What is wrong with the result of one kernel beside its float64 reference, in words; empty if nothing is. `k`: which of the
-    outputs of `disturbed` it is; `allowed`: see `compare.KERNEL`."""
+    """Description of the error of a kernel's result against its float64 reference; empty if the result is acceptable.
+
+    `k`: index of the output in `disturbed`. `allowed`: see `compare.KERNEL`.
+    """
     if not dtypes.is_float(dtype):
         place = compare.differing(got, want)
         while place.ratio > 0 and disturbed.further():
@@ -129,15 +132,15 @@ def _of_tensors(seed: int, device: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class _Around:
-    """Computes a node with noise; `random` gives numbers from 0 to 1 of a shape."""
+    """Computes a node with noise. `random`: function from a shape to uniform numbers in [0, 1)."""
 
     random: Callable[[Any], Any]
 
     def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
-        """The node's value over its operands."""
+        """The node's value with noise."""
         if node.op in SUMS:
             operands = [self._noisy(x, a.dtype, _short(x, a.dtype)) for x, a in zip(operands, node.args)]
-        if node.op in ("floordiv", "mod") and dtypes.is_float(node.dtype):  # x // x is near a jump
+        if node.op in ("floordiv", "mod") and dtypes.is_float(node.dtype):  # x // x is next to a discontinuity
             operands = [self._noisy(x, a.dtype, None) for x, a in zip(operands, node.args)]
         value = compute(operands)
         if (undefined := _undefined(node, operands)) is not None:
@@ -147,7 +150,7 @@ class _Around:
         return self._noisy(value, node.dtype, None if node.op in APPROXIMATE else _exact(node, value, operands))
 
     def _noisy(self, x: Any, dtype: str, exact: Any | None) -> Any:
-        """Floats, each off by a little but where they are `exact`; others as they are."""
+        """Floats with relative noise except where they are `exact`; other dtypes unchanged."""
         if not dtypes.is_float(dtype):
             return x
         xp = module_of(x)
@@ -157,7 +160,7 @@ class _Around:
         return wide(x) * factor
 
     def _anything(self, value: Any, places: Any) -> Any:
-        """Whole numbers, at some places any number."""
+        """Integers, replaced by random numbers at the given elements."""
         xp = module_of(value)
         chance = self.random(value.shape) * 100
         other = chance.astype(value.dtype) if xp is np else chance.to(value.dtype)
@@ -165,7 +168,7 @@ class _Around:
 
 
 def _short(x: Any, dtype: str) -> Any:
-    """Where floats are of at most seven bits, which every dtype holds; everywhere for others."""
+    """Where floats have at most seven significand bits, exact in every dtype; everywhere for other dtypes."""
     if not dtypes.is_float(dtype):
         return x == x
     xp = module_of(x)
@@ -174,7 +177,7 @@ def _short(x: Any, dtype: str) -> Any:
 
 
 def _exact(node: Tensor, value: Any, operands: Sequence[Any]) -> Any:
-    """Where nothing is rounded: short numbers that are computed from short numbers."""
+    """Where nothing is rounded: results with few bits computed from operands with few bits."""
     found = _short(value, node.dtype)
     for x, a in zip(operands, node.args):
         there = _short(x, a.dtype)
@@ -183,7 +186,7 @@ def _exact(node: Tensor, value: Any, operands: Sequence[Any]) -> Any:
 
 
 def _undefined(node: Tensor, operands: Sequence[Any]) -> Any | None:
-    """Where a whole number is not defined: a float that the dtype does not hold, a division by zero. None if nowhere."""
+    """Where an integer result is undefined: a float outside the cast's range, a division by zero. None if nowhere."""
     if node.op == "cast" and dtypes.category(node.dtype) == "int" and dtypes.is_float(node.args[0].dtype):
         x = operands[0]
         off = ~((x > float(dtypes.least(node.dtype)) - 1.0) & (x < float(dtypes.greatest(node.dtype)) + 1.0))

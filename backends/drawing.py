@@ -1,10 +1,10 @@
-"""Inputs that a graph is run on to be verified: values for what reads them.
+"""Verification inputs of a graph: random values suited to the operations that read them.
 
-Places along an axis are drawn within it, the first and the last among them, and negative ones where they count from the end; what is
-compared with a constant or with positions lies around these; divisors are not zero; whole numbers that only whole numbers are
-computed from come from all of their dtype, and wrap around. Floats are normal numbers, positive where a logarithm or a root is
-taken of them. On the second input a share of them is zero, short (so that they tie) or a thousand times as large, on the third
-some of the positive ones are not positive.
+Indices are in range, including the first and the last, and negative ones where negative indices are allowed. Values
+compared with a constant or with positions are near these. Divisors are not zero. Integers used only in integer
+arithmetic cover their whole dtype and wrap around. Floats are normal numbers, positive if a logarithm or root is taken
+of them. In the second input a share of the floats is zero, has few bits (causing ties) or is a thousand times as large;
+in the third some of the positive ones are not positive.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from ..egraph.graph import Graph, Tensor, topological
 from ..egraph.interpret import expand_all
 
 Array = np.ndarray[Any, Any]
-GIVEN = ("input", "state")  # leaves that a call gives
+GIVEN = ("input", "state")  # leaves that a call provides
 VIEWS = {"reshape", "permute", "slice", "broadcast_to", "concat", "pad", "flip", "windows"}
-PASSED = VIEWS - {"pad", "flip", "windows"} | {"cast", "where", "add", "minimum", "maximum"}  # what indices go through
+# ops that indices pass through
+PASSED = VIEWS - {"pad", "flip", "windows"} | {"cast", "where", "add", "minimum", "maximum"}
 INDEXED = ("gather", "gather_elements", "scatter_elements", "cross_entropy")
 KEEPS_SIGN = VIEWS | {
     "cast",
@@ -41,7 +42,7 @@ KEEPS_SIGN = VIEWS | {
     "cumsum",
     "gather",
 }
-DOMAIN = {"log", "log1p", "sqrt", "rsqrt", "pow"}  # of positive numbers
+DOMAIN = {"log", "log1p", "sqrt", "rsqrt", "pow"}  # ops with positive domain
 ARITHMETIC = {
     "add",
     "sub",
@@ -61,29 +62,29 @@ ARITHMETIC = {
     "matmul",
 }
 ODD = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 1.5, 2.5, 8.0, -8.0)
-LARGE = (1e-3, -1e-3, 100.0, -100.0, 3e3, -3e3)  # where no value of the graph has 16 bits
-SHARE = 0.125  # of the places that are odd
-EDGE = 100  # of whole numbers that floats are computed from
-DRAWN = 1 << 26  # elements of an input that are drawn one by one; larger inputs repeat a block
+LARGE = (1e-3, -1e-3, 100.0, -100.0, 3e3, -3e3)  # only if no value of the graph is a 16-bit float
+SHARE = 0.125  # share of special values
+EDGE = 100  # bound of integers that floats are computed from
+DRAWN = 1 << 26  # maximum elements drawn individually; larger inputs repeat a block
 PERIOD = (
     1 << 24
-) + 43  # elements of the block: a prime, so no stride and no tile of a kernel is a multiple of the period
+) + 43  # elements of the block: a prime, so that no stride and no tile size is a multiple of the period
 
 
 @dataclass
 class Role:
-    """What the values of one input are drawn by."""
+    """Distribution of one input's values."""
 
-    bound: int = 0  # places along an axis of this size
-    signed: bool = False  # of which negative ones count from the end
-    near: set[int] = field(default_factory=set)  # constants that the values are compared with
-    counted: int = 0  # compared with positions below this
+    bound: int = 0  # indices of an axis of this size, if not 0
+    signed: bool = False  # whether negative indices are allowed
+    near: set[int] = field(default_factory=set)  # constants the values are compared with
+    counted: int = 0  # compared with positions below this, if not 0
     divisor: bool = False
     exponent: bool = False
-    arithmetic: bool = False  # whole numbers that are computed with
-    floats: bool = False  # whole numbers or truth values that floats depend on
+    arithmetic: bool = False  # operands of integer arithmetic
+    floats: bool = False  # integers or bools that floats depend on
     positive: bool = False
-    large: bool = True  # floats that may be large
+    large: bool = True  # whether large floats are allowed
 
 
 def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
@@ -100,7 +101,8 @@ def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
 
 
 def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds: Sequence[str]) -> None:
-    """Follow inputs from node to node: by moves and casts, by computing with whole numbers, and by operations that keep signs."""
+    """Set roles by propagating inputs through the graph: through views and casts, integer arithmetic, and
+    sign-preserving ops."""
     moved: dict[int, frozenset[str]] = {}
     whole: dict[int, frozenset[str]] = {}
     signs: dict[int, frozenset[str]] = {}
@@ -139,7 +141,7 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds
 
 
 def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dict[str, Role]) -> None:
-    """What an operation asks of the inputs that are moved to its operands."""
+    """Set roles that an operation demands of inputs that reach its operands through views and casts."""
     if node.op in ("floordiv", "mod"):
         for name in from_[1]:
             found[name].divisor = True
@@ -157,14 +159,14 @@ def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dic
 
 
 def _sources(node: Tensor) -> Iterable[Tensor]:
-    """The leaf that a value is moved from, through views and casts of one operand."""
+    """The leaf that a value is derived from through unary views and casts; empty if there is none."""
     while node.op in VIEWS | {"cast"} and len(node.args) == 1:
         node = node.args[0]
     return () if node.args else (node,)
 
 
 def _whole_power(node: Tensor) -> bool:
-    """Whether it is a power of a whole number, which negative numbers have."""
+    """Whether a node is a power with constant integer exponent, which negative numbers have."""
     if node.op != "pow":
         return False
     base = next(iter(_sources(node.args[1])), None)
@@ -172,7 +174,7 @@ def _whole_power(node: Tensor) -> bool:
 
 
 def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
-    """For integer inputs that index something (through views and casts): the smallest size that they index."""
+    """Integer inputs used as indices (through views and casts) -> the smallest size of an indexed axis."""
     source: dict[int, set[str]] = {}
     bounds: dict[str, int] = {}
     for node in graph.nodes():
@@ -190,11 +192,12 @@ def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
 
 
 # ---------------------------------------------------------------- values
-FEW = 1 << 20  # places along an axis that are shuffled
+FEW = 1 << 20  # maximum axis size whose indices are shuffled
 
 
 def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
-    """Random integers below a bound: a Latin square of sorts, with no value twice along an axis that is not longer than it."""
+    """Random integers below a bound, arranged like a Latin square: no duplicates along an axis of at most `bound`
+    elements."""
     if math.prod(shape) == 0:
         return np.zeros(shape, np.int64)
     steps = (rng.permutation(n).reshape(-1, *[1] * (len(shape) - 1 - i)) for i, n in enumerate(shape))
@@ -203,7 +206,7 @@ def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator)
 
 
 def whole_numbers(shape: tuple[int, ...], dtype: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
-    """Whole numbers for one input, in its dtype; `turn` counts the inputs from 0."""
+    """Integers for one input in its dtype. `turn`: index of the verification input."""
     info = np.iinfo(dtypes.numpy_dtype(dtype))
     if role.bound:
         found = random_indices(shape, role.bound, rng)
@@ -222,7 +225,7 @@ def whole_numbers(shape: tuple[int, ...], dtype: str, role: Role, rng: np.random
 
 
 def _free(shape: tuple[int, ...], info: Any, role: Role, rng: np.random.Generator, turn: int) -> Array:
-    """Whole numbers that no place along an axis limits, in their dtype."""
+    """Integers that are no indices, in their dtype."""
     dtype, low = info.dtype, int(info.min)
     if role.counted:
         return np.asarray(rng.integers(0, min(role.counted, int(info.max)), shape)).astype(dtype)
@@ -239,14 +242,13 @@ def _free(shape: tuple[int, ...], info: Any, role: Role, rng: np.random.Generato
 
 
 def odd_numbers(role: Role) -> tuple[float, ...]:
-    """Floats that stand in some places of the second input: zeros, short numbers that tie, large ones."""
+    """Special floats of the second input: zeros, numbers with few bits, large ones."""
     found = ODD + LARGE if role.large else ODD
     return tuple(abs(x) for x in found if x) if role.positive else found
 
 
 def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequence[str] = GIVEN) -> dict[str, Array]:
-    """Values for inputs and states (or leaves of other `kinds`), by name, as arrays; `turn` counts the inputs of one verification
-    from 0."""
+    """Arrays for inputs and states (or leaves of other `kinds`), by name. `turn`: index of the verification input."""
     known, found = roles(graph, kinds), {}
     for leaf in (leaf for kind in kinds for leaf in (graph.inputs if kind == "input" else graph.leaves(kind))):
         shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
@@ -256,8 +258,7 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
 
 
 def _drawn(shape: tuple[int, ...], dtype: str, kind: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
-    """Values for one leaf. Floats, booleans and integers that index nothing repeat after PERIOD elements where there are more than
-    DRAWN."""
+    """Values for one leaf. Leaves of more than DRAWN elements, except indices, repeat a block of PERIOD elements."""
     if math.prod(shape) > DRAWN and not role.bound:
         block = _drawn((PERIOD,), dtype, kind, role, rng, turn)
         return np.resize(block, shape)
@@ -278,7 +279,8 @@ def _floats(shape: tuple[int, ...], role: Role, rng: np.random.Generator, turn: 
 
 
 def special_floats(values: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """The values with NaN, infinities, signed zeros and denormal numbers in some places: for programs of which every bit is right."""
+    """The values with NaN, infinities, signed zeros and denormal numbers mixed in: for bitwise comparison of
+    programs."""
     found = {}
     for name, x in values.items():
         if dtypes.is_float(dtypes.name_of(x.dtype)):

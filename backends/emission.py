@@ -1,4 +1,4 @@
-"""From a plan to source for the device that it runs on, and from source to what it defines."""
+"""Emitting source for a plan's device, and executing emitted source."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ EMITTERS = {"cpu": emit, "cuda": emit_cuda}
 
 
 def backend_device(template: Template) -> str:
-    """The device whose memory a kernel works in."""
+    """The device whose memory a template's kernels work in."""
     from .registry import backend
 
     return backend(template.backend).device
 
 
 def device_of(plan: Plan) -> str:
-    """The device whose memory the plan's kernels work in ("cpu" if it has none). UsageError if there are several."""
+    """The device of a plan's kernels; "cpu" without any. UsageError if there are several."""
     found = {backend_device(t) for t in {s.template.backend: s.template for s in plan.steps}.values()}
     if len(found) > 1:
         raise UsageError(f"a plan must stay on one device, this one is on {', '.join(sorted(found))}")
@@ -38,12 +38,13 @@ def device_of(plan: Plan) -> str:
 
 
 def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-    """The plan's source for its device."""
+    """The emitted program of a plan, for its device."""
     return EMITTERS[device_of(plan)](plan, reuse_outputs=reuse_outputs)
 
 
 def executed(source: str, name: str) -> dict[str, Any]:
-    """What a source defines. Its compiled kernels are unloaded when nothing of it is left."""
+    """Execute emitted source and return its namespace. Its compiled C library is unloaded once the namespace is
+    garbage."""
     if "triton" in source:
         gpu.keep_compiled()
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
@@ -52,7 +53,7 @@ def executed(source: str, name: str) -> dict[str, Any]:
     library = space.get("kernels")
     if (
         isinstance(library, ctypes.CDLL) and dlclose is not None
-    ):  # Python itself never unloads one; its functions keep the object
+    ):  # Python never unloads a library; its functions keep the CDLL object alive
         weakref.finalize(library, dlclose, library._handle).atexit = False
     return space
 

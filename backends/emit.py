@@ -1,14 +1,15 @@
-"""From a plan to Python source that runs without this package: NumPy, and Torch only where a kernel uses it.
+"""Emitter of Python source for a CPU plan. The source runs without this package: NumPy, and Torch only where a kernel
+uses it.
 
     def bind(weights):         # or bind(weights, states)
         memory = workspace(...)
-        v3 = place(memory, 0, (128, 768), np.float32)       every buffer and every fixed view is made once
+        v3 = place(memory, 0, (128, 768), np.float32)       buffers and views with fixed addresses are made once
         def run(x):
-            np.add(x, w0, out=v3)  # add(x, y)               then calling is a straight line
+            np.add(x, w0, out=v3)  # add(x, y)               a call is straight-line code
             return v7.copy()
         return run
 
-Values that a kernel hands out fresh, and outputs, are made in `run`; all else exists from `bind` on.
+Outputs and results that a kernel allocates are made in `run`; everything else exists from `bind` on.
 """
 
 from __future__ import annotations
@@ -28,23 +29,27 @@ from .emit_helpers import HELPERS, library_text
 from .emit_text import dtype_text, identifier, imports_of, indented, literal, one_line, signature, title
 from .views import has_torch_view, torch_view
 
-LARGE = 1 << 24  # bytes from which on it matters when a weight is packed
+LARGE = 1 << 24  # bytes from which a weight is packed early, to limit peak memory
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source, and what it reads: weight keys with the expressions to evaluate, states, its workspace in bytes."""
+    """Emitted source with its requirements.
+
+    `weights`: weight key -> term to evaluate. `states`: state name -> type. `layout`: memory plan of the workspace.
+    """
 
     source: str
     weights: Mapping[str, Tensor]
     states: Mapping[str, Type]
     layout: memory.Layout
-    fresh_bytes: int  # peak of what `run` allocates: outputs and fresh results
-    plain: frozenset[str] = frozenset()  # weight keys that kernels read as they are; the others are only packed at load
+    fresh_bytes: int  # peak allocation of `run`: outputs and results that kernels allocate
+    # keys of weights that kernels read unpacked; all others are only packed at load
+    plain: frozenset[str] = frozenset()
 
 
 def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
-    """The plan with its free sizes bound: types, strides and attributes."""
+    """The plan with free sizes replaced by numbers in types, strides and attributes."""
     if not sizes:
         return plan
 
@@ -63,7 +68,7 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
 
 def emit(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-    """The plan's program. With `reuse_outputs` results lie in the workspace and are overwritten by the next call."""
+    """Emit a CPU plan. With `reuse_outputs`, outputs are in the workspace and the next call overwrites them."""
     from .emit_sizes import SizedEmitter, renamed_sizes
 
     if plan.sizes:
@@ -71,44 +76,45 @@ def emit(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
     return Emitter(plan, reuse_outputs).emit()
 
 
-#: backend -> what its code works on, where that is not "numpy" arrays: "torch" tensors, or each value's "address".
+#: Backend -> operand kind of its code: "torch" tensors or memory "address"; "numpy" arrays for all others.
 KINDS = {"torch": "torch", "c": "address"}
-POOLED = ("contraction", "conv", "attention")  # families for which NumPy has threads of its own
-CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "address"}  # helpers
+POOLED = ("contraction", "conv", "attention")  # template families whose NumPy kernels use BLAS threads
+CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "address"}  # operand kind -> helper that converts to it
 
 
 def is_torch(template: Template) -> bool:
-    """Whether a template's code works on Torch tensors."""
+    """Whether a template's code takes Torch tensors."""
     return KINDS.get(template.backend) == "torch"
 
 
 @dataclass
 class Emitter:
-    """One plan on its way to source. Subclasses say what differs on other devices."""
+    """Emitter state for one plan. Subclasses emit for other devices."""
 
     plan: Plan
     reuse_outputs: bool
-    once: list[str] = field(default_factory=list)  # lines of bind
-    each: list[str] = field(default_factory=list)  # lines of run
-    names: dict[tuple[int, str], str] = field(default_factory=dict)  # (value, numpy | torch) -> name in the source
+    once: list[str] = field(default_factory=list)  # lines of `bind`
+    each: list[str] = field(default_factory=list)  # lines of `run`
+    names: dict[tuple[int, str], str] = field(default_factory=dict)  # (value, operand kind) -> variable
     prepared: dict[str, str] = field(default_factory=dict)
-    packed: int = 0  # bytes of the weights that were prepared
+    packed: int = 0  # bytes of prepacked weights
     plain: set[str] = field(default_factory=set)
-    shared: dict[str, str] = field(default_factory=dict)  # definition -> name: one object for one place in memory
+    shared: dict[str, str] = field(default_factory=dict)  # definition -> variable: one object per memory location
     weights: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[bytes, str] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
-    definitions: dict[str, str] = field(default_factory=dict)  # of generated kernels: name -> text
-    in_c: dict[str, str] = field(default_factory=dict)  # those in C
+    definitions: dict[str, str] = field(default_factory=dict)  # generated kernels: name -> source
+    in_c: dict[str, str] = field(default_factory=dict)  # generated C kernels: name -> source
     setups: set[tuple[str, str]] = field(default_factory=set)
-    loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)  # names of each fresh result
+    # result that a kernel allocates -> its variables
+    loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     key_names: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=lambda: {"memory", "place", *HELPERS})
 
     alignment = memory.ALIGNMENT
 
     def emit(self) -> Emitted:
-        """The whole source, and what it needs."""
+        """Emit the source and collect its requirements."""
         plan = self.plan
         self.root = memory.roots(plan)
         self.makers = {v: s for s in plan.steps for v in s.outputs}
@@ -139,7 +145,7 @@ class Emitter:
                 self.names[v.id, self._home(v.id)] = self.inputs[v.name]
 
     def _fresh_outputs(self) -> set[int]:
-        """Kernel results that are handed out as they are: roots of exactly one output, written nowhere else."""
+        """Kernel results returned without a copy: each is the root of exactly one output and of no state update."""
         if self.reuse_outputs:
             return set()
         seen: dict[int, int] = {}
@@ -152,16 +158,17 @@ class Emitter:
         }  # fmt: skip
 
     def _dynamic(self, value: int) -> bool:
-        """Whether the value's memory is another one at each call."""
+        """Whether the value's address differs between calls: inputs and fresh results."""
         r = self.root[value]
         return self.plan.values[r].origin == "input" or r in self.fresh or r in self.fresh_outputs
 
     def _kind(self, template: Template) -> str:
-        """What a template's code works on; see KINDS."""
+        """Operand kind of a template's code; see KINDS."""
         return KINDS.get(template.backend, "numpy")
 
     def _home(self, value: int) -> str:
-        """As what a value comes into being: what Torch makes is its own, but for views that only NumPy has."""
+        """Operand kind that a value is created as: "torch" for Torch kernels' results and their Torch views, else
+        "numpy"."""
         r = self.root[value]
         if r not in self.fresh or not is_torch(self.makers[r].template):
             return "numpy"
@@ -176,7 +183,7 @@ class Emitter:
         return helper
 
     def ref(self, value: int, kind: str) -> str:
-        """The value's name as a NumPy array or a Torch tensor; defines it where it is first needed."""
+        """The variable of a value in an operand kind; emits its definition on first use."""
         found = self.names.get((value, kind))
         if found is not None:
             return found
@@ -220,7 +227,7 @@ class Emitter:
         ((operand, source),) = step.inputs
         if kind == "torch":
             text = torch_view(step.template, replace(step.call, names={operand: self.ref(source, "torch")}))
-            assert text is not None, step.template.name  # its home were NumPy
+            assert text is not None, step.template.name  # otherwise its kind would be "numpy"
             return text
         self._setup(step.template)
         return step.template.write(replace(step.call, names={operand: self.ref(source, "numpy")}))
@@ -235,14 +242,14 @@ class Emitter:
                 else f"{self._use('empty')}({shape}, {dtype}, {literal(v.strides)})"
             )
         if v.id in self.layout.pinned:
-            return self.ref(self.layout.pinned[v.id], "numpy")  # written where the state lies
+            return self.ref(self.layout.pinned[v.id], "numpy")  # written directly to the state's memory
         offset = self._offset(self.layout.buffer[v.id])
         strides = "" if dense else f", {literal(v.strides)}"
         self._use("workspace")
         return f"{self._use('place')}(memory, {offset}, {shape}, {dtype}{strides})"
 
     def _offset(self, buffer: int) -> str:
-        """Where a buffer lies in the workspace."""
+        """The buffer's offset in the workspace, as source."""
         return str(self.layout.offsets[buffer])
 
     # ------------------------------------------------------------ weights and states
@@ -290,12 +297,13 @@ class Emitter:
     def _state(self, key: str, kind: Type) -> str:
         return f"states[{key!r}]"
 
-    # ------------------------------------------------------------ the straight line
+    # ------------------------------------------------------------ straight-line code
     def _setup(self, template: Template) -> None:
         self.setups |= {(template.backend, name) for name in template.setup}
 
     def _pack_large_weights(self) -> None:
-        """The largest first: packing holds a weight twice, and little else is there yet."""
+        """Pack weights of at least `LARGE` bytes first, largest first: packing holds a weight twice, so this limits
+        peak memory."""
         found = [
             (self._bytes(v), i, o, v)
             for i, step in enumerate(self.plan.steps)
@@ -335,34 +343,35 @@ class Emitter:
             text = self._written(step, names)
             if kind == "address" and not any(map(self._dynamic, (*step.outputs, *(v for _, v in step.inputs)))):
                 name, _, rest = text.partition("(")
-                text = f"{self._once(f'partial({name}, {rest}', f'{name}_')}()"  # its places never change
+                text = f"{self._once(f'partial({name}, {rest}', f'{name}_')}()"  # its addresses never change
             self.each += _STATEMENTS.split(text)
 
     def _scratch(self, step: Step, kind: str) -> str:
-        """The step's own bytes of the workspace."""
+        """The step's scratch memory in the workspace."""
         offset, size = self._scratch_room(step)
         self._use("workspace")
         name = self._once(f"{self._use('place')}(memory, {offset}, ({size},), np.uint8)", "scratch")
         return name if kind == "numpy" else self._once(f"{self._use('tensor')}({name})", f"{name}_t")
 
     def _scratch_room(self, step: Step) -> tuple[str, str]:
-        """Where a step's own bytes lie in the workspace, and how many they are."""
+        """Offset and bytes of a step's scratch memory, as source."""
         offset, size = self.layout.scratch[step.output]
         return str(offset), str(size)
 
     def _bytes(self, value: int) -> int:
-        """Bytes of a value, at the sizes that the plan was chosen for where they are free."""
+        """Bytes of a value, with free sizes set to those the plan was chosen for."""
         return memory.nbytes(self.plan.values[value].type, self.plan.sizes)
 
     def _once(self, text: str, name: str) -> str:
-        """The name of an object that bind makes, one for each definition."""
+        """The variable of an object made in `bind`, one per definition."""
         if text not in self.shared:
             self.shared[text] = identifier(name, self.taken)
             self.once.append(f"{self.shared[text]} = {text}")
         return self.shared[text]
 
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
-        """The call, with reshapes of buffers that stay where they are, and arrays placed in them, made once, in bind."""
+        """The call, with constant views hoisted to `bind`: reshapes of buffers at fixed addresses, arrays in scratch
+        memory."""
         text = step.template.write(replace(step.call, names=names))
         values = {**dict(step.inputs), **dict(zip(output_names(len(step.outputs)), step.outputs))}
         operands = step.call.places
@@ -383,7 +392,7 @@ class Emitter:
         return _PART.sub(part, _RESHAPE.sub(once, text))
 
     def _release(self, i: int) -> None:
-        """Drop fresh results after their last use, so that their memory is free at once."""
+        """Delete fresh results after their last use, to free their memory."""
         for root in self.dying.pop(i, ()):
             keys = self.loose.pop(root)
             self.each.append(f"del {', '.join(self.names.pop(key) for key in keys)}")
@@ -415,7 +424,7 @@ class Emitter:
         pinned = {v: self.layout.pinned.get(self.root[v], -1) for v in self.plan.updates.values()}
         todo = [(n, v) for n, v in self.plan.updates.items() if states.get(n) not in (v, pinned[v])]
         saved = {}
-        for _, v in todo:  # a new value that looks at a state must be saved before that state changes
+        for _, v in todo:  # a new value that is a view of a state must be copied before that state changes
             if self.plan.values[self.root[v]].origin == "state" or self.root[v] in self.layout.pinned:
                 saved[v] = identifier(f"new{v}", self.taken)
                 self.each.append(f"{saved[v]} = {self._copy(self._result(v))}")
@@ -423,7 +432,7 @@ class Emitter:
             self.each.append(self._assign(self.state_names[n], saved.get(v) or self._result(v)))
 
     def _result(self, value: int) -> str:
-        """The name of a value that leaves the program or becomes a state."""
+        """The variable of an output or a new state."""
         return self.ref(value, "numpy")
 
     def _copy(self, name: str) -> str:
@@ -433,7 +442,7 @@ class Emitter:
         return f"np.copyto({place}, {name})"
 
     def _row_major(self) -> frozenset[str]:
-        """Keys of weights that must be row-major when they are read."""
+        """Keys of weights that must be row-major when read."""
         return frozenset(self.plain)
 
     def _fresh_bytes(self) -> int:
@@ -470,7 +479,7 @@ class Emitter:
         return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
 
     def _function(self) -> list[str]:
-        """Lines of `bind`."""
+        """Lines of the function `bind`."""
         parameters = "weights, states" if self._state_types() else "weights"
         fixed = [f"memory = workspace({self.layout.size})"] if "workspace" in self.helpers else []
         return [
@@ -482,7 +491,7 @@ class Emitter:
         ]  # fmt: skip
 
 
-_ONCE = re.compile(r"\b(hidden_scores)\([\w, *+]*\)")  # calls that give the same each time: made once, in bind
+_ONCE = re.compile(r"\b(hidden_scores)\([\w, *+]*\)")  # loop-invariant calls, hoisted to `bind`
 _PART = re.compile(r"\bplace\(([A-Za-z_]\w*), [^,]+, \([^()]*\), [\w.]+\)")
 _STATEMENTS = re.compile(r"; |\n")
 _RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\w*, ]+?),?\)|([\w*, ]+?))\)")

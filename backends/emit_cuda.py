@@ -1,16 +1,16 @@
-"""From a plan for a GPU to Python source that runs without this package, on Torch tensors.
+"""Emitter of Python source for a GPU plan. The source runs without this package, on Torch tensors.
 
     def bind(weights, states=None, device="cuda", graph=True):
-        memory = device_bytes(...)                     every place in memory is made once,
-        x = torch.empty((1, 768), ...)                 inputs have fixed places too,
+        memory = device_bytes(...)                     all addresses are fixed,
+        x = torch.empty((1, 768), ...)                 those of inputs too,
         v3 = tensor_at(memory, 0, (1, 768), torch.float32)
         def launch():
-            torch.add(x, w0, out=v3)  # add(x, y)      so that the straight line has no arguments,
+            torch.add(x, w0, out=v3)  # add(x, y)      so the straight-line code has no arguments
             return v3,
-        return Replay(launch, (x,), ...)               and can be recorded as a CUDA graph and replayed
+        return Replay(launch, (x,), ...)               and can be captured as a CUDA graph
 
-Memory of one value may be another's later: nothing is allocated in `launch` but what kernels hand out fresh, and that
-lies in the graph's own pool.
+Values share memory by liveness. `launch` allocates nothing except results that kernels allocate; these are in the
+graph's pool.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from .views import torch_view
 
 
 def emit_cuda(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-    """The plan's program. With `reuse_outputs` results lie where the next call writes its own."""
+    """Emit a GPU plan. With `reuse_outputs`, the next call overwrites the outputs."""
     return CudaEmitter(plan, reuse_outputs).emit()
 
 
 def torch_dtype(dtype: str) -> str:
-    """Torch's dtype as source text."""
+    """The Torch dtype as source text."""
     return f"torch.{dtypes.check(dtype)}"
 
 
 class CudaEmitter(Emitter):
-    """Everything is a Torch tensor; whatever `launch` touches has a fixed place."""
+    """Emitter for GPU plans: every value is a Torch tensor, at a fixed address except where kernels allocate
+    results."""
 
-    alignment = 256  # bytes: what CUDA's own allocator keeps to, enough for tensor descriptors
+    alignment = 256  # bytes: alignment of CUDA's allocator, sufficient for tensor maps
 
     def _kind(self, template: Template) -> str:
         return "torch"
@@ -70,7 +71,7 @@ class CudaEmitter(Emitter):
 
     def _buffer(self, v: Value) -> str:
         if v.id in self.layout.pinned:
-            return self.ref(self.layout.pinned[v.id], "torch")  # written where the state lies
+            return self.ref(self.layout.pinned[v.id], "torch")  # written directly to the state's memory
         offset = self.layout.offsets[self.layout.buffer[v.id]]
         return self._place(offset, concrete(v.type.shape), v.type.dtype, v.strides)
 
@@ -87,7 +88,7 @@ class CudaEmitter(Emitter):
                 f"torch.full({shape}, {number}, dtype={torch_dtype(self.plan.values[value].type.dtype)}, device=device)"
             )
         v = self.plan.values[value]
-        # A kernel alone (single.py) is given its operands as they lie.
+        # A single-kernel harness (single.py) passes operands with their own strides.
         lies = "" if v.strides == contiguous(concrete(v.type.shape)) else ", False"
         return f"{self._use('uploaded')}(weights[{self._key(value)!r}], device{lies})"
 
@@ -110,8 +111,8 @@ class CudaEmitter(Emitter):
         return f"{place}.copy_({name})"
 
     def _handed(self, value: int) -> bool:
-        """Whether a result may leave `launch` as it is: the caller gets a copy, made before the next call. States may
-        change within this one."""
+        """Whether `launch` may return a result without a copy: the caller gets a copy before the next call. State
+        memory may change within this call, so it is copied."""
         origin = self.plan.values[self.root[value]].origin
         return origin == "kernel" or (origin != "state" and not self.reuse_outputs)
 
@@ -128,15 +129,16 @@ class CudaEmitter(Emitter):
         self.each.append(f"return {', '.join(results)}{',' if len(results) == 1 else ''}")
 
     def _row_major(self) -> frozenset[str]:
-        """None: the device lays a transposed one out a thousand times as fast as the host."""
+        """Empty: the device transposes a weight a thousand times as fast as the host."""
         return frozenset()
 
     def _fresh_bytes(self) -> int:
-        """What `launch` allocates at its peak, inputs' places, the results' copies, and weights laid out once more; or what binding does."""
+        """Peak allocation: of `launch` plus input buffers, output copies and packed weights; or of `bind`, if
+        larger."""
         again = self.packed - sum(term.type.nbytes for key, term in self.weights.items() if key not in self.plain)
         places = sum(memory.nbytes(leaf.type) for leaf in self.plan.graph.inputs)
         copies = 0 if self.reuse_outputs else sum(memory.nbytes(self.plan.values[v].type) for v in self.plan.outputs)
-        turned = [t.type.nbytes for t in self.weights.values() if t.op != "param"]  # for a moment there are two of it
+        turned = [t.type.nbytes for t in self.weights.values() if t.op != "param"]  # two copies exist for a moment
         return max(super()._fresh_bytes() + places + copies + max(again, 0), *turned, 0)
 
     def _function(self) -> list[str]:

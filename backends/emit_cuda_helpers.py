@@ -1,5 +1,6 @@
-"""What emitted source for a GPU contains beside its kernels: memory, uploads, and the recording of a CUDA graph. The text
-of these functions is copied into it: each may use `np`, `torch` and the others here, nothing else.
+"""Helper functions of emitted GPU programs: memory, uploads, CUDA graph capture.
+
+Their source is copied into emitted programs: each may use `np`, `torch` and the other helpers only.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Replay:
         return first
 
 
-#: name -> source text.
+#: helper name -> source
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for name, value in list(globals().items())

@@ -1,4 +1,4 @@
-"""Small functions that emitted source may contain, for arrays, and what it has of kernels in C."""
+"""Helper functions of emitted CPU programs, and the emitted definition of C kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from . import c_math
 from .sized_helpers import SIZED_HELPERS
 
-#: Small functions that the emitted source may contain; included with what they name themselves.
+#: Helper name -> source. Emitted source includes the helpers it uses and, transitively, those that they use.
 HELPERS: dict[str, str] = {
     "strided": '''def strided(x, shape, strides):
     """x's memory under another shape and strides (in elements), from x's first element on."""
@@ -54,7 +54,7 @@ HELPERS: dict[str, str] = {
 
 
 def library_text(functions: Mapping[str, str], threads: bool = True) -> str:
-    """Definitions of kernels in C by name: their source, and what the compiler makes of it."""
+    """Emitted definitions of C kernels: the source text, its compilation, and one function per kernel name."""
     body = "\n\n".join(functions.values())
     source = "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
     made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)

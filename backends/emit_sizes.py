@@ -1,14 +1,14 @@
-"""Source of programs that run at every size.
+"""Emitter for CPU plans with free sizes: the emitted program runs at every size.
 
 def bind(weights):
-    w0 = weights['w']                                 what no size changes is made once
+    w0 = weights['w']                                 size-independent objects are made once
     take = room()
-    def at(x_shape):                                  called when a choice of sizes is first met
+    def at(x_shape):                                  called on the first call at a size
         n = x_shape[0]
-        offsets, size = arranged(((256*n, 0, 1), …))  the memory plan, for these sizes
+        offsets, size = arranged(((256*n, 0, 1), …))  memory plan at this size
         memory = take(size)
         v3 = place(memory, offsets[0], (n, 64), np.float32)
-        def run(x): …                                 the straight line, as at fixed sizes
+        def run(x): …                                 straight-line code, as at fixed sizes
         return run
     return sized(at)
 """
@@ -39,7 +39,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 # ---------------------------------------------------------------- names of sizes
 def renamed_sizes(plan: Plan) -> Plan:
-    """The plan with its sizes under names that the source may have: no keyword, no builtin, no name of ours."""
+    """The plan with sizes renamed that clash with keywords, builtins or names in emitted source."""
     from .registry import all_helpers
 
     taken = RESERVED | set(all_helpers()) | {"memory", "offsets", "size", "take", "at"}
@@ -56,7 +56,7 @@ def renamed_sizes(plan: Plan) -> Plan:
 
 
 def substituted(plan: Plan, fresh: Mapping[str, Dim], sizes: Mapping[str, int]) -> Plan:
-    """The plan with other expressions in place of some sizes."""
+    """The plan with sizes replaced by other expressions. `sizes`: the new plan's sizes."""
 
     def kind(t: Type) -> Type:
         return Type(bound_value(t.shape, fresh), t.dtype)
@@ -77,7 +77,7 @@ def substituted(plan: Plan, fresh: Mapping[str, Dim], sizes: Mapping[str, int]) 
 # ---------------------------------------------------------------- sizes from shapes
 @dataclass(frozen=True)
 class Source:
-    """Where a size is read: `scale` times it, plus `shift`, is the size of an axis of an input."""
+    """Where a size is read: axis `axis` of input `leaf` has extent scale * size + shift."""
 
     name: str
     leaf: int
@@ -86,14 +86,15 @@ class Source:
     shift: int = 0
 
     def of(self, shapes: Sequence[Sequence[int]]) -> int:
-        """The size that these shapes say."""
+        """The size derived from the inputs' shapes."""
         return (shapes[self.leaf][self.axis] - self.shift) // self.scale
 
 
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
-    """For each size an axis that tells it: the size itself where there is one, else a multiple of it plus a number.
+    """One source per size: preferably an axis with exactly this extent, else one with a linear expression in it.
 
-    UsageError names a size that no axis tells."""
+    UsageError if no axis determines a size.
+    """
     found: dict[str, Source] = {}
     for leaf, shape in enumerate(shapes):
         for axis, d in enumerate(shape):
@@ -105,12 +106,12 @@ def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Sourc
                     found[name] = new
     missing = sorted(set(names) - set(found))
     if missing:
-        raise UsageError(f"no input's axis tells the size {missing[0]}", hint="fix it")
+        raise UsageError(f"no axis of an input determines the size {missing[0]}", hint="give this size a fixed value")
     return [found[n] for n in names]
 
 
 def _line(d: Dim) -> tuple[str, int, int] | None:
-    """(name, scale, shift) of a dimension that is scale·name + shift."""
+    """(name, scale, shift) of a dimension scale * name + shift; None for other dimensions."""
     if not isinstance(d, Expr):
         return None
     shift = sum(factor for atoms, factor in d.terms if not atoms)
@@ -121,18 +122,18 @@ def _line(d: Dim) -> tuple[str, int, int] | None:
 
 
 def free(value: Any) -> bool:
-    """Whether a value, or anything in a tuple, has free sizes."""
+    """Whether a value, or any element of a nested tuple, depends on free sizes."""
     return any(map(free, value)) if isinstance(value, tuple) else isinstance(value, Expr)
 
 
 # ---------------------------------------------------------------- the emitter
 @dataclass
 class SizedEmitter(Emitter):
-    """A plan with free sizes on its way to source."""
+    """Emitter state for a plan with free sizes."""
 
-    computed: dict[Tensor, str] = field(default_factory=dict)  # values made of weights and sizes -> names
+    computed: dict[Tensor, str] = field(default_factory=dict)  # values computed from weights and sizes -> variable
     loads: dict[Tensor, bool] = field(default_factory=dict)
-    written: set[str] = field(default_factory=set)  # names of arrays that `at` computes
+    written: set[str] = field(default_factory=set)  # variables of arrays that `at` computes
 
     def _reserve(self) -> None:
         self.taken |= {*self.plan.sizes, "offsets", "size", "take", "at"}
@@ -158,7 +159,7 @@ class SizedEmitter(Emitter):
 
     # ------------------------------------------------------------ values made of weights and sizes
     def _sized(self, term: Tensor) -> bool:
-        """Whether an expression over weights depends on sizes."""
+        """Whether a term over weights depends on free sizes."""
         for node in topological([term]):
             if node not in self.loads:
                 own = free(node.type.shape) or any(free(v) for _, v in node.attrs)
@@ -175,7 +176,7 @@ class SizedEmitter(Emitter):
         return self._value(term) if self._sized(term) else super()._weight(value)
 
     def _value(self, term: Tensor) -> str:
-        """The name of an array that `at` makes."""
+        """The variable of an array that `at` computes."""
         for node in [n for n in topological([term]) if self._sized(n)]:
             for a in node.args:
                 if a not in self.computed and not self._sized(a):
@@ -185,7 +186,7 @@ class SizedEmitter(Emitter):
         return self.computed[term]
 
     def _loaded(self, node: Tensor) -> str:
-        """The name of an array that no size changes."""
+        """The variable of a size-independent array."""
         if node.op == "full":
             return self._line(
                 "w", f"np.full({literal(node.shape)}, {literal(node.attr('value'))}, {dtype_text(node.dtype)})"
@@ -217,7 +218,7 @@ class SizedEmitter(Emitter):
         return name
 
     def _computed(self, node: Tensor) -> str:
-        """One op by NumPy's plain kernel for it, or by those of its decomposition."""
+        """The variable of an op computed by NumPy's kernel for that op, or by the kernels of its decomposition."""
         from .numpy import BACKEND
 
         operands = [Operand(a.type, contiguous(a.shape)) for a in node.args]  # type: ignore[arg-type]
@@ -264,7 +265,7 @@ class SizedEmitter(Emitter):
         ]  # fmt: skip
 
     def _sizes(self) -> Iterator[str]:
-        """Lines that read the sizes and check them."""
+        """Lines that read the sizes from shapes and check them."""
         shapes = [leaf.shape for leaf in self.plan.graph.inputs]
         names = list(self.shape_names.values())
         for s in sources(shapes, list(self.plan.sizes)):
@@ -276,7 +277,7 @@ class SizedEmitter(Emitter):
         yield f"check_sizes({given}, {literal(tuple(map(tuple, shapes)))}, ({said}))"
 
     def _scopes(self) -> tuple[list[str], list[str]]:
-        """Lines of `bind` that no size changes, and those of `at`."""
+        """(lines of `bind` that are size-independent, lines of `at`)."""
         sized = {*self.plan.sizes, "memory", "offsets", *self.written}
         fixed: list[str] = []
         each: list[str] = []
@@ -292,14 +293,15 @@ class SizedEmitter(Emitter):
 
 
 def atoms_of(plan: Plan) -> dict[str, Atom]:
-    """The plan's sizes with their ranges."""
+    """The plan's free sizes as atoms, which have their ranges."""
     return {
         name: atom for leaf in plan.graph.inputs for d in leaf.shape for name, atom in dims.symbols(d).items()
     }  # fmt: skip
 
 
 def _plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) -> Call | None:
-    """The call of a template that is just the node's op, needs nothing prepared and no memory of its own."""
+    """The call of a template that is exactly the node's op, without weight preparation and scratch; None if it is
+    not."""
     term = template.term
     if not isinstance(term, Pattern) or term.op != node.op or template.prep or template.when or template.scratch:
         return None

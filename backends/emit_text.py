@@ -1,4 +1,4 @@
-"""How emitted files are written: names, literals, imports, comments that show what they are."""
+"""Text of emitted Python source: identifiers, literals, imports, comments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESERVED = frozenset(
 
 
 def identifier(text: str, taken: set[str]) -> str:
-    """A Python name made from any text, not among `taken`, to which it is added."""
+    """A Python identifier derived from any text and not in `taken`; adds it to `taken`."""
     base = re.sub(r"[^0-9a-zA-Z_]+", "_", text).strip("_")[:60].rstrip("_") or "value"
     base = f"v_{base}" if base[0].isdigit() or base in RESERVED else base
     name, n = base, 2
@@ -29,24 +29,25 @@ def identifier(text: str, taken: set[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Source text of a number, a size, a text, or a tuple of them; anything else is a programming error."""
+    """Source text of a number, dtype-independent size expression, string, or tuple of these. TypeError for anything
+    else."""
     if isinstance(value, tuple):
         return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
     if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)  # the names inf and nan are imported
+        return repr(value)  # emitted source imports the names inf and nan
     if isinstance(value, bool | int | float | str | dims.Expr):
         return repr(value)
     raise TypeError(f"cannot write a {type(value).__name__} into source: {value!r}")
 
 
 def dtype_text(dtype: str) -> str:
-    """NumPy's dtype as source text."""
+    """The NumPy dtype as source text."""
     return (
         "ml_dtypes.bfloat16" if dtype == "bfloat16" else "np.bool_" if dtype == "bool" else f"np.{dtypes.check(dtype)}"
     )
 
 
-#: word in the body -> where it comes from.
+#: Name that emitted source may use -> module to import it from ("": the name is the module).
 _STANDARD = {
     **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile"), ""),
     "partial": "functools",
@@ -64,7 +65,7 @@ _INSTALLED = ("ml_dtypes", "numpy as np", "torch", "triton", "triton.language as
 
 
 def imports_of(body: str) -> Iterator[str]:
-    """Import lines for the words that the body uses, sorted as formatters do."""
+    """Import lines for the names that the body uses, in formatter order."""
     used = {word: module for word, module in _STANDARD.items() if re.search(rf"(?<![\w.]){word}\b", body)}
     yield from (f"import {word}" for word, module in used.items() if not module)
     for module in sorted(set(used.values()) - {""}):
@@ -77,7 +78,8 @@ def imports_of(body: str) -> Iterator[str]:
 
 
 def one_line(text: str) -> str:
-    """Text for a comment: one line of characters that show what they are (no NUL, no bidi marks, no lone surrogates)."""
+    """Text as one comment line: control characters, bidi marks and lone surrogates become "?"; at most 160
+    characters."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))[:160]
 
 
@@ -90,13 +92,13 @@ def title(plan: Plan) -> str:
 
 
 def signature(plan: Plan) -> str:
-    """Inputs and outputs with their types, as one line of text."""
+    """The inputs and outputs with their types as one line, at most 400 characters."""
     given = ", ".join(f"{leaf.attr('name')}: {leaf.type}" for leaf in plan.graph.inputs)
     made = ", ".join(f"{n}: {plan.values[v].type}" for n, v in zip(plan.graph.names, plan.outputs))
     return f"({_quotable(given)}) -> ({_quotable(made)})"[:400]
 
 
 def indented(lines: Iterable[str], width: int) -> Iterator[str]:
-    """The lines, moved to the right."""
+    """The lines, indented by `width` spaces."""
     for line in lines:
         yield " " * width + line if line else line

@@ -1,7 +1,7 @@
-"""How values get into a program and out of it: NumPy arrays for programs on the CPU, tensors for those on a GPU.
+"""Argument marshalling of programs: NumPy arrays for CPU programs, Torch tensors for GPU programs.
 
-Callers may give arrays or tensors to either. They get back what they gave: tensors on the GPU if any input lies there, else
-tensors on the CPU if any input is one, else arrays (for which a program on a GPU must be waited for).
+Callers may pass arrays or tensors to either. Outputs are GPU tensors if any input is on a GPU, CPU tensors if any input
+is a tensor, else arrays; converting GPU results to arrays synchronizes.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 
 
 class Exchange(Protocol):
-    """The way in and out for one device."""
+    """Argument marshalling for one device."""
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """An input as the program takes it. ShapeError if it has another shape or dtype."""
+        """An input in the program's form. ShapeError for another shape or dtype."""
         ...
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Results as the caller wants them."""
+        """Results in the form of the inputs `given`."""
         ...
 
     def near(self, x: Any) -> Any:
-        """An array or a tensor on the program's device."""
+        """An array or tensor moved to the program's device."""
         ...
 
     def zeros(self, spec: Spec) -> Any:
-        """A state."""
+        """A zero-initialized state."""
         ...
 
     def write(self, state: Any, value: Any) -> None:
-        """Set a state to an array's values."""
+        """Overwrite a state with an array or tensor."""
         ...
 
     def read(self, state: Any) -> Array:
-        """A state's values, as a fresh array."""
+        """A copy of a state's values."""
         ...
 
 
 class OnCpu:
-    """Arrays in, arrays inside."""
+    """Marshalling for programs on NumPy arrays."""
 
     def accept(self, x: Any, spec: Spec) -> Array:
         """See Exchange."""
@@ -81,7 +81,8 @@ class OnCpu:
 
 
 class OnTensors:
-    """Tensors inside, on one device. Arrays come in as tensors over their memory: the program copies them."""
+    """Marshalling for programs on Torch tensors of one device. Input arrays become tensors over their memory; the
+    program copies them."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -122,17 +123,19 @@ class OnTensors:
         return array_of(state).copy()
 
 
-#: Kinds of NumPy dtypes that plain values may have, by the kind of the input's dtype; floats take any number.
+#: Kind of an input dtype -> NumPy dtype kinds of Python numbers that may become it; floats accept every kind.
 _CONVERTIBLE = {"b": "biu", "i": "biu", "u": "biu"}
 
 
 def _converted(x: Any, spec: Spec) -> Array:
-    """Whatever else is given, as an array of an input's dtype. UsageError where it is no numbers, or where they would not
-    stay what they are: fractions as integers, say."""
+    """Any other input (numbers, nested lists) as an array of the input's dtype.
+
+    UsageError if the data is not numeric or would change, for example fractions as integers.
+    """
     kind = dtypes.numpy_dtype(spec[2])
     try:
         if not hasattr(x, "dtype") and (found := np.asarray(x).dtype).kind not in _CONVERTIBLE.get(kind.kind, "biuf"):
-            raise TypeError(f"{found} does not become {spec[2]}")
+            raise TypeError(f"{found} cannot be converted to {spec[2]}")
         return np.asarray(x, kind)
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
@@ -145,12 +148,12 @@ def _misfit(spec: Spec, dtype: Any, shape: Sequence[int]) -> ShapeError:
 
 
 def is_torch(x: Any) -> bool:
-    """Whether it is a Torch tensor."""
+    """Whether a value is a Torch tensor."""
     return not isinstance(x, np.ndarray) and (type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach"))
 
 
 def array_of(x: Any) -> Array:
-    """A tensor's values as an array; over the same memory if it lies on the CPU."""
+    """A tensor's values as an array, sharing memory if the tensor is on the CPU."""
     x = x.detach().cpu()
     if str(x.dtype) == "torch.bfloat16":
         import torch
@@ -162,7 +165,7 @@ def array_of(x: Any) -> Array:
 
 
 def tensor_of(x: Array) -> Any:
-    """A tensor over an array's memory (over a copy of it where it is read-only or runs backwards)."""
+    """A tensor sharing an array's memory; a copy if the array is read-only or has negative strides."""
     import torch
 
     if not x.flags.writeable or any(s < 0 for s in x.strides):

@@ -1,4 +1,4 @@
-"""Source that was written for kernels becomes what it defines."""
+"""Execution of emitted source, with its lines available to tracebacks and Triton."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from ..egraph.forks import Lock
 
-HELD = "__lines__"  # the name of what keeps a text's lines, in the name space that it was run in
-LINE, KEY = "starting_line_number", "cache_key"  # where a kernel begins, and what it is found by, in Triton's objects
+HELD = "__lines__"  # key in the namespace for the object that keeps the source lines
+LINE, KEY = "starting_line_number", "cache_key"  # attributes of Triton's kernel objects: first line, cache key
 
 
 class _Lines:
-    """A text whose lines can be looked up in `linecache`, as long as this object lives."""
+    """Registers a source text in `linecache` for the lifetime of this object."""
 
     def __init__(self, file: str, text: str) -> None:
         entry = (len(text), None, text.splitlines(keepends=True), file)
@@ -32,7 +32,7 @@ _showing = Lock()
 
 
 def _shown(file: str, text: str) -> _Lines:
-    """What keeps the lines of a text: the same object for all name spaces that it is run in."""
+    """The `_Lines` of a text, shared by all namespaces that execute it."""
     with _showing:
         found = _lines.get((file, text))
         if found is None:
@@ -41,13 +41,13 @@ def _shown(file: str, text: str) -> _Lines:
 
 
 def execute(text: str, file: str, space: dict[str, Any]) -> None:
-    """Run a text in a name space. Its lines can be looked up under `file` as long as the name space lives: tracebacks show them,
-    Triton reads its kernels' text.
+    """Execute source in a namespace. `linecache` has its lines under `file` while the namespace lives: tracebacks and
+    Triton read them.
 
-    The keys of Triton's cache hold the line at which a kernel begins. All begin at the first one here: what was compiled to be
-    measured need not be compiled again where it stands in a program, and below other kernels. The keys are made at once, in the
-    order of the text, helpers first: in Triton 3.6 what a helper reads counts in the key of a kernel that calls it only if the helper's
-    own key is known, so that all kernels of a program but the first had other keys than when they were measured.
+    Triton's cache key contains a kernel's first line. It is set to 1 for all kernels, so that a kernel compiled for
+    measuring is a cache hit in a program. Cache keys are computed at once, in text order, helpers first: in Triton 3.6
+    a helper's globals enter the key of its caller only if the helper's key exists already. Otherwise all kernels of a
+    program except the first would miss the cache.
     """
     space[HELD] = _shown(file, text)
     exec(compile(text, file, "exec"), space)
@@ -55,5 +55,5 @@ def execute(text: str, file: str, space: dict[str, Any]) -> None:
     for kernel in kernels:
         setattr(kernel, LINE, 1)
     for kernel in kernels:
-        with suppress(Exception):  # what is the matter with it is said where it is compiled
+        with suppress(Exception):  # the error is reported when the kernel is compiled
             getattr(kernel, KEY, None)

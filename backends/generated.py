@@ -1,8 +1,8 @@
-"""Generated kernels: templates for fusion groups of the e-graph (extract/regions.py), lowered through the kernel IR;
-shared by all emitters.
+"""Generated kernels: templates for fusion groups of the e-graph (extract/regions.py), lowered through the kernel IR.
 
-A fusion group's term becomes a template whose code, scratch memory, schedules and source follow from the term and from
-the operands' layouts. An `Emitter` tiles a kernel of the IR and writes its source; everything else is here.
+Shared by all emitters. A fusion group's term becomes a `Generated` template; code, scratch memory, schedules and source
+follow from the term and the operands' layouts. An `Emitter` tiles a kernel of the IR and writes its source; everything
+else is here.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ CARRYING = '''def carried(x, out):
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
 CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of every stored measurement: do not change
-FORMS = ("roles", "boxes")  # schedule forms that not every kernel with the same loops supports
-WRITTEN_OUT = 256  # nodes up to which a term is spelled as one expression
-NESTED = 24  # nesting depth of expressions in larger ones
-READ, LOOKS = 2000, 8  # limit of lowered nodes over all layouts; layouts that are lowered in any case
+# optional schedule parameters (warp specialization, TMA boxes): not every kernel with the same loops supports them
+FORMS = ("roles", "boxes")
+WRITTEN_OUT = 256  # maximum nodes of a term that is written as one expression
+NESTED = 24  # maximum nesting depth of an expression in larger terms
+READ, LOOKS = 2000, 8  # maximum lowered nodes over all layout combinations; minimum number of combinations
 Schedule = dict[str, int]
 
 
@@ -74,8 +75,8 @@ class Launch(Protocol):
 class Emitter(Protocol):
     """Converts kernels of the IR to source.
 
-    `version` must be raised when the same kernel and schedule give another text; `setup` names the helpers that every
-    kernel needs, `needs` the Python modules.
+    `version`: raise it when the text emitted for the same kernel and schedule changes. `setup`: helpers that every
+    kernel needs. `needs`: required Python modules.
     """
 
     name: str
@@ -84,17 +85,19 @@ class Emitter(Protocol):
     needs: tuple[str, ...]
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """Candidate schedules, best guess first. `splits`: whether the longest reduction may be split."""
+        """Candidate schedules, best guess first. `splits`: whether split reduction (split-K) is legal."""
         ...
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """The launches of a schedule, in order. Unfusable if the kernel cannot be emitted."""
+        """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
         ...
 
 
 def spelled(terms: Sequence[Tensor]) -> str:
-    """Terms in the pattern language, with inputs as variables. In large terms, shared or deeply nested nodes are
-    named."""
+    """The terms as a pattern, with inputs as variables.
+
+    In large terms, shared and deeply nested nodes become named definitions.
+    """
     order = topological(terms)
     sizes: dict[Tensor, int] = {}
     for t in order:
@@ -130,8 +133,10 @@ class Lowered:
     kernel: Kernel
     shape: Shape
     space: tuple[Schedule, ...]
-    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)  # by name
-    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)  # by parts
+    # kernel name -> launches
+    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)
+    # number of parts -> kernels of the split reduction
+    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def cuts(self) -> bool:
@@ -139,7 +144,7 @@ class Lowered:
         return _can_split(self.kernel, self.shape)
 
     def halves(self, parts: int) -> tuple[Kernel, Kernel]:
-        """The kernel with its longest reduction split: (kernel of partial results, combining kernel)."""
+        """The two kernels of a split reduction: (kernel of partial results, combining kernel)."""
         if parts not in self.cut:
             self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
         return self.cut[parts]
@@ -147,14 +152,12 @@ class Lowered:
 
 @dataclass(frozen=True, eq=False)
 class Generated(Template):
-    """Template of a kernel generated for one term, or for several over the same inputs (multi-output fusion).
-
-    Everything else follows from the terms and the operands' layouts.
-    """
+    """Template of the kernel generated for one term, or for several terms over the same inputs (multi-output
+    fusion)."""
 
     root: Tensor = field(default=None)  # type: ignore[assignment]
-    others: tuple[Tensor, ...] = ()  # terms of further outputs
-    precision: Precision = IEEE  # of float32 products
+    others: tuple[Tensor, ...] = ()  # terms of outputs 1, 2, ...
+    precision: Precision = IEEE  # input precision of float32 matrix products
     emitter: Emitter = field(default=None)  # type: ignore[assignment]
     lowered: dict[Any, Lowered | bytes | None] = field(default_factory=dict)
 
@@ -165,7 +168,7 @@ class Generated(Template):
 
     @cached_property
     def bases(self) -> dict[str, str]:
-        """Outputs that are only partly written (scatter) -> operands that hold the rest."""
+        """Partially written outputs (scatter) -> operands that hold the remaining elements."""
         outputs = zip(output_names(len(self.roots)), self.roots)
         return {name: str(t.args[0].attr("name")) for name, t in outputs if _partial(t)}
 
@@ -176,20 +179,21 @@ class Generated(Template):
 
     @cached_property
     def combinations(self) -> int:
-        """Number of operand-layout combinations to try: lowering hundreds of operations takes a tenth of a second."""
+        """Number of operand-layout combinations to lower. Bounded, because lowering hundreds of operations takes 0.1
+        s."""
         return min(MAX_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
 
     @cached_property
     def work(self) -> float:
-        """Flops of the terms."""
+        """Flops of the terms, without recomputation."""
         return graph_flops(self.roots)
 
     def written(self, call: Call) -> Call:
-        """The call with its output in this template's layout."""
+        """The call with the output layout of this template."""
         return call if self.layout is None else replace(call, output=Operand(call.output.type, self.layout(call)))
 
     def effort(self, call: Call) -> float:
-        """Flops of a call: those of the terms, plus recomputation due to the schedule."""
+        """Flops of a call, including recomputation due to its schedule."""
         found = self.lower(call)
         if found is None:
             return self.work
@@ -214,11 +218,11 @@ class Generated(Template):
         return tuple(sorted(ways))
 
     def alike(self, call: Call) -> Hashable | None:
-        """Key of calls whose best schedules are likely the same, whatever precedes and follows their loops; None
-        without a kernel.
+        """Deduplication key for tuning: calls with equal keys likely share the best schedule, whatever prologue and
+        epilogue they have. None if there is no kernel.
 
-        The key holds the emitter, the numbers of rows, columns and reduction elements, the innermost axes of images,
-        and the possible forms of schedules.
+        The key holds the emitter, the precision, the rows, columns and reduction extents, the innermost axes of images
+        (tensors of rank > 2), and the optional schedule parameters that the kernel supports.
         """
         found = self.lower(call)
         if found is None:
@@ -235,12 +239,12 @@ class Generated(Template):
         return *own, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
 
     def lower(self, call: Call) -> Lowered | None:
-        """The lowered kernel of a call, None if there is none. Cached by layout."""
+        """The lowered kernel of a call; None if the terms cannot be lowered for these layouts. Cached by layout."""
         key = lying(call)
         if key not in self.lowered:
             self.lowered[key] = self._lower(call)
         found = self.lowered[key]
-        if isinstance(found, bytes):  # from another process (lower_worker.py)
+        if isinstance(found, bytes):  # pickled by a worker process (lower_worker.py)
             found = self.lowered[key] = Lowered(*pickle.loads(found))
         return found
 
@@ -258,7 +262,7 @@ class Generated(Template):
             if not found.space:
                 return None
             self.emitter.launches(found, found.space[0], PROBE)
-        except (Unfusable, RecursionError):  # deeper than `deep` allows
+        except (Unfusable, RecursionError):  # RecursionError: deeper than `deep` allows
             return None
         return found
 
@@ -277,20 +281,22 @@ def lying(call: Call) -> Hashable:
 
 
 def rounds(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a kernel has float32 matrix products, whose operands tensor cores would round."""
+    """Whether a kernel multiplies float32 matrices, so that tensor cores would round the operands."""
     floats = {b.dtype for b in kernel.buffers.values() if b.dtype in ("float16", "bfloat16", "float32", "float64")}
     return floats == {"float32"} and bool(shape.dots) and bool(shape.rows)
 
 
 FRAMES = 24  # Python stack frames per nested operation during lowering and emission
-# limit of stack frames: it holds for the whole process, and about 80 000 calls from C overflow a stack of 8 MiB
+# Upper bound of the recursion limit. The limit is process-wide, and about 80 000 calls from C overflow an 8 MiB stack.
 DEEPEST = 40_000
 
 
 def deep(operations: int) -> None:
-    """Allow recursion as deep as a term of so many operations may need, within bounds: Python's own limit is meant for smaller
-    ones, but keeps a file that is nested too deeply from ending the process."""
-    with _deepening:  # the limit is the process' own: another thread may be raising it
+    """Raise Python's recursion limit for a term of `operations` operations, up to `DEEPEST`.
+
+    The bound keeps a maliciously nested file from overflowing the C stack.
+    """
+    with _deepening:  # the limit is process-wide: another thread may be raising it
         sys.setrecursionlimit(max(sys.getrecursionlimit(), min(1000 + FRAMES * operations, DEEPEST)))
 
 
@@ -298,7 +304,7 @@ _deepening = Lock()
 
 
 def across(found: Lowered) -> bool:
-    """Whether a right operand of a product is not contiguous along K."""
+    """Whether the right operand of a matrix product is not contiguous along K."""
     return any(
         e.op == "load" and dot.axis in e.axes and e.value[1].coefficient(dot.axis) != 1
         for dot, d in found.shape.dots.items()
@@ -311,51 +317,51 @@ def across(found: Lowered) -> bool:
 def _read(
     roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]
 ) -> tuple[Kernel, Shape, bool] | None:  # fmt: skip
-    """(kernel, shape, whether the longest reduction can be split) of terms with the given operand layouts; None if
-    there is no kernel.
+    """Lower terms for given operand layouts to (kernel, shape, whether split reduction is legal); None if there is no
+    kernel.
 
-    The same for every emitter and precision.
+    The result is the same for every emitter and precision.
     """
     leaves = {t: str(t.attr("name")) for t in topological(roots) if t.op == "input"}
     try:
         kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
         shape = shape_of(kernel, products="PIECES" not in kernel.builder.ways)
         return kernel, shape, _can_split(kernel, shape)
-    except (Unfusable, RecursionError):  # deeper than `deep` allows
+    except (Unfusable, RecursionError):  # RecursionError: deeper than `deep` allows
         return None
 
 
 def scheduled(found: Lowered, call: Call) -> Schedule:
-    """The schedule of a call: the best guess if none was chosen."""
+    """The schedule of a call; the first candidate if none was chosen."""
     return dict(call.schedule) or found.space[0]
 
 
 def launches(template: Generated, call: Call) -> Sequence[Launch]:
-    """The launches of a scheduled call, in order."""
+    """The launches of a call with its schedule, in execution order."""
     found = template.lower(call)
     assert found is not None
     schedule = scheduled(found, call)
     key = repr((template.identity, call.operands, *call.outputs, sorted(schedule.items())))
     name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
-    if name not in found.made:  # source, code and scratch all ask
+    if name not in found.made:  # source, code and scratch all call this
         found.made[name] = template.emitter.launches(found, schedule, name)
     return found.made[name]
 
 
 def split_axis(shape: Shape) -> Axis:
-    """The longest reduction axis that is not nested in another reduction."""
+    """The longest reduction axis that is not nested in another reduction: the axis of split-K."""
     return max(shape.outer, key=lambda a: a.size)
 
 
 def _can_split(kernel: Kernel, shape: Shape) -> bool:
-    """Whether the longest reduction can be split."""
+    """Whether split reduction is legal: the longest reduction axis has even extent and can be split."""
     if not shape.outer or (axis := split_axis(shape)).size % 2:
         return False
     return if_fusable(split, kernel, axis, 2) is not None
 
 
 def _code(template: Generated, call: Call) -> str:
-    """The statements of a call: copies for partly written outputs, and the launches."""
+    """The statements of a call: copies of the base operands of partially written outputs, then the launches."""
     names = dict(call.names)
     found = template.lower(call)
     assert found is not None
@@ -371,12 +377,12 @@ def _code(template: Generated, call: Call) -> str:
 
 
 def _partial(t: Tensor) -> bool:
-    """Whether a term scatters values into a tensor in memory."""
+    """Whether a term scatters values into an input."""
     return t.op == "scatter_elements" and t.args[0].op == "input"
 
 
 def _definitions(template: Generated, call: Call) -> dict[str, str]:
-    """The definitions of a call's launches and of what they require: name -> source."""
+    """Source of the definitions that a call's launches need, by name."""
     found: dict[str, str] = {}
     for launch in launches(template, call):
         found |= getattr(launch, "definitions", {launch.name: launch.source})
@@ -384,7 +390,7 @@ def _definitions(template: Generated, call: Call) -> dict[str, str]:
 
 
 def _scratch(template: Generated, call: Call) -> int:
-    """Bytes of scratch memory of a call: partial results of a split reduction."""
+    """Bytes of scratch memory of a call: partial results of a split reduction, else 0."""
     found = template.lower(call)
     parts = 1 if found is None else scheduled(found, call).get("split", 1)
     if found is None or parts == 1:
@@ -410,10 +416,10 @@ def template_of(
     emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
     precision: Precision = IEEE,
 ) -> Generated:  # fmt: skip
-    """The template of a term over inputs, or of several, which one kernel computes.
+    """The template of one kernel that computes a term over inputs, or several terms.
 
-    The weights `transposed` get another layout at load time; `last`: the result is channels-last; `precision` is that
-    of float32 products.
+    `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
+    precision of float32 matrix products.
     """
     made: list[Generated] = []
     first, *others = [root] if isinstance(root, Tensor) else root

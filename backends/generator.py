@@ -1,8 +1,8 @@
-"""Generated kernels of an e-graph view: those of its fusion groups, in the forms that are worth measuring.
+"""Kernel generation for an e-graph view: which fusion groups one kernel can compute, in which forms.
 
-A `Generator` describes a backend. A `Lowering`, which belongs to one optimization, grows regions (extract/regions.py), whole parts and
-groups (extract/whole.py, together.py, onward.py), asks of each whether it can be one kernel (generated.py), in several processes
-(lower_pool.py), and keeps the answers: repeated layers ask once.
+A `Generator` describes a backend. A `Lowering` belongs to one optimization. It grows fusion groups
+(extract/regions.py), maximal (whole.py), multi-output (together.py) and consumer fusion groups (onward.py), lowers each
+(generated.py) in worker processes (lower_pool.py), and caches the result, so that repeated layers are lowered once.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from .lower_pool import LowerPool
 from .lower_worker import Job, Reply, flat
 from .precision import IEEE, PRECISIONS, Precision, within
 
-BODIES = 2  # alternative computations of one value from the same operands that are kept
+BODIES = 2  # kept templates per output class and set of operands: alternative computations of one value
 
 
 @dataclass(frozen=True, eq=False)
 class Generator:
-    """Description of a backend that has no kernels but those it generates for a view. Immutable: `opened` gives the object that
-    generates kernels for one optimization.
+    """Description of a backend that generates all its kernels from an e-graph view. Immutable; `opened` returns the
+    mutable `Lowering`.
 
-    `several`: also kernels with several outputs. `vectors`: the number of rows up to which a product is bound by reading its
-    weights, which are then also laid out with the elements that one output needs side by side."""
+    `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows for which a product counts as
+    skinny GEMM (bound by reading weights); for those, transposed weight layouts are tried too.
+    """
 
     emitter: Emitter
     helpers: Mapping[str, str]
@@ -54,11 +55,11 @@ class Generator:
 
     @property
     def name(self) -> str:
-        """The emitter's name."""
+        """Name of the emitter, and of the backend."""
         return self.emitter.name
 
     def unavailable(self) -> str:
-        """Why the backend cannot be used here; empty if it can."""
+        """Why the backend is unusable on this machine; empty if it is usable."""
         for module in self.emitter.needs:
             if not _there(module):
                 return f"{module} is not installed"
@@ -67,11 +68,11 @@ class Generator:
         return "" if torch.cuda.is_available() else "no CUDA device"
 
     def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
-        """The fusion policies for a view."""
+        """The fusion policies to grow fusion groups with, for a view."""
         return REACHES
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
-        """The object that generates kernels for the optimization that owns `lowerings`; for nobody else where there is none."""
+        """The `Lowering` of this backend in `lowerings`; a new, unshared one for None."""
         return (Lowerings() if lowerings is None else lowerings).of(self)
 
     def generated(
@@ -81,7 +82,7 @@ class Generator:
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """`Lowering.generated`, for one view alone."""
+        """`Lowering.generated` with an unshared `Lowering`."""
         return self.opened().generated(view, given, types, enough)
 
     def lowering(self, lowerings: Lowerings) -> Lowering:
@@ -90,8 +91,10 @@ class Generator:
 
 
 class Lowering:
-    """The kernels that one optimization generates with one backend: its templates, and which regions it has asked for. Used by one
-    thread at a time."""
+    """The templates that one optimization generates with one backend, and its cache of lowered fusion groups.
+
+    Not thread-safe.
+    """
 
     def __init__(self, generator: Generator, owner: Lowerings) -> None:
         self.generator, self.owner = generator, owner
@@ -101,8 +104,8 @@ class Lowering:
         self.unavailable = generator.unavailable
         self.precisions = within(owner.limit, getattr(self.emitter, "precisions", ()))
         self.known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], Generated] = {}
-        self.done: set[Hashable] = set()  # regions that were asked for, with how their values lie
-        self.answered: dict[Hashable, Sequence[Answer]] = {}  # by the same, the templates that compute them
+        self.done: set[Hashable] = set()  # keys (`Asked.key`) of requests that were submitted
+        self.answered: dict[Hashable, Sequence[Answer]] = {}  # key of a request -> templates that compute it
 
     def generated(
         self,
@@ -111,12 +114,14 @@ class Lowering:
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """(template, classes that it makes, operands' classes) of the regions that a kernel can be generated for: of those
-        that make one value from the same others, the `BODIES` with the least arithmetic and the smallest kernels. Then
-        those that compute several values together (extract/together.py). Once `enough` is true, no more regions are looked for;
-        those found before are given."""
+        """Yield (template, output classes, operand classes) for every fusion group that one kernel can compute.
+
+        Of the groups with equal outputs and operands, `BODIES` templates are kept: least flops, then smallest kernel.
+        Maximal groups come first, multi-output groups last. `given`: classes that are inputs. Once `enough` returns
+        true, no more groups are grown; those grown before are still yielded.
+        """
         regions = Regions(view, given, reaches=self.generator.reaches(view))
-        pictures = images(view) - given  # what is given lies row-major
+        pictures = images(view) - given  # given values are row-major
         if self.several:
             first = Whole(regions)
             for whole in (first, Whole(regions, written=True), Whole(regions, rows=False)):
@@ -131,7 +136,7 @@ class Lowering:
             if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
                 yield template, region.classes, tuple(c for _, c in region.leaves)
         if self.several:
-            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # not once per precision
+            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # once per region, not once per precision
             together = Together(regions, list(once.values()), self.device == "cuda")
             for several in (together, Onward(together)):
                 for group, template in self._lowered(several, types, pictures, enough):
@@ -140,10 +145,10 @@ class Lowering:
     def _at_once(
         self, whole: Whole, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
     ) -> Iterator[tuple[Region | Group, Generated]]:
-        """The maximal fusion groups that one kernel can compute, each with its templates as soon as it is lowered
-        (there may be no time for more).
+        """The maximal fusion groups that one kernel can compute, each with its templates.
 
-        Groups without a kernel are handed back to `whole`, to be split.
+        Yields as soon as a group is lowered, because time may run out. Groups without a kernel are handed back to
+        `whole`, to be split.
         """
         for asked in (_asked(part, whole.view, types, pictures) for part in whole):
             region, found = asked.region, self.answers(asked)
@@ -161,7 +166,7 @@ class Lowering:
         pictures: frozenset[int],
         enough: Callable[[], bool],
     ) -> Iterator[tuple[Region | Group, Generated]]:
-        """The fusion groups that one kernel can compute, each with its template."""
+        """The fusion groups that one kernel can compute, each with its `BODIES` best templates."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view
         grown = found.until(enough) if isinstance(found, Regions) else () if enough() else found
@@ -177,12 +182,16 @@ class Lowering:
                 yield region, template
 
     def _ahead(self, grown: Iterable[Asked], enough: Callable[[], bool]) -> Iterator[Asked]:
-        """The same, each when other processes have lowered it (lower_pool.py), which begin while there are more to come, or have left it
-        to this one. From where there is `enough` on, those that were lowered before."""
+        """The requests in order, each after worker processes have lowered it (lower_pool.py) or have left it to this
+        process.
+
+        Workers start while requests are still growing. Once `enough` returns true, only requests that are already
+        lowered are yielded.
+        """
         beside = self.owner.open
 
         def fresh(one: Asked, lowering: Lowering) -> bool:
-            """Whether it was not asked for yet; it is now."""
+            """Whether the request is new to `lowering`; marks it as submitted."""
             known = one.key in lowering.done
             lowering.done.add(one.key)
             return not known
@@ -204,12 +213,12 @@ class Lowering:
                 self.owner.take_in(one.region.terms, batch.there() if late else batch.take(), key)
             if not late or key in self.answered:
                 yield one
-            elif first:  # whoever has more time may ask again
+            elif first:  # not lowered: a later call may submit it again
                 for lowering in beside.values():
                     lowering.done.discard(key)
 
     def answers(self, asked: Asked) -> Sequence[Answer]:
-        """The templates that compute a region. Repeated layers ask the same many times."""
+        """The templates that compute a fusion group, cached: repeated layers give equal requests."""
         key = asked.key
         found = self.answered.get(key)
         if found is None:
@@ -219,7 +228,7 @@ class Lowering:
         return found
 
     def prepare(self, asked: Sequence[tuple[Generated, Call]]) -> Iterator[None]:
-        """Lower calls of templates in several processes; yields after each template."""
+        """Lower calls of templates in worker processes; yields after each template."""
         by_template: dict[Generated, list[Call]] = {}
         for template, call in asked:
             if lying(template.written(call)) not in template.lowered:
@@ -238,8 +247,10 @@ class Lowering:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """Handle a job: all forms of a fusion group, or calls of one form, whose result is the lowered kernels (returns
-        [])."""
+        """Handle a `Job` in a worker process: lower all forms of a fusion group, or calls of one form.
+
+        Returns the answers for a group, [] for calls of one form (whose lowered kernels stay in the template).
+        """
         if job.form is None:
             return self.answers(Asked(Group((), terms, (), ""), job.calls[0], job.weights, job.images))
         transposed, last, number = job.form
@@ -250,7 +261,8 @@ class Lowering:
         return []
 
     def _in_all(self, asked: Asked) -> Iterator[tuple[Generated, Call]]:
-        """The group's templates in the requested precision, or in full precision if there are none."""
+        """The group's templates with their calls, in each permitted precision; in IEEE precision where a lower one has
+        none."""
         multiplies = any(
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
             for t in topological(asked.region.terms)
@@ -260,8 +272,11 @@ class Lowering:
             yield from found or (self._templates(asked, IEEE) if precision.loss else ())
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
-        """The group's templates with the calls that they fit: plain; over transposed weights for skinny GEMM; with
-        filters always in kernel layout; with channels-last images, outputs like inputs."""
+        """The group's templates with the calls that they fit.
+
+        The forms are: plain; transposed weights for skinny GEMM; channels-last output where operands are channels-last
+        images. Convolution filters always have the kernel's layout.
+        """
         region, call, weights, _ = asked
         laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
         plain = self._template(region.terms, laid, precision=precision)
@@ -286,18 +301,19 @@ class Lowering:
 
     @property
     def _across(self) -> Mapping[Precision, Precision]:
-        """Precisions for which tensor cores want both sides contiguous along K -> precision for other sides."""
+        """Tensor core precisions that need both operands contiguous along K -> the precision to use where they are
+        not."""
         found: Mapping[Precision, Precision] = getattr(self.emitter, "across", {})
         return found
 
     def _turned(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
     ) -> Iterator[tuple[Generated, Call]]:
-        """The template over transposed weights, for skinny GEMM, or for float32 tensor cores, which want both sides
-        contiguous along K.
+        """The template over transposed weights, if worth it: for skinny GEMM, and for float32 tensor cores, which need
+        both operands contiguous along K.
 
-        For GEMM with many rows, only unaligned weights are transposed. Without transposition there may be no kernel at
-        all.
+        With many rows, only weights of unaligned shape are transposed. `plain` is None if the weights cannot be lowered
+        as they are.
         """
         matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
         odd = tuple(w for w in matrices if uneven(call.operands[w].type))
@@ -322,7 +338,7 @@ class Lowering:
         last: bool = False,
         precision: Precision = IEEE,
     ) -> Generated:
-        """The cached template of terms in one form."""
+        """The template of terms in one form, cached."""
         key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last, precision
         if key not in self.known:
             self.known[key] = template_of(self.emitter, key[0], transposed, last, precision)
@@ -330,8 +346,8 @@ class Lowering:
 
 
 class Asked(NamedTuple):
-    """A request: a fusion group, the call that computes it from row-major values, its weights, and which operands and
-    outputs are images."""
+    """A lowering request: a fusion group, the call that computes it from row-major values, the names of its weights,
+    and the names of operands and outputs that are images."""
 
     region: Region | Group
     call: Call
@@ -340,16 +356,16 @@ class Asked(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """All that its templates depend on within one optimization."""
+        """Cache key: everything that the templates depend on within one optimization."""
         return self.region.terms, lying(self.call), self.weights, self.images
 
 
-# (template, flops of its call, number of its expressions)
+# (template, flops of its call, number of expressions in its kernel)
 Answer = tuple[Generated, float, int]
 
 
 def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]) -> Asked:
-    """The request for a fusion group of a view."""
+    """The request for a fusion group of a view. `pictures`: classes that are images."""
     weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
     first, *more = (_operand(types[c]) for c in region.classes)
     reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
@@ -359,8 +375,8 @@ def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pict
 
 
 def _with_places(regions: Regions, types: Sequence[Type]) -> Regions:
-    """The fusion groups with single positions of a sequence read as views: their kernel then is the same at every
-    step."""
+    """The fusion groups with sequence slices (single positions of a sequence) as given views, so that every step has
+    the same kernel."""
     places = picks(regions.view, regions.given, types)
     if not places:
         return regions
@@ -370,31 +386,33 @@ def _with_places(regions: Regions, types: Sequence[Type]) -> Regions:
 
 
 class Lowerings:
-    """The kernels that one optimization generates: an open `Lowering` of each backend that it asks for one, and the processes that
-    read terms beside it. Nothing of it outlives the optimization, or is seen by another one.
+    """The kernels that one optimization generates: a `Lowering` per backend, and the pool of worker processes that
+    lower terms.
 
-    `limit`: the relative error that kernels may add by rounding operands. Used by one thread at a time."""
+    State is private to the optimization. `limit`: relative error that kernels may add by rounding operands. Not
+    thread-safe.
+    """
 
     def __init__(self, limit: float = 0.0, pool: LowerPool | None = None) -> None:
         self.limit, self.pool = limit, LowerPool(0) if pool is None else pool
-        self.open: dict[str, Lowering] = {}  # by the backend's name
+        self.open: dict[str, Lowering] = {}  # by backend name
 
     def of(self, generator: Generator) -> Lowering:
-        """The lowering of a backend, the same one each time."""
+        """The `Lowering` of a backend, created on first use."""
         if generator.name not in self.open:
             self.open[generator.name] = generator.lowering(self)
         return self.open[generator.name]
 
     def opened(self, backend: Backend) -> Backend:
-        """A backend as this optimization uses it: the open lowering of one that generates kernels, any other one as it is."""
+        """The `Lowering` of a backend that generates kernels; any other backend unchanged."""
         return self.of(backend) if isinstance(backend, Generator) else backend
 
     def close(self) -> None:
-        """End the processes. What was lowered stays; processes start again if there is more to lower."""
+        """End the worker processes. Lowered kernels stay; processes restart on demand."""
         self.pool.close()
 
     def take_in(self, terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
-        """Keep the kernels that another process has lowered of some terms, and its answer for the region with this `key`."""
+        """Store a worker's reply: the lowered kernels of some terms, and the answer to the request with this `key`."""
         for name, found, forms in reply:
             lowering = self.open[name]
             made = {form: lowering._template(terms, *form[:2], PRECISIONS[form[2]]) for form in {f for f, *_ in found}}
@@ -405,13 +423,13 @@ class Lowerings:
 
 
 def _reads(region: Region | Group) -> tuple[int, ...]:
-    """The operand classes of a group's kernel."""
+    """The operand classes of a fusion group."""
     return tuple(sorted({c for _, c in region.leaves}))
 
 
 def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
-    """The classes inside a group whose value is its result's memory, reshaped or reinterpreted: a kernel of such a
-    class makes the result, too."""
+    """Classes in a fusion group whose value is the result before a final reshape or a cast between equal storage
+    dtypes. A kernel for such a class computes the result too."""
     if not isinstance(region, Region):
         return
     inner, (cls,) = dict(region.inner), region.classes
@@ -424,12 +442,12 @@ def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
 
 
 def _evened(template: Generated, call: Call) -> bool:
-    """Whether a template reads an unaligned weight in another layout."""
+    """Whether a template reads a weight of unaligned shape through a changed layout."""
     return any(uneven(call.operands[w].type) for w in template.prep)
 
 
 def _rows(terms: Sequence[Tensor]) -> int:
-    """The maximum rows of a product in some terms."""
+    """The maximum number of rows of a matrix product in some terms; 0 without one."""
     products = (t for t in topological(terms) if t.op in ("matmul", "linear"))
     return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
 
@@ -441,7 +459,7 @@ def _operand(kind: Type) -> Operand:
 
 
 def _there(module: str) -> bool:
-    """Whether a module, or one inside a package, can be imported."""
+    """Whether a module, possibly inside a package, can be imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""What is known of the GPU here: its name, whether it can be used, and whether something fits into its memory."""
+"""The local GPU: its name, whether it is usable, free memory, and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..private import private_folder
 
 @cache
 def hardware() -> str:
-    """The current GPU's name and compute capability, such as "NVIDIA H200 sm_90"; empty where there is none."""
+    """Name and compute capability of the current GPU, such as "NVIDIA H200 sm_90"; empty without a GPU."""
     from .registry import backend
 
     if backend("torch_cuda").unavailable():
@@ -26,7 +26,7 @@ def hardware() -> str:
 
 
 def planned_for() -> str:
-    """The same of the GPU that plans are made for: the one that the setting `gpu` describes, else the one here."""
+    """Name and compute capability of the GPU that plans target: from the setting `gpu`, else the local one."""
     if not settings.current().gpu:
         return hardware()
     _, name, capability, *_ = f"{gpu_machine().device}::".split(":")
@@ -34,7 +34,7 @@ def planned_for() -> str:
 
 
 def check_hardware(wanted: str, where: str = "") -> None:
-    """DeviceUnavailableError unless the GPU that a program was made for is here ("": any GPU will do)."""
+    """DeviceUnavailableError unless the GPU a program was made for is present ("" accepts any GPU)."""
     from .registry import backend
 
     why = backend("torch_cuda").unavailable()
@@ -51,16 +51,17 @@ def check_hardware(wanted: str, where: str = "") -> None:
 
 
 def check_room(device: str, wanted: int) -> None:
-    """DeviceUnavailableError without a GPU; DeviceMemoryError if `wanted` bytes are not free on it, DeviceFaultError if it has
-    failed before."""
+    """DeviceUnavailableError without a GPU; DeviceMemoryError if `wanted` bytes are not free; DeviceFaultError if the
+    GPU has failed before."""
     check_hardware("")
     import torch
 
     try:
         free, total = torch.cuda.mem_get_info(device)
-    except RuntimeError as error:  # what an earlier kernel did
+    except RuntimeError as error:  # the error of an earlier kernel
         raise named(error, "its memory was asked for") or error from None
-    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # Torch's own, to be used again
+    # Torch's cached memory, which can be reused
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if wanted > free + idle:
         raise DeviceMemoryError(
             f"the program takes {wanted} bytes on {device}, {free + idle} of {total} are free",
@@ -69,7 +70,7 @@ def check_room(device: str, wanted: int) -> None:
 
 
 def wait(device: str, what: str) -> None:
-    """Wait until a device has done all its work. DeviceFaultError if that failed; `what` was being done."""
+    """Synchronize with a device; `what` names the operation for errors. DeviceFaultError if its work failed."""
     import torch
 
     if torch.device(device).type != "cuda":
@@ -81,7 +82,7 @@ def wait(device: str, what: str) -> None:
 
 
 def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
-    """Torch's error as one of ours, if the GPU is what failed."""
+    """A Torch error as one of this package's errors, if the GPU failed; else None."""
     text = str(error).strip().partition("\n")[0]
     if type(error).__name__ == "OutOfMemoryError":
         return DeviceMemoryError(f"{what}: {text}", hint="free memory, use smaller dims, or optimize for the CPU")
@@ -94,7 +95,7 @@ def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
 
 
 def facts() -> dict[str, str]:
-    """Lines for a bug report."""
+    """GPU facts for a bug report."""
     from .registry import backend
 
     why = backend("torch_cuda").unavailable()
@@ -114,8 +115,10 @@ def facts() -> dict[str, str]:
 
 
 def keep_compiled() -> None:
-    """Have Triton keep what it compiles in a folder that nobody else can write: it loads code from there. TRITON_CACHE_DIR is respected
-    if it names such a folder."""
+    """Direct Triton's compile cache to a folder that only this user can write, because Triton loads code from there.
+
+    TRITON_CACHE_DIR is kept if it names such a folder.
+    """
     given = os.environ.get("TRITON_CACHE_DIR")
     if given is not None:
         why = private_folder(Path(given))

@@ -1,4 +1,4 @@
-"""What bounds every kernel on a GPU: bandwidths, rates of products by dtype, and the gap between two launches."""
+"""Calibration of a GPU's roofline: bandwidths, GEMM rates per dtype, and the gap between launches."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 from .gpu_device import Device
 
-LARGE, ORDER, LAUNCHES = 256 << 20, 8192, 500  # bytes of a copied buffer, rows of a square product, launches in a row
-_SMALL = {"cpu": (1 << 14, 64, 20)}  # the same where a CPU stands in
+# bytes of a copied buffer, rows of a square product, consecutive launches
+LARGE, ORDER, LAUNCHES = 256 << 20, 8192, 500
+_SMALL = {"cpu": (1 << 14, 64, 20)}  # the same if the CPU replaces a GPU
 
 Probe = dict[str, Any]  # name, dtype, flops, bytes, samples in µs
 
 
 def calibrate(device: Device, seconds: float) -> list[Probe]:
-    """Samples of a copy, a read, a copy in cache, square products of random numbers and empty launches, within `seconds`."""
+    """Samples of a copy, a read, an in-cache copy, square GEMMs of random values, and empty launches, within
+    `seconds`."""
     import torch
 
     large, order, launches = _SMALL.get(device.name, (LARGE, ORDER, LAUNCHES))
@@ -40,7 +42,7 @@ def calibrate(device: Device, seconds: float) -> list[Probe]:
 
 
 def _samples(device: Device, run: Callable[[], object], repeats: int, seconds: float) -> list[float]:
-    """µs per call of replays of `repeats` calls: at least five, for as long as time allows."""
+    """µs per call in replays of `repeats` calls; 5 to 40 samples, as time allows."""
     run()
     device.synchronize()
     replay = device.capture([run] * repeats)

@@ -1,7 +1,8 @@
-"""What measuring needs of a device: order, replayable sequences of calls, elapsed time. CUDA, or the CPU in its place.
+"""Device abstraction for measuring: synchronization, capture and replay of calls, elapsed time. CUDA, or the CPU as a
+stand-in.
 
-The CPU stands in where there is no GPU: the same protocol on Torch's CPU tensors, with kernels in Triton's interpreter.
-Its times say nothing; that everything runs is the point.
+The CPU runs the same protocol on Torch's CPU tensors, with kernels in Triton's interpreter. Its times are meaningless;
+it serves tests without a GPU.
 """
 
 from __future__ import annotations
@@ -17,37 +18,37 @@ Run = Callable[[], object]
 
 
 class Device(Protocol):
-    """Where kernels run and are timed."""
+    """A device that runs and times kernels."""
 
-    name: str  # Torch's name of it
-    cache_bytes: int  # of its last-level cache
-    budget_bytes: int  # that rotating copies of operands may take
-    longest_us: float  # of calls captured together
-    rounds: int  # replays in the full protocol
-    sound: bool  # whether no recording broke off, which leaves Torch's memory pools as if it went on
+    name: str  # Torch device name
+    cache_bytes: int  # size of the last-level cache
+    budget_bytes: int  # memory budget of rotating operand sets
+    longest_us: float  # maximum duration of calls captured together
+    rounds: int  # replays per full measurement
+    sound: bool  # false after an aborted capture, which leaves Torch's memory pools in capture mode
 
     def synchronize(self) -> None:
-        """Wait until all work is done; raises what it did wrong."""
+        """Wait until all work is done; raises errors of that work."""
         ...
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """One call that replays them in order without the host's overhead."""
+        """A function that replays the calls in order, without host overhead."""
         ...
 
     def elapsed(self, run: Run) -> float:
-        """µs on the device from before to after it."""
+        """µs on the device for one run."""
         ...
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """µs on the device of each of `count` runs in a row, with one before them: what a first one takes longer is not counted."""
+        """µs on the device of each of `count` consecutive runs, after one that is not counted."""
         ...
 
     def nothing(self) -> object:
-        """Launch a kernel that does nothing."""
+        """Launch an empty kernel."""
         ...
 
     def clock_mhz(self) -> float:
-        """The multiprocessors' clock now; NaN where unknown."""
+        """Current SM clock in MHz; NaN if unknown."""
         ...
 
 
@@ -65,7 +66,7 @@ class Cuda:
         self.torch = torch
         properties = torch.cuda.get_device_properties(0)
         self.cache_bytes = int(properties.L2_cache_size)
-        self.budget_bytes = min(4 << 30, int(properties.total_memory) // 32)  # of each kernel that is open
+        self.budget_bytes = min(4 << 30, int(properties.total_memory) // 32)  # per open kernel
         self._side = torch.cuda.Stream()
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -74,8 +75,8 @@ class Cuda:
         self.torch.cuda.synchronize()
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """A CUDA graph of the calls; what they allocate lives in the graph's own pool. (Torch's context manager for this
-        collects garbage and empties its caches each time, which takes longer than all else here.)"""
+        """A CUDA graph of the calls; their allocations are in the graph's pool. (Torch's context manager collects
+        garbage and empties caches each time, which takes longer than everything else here.)"""
         graph, main = self.torch.cuda.CUDAGraph(), self.torch.cuda.current_stream()
         self._side.wait_stream(main)
         with self.torch.cuda.stream(self._side):
@@ -85,7 +86,7 @@ class Cuda:
                     call()
             except BaseException:
                 self.sound = False
-                with contextlib.suppress(RuntimeError):  # the capture is void: what made it so is the better message
+                with contextlib.suppress(RuntimeError):  # the capture is invalid; its cause is the better message
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -94,7 +95,7 @@ class Cuda:
         return replay
 
     def elapsed(self, run: Run) -> float:
-        """By events on the current stream."""
+        """Timed by events on the current stream."""
         self._start.record()
         run()
         self._end.record()
@@ -102,7 +103,7 @@ class Cuda:
         return float(self._start.elapsed_time(self._end)) * 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """By events between them; the device never waits for the host."""
+        """Timed by events between runs; the device never waits for the host."""
         marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         for mark in marks:
             run()
@@ -111,20 +112,20 @@ class Cuda:
         return [float(a.elapsed_time(b)) * 1000.0 for a, b in pairwise(marks)]
 
     def nothing(self) -> object:
-        """A kernel of one thread that waits for no cycle."""
+        """A kernel of one thread that sleeps for zero cycles."""
         return self.torch.cuda._sleep(0)
 
     def clock_mhz(self) -> float:
-        """As the driver says, where its library is installed."""
+        """The clock from NVML, if installed."""
         try:
             return float(self.torch.cuda.clock_rate())
-        except Exception:  # an optional library, a driver that does not tell: many kinds of errors, one meaning
+        except Exception:  # an optional library or a driver without this query: many error types, one meaning
             return float("nan")
 
 
 @dataclass
 class Host:
-    """The CPU in a GPU's place, for tests."""
+    """The CPU as a stand-in for a GPU, for tests."""
 
     name: str = "cpu"
     cache_bytes: int = 1 << 12
@@ -134,10 +135,10 @@ class Host:
     sound: bool = True
 
     def synchronize(self) -> None:
-        """Everything is done when its call returns."""
+        """A no-op: calls are synchronous."""
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """The calls one after the other."""
+        """The calls one after another."""
 
         def replay() -> None:
             for call in calls:
@@ -146,31 +147,31 @@ class Host:
         return replay
 
     def elapsed(self, run: Run) -> float:
-        """By the wall clock."""
+        """Wall-clock time."""
         start = time.perf_counter_ns()
         run()
         return (time.perf_counter_ns() - start) / 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """One by one."""
+        """Wall-clock time of each run."""
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:
-        """Nothing."""
+        """A no-op."""
         return None
 
     def clock_mhz(self) -> float:
-        """Unknown."""
+        """NaN."""
         return float("nan")
 
 
 def device_of(name: str) -> Device:
-    """The device called "cuda" or "cpu"."""
+    """The device named "cuda" or "cpu"."""
     return Cuda() if name == "cuda" else Host()
 
 
 def facts(device: Device) -> dict[str, Any]:
-    """What names the device in the keys of measurements."""
+    """Device facts for measurement keys."""
     from ..costdb.device import gpu_facts
 
     return gpu_facts() if device.name == "cuda" else {}

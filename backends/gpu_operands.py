@@ -1,8 +1,8 @@
-"""Operands for measuring on a GPU: random values of a sensible size, laid out as a call says, with guarded outputs.
+"""Operands for measuring on a GPU: random values of sensible magnitude in a call's layouts, and guarded outputs.
 
-Values are normal numbers, never zeros (which hide unwritten outputs, and run faster). What a term divides by or takes
-roots and logarithms of is positive; weights of products are scaled so that sums stay near one; what many values are multiplied
-with or divided by (gains, statistics of rows) makes factors near one; indices stay in range.
+Values are normal numbers, never zeros (zeros hide unwritten outputs and run faster). Divisors and arguments of roots
+and logarithms are positive. Weights of products are scaled so that sums stay near one. Broadcast factors and divisors
+(gains, row statistics) are drawn such that the resulting factors are near one. Indices are in range.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ from .torch_reference import torch_dtype
 if TYPE_CHECKING:
     import torch
 
-POISON = 0xFF  # every float of such bytes is NaN
-ZONE = 4096  # bytes of poison before and after a guarded tensor
+POISON = 0xFF  # byte pattern that is NaN in every float dtype
+ZONE = 4096  # bytes of guard zone before and after a tensor
 
 _VIEWS = {"reshape", "permute", "broadcast_to", "slice", "flip", "windows", "concat", "pad", "cast", "gather"}
 _SAME_ELEMENTS = {"reshape", "permute", "broadcast_to", "cast"}
 _KEEPS_SIGN = _VIEWS | {"sum", "max", "min", "add", "mul", "div", "maximum", "minimum", "matmul", "sqrt", "recip"}
-_WANTS_POSITIVE = {"log": 0, "log1p": 0, "sqrt": 0, "rsqrt": 0, "recip": 0, "pow": 0, "div": 1}  # op -> which operand
+# op -> operand that should be positive
+_WANTS_POSITIVE = {"log": 0, "log1p": 0, "sqrt": 0, "rsqrt": 0, "recip": 0, "pow": 0, "div": 1}
 _SUMS, _ROOTS = {"sum", "max", "min", "matmul"}, {"rsqrt", "recip"}
-_HUGE = 1e30  # what is multiplied by it says yes or no, as masks of attention do
+_HUGE = 1e30  # a factor this large marks a mask, as in attention
 _INDICES = {"gather": 1, "gather_elements": 1, "scatter_elements": 1}
 
 
 @dataclass
 class Role:
-    """How an operand's values are drawn."""
+    """Distribution of an operand's values."""
 
     scale: float = 1.0
     positive: bool = False
-    near: float = 0.0  # from a half of this to one and a half of it, where it is not 0
-    bound: int = 100  # of indices: values lie below
-    distinct: bool = False  # indices that must not meet
-    last: bool = False  # each as large as it may be: places up to which a mask shows what there is
-    free: drawing.Role | None = None  # of whole numbers that none of these binds
+    near: float = 0.0  # if not 0: uniform between half of this and one and a half times this
+    bound: int = 100  # exclusive upper bound of indices
+    distinct: bool = False  # indices without duplicates (scatter)
+    last: bool = False  # each value is `bound` - 1: visible lengths of masks
+    free: drawing.Role | None = None  # role of integers that no other field restricts
 
 
 def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
-    """Operand to its role in terms over params named like operands."""
+    """Role of each operand of terms over params named like operands."""
     order = topological(expand_all(list(roots)))
     found = {n.attr("name"): Role() for n in order if n.op == "param"}
     tempered = set(_tempered(order))
@@ -69,7 +70,7 @@ def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
         if node.op in ("matmul", "conv") and id(node) not in tempered:
             for leaf in _weights(node.args[1]):
                 found[leaf].scale = _fan_in(node) ** -0.5
-        if node.op == "recurrent":  # else rounding would grow from step to step
+        if node.op == "recurrent":  # otherwise rounding errors grow from step to step
             for leaf in _weights(node.args[2]):
                 found[leaf].scale = 0.5 * node.attr("hidden") ** -0.5
         if node.op == "mul" and any(a.op == "full" and abs(a.attr("value")) >= _HUGE for a in node.args):
@@ -94,7 +95,8 @@ def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
 
 
 def _tempered(order: list[Tensor]) -> Iterator[int]:
-    """Products that the term itself scales by a number, as attention does its scores, and batches of products."""
+    """Products whose inputs need no scaling: followed by a multiplication with a constant (as attention scores), or
+    batched."""
     for node in order:
         if node.op in ("mul", "div") and any(a.op == "full" for a in node.args):
             yield from (id(a) for a in node.args)
@@ -103,7 +105,7 @@ def _tempered(order: list[Tensor]) -> Iterator[int]:
 
 
 def _own_size(node: Tensor) -> int:
-    """Elements of a value before they were repeated."""
+    """Elements of a value before broadcasting."""
     while node.op in _SAME_ELEMENTS:
         node = node.args[0]
     return prod(concrete(node.shape))
@@ -115,7 +117,7 @@ def _fan_in(node: Tensor) -> int:
 
 
 def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[str]:
-    """Names of the params reached from a node by the ways that `into` allows; every node is met once."""
+    """Names of the params reachable from a node through `into`; each node is visited once."""
     seen: set[int] = set()
     todo = [top]
     while todo:
@@ -129,7 +131,7 @@ def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator
 
 
 def _below(top: Tensor, through: set[str]) -> Iterator[str]:
-    """Params reached without leaving the ops named; a square ends the way, its sign is known."""
+    """Params reachable through the given ops only. A square ends the path, because its sign is known."""
 
     def into(node: Tensor) -> Iterable[Tensor]:
         square = node.op == "mul" and node.args[0] is node.args[1]
@@ -139,9 +141,11 @@ def _below(top: Tensor, through: set[str]) -> Iterator[str]:
 
 
 def _multiples(top: Tensor) -> Iterator[tuple[str, float]]:
-    """Params that a factor is made of, each with the size at which the numbers that it is multiplied by make it one: a sum of squares
-    of 64 numbers, of which a root mean square is made, is near 64. (As sums near one they made queries and keys eight times as
-    large each: a softmax that shows every rounding.)"""
+    """Params of a broadcast factor, each with the magnitude for which the factor is near one.
+
+    Constant factors set the magnitude: a sum of 64 squares, as in a root mean square, is near 64. (Sums near one made
+    queries and keys eight times too large, and the softmax amplified every rounding error.)
+    """
     seen: set[int] = set()
     todo = [(top, 1.0)]
     while todo:
@@ -158,7 +162,8 @@ def _multiples(top: Tensor) -> Iterator[tuple[str, float]]:
 
 
 def _weights(top: Tensor) -> Iterator[str]:
-    """Params that a product's right side is made of; of a product with a row or column, the matrix."""
+    """Params that form the right operand of a product; of an elementwise product with a row or column, only the
+    matrix."""
 
     def into(node: Tensor) -> Iterable[Tensor]:
         if node.op == "mul":
@@ -170,7 +175,7 @@ def _weights(top: Tensor) -> Iterator[str]:
 
 # ---------------------------------------------------------------- memory
 def span(operand: Operand) -> int:
-    """Elements from the first to the last in memory; ValueError for negative strides, which Torch does not have."""
+    """Elements from the first to the last in memory. ValueError for negative strides, which Torch lacks."""
     shape = concrete(operand.type.shape)
     if any(s < 0 for s in operand.strides):
         raise ValueError("negative strides")
@@ -178,7 +183,7 @@ def span(operand: Operand) -> int:
 
 
 def room(operand: Operand, device: str) -> tuple[Any, Any]:
-    """(bytes, tensor): memory full of poison with the tensor in its layout inside, `ZONE` bytes from either end."""
+    """(bytes, tensor): poisoned memory with a tensor of the operand's layout inside, `ZONE` bytes from either end."""
     import torch
 
     dtype = torch_dtype(operand.type.dtype)
@@ -189,12 +194,12 @@ def room(operand: Operand, device: str) -> tuple[Any, Any]:
 
 
 def intact(raw: Any) -> Any:
-    """A tensor that says whether the poison on both sides of a guarded tensor is whole."""
+    """A scalar tensor: whether the guard zones on both sides are unchanged."""
     return (raw[:ZONE] == POISON).all() & (raw[-ZONE:] == POISON).all()
 
 
 def place(values: Any, operand: Operand, device: str) -> Any:
-    """The values in the operand's layout: repeated values where a stride is 0."""
+    """The values in the operand's layout; stride 0 means broadcast."""
     import torch
 
     dtype, shape = torch_dtype(operand.type.dtype), concrete(operand.type.shape)
@@ -205,7 +210,8 @@ def place(values: Any, operand: Operand, device: str) -> Any:
 
 
 def draw(name: str, operand: Operand, role: Role, device: str, size: float = 1.0) -> torch.Tensor:
-    """Values for one operand in its layout, the same for the same name; numbers that no role makes near one, times `size`."""
+    """Deterministic values for one operand in its layout, seeded by its name. `size` scales floats whose role has no
+    `near`."""
     import torch
 
     shape, dtype = concrete(operand.type.shape), operand.type.dtype

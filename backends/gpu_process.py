@@ -1,7 +1,7 @@
-"""A process with the device, and which kernels it has open: the near side of gpu_worker.py.
+"""The parent's side of gpu_worker.py: a device process and the kernels it has open.
 
-Jobs are done one after the other by a thread of its own, so that whoever hands them out has the time to think about the next
-ones. A process that ended is followed by another, which knows neither kernels nor what was tried of them: both are told again.
+A thread per process runs its jobs in order, so that the caller can plan further jobs. A process that ended is replaced;
+kernels and trials are sent again.
 """
 
 from __future__ import annotations
@@ -23,65 +23,65 @@ from .compile_pool import Reply
 from .kernel_text import KernelText
 from .measure import Worker
 
-LOCK = "TENSOR_GRAPHS_GPU_LOCK"  # names the file by which processes have the device to themselves
-START_S = 180.0  # most seconds for starting the process, or opening a kernel
+LOCK = "TENSOR_GRAPHS_GPU_LOCK"  # environment variable with the path of the GPU lock file
+START_S = 180.0  # deadline in seconds for starting the process or opening a kernel
 
 
 class GpuProcess:
-    """A process on `device` ("cuda", or "cpu" in its place); `timeout` seconds bound a job. `among`: how many of them there are;
-    each has the device to itself while it runs something."""
+    """A worker process on `device` ("cuda", or "cpu" instead). `timeout`: seconds per job. `among`: number of device
+    processes; with several, each holds the GPU lock while it runs a kernel."""
 
     def __init__(self, device: str, timeout: float, worker: Worker | None = None, among: int = 1) -> None:
         environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device}
         environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
         environment |= {LOCK: os.environ.get(LOCK) or own_lock()} if among > 1 else {}
-        self.timeout, self.clock = timeout, Clock()  # what jobs take
+        self.timeout, self.clock = timeout, Clock()  # time spent by jobs
         self.worker = worker or Worker("tensor_graphs.backends.gpu_worker", environment=environment)
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="device")
-        self.opened: dict[int, set[int]] = {}  # kernels that the process knows: tries it knows
-        self.ended: Callable[[], bool] | None = None  # whether nobody waits for replies any more
+        self.opened: dict[int, set[int]] = {}  # open kernel -> indices of its trials that the process knows
+        self.ended: Callable[[], bool] | None = None  # whether no reply is needed any more
 
     def start(self) -> None:
-        """Let the process start while there are other things to do."""
+        """Start the process without waiting for it."""
         if not self.worker.alive:
             began = time.monotonic()
             self.worker.start()
             self._hand.submit(self._started, began)
 
     def _started(self, began: float) -> None:
-        """Note when it answers; what is the matter, if anything is, is said by the first kernel."""
+        """Record the start-up time. A failure is reported by the first kernel."""
         self.ask({"job": "ready"}, START_S)
         self.clock.spent("start", began, time.monotonic())
 
     def interrupt(self) -> None:
-        """End it in the middle of a job: the next job has another."""
+        """Kill the process during a job; the next job starts another."""
         self.worker.close()
 
     def close(self) -> None:
-        """End it, with whatever it is doing."""
+        """Kill the process and drop queued jobs."""
         self.worker.close()
         self._hand.shutdown(wait=False, cancel_futures=True)
 
     def do(self, work: Callable[[], None]) -> Future[None]:
-        """Have jobs done when those before are."""
+        """Queue work after earlier jobs."""
         return self._hand.submit(work)
 
     def ask_later(self, job: dict[str, Any], timeout: float) -> Future[Reply]:
-        """The reply to a job that is done when those before are."""
+        """Queue a job after earlier ones; returns the future reply."""
         return self._hand.submit(self.ask, job, timeout)
 
     def attempt(self, opening: Reply, index: int, text: KernelText) -> Reply:
-        """Run one schedule of a kernel: is it right, and how fast about?"""
+        """Run, check and roughly time one schedule of a kernel."""
         with self.clock.running("try"):
             return self._in_context(opening, {"job": "try", "index": index, "text": text.to_json()}, None)
 
     def measure(self, opening: Reply, index: int, text: KernelText | None) -> Reply:
-        """Measure a schedule that was tried in full."""
+        """Measure a tried schedule in full."""
         with self.clock.running("time"):
             return self._in_context(opening, {"job": "time", "index": index}, text)
 
     def forget(self, kernel: int) -> None:
-        """Free a kernel's memory."""
+        """Free a kernel's memory in the process."""
         if self.opened.pop(kernel, None) is not None and self.worker.alive:
             with self.clock.running("close"):
                 self.ask({"job": "close", "kernel": kernel})
@@ -93,7 +93,7 @@ class GpuProcess:
         if kernel not in self.opened:
             with self.clock.running("open"):
                 opened = self.ask(opening, START_S)
-            if opened.get("fatal"):  # nothing of the kernel has run yet
+            if opened.get("fatal"):  # before any of the kernel's code has run
                 raise WorkerError(f"the GPU cannot be used: {opened['message']}")
             if not opened["ok"]:
                 return opened
@@ -109,7 +109,7 @@ class GpuProcess:
         return reply
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> Reply:
-        """The reply to a job; the process is another one after a fault."""
+        """The reply to a job; the process is killed after a fatal error."""
         self.worker.ended = self.ended
         reply = self.worker.ask(job, timeout or (self.timeout if self.worker.alive else START_S))
         if reply.get("fatal"):
@@ -119,11 +119,11 @@ class GpuProcess:
 
 
 _making = Lock()
-_own: dict[int, str] = {}  # by process: a forked child has another one than its parent
+_own: dict[int, str] = {}  # process id -> path: a forked child needs its own
 
 
 def own_lock() -> str:
-    """The file by which this process's children have the device to themselves, one at a time."""
+    """Path of this process's GPU lock file, which its child processes share."""
     owner = os.getpid()
     with _making:
         if owner not in _own:

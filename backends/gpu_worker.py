@@ -1,14 +1,14 @@
-"""The child process with the GPU: checks and times kernels, one at a time, as JSON lines ask.
+"""Worker process with the GPU: checks and times kernels, one at a time; jobs and replies are JSON lines.
 
-    open  a kernel: draws its operands, computes what it must give in float64; several can be open
-    try   one schedule of it: run, check, a first few samples
-    time  one that was tried: all samples, cold and hot; check again
-    close a kernel: frees its memory
-    calibrate, describe: the device; ready: nothing is asked but an answer
+    open  a kernel: draw operands, compute the float64 reference; several can be open
+    try   one schedule: run, check, take a few samples
+    time  a tried schedule: all samples, cold and hot; check again
+    close a kernel: free its memory
+    calibrate, describe: the device; ready: only reply
 
-Before a schedule is timed it must be right: outputs and scratch begin as NaN between guarded margins, inputs must be as
-they were. Generated kernels must give the same again after some runs, bit by bit: one that races may be right now and then. A
-kernel that faults ends the context, and with it this process: the parent starts another.
+A schedule must be correct before it is timed: outputs and scratch start as NaN between guard zones, and inputs must be
+unchanged. Generated kernels must give bitwise equal results after some runs, which detects races. A kernel that faults
+invalidates the CUDA context and ends this process: the parent starts another.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ from .measure_worker import Wrong, main, waiting
 from .torch_reference import evaluate, torch_dtype
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2}
-"""Relative Frobenius error above which a kernel is wrong, by the narrowest float among operands and output: some ten times
-what rounding once costs. (Whether a program is accurate enough is judged on the program.)"""
-LOST = 20.0  # times what one operand's rounding loses, for a kernel that rounds operands of its own accord
-LEAST_SIZE = 1 / 16  # of the numbers in operands, if those of usual size are too large for what is computed of them
+"""Maximum relative Frobenius error of a kernel, by the narrowest float dtype of operands and output: about ten times
+the error of one rounding. (Whether a program is accurate enough is decided for the whole program.)"""
+LOST = 20.0  # tolerance of a kernel that rounds its operands (TF32), as a multiple of the error of rounding one operand
+LEAST_SIZE = 1 / 16  # minimum scale of operand values, if values of usual size overflow
 _PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 NORMS = ("rel_fro", "max_abs", "max_rel", "max_ulp")
 QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 600.0, 40, 3
-FIRST_CALLS = 8  # that say how many calls are quick
-ROTATION = 2  # times the cache's size that operands must be to rotate through it
-ROOM = 3  # times the cache's size that they are where memory allows
-HIDING = 3  # copies that fill the cache: while they run, the host gets ready what follows
+FIRST_CALLS = 8  # calls of the first sample, which determines the number of calls for quick samples
+ROTATION = 2  # minimum total size of rotating operand sets, as a multiple of the cache size
+ROOM = 3  # the same where memory allows
+HIDING = 3  # cache-filling copies that hide the host's launch overhead
 MOST_CALLS = 200
-ENOUGH, STEADY = 7, 0.005  # samples after which a deviation below this share of the median ends the sampling
+# number of samples after which sampling stops if the median deviation is below this share of the median
+ENOUGH, STEADY = 7, 0.005
 WARM_S, IDLE_S = 0.1, 0.3
 
 
 @dataclass
 class Tried:
-    """One schedule that gave the right answer."""
+    """A schedule that gave the correct result."""
 
     text: KernelText
     run: Callable[..., Any]
@@ -68,7 +69,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Turn:
-    """Calls in a row that are replayed together; `rotating`: through operands that the cache does not hold all of."""
+    """A captured sequence of calls; `rotating`: its operand sets exceed the cache."""
 
     replay: Run
     calls: int
@@ -77,19 +78,19 @@ class Turn:
 
 @dataclass
 class Arguments:
-    """One set of operands, with guarded outputs of its own: (bytes, tensor) of each."""
+    """One set of operands with its own guarded outputs: (bytes, tensor) of each."""
 
     operands: Mapping[str, Any]
     rooms: Sequence[tuple[Any, Any]]
 
     @property
     def outputs(self) -> list[Any]:
-        """The tensors to write into."""
+        """The output tensors."""
         return [out for _, out in self.rooms]
 
 
 class Bench:
-    """One kernel under measurement."""
+    """A kernel under measurement."""
 
     def __init__(self, device: Device, pattern: str, call: Call, loss: float = 0.0) -> None:
         self.device, self.call = device, call
@@ -97,19 +98,20 @@ class Bench:
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
         self.sets: list[Arguments] = []
         self.tried: dict[int, Tried] = {}
-        self.size = 1.0  # of the numbers in the operands, beside what their roles say
+        self.size = 1.0  # scale of the operand values, besides their roles
         self._drawn()
         operands = self.sets[0].operands
         untouched = {*self.bases.values()}, {*self.bases}
         tensors = [x for n, x in operands.items() if n not in untouched[0]]
         tensors += [x for n, x in enumerate(self.sets[0].outputs) if n not in untouched[1]]
-        self.nbytes = sum(x.numel() * x.itemsize for x in tensors) or 1  # of one set
+        self.nbytes = sum(x.numel() * x.itemsize for x in tensors) or 1  # bytes read and written with one set
         floats = [o.type.dtype for o in (*call.operands.values(), *call.outputs) if dtypes.is_float(o.type.dtype)]
         self.tolerance = max([LOST * loss, *(TOLERANCE[d] for d in floats)])
-        self.allowed = max([loss, *(compare.KERNEL[d] for d in floats)])  # of which places and slices have their limits
+        # relative error from which limits of elements and slices follow
+        self.allowed = max([loss, *(compare.KERNEL[d] for d in floats)])
 
     def _drawn(self) -> None:
-        """Draw the operands, and compute what the kernel must give."""
+        """Draw the operands and compute the reference."""
         roles = gpu_operands.roles(self.roots)
         self.sets.clear()
         operands = {
@@ -121,8 +123,10 @@ class Bench:
         self.before = self._sums(operands.values())
 
     def _too_large(self) -> bool:
-        """Whether the term itself, computed in its own dtypes, is infinite or NaN where it should not be: of a recurrence of many steps,
-        the largest of a million numbers may be too large on the way."""
+        """Whether the term itself overflows in its own dtypes although the reference is finite.
+
+        In a recurrence of many steps, the largest of a million values may overflow an intermediate.
+        """
         import torch
 
         values = self.sets[0].operands
@@ -134,7 +138,7 @@ class Bench:
         return False
 
     def _set(self, operands: Mapping[str, Any]) -> Arguments:
-        """Operands with outputs; an output that is an operand with some values written into it is all sets' one."""
+        """Operands with new outputs. Outputs that update an operand in place (scatter) are shared by all sets."""
         rooms = [
             self.sets[0].rooms[n] if self.sets and n in self.bases else gpu_operands.room(o, self.device.name)
             for n, o in enumerate(self.call.outputs)
@@ -151,7 +155,7 @@ class Bench:
 
     # ------------------------------------------------------------ one schedule
     def loaded(self, text: KernelText) -> Tried:
-        """Its kernels on the device, where nothing is launched for that: another process may be timing there."""
+        """Load the kernels of a text on the device without launching them: another process may be timing."""
         import torch
 
         if text.generated:
@@ -159,7 +163,7 @@ class Bench:
         module = module_of(text)
         tried = Tried(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared})
         if text.generated and self.device.name == "cuda":
-            with contextlib.suppress(Exception), loading(module):  # what is the matter is said when it runs
+            with contextlib.suppress(Exception), loading(module):  # errors are reported when the kernel runs
                 operands = dict(self.sets[0].operands)
                 for n, prepare in tried.prepare.items():
                     operands[n] = _like(prepare(_like(operands[n], "meta")), "cuda")
@@ -168,7 +172,7 @@ class Bench:
         return tried
 
     def attempt(self, index: int, tried: Tried) -> dict[str, Any]:
-        """Run it once, check the answer, take a few samples."""
+        """Run a schedule once, check the result, take a few samples. Wrong if the result is incorrect or varies."""
         import torch
 
         size = tried.text.scratch + 2 * gpu_operands.ZONE
@@ -190,19 +194,21 @@ class Bench:
         self.tried[index] = tried
         once = min(self.device.laps(self._call(tried, self.sets[0], inplace=True), 3))
         turn = self._recorded(tried, self._turn(_within(QUICK_US / once, 1, FIRST_CALLS)))
-        if once < QUICK_US:  # that is what the host needs to launch it, perhaps
+        if once < QUICK_US:  # this may be the host's launch time
             (once,) = self._sampled(turn, 1)
             calls = self._turn(_within(QUICK_US / once, 1, QUICK_CALLS))
             turn = self._recorded(tried, calls) if calls > turn.calls else turn
         samples = self._sampled(turn, QUICK_SAMPLES)
         if first is not None and not bool((self._sums(self.sets[0].outputs) == first).all()):
-            raise Wrong("it gives another answer at each run")
+            raise Wrong("results differ between runs")
         tried.us = sorted(samples)[len(samples) // 2]
         return {"accuracy": accuracy, "cold": samples}
 
     def _call(self, tried: Tried, where: Arguments, scratch: Any = None, *, inplace: bool = False) -> Run:
-        """The kernel on one set of operands, as a call without arguments; in scratch memory of its own where some is given.
-        `inplace`: what values are written into is there already, as the state that it is in programs."""
+        """The kernel bound to one set of operands. `scratch`: its scratch memory, None for the trial's own.
+
+        `inplace`: in-place updated operands are the outputs themselves, as states are in programs.
+        """
         operands = {**where.operands, **{n: p(where.operands[n]) for n, p in tried.prepare.items()}}
         if inplace:
             operands |= {o: where.outputs[n] for n, o in self.bases.items()}
@@ -212,8 +218,12 @@ class Bench:
         return lambda: tried.run(*arguments)
 
     def _calls(self, tried: Tried, where: Sequence[Arguments]) -> list[Run]:
-        """The kernel on each set of operands, with as much scratch memory of its own if that is less than they are: in a program
-        both are as cold. (Parts that follow each other through the same memory took a microsecond longer, or less.)"""
+        """The kernel bound to each set of operands, each with separate scratch memory if scratch is smaller than the
+        operands.
+
+        Then both are equally cold, as in a program. (Split parts that reused one scratch buffer took up to a
+        microsecond longer.)
+        """
         import torch
 
         size = tried.text.scratch
@@ -223,8 +233,7 @@ class Bench:
         return [self._call(tried, one, room[:size], inplace=True) for one, room in zip(where, rooms, strict=True)]
 
     def check(self, tried: Tried, result: Any) -> dict[str, float]:
-        """The error norms of an answer in the first set's outputs (or given fresh), the largest of each; Wrong says what is
-        the matter."""
+        """The error norms of a result, maximum over outputs. Wrong if it is incorrect, or wrote outside its outputs."""
         answers = [result] if tried.text.fresh else self.sets[0].outputs
         rooms = [raw for raw, _ in self.sets[0].rooms]
         if not all(bool(gpu_operands.intact(raw)) for raw in (*rooms, tried.scratch)):
@@ -238,7 +247,7 @@ class Bench:
         return {norm: max(f[norm] for f in found) for norm in NORMS}
 
     def _compared(self, got: Any, want: Any, kind: Type, k: int, disturbed: Disturbed) -> dict[str, float]:
-        """The error norms of output number `k`."""
+        """The error norms of output `k`."""
         if tuple(got.shape) != tuple(want.shape) or got.dtype != torch_dtype(kind.dtype):
             raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
         if dtypes.is_float(kind.dtype):
@@ -253,12 +262,12 @@ class Bench:
 
     # ------------------------------------------------------------ time
     def _turn(self, calls: int) -> int:
-        """At least so many calls in a row, and as many as operands need to rotate through the cache, where that is possible."""
+        """At least `calls` calls; more if that lets the operand sets exceed the cache."""
         needed = -(-ROTATION * self.device.cache_bytes // self.nbytes)
         return max(calls, needed) if needed <= min(MOST_CALLS, self.device.budget_bytes // self.nbytes) else calls
 
     def _arguments(self, calls: int) -> list[Arguments]:
-        """As many sets of operands as `calls` in a row need to find nothing in cache, memory allowing."""
+        """Enough operand sets that `calls` calls in a row miss the cache, within the memory budget."""
         most = self.device.budget_bytes // self.nbytes
         wanted = min(calls, -(-ROOM * self.device.cache_bytes // self.nbytes), max(1, most))
         while len(self.sets) < wanted:
@@ -271,8 +280,8 @@ class Bench:
         return self.sets[:wanted]
 
     def _recorded(self, tried: Tried, calls: int, *, cold: bool = True) -> Turn:
-        """`calls` calls in a row. Cold ones find nothing in cache: operands rotate through more than it holds while replays follow
-        one another, or it is filled with other data before each replay."""
+        """Capture `calls` calls in a row. Cold calls miss the cache: either the rotating operand sets exceed the cache,
+        or the cache is overwritten before each replay."""
         where = self._arguments(calls) if cold else self.sets[:1]
         bound = self._calls(tried, where)
         replay = self.device.capture([bound[i % len(bound)] for i in range(calls)])
@@ -280,8 +289,9 @@ class Bench:
         return Turn(replay, calls, not cold or len(where) * self.nbytes >= ROTATION * self.device.cache_bytes)
 
     def _sampled(self, turn: Turn, rounds: int) -> list[float]:
-        """µs per call, from replays. (Where the cache is filled before each, the device may wait for the host: on an H200, beside
-        compilers, twenty calls took 1 to 5 µs a call longer, and not the same for all schedules.)"""
+        """µs per call of replays. (If the cache is overwritten before each, the device may wait for the host: on an
+        H200, with compilers running, twenty calls took 1 to 5 µs longer per call, and not equally for all
+        schedules.)"""
         samples: list[float] = []
         while len(samples) < rounds and not _steady(samples):
             if turn.rotating:
@@ -294,7 +304,7 @@ class Bench:
         return samples
 
     def measure(self, index: int) -> dict[str, Any]:
-        """All samples of a schedule that was tried, cold and hot; and whether the answer is still right."""
+        """All samples of a tried schedule, cold and hot, and its accuracy checked again."""
         tried, longest = self.tried[index], self.device.longest_us
         calls = self._turn(_within(longest / tried.us, 1, MOST_CALLS))
         compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]
@@ -313,7 +323,7 @@ class Bench:
 
 
 def _like(x: Any, device: str) -> Any:
-    """A tensor that lies as another one does; what is in it is left to chance."""
+    """An uninitialized tensor with the shape, strides and dtype of another."""
     import torch
 
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
@@ -331,11 +341,11 @@ def _steady(samples: list[float]) -> bool:
 
 
 def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
-    """Error norms over the places where both are finite; Wrong where they disagree on NaN or infinity."""
+    """Error norms over elements where both are finite. Wrong if NaN or infinity differ."""
     import torch
 
     g, w = got.double(), want
-    rounded = w.to(got.dtype).double()  # what is too large for the dtype is infinite in it
+    rounded = w.to(got.dtype).double()  # values too large for the dtype become infinite
     finite = torch.isfinite(rounded)
     misplaced = (torch.isnan(g) != torch.isnan(w)) | (torch.isinf(rounded) & (g != rounded))
     g, w = torch.where(finite, g, 0.0), torch.where(finite, w, 0.0)
@@ -349,13 +359,13 @@ def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
     ])  # fmt: skip
     wrong, off, norm, largest, relative, ulp = norms.tolist()
     if wrong:
-        raise Wrong("NaN or infinity in other places, or places that were not written")
+        raise Wrong("NaN or infinity in unexpected elements, or elements that were not written")
     return dict(zip(NORMS, (off / norm if norm else float(off > 0), largest, relative, ulp)))
 
 
 @contextlib.contextmanager
 def loading(module: Any) -> Iterator[None]:
-    """Kernels of a module are loaded where they would be launched."""
+    """Context in which launches of a module's kernels only load them."""
     from triton.runtime.jit import JITFunction
 
     launched = JITFunction.run
@@ -383,7 +393,7 @@ _last = [0.0]
 
 
 def reference(device: Device) -> Run:
-    """A copy of twice the cache's size: what times are compared with, and what empties the cache."""
+    """A copy of twice the cache size: the reference kernel for times, and a way to empty the cache."""
     if device.name not in _flushing:
         import torch
 
@@ -394,7 +404,7 @@ def reference(device: Device) -> Run:
 
 
 def keep_busy(device: Device) -> None:
-    """Bring an idle GPU back to its clock before anything is timed."""
+    """Bring an idle GPU to its usual clock before timing."""
     if device.name == "cuda" and time.monotonic() - _last[0] > IDLE_S:
         until = time.monotonic() + WARM_S
         while time.monotonic() < until:
@@ -458,7 +468,8 @@ _JOBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Have the device to oneself among processes that name the same file in TENSOR_GRAPHS_GPU_LOCK; else nothing."""
+    """Context that holds the GPU lock of processes that share the file TENSOR_GRAPHS_GPU_LOCK; a no-op if that is
+    unset."""
     path = os.environ.get("TENSOR_GRAPHS_GPU_LOCK")
     if not path:
         yield
@@ -471,7 +482,7 @@ def alone() -> Iterator[None]:
         waiting(True)
         lock.acquire(poll_interval=0.0005)
         waiting(False)
-        _last[0] = time.monotonic()  # whoever had it has kept it busy
+        _last[0] = time.monotonic()  # the previous holder kept the device busy
     try:
         yield
     finally:
@@ -479,7 +490,7 @@ def alone() -> Iterator[None]:
 
 
 def _free(lock: Any) -> bool:
-    """Take the lock if nobody else has it (whoever has it, takes it again)."""
+    """Acquire the lock without waiting; whether that succeeded. The lock is reentrant."""
     with contextlib.suppress(TimeoutError):
         lock.acquire(blocking=False)
         return True
@@ -487,7 +498,7 @@ def _free(lock: Any) -> bool:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job. `fatal` says that the device is unusable from now on."""
+    """The reply to one job. `fatal`: the device is unusable from now on."""
     stage = str(job["job"])
     try:
         return {"ok": True, **_JOBS[stage](job)}
@@ -509,7 +520,7 @@ def _status(error: Exception, fatal: bool) -> str:
 
 
 def _broken() -> bool:
-    """Whether the device answers no more, as after an access to memory that is not there, or a recording broke off."""
+    """Whether the device is unusable: after a memory fault, or after an aborted graph capture."""
     try:
         _device().synchronize()
         return not _device().sound
@@ -518,8 +529,8 @@ def _broken() -> bool:
 
 
 def rehearse(device: Device) -> None:
-    """What every kernel's check and timing does, on small operands: libraries load what they need when it is used first, which takes
-    a first kernel half a second."""
+    """Run the steps of checking and timing on small operands, so that libraries load lazily initialized parts: they
+    cost the first kernel half a second."""
     import torch
 
     for dtype in (torch.bfloat16, torch.float64):
@@ -537,9 +548,9 @@ _loading: list[Thread] = []
 
 
 def begin() -> None:
-    """Make the device ready while the parent has other things to do. Triton, which only generated kernels need, is loaded while
-    libraries' kernels are measured."""
-    with contextlib.suppress(Exception):  # what is wrong with it is said by the first job
+    """Initialize the device while the parent does other work. Triton, needed by generated kernels only, loads in a
+    thread."""
+    with contextlib.suppress(Exception):  # errors are reported by the first job
         _device().synchronize()
         rehearse(_device())
     if _devices and _device().name == "cuda":
@@ -548,7 +559,7 @@ def begin() -> None:
 
 
 def _load_compiler() -> None:
-    """What Triton needs of a driver is compiled once."""
+    """Load Triton's driver, which compiles its helper module on first use."""
     with contextlib.suppress(Exception):
         from triton.runtime import driver
 
@@ -556,7 +567,7 @@ def _load_compiler() -> None:
 
 
 def compiler_loaded() -> None:
-    """Wait until Triton is there."""
+    """Wait until Triton is loaded."""
     while _loading:
         _loading.pop().join()
 

@@ -1,4 +1,4 @@
-"""The C library's heap: freed memory that it keeps for later is given back to the system."""
+"""Returns freed heap memory of the C library to the system."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 
 
 def trim() -> None:
-    """Give back what was freed and is still held: weights of some MiB, one by one, leave hundreds of MiB behind. Nothing is done
-    where the C library has no such call (glibc has)."""
+    """Return freed heap memory to the system (malloc_trim). Weights of some MiB freed one by one leave hundreds of MiB
+    in the heap.
+
+    A no-op if the C library has no malloc_trim (glibc has it).
+    """
     found = _malloc_trim()
     if found is not None:
         found(0)
@@ -20,7 +23,7 @@ def trim() -> None:
 def _malloc_trim() -> Callable[[int], Any] | None:
     try:
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
-    except (OSError, TypeError):  # no handle of the program itself: not a POSIX system
+    except (OSError, TypeError):  # no handle of the process itself: not a POSIX system
         return None
 
 

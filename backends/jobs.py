@@ -1,9 +1,8 @@
-"""Kernels to be measured elsewhere: files of jobs, and the worker that turns them into Parquet shards.
+"""Tuning jobs: files of kernel calls to measure on another machine, and the measurement into Parquet shards.
 
-A job names a kernel (a template of a backend, or the term that one is generated for), describes a call of it, and may list
-schedules. It is data: nothing in a file is executed but kernels that our own emitters write from these names and terms.
-The worker needs no e-graph, no solver and no database: it reads jobs, measures, and writes shards that
-`tensor-graphs db merge` takes over.
+A job names a kernel (a backend's template, or the term of a generated kernel), describes a call, and may list
+schedules. A job is data: only kernels that the local emitters write from these names and terms are executed. Measuring
+needs no e-graph, solver or database; `tensor-graphs db merge` merges the shards.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from .precision import IEEE, PRECISIONS
 from .tries import SCHEDULES, search_of
 
 FORMAT = 1
-LARGEST_BYTES = 1 << 28  # of a file of jobs
-MOST_ELEMENTS = 1 << 34  # of one operand
+LARGEST_BYTES = 1 << 28  # maximum size of a job file
+MOST_ELEMENTS = 1 << 34  # maximum elements of one operand
 FLUSH_S, FLUSH_ROWS = 5.0, 500
 
 Job = dict[str, Any]
@@ -43,7 +42,7 @@ Job = dict[str, Any]
 
 # ---------------------------------------------------------------- jobs
 def job_of(template: Template, call: Call) -> Job:
-    """A call as a job."""
+    """A call as a job (a JSON object)."""
     found: Job = {"backend": template.backend, "template": template.name, "identity": template.identity,
                   "pattern": template.pattern, "call": call_json(replace(call, names={}))}  # fmt: skip
     roots = getattr(template, "roots", None)
@@ -55,7 +54,8 @@ def job_of(template: Template, call: Call) -> Job:
 
 
 def read_job(job: Job) -> tuple[Template, list[Call]]:
-    """The template and its calls, one per schedule that the job lists (else the one call). UsageError says what is wrong."""
+    """The template of a job and its calls, one per listed schedule, else the single call. UsageError for a malformed
+    job."""
     try:
         call = _checked(call_of_json(job["call"]))
         template = template_of_job(job, call)
@@ -73,7 +73,8 @@ def read_job(job: Job) -> tuple[Template, list[Call]]:
 
 
 def template_of_job(job: Job, call: Call) -> Template:
-    """The template that a job names, or its kernel generated anew. UsageError where this version has another one."""
+    """The template that a job names, or its regenerated kernel. UsageError if this version's kernel has another
+    identity."""
     from .registry import template
 
     if "leaves" not in job:
@@ -125,14 +126,17 @@ def _schedule(data: Mapping[str, Any]) -> dict[str, int]:
 
 def _natural(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MOST_ELEMENTS:
-        raise UsageError(f"{value!r} is no size")
+        raise UsageError(f"{value!r} is not a valid size")
     return value
 
 
 # ---------------------------------------------------------------- files
 def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
-    """Write a job for each distinct call: a JSON document per line (a Parquet file of them if the name says so), all or nothing. How many. UnwritableError
-    if the file cannot be written."""
+    """Write one job per distinct call: JSON lines, or Parquet for a `.parquet` path; atomic. Returns the number of
+    jobs.
+
+    UnwritableError if the file cannot be written.
+    """
     seen: dict[str, str] = {}
     for c in candidates:
         if not c.is_view:
@@ -152,7 +156,7 @@ def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
 
 
 def read_jobs(path: str | Path) -> list[Job | str]:
-    """The jobs of a file; a text in place of one says why that line is none. UsageError for a file of another kind."""
+    """The jobs of a file; an error text replaces a malformed line. UsageError for another kind of file."""
     source = Path(path)
     try:
         content = read_bytes(source, LARGEST_BYTES)
@@ -192,16 +196,16 @@ def _parsed(line: str) -> Job | str:
 # ---------------------------------------------------------------- the worker
 @dataclass
 class ShardSink:
-    """Rows to Parquet shards under a folder, a shard every few seconds: what is written survives a kill."""
+    """Sink that writes rows to Parquet shards under a folder every few seconds, so that a kill loses little."""
 
     root: Path
     rows: list[Row] = field(default_factory=list)
-    snapshot: Snapshot = field(default_factory=Snapshot)  # what was known at the beginning: searches go on from there
+    snapshot: Snapshot = field(default_factory=Snapshot)  # measurements at the start, which searches continue from
     counts: dict[str, int] = field(default_factory=dict)
     last: float = field(default_factory=time.monotonic)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Keep the rows; write what is kept if it is time."""
+        """Buffer rows; flush if due."""
         for row in rows:
             self.rows.append(row)
             self.counts[row.kind] = self.counts.get(row.kind, 0) + 1
@@ -209,7 +213,7 @@ class ShardSink:
             self.flush()
 
     def flush(self) -> None:
-        """Write all rows kept, one shard per device."""
+        """Write all buffered rows, one shard per device."""
         self.last = time.monotonic()
         table, _ = checked(to_table(self.rows))
         devices = table.column("device").to_pylist()
@@ -219,7 +223,7 @@ class ShardSink:
 
 
 def known(root: Path) -> Snapshot:
-    """The timings and failures in the good shards under a folder."""
+    """The timings and failures in the readable shards under a folder."""
     found = Snapshot()
     for shard in shards.find(root):
         try:
@@ -234,8 +238,11 @@ def known(root: Path) -> Snapshot:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a file of jobs: how many were measured now, were known, could not be read; rows written by kind; and
-    the GPU's name for plans made elsewhere (the setting `gpu`)."""
+    """Result of measuring a job file.
+
+    `measured`: candidates measured now. `known`: jobs already measured. `bad`: job index -> error. `rows`: rows written
+    per kind. `gpu`: value of the setting `gpu` for planning on other machines.
+    """
 
     measured: int
     known: int
@@ -244,7 +251,7 @@ class Outcome:
     gpu: str
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """The result as a JSON object."""
         return {"measured": self.measured, "known": self.known, "rows": dict(self.rows), "gpu": self.gpu,
                 "bad": {str(n): why for n, why in self.bad.items()}}  # fmt: skip
 
@@ -254,7 +261,10 @@ def measure_jobs(
     schedules: int = SCHEDULES, seconds: float = float("inf"), say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:  # fmt: skip
-    """Measure every job that the shards under `root` do not know yet, in order, for at most `seconds`."""
+    """Measure every job without a result in the shards under `root`, in order, for at most `seconds`.
+
+    DeviceUnavailableError if GPU jobs are given and there is no GPU.
+    """
     sink, until = ShardSink(Path(root), snapshot=known(Path(root))), time.monotonic() + seconds
     found, old, bad = _wanted(jobs, sink.snapshot, schedules)
     done = 0
@@ -287,7 +297,7 @@ def measure_jobs(
 def _wanted(
     jobs: Sequence[Job | str], have: Snapshot, most: int
 ) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
-    """Candidates without a place, one per call whose search has not ended; how many have; what is no job."""
+    """(candidates to measure, number of jobs already measured, job index -> error)."""
     found: list[Candidate] = []
     old, bad = 0, dict[int, str]()
     for number, job in enumerate(jobs):
@@ -305,7 +315,7 @@ def _wanted(
 
 
 def _ended(template: Template, call: Call, have: Snapshot, most: int) -> bool:
-    """Whether there is nothing left to measure of a call."""
+    """Whether nothing is left to measure of a call."""
     search = search_of(template, call, most, have)
     if search is not None:
         return bool(search.known) and not search.more()
@@ -325,7 +335,7 @@ def _on_gpu(candidate: Candidate) -> bool:
 
 
 def _calibrated(measurer: GpuMeasurer, sink: ShardSink, say: Callable[[str], None]) -> None:
-    """Calibrate once a run: what is measured later is compared with it."""
+    """Calibrate once per run; later measurements are compared with it."""
     say("calibrating")
     measurer.calibrate()
     sink.flush()

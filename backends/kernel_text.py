@@ -1,7 +1,6 @@
-"""The source of one kernel alone: a module with its definitions, `run(operands, out, scratch)`, and its preparations.
+"""Source of a single kernel: a module with its definitions, `run(operands, out, scratch)` and weight preparations.
 
-It is what compiling and timing processes execute: the same text, so that what one has compiled, the other finds in Triton's
-cache.
+Compiling and timing processes execute the same text, so that the timing process hits Triton's cache.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .execute import execute
 
 _PLAIN = "from __future__ import annotations\n\nimport math\nfrom math import inf, nan\n\nimport torch\n"
 _TRITON = _PLAIN + "import triton\nimport triton.language as tl\n"
-OUT = "out_"  # no name that code has of its own; further outputs are out1_, out2_
+OUT = "out_"  # output argument, a name that kernel code does not use; further outputs are out1_, out2_
 
 
 def out_argument(name: str) -> str:
@@ -30,18 +29,18 @@ def out_argument(name: str) -> str:
 
 @dataclass(frozen=True)
 class KernelText:
-    """The module's text, and how to call what it defines."""
+    """Source text of the module, and how to call `run`."""
 
     text: str
-    operands: tuple[str, ...]  # arguments of run, followed by the outputs and scratch
-    prepared: tuple[str, ...]  # operands that `prepare_<name>` replaces once
-    fresh: bool  # whether run returns a fresh tensor instead of writing into out
-    scratch: int  # bytes
-    generated: bool  # whether it defines kernels that must be compiled
+    operands: tuple[str, ...]  # arguments of `run` before the outputs and scratch
+    prepared: tuple[str, ...]  # operands that `prepare_<name>` converts once
+    fresh: bool  # whether `run` returns a new tensor instead of writing its output
+    scratch: int  # bytes of scratch memory
+    generated: bool  # whether the text defines kernels that need compilation
 
     @property
     def digest(self) -> str:
-        """A name for the text."""
+        """Hash of the text."""
         return blake2b(self.text.encode(), digest_size=12).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
@@ -55,7 +54,7 @@ class KernelText:
 
 
 def kernel_text(template: Template, call: Call) -> KernelText:
-    """The text of a call of a template whose kernels work on Torch's tensors."""
+    """The kernel text of a call; the template's kernels must work on Torch tensors."""
     from .registry import helper_source
 
     names = tuple(template.operands)
@@ -67,7 +66,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
     definitions += [
         f"def prepare_{o}({o}):\n    return {template.write_prep(o, o, named)}" for o in sorted(template.prep)
     ]
-    code = template.write(named)  # writing generated code takes longer than compiling some of it: once
+    code = template.write(named)  # emitted once: emission can take longer than compilation
     fresh = re.search(rf"\b{OUT}\b", code) is None
     body = f"return {code}" if fresh else code
     lines = "\n".join(f"    {line}" if line.strip() else "" for line in body.splitlines())
@@ -83,7 +82,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
 
 
 def module_of(found: KernelText) -> ModuleType:
-    """The module of a text, executed."""
+    """The executed module of a kernel text."""
     module = ModuleType(f"kernel_{found.digest}")
     execute(found.text, f"<{module.__name__}>", vars(module))
     return module

@@ -1,4 +1,4 @@
-"""The cost store's key of a kernel call."""
+"""Cost store keys of kernel calls."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from ..costdb.source import normalise
 from ..egraph.dims import concrete
 from ..extract.kernel import Call, Template
 
-EMITTER = "1"  # of emit.py: raised when it writes the same template differently
+EMITTER = "1"  # version of emit.py; raise it when the text emitted for a template changes
 
 
 def key_of(template: Template, call: Call) -> KernelKey:
-    """The key: meaning and code of the kernel, attributes, shapes, dtypes, layouts, and this machine."""
+    """The key of a call: kernel identity and source, attributes, shapes, dtypes, strides, schedule, and this
+    machine."""
     operands = [*(call.operands[o] for o in template.operands), *call.outputs]
     machine = machine_of(template.backend)
     return KernelKey(
@@ -46,8 +47,8 @@ def _plain(value: Any) -> Plain:
 
 
 def _source(template: Template, call: Call) -> str:
-    """Hash of the text that runs: the call, its preparations, and the helpers they name. A generated kernel's text follows
-    from its body, its emitter's version (both in its identity) and its schedule."""
+    """Hash of the executed text: call, weight preparations and helpers. For generated kernels the identity, which
+    contains the terms and the emitter version."""
     if template.space is not None:
         return template.identity
     named = replace(call, names={**{o: o for o in template.operands}, "scratch": "scratch", "out": "out"})
@@ -72,11 +73,11 @@ def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
 
 
 def key_text(name: str, source: str) -> str:
-    """The text of a helper function that enters keys: its normalised source (no comments, docstrings or spacing).
+    """The text of a helper function in keys: normalised source, without comments, docstrings and spacing.
 
-    A helper whose normalised source is the one in `helper_texts.json` enters with the exact text recorded there, because keys held
-    the exact text when these measurements were stored. Editing comments or docstrings therefore never invalidates a measurement,
-    editing code always does."""
+    A helper whose normalised source matches `helper_texts.json` enters with the text recorded there, because older keys
+    contain the exact text. So editing comments never invalidates a measurement, editing code always does.
+    """
     recorded = _recorded_helpers().get(name)
     text = normalise(source)
     return recorded if recorded is not None and normalise(recorded) == text else text
@@ -88,7 +89,7 @@ def _recorded_helpers() -> dict[str, str]:
 
 
 def machine_of(backend: str) -> Machine:
-    """The machine that a backend's kernels run on."""
+    """The machine (device, driver, toolchain) that a backend's kernels run on."""
     if _on_gpu(backend):
         return gpu_machine()
     return _cpu(backend, settings.current().threads)

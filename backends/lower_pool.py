@@ -1,10 +1,11 @@
 """Pool of worker processes that lower terms to kernels; the parent's side of lower_worker.py.
 
-Whoever has a list of jobs works on it from its beginning, processes from its end, until they meet: nothing waits for a process to
-start, and on a machine without idle cores nothing is lost. While the list still grows, processes take what there is, in order.
+The caller takes jobs from the beginning of a batch, workers from its end, until they meet. So the caller never waits
+for a worker to start, and nothing is lost on a machine without idle cores. While the batch still grows, workers take
+jobs in order.
 
-A pool belongs to one optimization and is used by one of its threads at a time, which looks after the processes between its own jobs.
-All that the pools of this process share is the number of processes that they may have together (`_room`).
+A pool belongs to one optimization and is used by one thread at a time. That thread drives pipe I/O between its own
+jobs. All pools of a process share a limit on the number of workers (`_room`).
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from ..egraph.forks import adopted, in_forked_child
 from ..extract.clock import Clock
 from .lower_worker import HEAD, Job, Reply, message
 
-MOST = 16  # processes of all pools together
-PART, AHEAD = 4, 2  # jobs of a message, messages that a process has at once
-WORTH = 100  # jobs of a batch from which on starting processes is worth it: about a second of work
-PATIENCE_S = 30.0  # for one job: a process that takes longer is given up
+MOST = 16  # maximum workers of all pools together
+PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
+WORTH = 100  # jobs of a batch from which starting workers pays off: about one second of work
+PATIENCE_S = 30.0  # deadline for one job; then the workers are killed
 
 
 @dataclass(eq=False)
 class _Process:
-    """One worker: pending output, the partial next reply, and its number of messages."""
+    """One worker: pending output, partial input, and messages in flight."""
 
     process: subprocess.Popen[bytes]
     out: bytearray = field(default_factory=bytearray)
     into: bytearray = field(default_factory=bytearray)
-    busy: dict[int, Batch] = field(default_factory=dict)  # jobs that it has, by number, and who asked for them
+    busy: dict[int, Batch] = field(default_factory=dict)  # number of each job in flight -> its batch
     messages: int = 0
-    since: float = 0.0  # time since the worker has had messages
-    heard: bool = False  # whether the worker has ever answered: it may still be starting
+    since: float = 0.0  # time from which the worker has been busy with its current message
+    heard: bool = False  # whether the worker has ever replied; it may still be starting
 
     def write(self) -> None:
-        """Write as much as the pipe takes."""
+        """Write as much as the pipe accepts."""
         assert self.process.stdin is not None
         with contextlib.suppress(BlockingIOError):
             while self.out:
@@ -79,21 +80,22 @@ class _Process:
 
 @dataclass(eq=False)
 class Batch:
-    """Jobs under way, which are taken in their order, once each. A job has a number that no other job of its pool has: several batches
-    may be under way at once."""
+    """Jobs that the caller takes in order, each once. Job numbers are unique within the pool, which may have several
+    batches in flight."""
 
     pool: LowerPool
     jobs: list[Callable[[], Job]] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)  # of the jobs
-    found: dict[int, Reply] = field(default_factory=dict)  # by number
-    grows: bool = True  # whether there may be more jobs
+    numbers: list[int] = field(default_factory=list)  # number of each job
+    found: dict[int, Reply] = field(default_factory=dict)  # number of a job -> reply
+    grows: bool = True  # whether more jobs may be added
 
     def __post_init__(self) -> None:
-        # jobs taken by the caller; by workers while the batch grew; first index given to workers from the end
+        # Number of jobs the caller has taken; number workers took while the batch grew; first index workers took from
+        # the end.
         self.taken = self.early = self.given = 0
 
     def add(self, job: Callable[[], Job]) -> None:
-        """One more job. Processes have their part in it at once."""
+        """Add a job; workers may start on it at once."""
         self._put(job)
         if len(self.jobs) == WORTH:
             self.pool.begin()
@@ -105,17 +107,17 @@ class Batch:
         self.numbers.append(self.pool.number())
 
     def close(self) -> None:
-        """Declare the batch complete."""
+        """Mark the batch as complete."""
         self.grows, self.given = False, len(self.jobs)
         self.pool.pump(self)
 
     def there(self) -> Reply:
-        """The workers' reply to the next job if it has arrived, else an empty one."""
+        """The reply to the next job if it has arrived, else an empty one. Does not wait."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 
     def take(self) -> Reply:
-        """What processes made of the next job; nothing where it is the caller's to do."""
+        """The reply to the next job; empty if the caller must do the job. Waits if a worker has the job in progress."""
         number = self.numbers[self.taken]
         self.taken += 1
         self.pool.pump(self)
@@ -127,8 +129,8 @@ class Batch:
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Jobs for a worker, from the end, except those that the caller will reach first; while the batch grows, from
-        its beginning."""
+        """Up to `PART` jobs for a worker: from the end, except jobs that the caller reaches first; from the beginning
+        while the batch grows."""
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0
             self.early += count
@@ -142,29 +144,29 @@ class Batch:
 
 
 class LowerPool:
-    """Up to `size` processes (as many as cores but one, unless said otherwise), started when first needed, or by `begin`, as far as
-    other pools leave room for them."""
+    """Up to `size` workers (default: cores minus one, at most `MOST`), started by `begin` within the limit of all
+    pools."""
 
     def __init__(self, size: int | None = None) -> None:
         self.size = min(MOST, cores() - 1) if size is None else size
-        self._count = 0  # jobs so far
+        self._count = 0  # jobs numbered so far
         self.clock = Clock()  # time that workers were busy
         self._processes: list[_Process] = []
-        self._selector: selectors.BaseSelector | None = None  # while there are processes
+        self._selector: selectors.BaseSelector | None = None  # None while there are no workers
 
     def number(self) -> int:
-        """The number of a new job."""
+        """A new job number."""
         self._count += 1
         return self._count
 
     def begin(self) -> None:
-        """Start the workers without waiting for them; idle ones that have ended are restarted."""
+        """Start workers without waiting for them. Idle workers that have ended are replaced."""
         for process in [p for p in self._processes if p.process.poll() is not None and not p.messages]:
             self._drop(process)
         while len(self._processes) < self.size and _room.acquire(blocking=False):
             try:
                 self._start()
-            except OSError:  # no process, no help
+            except OSError:  # go on without workers
                 _room.release()
                 self.size = len(self._processes)
 
@@ -184,7 +186,7 @@ class LowerPool:
         self._selector.register(process.stdout, selectors.EVENT_READ, made)
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
-        """Have jobs done, each made when it is sent."""
+        """Submit a complete batch. Each job is built when it is sent."""
         found = self.growing()
         for job in jobs:
             found._put(job)
@@ -194,11 +196,11 @@ class LowerPool:
         return found
 
     def growing(self) -> Batch:
-        """The same, of jobs that are added one by one."""
+        """An empty batch that jobs are added to one by one."""
         return Batch(self)
 
     def waits_for(self, number: int) -> bool:
-        """Whether a worker has the job in progress. Jobs of a worker that has not started yet are taken back."""
+        """Whether a worker has the job in progress. A job given to a worker that has never replied is taken back."""
         for p in self._processes:
             if number in p.busy:
                 if p.heard:
@@ -207,7 +209,7 @@ class LowerPool:
         return False
 
     def pump(self, batch: Batch, wait: bool = False) -> None:
-        """Collect replies and send further jobs."""
+        """Send jobs to workers and collect replies; with `wait`, for up to 50 ms."""
         for p in [*self._processes]:
             while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
                 p.since = p.since if p.messages else time.monotonic()
@@ -231,7 +233,7 @@ class LowerPool:
                 batch.found[number] = found
 
     def _safely(self, process: _Process, work: Callable[[], None]) -> None:
-        """Do something with a worker. If the worker has died, its jobs are left to the caller."""
+        """Run an I/O operation on a worker. If the worker has died, its jobs are left to the caller."""
         try:
             work()
         except (OSError, EOFError):
@@ -250,16 +252,16 @@ class LowerPool:
             self._selector = None
 
     def close(self) -> None:
-        """End all workers; they start again on demand."""
+        """End all workers; they restart on demand."""
         for process in [*self._processes]:
             self._drop(process)
 
 
-_room = threading.BoundedSemaphore(MOST)  # places for processes that no pool has taken
+_room = threading.BoundedSemaphore(MOST)  # free worker slots of this process
 
 
 @in_forked_child
 def _emptied() -> None:
-    """The child has no processes yet: all places are free."""
+    """Reset the slots in a forked child, which has no workers."""
     global _room
     _room = threading.BoundedSemaphore(MOST)

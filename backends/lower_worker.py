@@ -1,8 +1,8 @@
-"""Worker process that lowers terms to kernels: which terms some backends can generate, in which forms.
+"""Worker process that lowers terms to kernels, for the generating backends.
 
-A job is what `Generator` asks of one fusion group: its terms, the layouts of operands and results, which operands are
-weights. The worker runs the same code as the parent (generator.py) and sends back the result. Messages are pickles over
-private pipes between two processes of one program; none are stored in files.
+A job is one lowering request of `Generator`: terms, layouts of operands and results, names of the weights. The worker
+runs the same code as the parent (generator.py) and sends back the result. Messages are pickles over private pipes
+between two processes of one program; none are stored in files.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from ..extract.kernel import Call
 from .measure_worker import die_with_parent
 
 Flat = tuple[list[tuple[str, tuple[int, ...], dict[str, Any]]], list[int]]
-Form = tuple[tuple[str, ...], bool, int]  # transposed weights, whether channels are innermost, number of the precision
+# transposed weights, whether the output is channels-last, number of the precision
+Form = tuple[tuple[str, ...], bool, int]
 HEAD = struct.Struct("<I")
-IDLE_S = 60  # seconds after which an idle worker ends
+IDLE_S = 60  # seconds without input after which a worker ends
 
 
 @dataclass(frozen=True)
 class Job:
-    """One fusion group for the generators `names`, with the permitted loss (`limit`) and the operands and results that
-    are `images`; or calls of one `form` for one generator."""
+    """A fusion group to lower with the generators `names`; or, with `form`, calls of one form of one generator.
+
+    `limit`: permitted relative error. `images`: names of operands and results that are images.
+    """
 
     names: tuple[str, ...]
     terms: Flat
@@ -41,21 +44,23 @@ class Job:
     form: Form | None = None
 
 
-# Per generator: (name, [(form, call key, packed kernel or None)], [(form, flops, size)] of the forms that compute a
-# group, or None).
+# Per generator: (name, [(form, call key, pickled kernel or None)], answers). The answers are [(form, flops, size)] of
+# the forms that compute the group; None for jobs with a `form`.
 Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, float, int]] | None]]
 
 
 def flat(terms: Sequence[Tensor]) -> Flat:
-    """Terms as a list of nodes over earlier ones, and the terms' indices: tensors are compared by identity, which
-    pickles do not keep."""
+    """Terms as (nodes in topological order with argument indices, indices of the terms).
+
+    Needed because tensors compare by identity, which pickling does not preserve.
+    """
     nodes = topological(terms)
     number = {t: n for n, t in enumerate(nodes)}
     return [(t.op, tuple([number[a] for a in t.args]), dict(t.attrs)) for t in nodes], [number[t] for t in terms]
 
 
 def built(found: Flat) -> tuple[Tensor, ...]:
-    """The terms listed by `flat`."""
+    """The terms that `flat` encoded."""
     made: list[Tensor] = []
     for op, args, attrs in found[0]:
         made.append(make(op, [made[a] for a in args], attrs))
@@ -63,7 +68,7 @@ def built(found: Flat) -> tuple[Tensor, ...]:
 
 
 def answer(job: Job) -> Reply:
-    """What the generators made of a job."""
+    """The reply to a job: lowers it with each of its generators."""
     from .generator import Generator, Lowerings
     from .registry import backend
 
@@ -86,12 +91,12 @@ def answer(job: Job) -> Reply:
 
 
 def packed(lowered: Any) -> bytes:
-    """A pickled kernel with its shape and schedules (generated.Lowered)."""
+    """A lowered kernel (generated.Lowered) pickled as (kernel, shape, schedules)."""
     return pickle.dumps((lowered.kernel, lowered.shape, lowered.space), pickle.HIGHEST_PROTOCOL)
 
 
 def read(stream: IO[bytes]) -> Any:
-    """The next message. EOFError at the end of input."""
+    """The next message of a stream. EOFError at the end of input."""
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
         raise EOFError
@@ -99,18 +104,18 @@ def read(stream: IO[bytes]) -> Any:
 
 
 def message(data: object) -> bytes:
-    """A message with a length prefix."""
+    """A message: pickled data with a length prefix."""
     body = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
     return HEAD.pack(len(body)) + body
 
 
 def main() -> None:
-    """Answer lists of jobs until the input ends or nothing has arrived for `IDLE_S` seconds. Interrupts are left to the
+    """Answer lists of jobs until the input ends or `IDLE_S` seconds pass without input. SIGINT is left to the
     parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # prints must not disturb the messages
+    os.dup2(2, 1)  # keep prints out of the message stream
     gc.disable()  # short-lived process without garbage cycles
     while True:
         signal.alarm(IDLE_S)

@@ -1,4 +1,5 @@
-"""What is known of a program without its weights and code: names, shapes, structure, sizes; as `manifest.json` in its folder."""
+"""Manifest of a program: names, shapes, structure and sizes, without weights and code; `manifest.json` in a saved
+folder."""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ from .emission import device_of
 from .emit_sizes import atoms_of
 
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
-SizedSpec = tuple[str, Shape, str]  # the same, sizes may be expressions
+SizedSpec = tuple[str, Shape, str]  # name, shape (may contain expressions in free sizes), dtype
 SCHEMA = 1
-LARGEST = 1 << 40  # bytes of one value
-DEPTH = 64  # of the structure of outputs
-STATE = "state:"  # no weight's key starts so: keys are identifiers
+LARGEST = 1 << 40  # maximum bytes of one value
+DEPTH = 64  # maximum nesting depth of the output structure
+STATE = "state:"  # key prefix of initial states; weight keys are identifiers, so no clash
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of a program without its weights and code."""
+    """Metadata of a program: everything except weights and code."""
 
     name: str
     inputs: tuple[SizedSpec, ...]
@@ -43,20 +44,21 @@ class Manifest:
     kernels: int
     cost: float
     lower_bound: float
-    initial: tuple[Spec, ...] = ()  # the states that do not start as zeros, under their keys among the weights
+    initial: tuple[Spec, ...] = ()  # states with initial data; stored among the weights under `STATE` + name
     device: str = "cpu"
-    hardware: str = ""  # the GPU that it was made for
-    sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # free sizes: least, largest, chosen for
+    hardware: str = ""  # name of the GPU the program was made for
+    # free size -> (minimum, maximum, size the plan was chosen for)
+    sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
-    compared: str = ""  # where its calls were the caller's own function: both times
+    compared: str = ""  # report text with both times, if the caller's own function was faster than the program
 
     @property
     def chosen(self) -> dict[str, int]:
-        """The free sizes, with what each was when the program was chosen."""
+        """The free sizes with the values that the plan was chosen for."""
         return {name: size for name, (_, _, size) in self.sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """All fields; sizes that are expressions as texts."""
+        """All fields as JSON data; size expressions become text."""
         spelled = {
             part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
             for part, specs in (("inputs", self.inputs), ("outputs", self.outputs))
@@ -74,20 +76,20 @@ def _sized_spec(name: str, kind: Type) -> SizedSpec:
 
 
 def initial_states(plan: Plan, states: Iterable[tuple[str, Type]], params: Mapping[str, Data]) -> tuple[Spec, ...]:
-    """Keys, shapes and dtypes of the states that params give a start. BadWeightsError where they do not fit."""
+    """Specs of the states that `params` initializes. BadWeightsError if a shape or dtype differs."""
     found = []
     taken = {n.attr("name") for n in plan.graph.leaves("param")}
     for name, kind in states:
         data = params.get(name) if name not in taken else None
         if data is not None:
             if tuple(data.shape) != concrete(kind.shape) or dtypes.name_of(data.dtype) != kind.dtype:
-                raise BadWeightsError(f"state {name!r} is {kind}, its start {data.dtype}{list(data.shape)}")
+                raise BadWeightsError(f"state {name!r} is {kind}, its initial value {data.dtype}{list(data.shape)}")
             found.append(_spec(STATE + name, kind))
     return tuple(found)
 
 
 def manifest_of(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest:
-    """That of a plan and what was emitted for it."""
+    """The manifest of a plan and its emitted program."""
     graph = plan.graph
     return Manifest(
         graph.name,
@@ -111,12 +113,12 @@ def _pack(structure: Any) -> Any:
 
 
 def _unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
-    """The inverse of `_pack`, for so many outputs; Malformed for anything that `_pack` does not make."""
+    """The inverse of `_pack`, for a given number of outputs. Malformed for data that `_pack` cannot produce."""
     if packed is None or type(packed) is int:
         return decode(Annotated[int, Within(0, outputs - 1)] | None, packed, "structure")
     record = decode(dict[str, list[Any]], packed, "structure")
     if len(record) != 1:
-        raise Malformed(f"structure: an object of one key is wanted, not of {len(record)}")
+        raise Malformed(f"structure: expected an object with one key, found {len(record)}")
     ((kind, items),) = record.items()
     if depth > DEPTH or kind not in ("dict", "list", "tuple"):
         raise Malformed(
@@ -129,18 +131,18 @@ def _unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
 
 
 def manifest_json(manifest: Manifest, source: str) -> str:
-    """The file's text, which knows the program's source."""
+    """Text of manifest.json, with the checksum of the program's source."""
     record = manifest.to_json()
     whole = {"schema": SCHEMA, "source_sha256": sha256(source.encode()).hexdigest(), **record}
     return json.dumps(whole, indent=1)
 
 
-_Sizes = list[Annotated[int, Within(0, 1 << 62)] | str]  # texts are expressions in the free sizes
+_Sizes = list[Annotated[int, Within(0, 1 << 62)] | str]  # text: an expression in the free sizes
 
 
 @dataclass(frozen=True)
 class _File:
-    """The members of manifest.json."""
+    """The fields of manifest.json."""
 
     schema: int
     source_sha256: str
@@ -163,7 +165,7 @@ class _File:
 
 
 def read_manifest(text: str, source: str) -> Manifest:
-    """The manifest in a file. BadModelError where it is malformed or the source is another one."""
+    """Parse manifest.json. BadModelError if it is malformed or `source` does not match its checksum."""
     try:
         record: _File = decode(_File, strict_json(text))
         if record.schema != SCHEMA:
@@ -177,7 +179,7 @@ def read_manifest(text: str, source: str) -> Manifest:
 
 
 def _manifest(record: _File) -> Manifest:
-    """What a file says, with its sizes as dimensions. Malformed, ShapeError or UsageError where it contradicts itself."""
+    """The manifest of a parsed file, with sizes as dimensions. Malformed, ShapeError or UsageError if inconsistent."""
     for name, (low, high, size) in record.sizes.items():
         if not low <= size <= high:
             raise Malformed(f"sizes.{name[:80]}: {size} is not within {low}..{high}")
@@ -192,7 +194,7 @@ def _manifest(record: _File) -> Manifest:
         if len({n for n, _, _ in rows}) != len(rows) and part != "outputs":
             raise Malformed(f"{part}: a name occurs twice")
     if not {n for n, _, _ in record.initial} <= {STATE + n for n, _, _ in record.states}:
-        raise Malformed("initial: it names what is no state")
+        raise Malformed("initial: a name is not that of a state")
     structure = _unpack(record.structure, len(record.outputs))
     if structure is None and len(record.outputs) != 1:
         raise Malformed(f"structure: there are {len(record.outputs)} outputs and no structure for them")

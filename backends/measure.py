@@ -1,4 +1,4 @@
-"""Timing kernels on the CPU, safely: a warm child process that may crash or hang at the cost of one candidate."""
+"""Measurement of kernels on the CPU, in a warm worker process: a crash or hang costs only one candidate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .measure_worker import encode
 
 @dataclass(frozen=True)
 class Timing:
-    """What a kernel takes: samples in µs, their median, and its error norms."""
+    """Measurement of a kernel: samples in µs, error norms, and the precision of the reference."""
 
     samples_us: tuple[float, ...]
     accuracy: dict[str, float]
@@ -42,39 +42,39 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """µs."""
+        """Median of the samples in µs."""
         return float(np.median(self.samples_us))
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no time: `status` is wrong, error, memory, crash, timeout or cut."""
+    """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut."""
 
     status: str
     message: str
     stage: str = ""
 
 
-CUT = "cut"  # the status of what was not waited for: no failure of its own, and none is stored
-GRACE_S, POLL_S = 1.0, 0.1  # seconds that a kernel under way is given when the time is up; between looks at the clock
-WAIT_S = 180.0  # most seconds that a child waits for others
-SHORT = 80  # characters of a line that says so, at most
+CUT = "cut"  # status of a measurement that was cut off when time was up: not the kernel's failure, never stored
+GRACE_S, POLL_S = 1.0, 0.1  # seconds a running kernel gets after time is up; polling interval
+WAIT_S = 180.0  # maximum seconds a worker may wait for a lock
+SHORT = 80  # maximum length of a worker's message about waiting
 
 
 class _Cut(Exception):
-    """Nobody needs the reply any more."""
+    """No reply is needed any more."""
 
 
 class Sink(Protocol):
-    """Where rows go (costdb's Store)."""
+    """Destination of rows, such as costdb's Store."""
 
     def add(self, rows: Iterable[Row]) -> object:
-        """Keep the rows."""
+        """Add rows."""
         ...
 
 
 class Worker:
-    """The child process; started when first needed, and again after it died."""
+    """A worker process; starts on first use and restarts after it has died."""
 
     def __init__(
         self, module: str = "tensor_graphs.backends.measure_worker", timeout: float = 30.0,
@@ -82,15 +82,17 @@ class Worker:
     ) -> None:  # fmt: skip
         self.module, self.timeout, self.environment = module, timeout, dict(environment or {})
         self.ended: Callable[[], bool] | None = (
-            None  # asked while a reply is waited for: whether nobody needs it any more
+            None  # polled while waiting for a reply: whether no reply is needed any more
         )
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._count = 0
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The reply to a job; a dead or silent child is a reply too (status crash, timeout). `timeout` in seconds, if
-        this job is to have another than the others."""
+        """The reply to a job. A dead or silent worker gives a reply with status crash or timeout.
+
+        `timeout`: seconds for this job; None means the default.
+        """
         timeout = self.timeout if timeout is None else timeout
         process = self._started()
         self._count += 1
@@ -113,8 +115,11 @@ class Worker:
         return self._parsed(line, process)
 
     def _reply(self, timeout: float) -> str | None:
-        """The next line that is a reply; queue.Empty after `timeout` seconds, not counting those in which the child waits for others;
-        _Cut when nobody has needed it for GRACE_S."""
+        """The next line that is a reply.
+
+        queue.Empty after `timeout` seconds, not counting time in which the worker waits for a lock. _Cut if no reply
+        was needed for GRACE_S.
+        """
         until, cut = time.monotonic() + timeout, math.inf
         while True:
             now = time.monotonic()
@@ -156,15 +161,15 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the child runs: the next job need not wait for it to start."""
+        """Whether the worker runs, so that the next job does not wait for its start."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Let the child start while there are other things to do; `ask` would do it too."""
+        """Start the worker without waiting for it; `ask` does this on demand."""
         self._started()
 
     def close(self) -> None:
-        """End the child, with whatever it is doing."""
+        """Kill the worker."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -179,7 +184,8 @@ class Worker:
 def started(
     module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
-    """A child that runs a module of this package, spoken to in lines; WorkerError if it cannot be started."""
+    """A worker process that runs a module of this package, with line-based pipes. WorkerError if it cannot be
+    started."""
     keep_compiled()
     path = os.pathsep.join(p for p in sys.path if p)
     known = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **(environment or {})}
@@ -200,7 +206,7 @@ def _listen(pipe: IO[str], replies: queue.Queue[str | None]) -> None:
 
 
 def _waits(line: str) -> bool | None:
-    """What a line says of waiting for others; None where it is a reply."""
+    """True or False if the line says that the worker waits, or no longer waits, for a lock; None if it is a reply."""
     if len(line) > SHORT:
         return None
     try:
@@ -210,7 +216,8 @@ def _waits(line: str) -> bool | None:
 
 
 def _thread_environment() -> dict[str, str]:
-    """Thread counts as the settings say; and workers of one library that do not spin into the next one's time."""
+    """Environment of workers: thread counts from the settings, and OpenBLAS workers that stop spinning early, so that
+    they do not disturb the next library."""
     threads = settings.current().threads
     quick = {"OPENBLAS_THREAD_TIMEOUT": "12"}  # 2**12 cycles
     if not threads:
@@ -220,15 +227,15 @@ def _thread_environment() -> dict[str, str]:
 
 
 def ended_of(worth: object) -> Callable[[], bool] | None:
-    """What says that the time for measuring is up, where a search's bounds (`extract.worth.Worth`) know one."""
+    """The function that tells whether measuring time is up, if `worth` (`extract.worth.Worth`) has one; else None."""
     return getattr(worth, "ended", None)
 
 
 class CpuMeasurer:
-    """Times candidates in a child process and adds the rows to a sink (a cost store).
+    """Measures candidates in a worker process and adds rows to a sink (a cost store).
 
-    About `seconds` of sampling a candidate (three times that where other processes disturb it); each answer is checked
-    against the pattern's meaning in float64 first. `timeout` bounds one candidate in all.
+    `seconds`: sampling time per candidate (up to four times that if other processes disturb it). Results are first
+    checked against a float64 reference. `timeout`: seconds per candidate in total.
     """
 
     def __init__(
@@ -243,8 +250,11 @@ class CpuMeasurer:
         worth: Callable[[Candidate], float] | None = None, look: bool = False,
         later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
-        """Time each distinct call and store timing, accuracy and failures; returns when the rows are durable. A kernel that is
-        still running a second after the time is up is given up, and nothing is stored of it. None is left under way."""
+        """Measure each distinct call and store timing, accuracy and failures; returns when the rows are durable.
+
+        A kernel still running `GRACE_S` after time is up is abandoned without a row. Always returns (): no measurement
+        stays in flight.
+        """
         seen: set[str] = set()
         self.worker.ended = ended_of(worth)
         for done, candidate in enumerate(candidates):
@@ -260,11 +270,11 @@ class CpuMeasurer:
         return ()
 
     def unfinished(self, candidate: Candidate) -> bool:
-        """Never: there is nothing to choose about a kernel here."""
+        """False: CPU kernels have no schedules to continue with."""
         return False
 
     def further(self, candidate: Candidate) -> bool:
-        """Nor this."""
+        """False: CPU kernels have no schedules to continue with."""
         return False
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
@@ -292,7 +302,7 @@ class CpuMeasurer:
         ]
 
     def close(self) -> None:
-        """End the child process."""
+        """End the worker process."""
         self.worker.close()
 
     def __enter__(self) -> CpuMeasurer:

@@ -1,9 +1,10 @@
-"""Timing kernels on a GPU: schedules compile in a pool of processes, and one process with the device checks and times them.
+"""Measurement and tuning of kernels on a GPU: schedules compile in a process pool; device processes check and time
+them.
 
-Each candidate is measured in the schedules that its search proposes (schedule_search.py). Several candidates are under way at
-once: while schedules of some compile, what is ready of others runs, in whatever order it becomes ready. What does not fit, spills
-registers or is the same binary as another is not run. What is left runs once, is checked against float64, and gives a few
-samples; the best few are then measured in full.
+Each candidate is measured with the schedules that its search proposes (schedule_search.py). Several candidates are in
+flight: while schedules of some compile, ready schedules of others run, in any order. Schedules that need too many
+resources, spill registers or duplicate another binary are not run. The rest run once, are checked against float64 and
+give a few samples; the best few are then measured in full.
 """
 
 from __future__ import annotations
@@ -35,29 +36,32 @@ from .measure import CUT, POLL_S, Failure, Sink, Timing, Worker, ended_of
 from .schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule
 from .tries import SCHEDULES, Measured, Try, failed, kind_of, not_tried, rows_of, search_of
 
-BEST, CLOSE = 2, 1.1  # of those tried that get the full protocol, and times the fastest one's time that they may take
-ALIKE = 2  # best schedules of kernels like one that are tried in it
-AGAIN = 8  # schedules of a kernel where one like it was searched
-AHEAD = 48  # schedules under way at once: some for each compiler, so that none waits for the device
-OPEN = 20  # kernels under way at once, each with memory on the device; as many may wait for one like them
-LEAVE = 2  # one of so many kernels may be left under way where others can be begun: the device has them while a plan is solved for
-RUN_S = 15.0  # most seconds of one job
-PROCESSES = 2  # with the device: one gets ready what it will run while the other one's runs
-HANDED = 2  # jobs that each has at once: one that it does, and the next
-FREE = 3  # compilers that are left idle where nothing is wanted but what may be: what is wanted then finds one
-CAPABILITY = 90  # compiled for where no GPU is seen
+BEST, CLOSE = 2, 1.1  # schedules per kernel measured in full; maximum multiple of the fastest time for these
+ALIKE = 2  # best schedules of similar kernels that are tried
+AGAIN = 8  # maximum schedules of a kernel after a similar kernel was searched
+AHEAD = 48  # schedules in flight: some per compiler, so that none waits for the device
+OPEN = 20  # kernels in flight, each with device memory; as many again may wait for a similar kernel
+# 1/LEAVE of the started kernels may stay in flight on return: the device works on them while a plan is solved for
+LEAVE = 2
+RUN_S = 15.0  # deadline in seconds of one device job
+PROCESSES = 2  # device processes: one prepares its next job while the other's runs
+HANDED = 2  # jobs queued per device process: the current one and the next
+FREE = 3  # compilers kept idle while only speculative work is available
+CAPABILITY = 90  # compute capability to compile for if there is no GPU
 CALIBRATE_S = 0.7
-AT_ONCE_S = 5.0  # most seconds for compiling what a program runs for the first time
-KEEP_S = 0.5  # seconds for which rows may be in memory only
+AT_ONCE_S = 5.0  # deadline in seconds for compiling a program's kernels before its first run
+KEEP_S = 0.5  # maximum seconds before rows are written to the sink
 
 Worth = Callable[[Candidate], float]
-Ahead = tuple[Measured, Schedule]  # a schedule that may be wanted
+Ahead = tuple[Measured, Schedule]  # a kernel and a schedule to compile speculatively
 
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A try of a kernel is compiled, or the device has done a `job`: with that try, or (None) the last one with the kernel. Without a
-    kernel: whoever waits is to look around."""
+    """Completion of a compilation or of a device `job`.
+
+    `one`: the trial; None for the last job of a kernel. `kernel` None: wake-up without a completion.
+    """
 
     kernel: Measured | None
     one: Try | None
@@ -65,14 +69,14 @@ class Event:
 
 
 class _Ended(Exception):
-    """The time for measuring is up."""
+    """The measuring time is up."""
 
 
 class GpuMeasurer:
-    """Times candidates on the GPU and adds the rows to a sink (a cost store); see the module.
+    """Measures candidates on the GPU and adds rows to a sink (a cost store).
 
-    `device` "cpu" lets Torch's CPU tensors and Triton's interpreter take the GPU's place: for tests, the times mean
-    nothing. `workers` processes compile (none there); `timeout` bounds each step of one schedule on the device.
+    `device` "cpu" uses Torch's CPU tensors and Triton's interpreter: for tests, the times are meaningless. `workers`:
+    number of compiler processes (0 on "cpu"). `timeout`: seconds for each device job of one schedule.
     """
 
     def __init__(
@@ -82,36 +86,37 @@ class GpuMeasurer:
         if device == "cuda" and worker is None:
             _refuse_elsewhere()
         self.sink, self.device, self.schedules = sink, device, schedules
-        self.clock = Clock()  # what this object's thread has done, and waited for
+        self.clock = Clock()  # time spent by the calling thread
         several = PROCESSES if device == "cuda" and worker is None else 1
         self.processes = [GpuProcess(device, timeout, worker, among=several) for _ in range(several)]
         count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
         self.pool = CompilePool(count, partial(_capability, device)) if count else None
-        self.counts = Counter[str]()  # kernels, schedules and what became of them
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # writes what is next while the device is busy
+        self.counts = Counter[str]()  # kernels, schedules and their outcomes
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # emits source while the device is busy
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._under_way: list[Measured] = []  # what is still to be judged of others was given up
-        self._waiting: deque[tuple[Measured, Try | None]] = deque()  # for the device
-        self._handed: dict[Future[None], GpuProcess] = {}  # jobs that were not taken in yet
-        self._early: dict[tuple[str, Key], Try] = {}  # compiled before they were wanted
-        self._ahead: Try | None = None  # the last of them
-        self._alike: dict[Hashable, dict[Key, float]] = {}  # by kind of kernel: the least µs of schedules
-        self._most: dict[str, int] = {}  # schedules of kernels that are searched further than is usual
-        self._rows: list[Row] = []  # measured, and not in the sink yet
-        self._kept = 0.0  # when rows went there last
-        self._measuring = 0.0  # seconds in all
-        self._ended: Callable[[], bool] | None = None  # whether the time for measuring is up
-        self.keeps = False  # whether what is under way then is left so, for whoever measures next
-        self._behind: Thread | None = None  # goes on with what was left under way while the next plan is solved for
-        self._called_back = False  # whether it is to stop
-        self._fault: BaseException | None = None  # what has stopped it
-        self._calibrating: Future[Reply] | None = None  # the device, by a process that has nothing else to do
-        self._calibrated = False  # whether it was seen to that the device is
-        self._worked = False  # whether a job on the device is done
+        self._under_way: list[Measured] = []  # kernels in flight; events of other kernels are ignored
+        self._waiting: deque[tuple[Measured, Try | None]] = deque()  # ready for the device
+        self._handed: dict[Future[None], GpuProcess] = {}  # device jobs in flight
+        self._early: dict[tuple[str, Key], Try] = {}  # trials compiled speculatively
+        self._ahead: Try | None = None  # the last of these
+        self._alike: dict[Hashable, dict[Key, float]] = {}  # kind of kernel -> schedule -> least µs
+        self._most: dict[str, int] = {}  # digest of a kernel with an extended search -> its number of schedules
+        self._rows: list[Row] = []  # measured rows not yet in the sink
+        self._kept = 0.0  # time of the last write to the sink
+        self._measuring = 0.0  # total seconds of measuring
+        self._ended: Callable[[], bool] | None = None  # whether the measuring time is up
+        self.keeps = False  # whether kernels in flight at that time are kept for the next call
+        self._behind: Thread | None = None  # continues with kernels in flight while the next plan is solved for
+        self._called_back = False  # whether that thread should stop
+        self._fault: BaseException | None = None  # exception that ended that thread
+        self._calibrating: Future[Reply] | None = None  # calibration of the device, in flight
+        self._calibrated = False  # whether calibration was considered
+        self._worked = False  # whether a device job has finished
 
     # ------------------------------------------------------------ the interface of measurers
     def start(self) -> None:
-        """Let the processes start while there are other things to do: asking the driver what to compile for takes a while."""
+        """Start the processes without waiting for them. The driver query for the compute capability takes a while,
+        too."""
         for process in self.processes:
             process.start()
         if self.pool is not None:
@@ -121,12 +126,14 @@ class GpuMeasurer:
         self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None, worth: Worth | None = None,
         look: bool = False, later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
-        """Time each distinct call in the schedules that its search proposes and store timing, accuracy and failures; returns
-        when the rows are durable. Candidates are taken from the iterable a few ahead of what is timed. `worth` is asked again
-        and again for the µs up to which more measuring of a candidate is of use. With `look`, searches end with their first
-        guesses. `later` are candidates that may be measured next (and whether they are looked at): what their searches begin
-        with is compiled while compilers are idle. With `leave`, it returns when but a few kernels are under way, and gives their
-        candidates: they are measured on meanwhile and in the next call, at whose end their rows are durable."""
+        """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
+
+        Returns when the rows are durable. Candidates are drawn from the iterable slightly ahead of measuring. `worth`:
+        cost cutoff of a candidate in µs, above which measuring is useless; called repeatedly. `look`: searches end with
+        their first guesses. `later`: (candidate, whether it is a first look) that may be measured next; idle compilers
+        compile their first schedules. `leave`: return early and give the candidates still in flight; these continue in
+        the background and in the next call, which makes their rows durable.
+        """
         self.start()
         began = time.monotonic()
         try:
@@ -135,10 +142,10 @@ class GpuMeasurer:
                 iter(candidates), progress or (lambda done: None), worth, look, self._beginnings(later), leave
             )
             self._take_calibration()
-            self._calibrate_once()  # while the next plan is solved for
+            self._calibrate_once()  # runs while the next plan is solved for
         except BaseException:
             for process in self.processes:
-                process.interrupt()  # what it is doing is not waited for
+                process.interrupt()  # do not wait for the current job
             self._drop()
             raise
         finally:
@@ -155,17 +162,17 @@ class GpuMeasurer:
         return left
 
     def _go_on(self, worth: Worth | None) -> None:
-        """Take in what happens to what is under way, and hand out what follows from it, until called back."""
+        """Background thread: process events of kernels in flight until called back."""
         try:
             while self._under_way and not self._called_back:
                 self._over(self._step(worth, iter(())))
         except _Ended:
-            pass  # the next call will see it too
+            pass  # the next call notices it, too
         except BaseException as error:
             self._fault = error
 
     def _call_back(self) -> None:
-        """Have nobody else deal with what is under way; raises what happened to whoever did."""
+        """Stop the background thread; raises its exception."""
         if self._behind is None:
             return
         self._called_back = True
@@ -177,7 +184,8 @@ class GpuMeasurer:
             raise fault
 
     def _over(self, kernel: Measured | None) -> int:
-        """A kernel that is measured to the end, if it is one, is not under way any more; how many that are."""
+        """Remove a kernel that is fully measured from those in flight and queue its rows. Returns the number removed (0
+        or 1)."""
         if kernel is None:
             return 0
         self._count(kernel)
@@ -219,7 +227,7 @@ class GpuMeasurer:
                 progress(done)
 
     def _given_up(self) -> None:
-        """The time is up: keep what was tried of the kernels under way, and let the rest go."""
+        """Time is up: keep the finished trials of kernels in flight and abandon the rest."""
         for kernel in self._drop():
             kernel.tries = [t for t in kernel.tries if t.cold or t.failure is not None]
             self._process_of(kernel).forget(kernel.number)
@@ -227,13 +235,13 @@ class GpuMeasurer:
             self._keep(rows_of(kernel))
 
     def _until(self, ended: Callable[[], bool] | None) -> None:
-        """What says that the time is up."""
+        """Set the function that tells whether time is up."""
         self._ended = ended
         for process in self.processes:
             process.ended = None if self.keeps else ended
 
     def _drop(self) -> list[Measured]:
-        """Have nothing under way any more; what was. The device does nothing more of what it was handed."""
+        """Abandon all kernels in flight and return them. Queued device jobs are cancelled."""
         for job in self._handed:
             job.cancel()
         wait(self._handed)
@@ -242,8 +250,11 @@ class GpuMeasurer:
         return dropped
 
     def _following(self, source: Iterator[Candidate], held: deque[Candidate], look: bool) -> Candidate | None:
-        """The next candidate. While there is enough to compile, a first look waits for that of a kernel like it, and a search for
-        such a kernel's search: it will begin with its best schedules."""
+        """The next candidate to start, None if there is none.
+
+        While compilers are busy, a candidate waits for the first look, or the search, of a similar kernel: it will
+        start with that kernel's best schedules.
+        """
         busy = {kind_of(k.template, k.call) for k in self._under_way}
         busy -= self._alike.keys() if look else set()
         free = next((c for c in held if kind_of(c.template, c.call) not in busy), None)
@@ -259,7 +270,7 @@ class GpuMeasurer:
         return free
 
     def _keep(self, rows: Sequence[Row], *, all_: bool = False) -> None:
-        """Give rows to the sink, a few kernels' at a time: a store writes a file each time."""
+        """Give rows to the sink, batched by time: a store writes a file each time."""
         self._rows += rows
         if self._rows and (all_ or time.monotonic() - self._kept > KEEP_S):
             with self.clock.running("rows"):
@@ -267,7 +278,7 @@ class GpuMeasurer:
             self._rows, self._kept = [], time.monotonic()
 
     def _count(self, kernel: Measured) -> None:
-        """Note what became of a kernel's schedules."""
+        """Count the outcomes of a kernel's schedules."""
         self.counts["kernels"] += 1
         self.counts["looks"] += kernel.look
         for one in kernel.tries:
@@ -278,8 +289,11 @@ class GpuMeasurer:
 
     @property
     def spent(self) -> dict[str, float]:
-        """Where the time of measuring went: wall-clock seconds by what the process in charge and the one with the device did or
-        waited for, side by side (`compile`: all compilers' seconds together, `pool`: the seconds that they had), and counts."""
+        """Breakdown of measuring time, and counts.
+
+        Wall-clock seconds per activity of the calling process and of the device processes, which overlap; `compile_s`
+        sums over compilers, `pool_s` is the compilers' total available time.
+        """
         seconds = Counter({f"{name}_s": seconds for name, seconds in self.clock.seconds.items()})
         for process in self.processes:
             seconds.update({f"{name}_s": seconds for name, seconds in process.clock.seconds.items()})
@@ -287,20 +301,20 @@ class GpuMeasurer:
 
     @property
     def clocks(self) -> list[tuple[str, Clock]]:
-        """Who took part, and what each did when."""
+        """(name, clock) of the participating processes."""
         devices = [(f"device {n}", process.clock) for n, process in enumerate(self.processes, 1)]
         return [("measuring", self.clock), *([("compilers", self.pool.clock)] if self.pool else []), *devices]
 
     def unfinished(self, candidate: Candidate) -> bool:
-        """Whether a measured candidate has schedules that are worth measuring, as one has whose search was cut."""
+        """Whether a measured candidate has schedules left that are worth measuring, because its search was cut off."""
         if candidate.is_view or candidate.template.space is None:
             return False
         search = self._search(candidate.template, candidate.call)
         return search is not None and bool(search.known) and search.unfinished
 
     def further(self, candidate: Candidate) -> bool:
-        """Let a search that has measured all the schedules that it may go on with as many again; whether there are more. (One that
-        ended before, as what is of no use does, is left.)"""
+        """Extend an exhausted search by as many schedules again; whether there are any. Searches that ended early are
+        left alone."""
         if candidate.is_view or candidate.template.space is None:
             return False
         search = self._search(candidate.template, candidate.call)
@@ -310,8 +324,10 @@ class GpuMeasurer:
         return self.unfinished(candidate)
 
     def _calibrate_once(self) -> None:
-        """Have the device calibrated where the store knows no limits of it: when it has nothing to do after the first kernels, for
-        what libraries' kernels take says more."""
+        """Start device calibration if the store has no device limits.
+
+        Runs when the device is idle after the first kernels, because library kernels' times are more informative.
+        """
         predictor, done = getattr(self.sink, "predictor", None), self._calibrated
         if done or predictor is None or self.device != "cuda" or self._handed or not self._worked:
             return
@@ -321,7 +337,7 @@ class GpuMeasurer:
             self._calibrating = self.processes[-1].ask_later(job, START_S)
 
     def _take_calibration(self) -> None:
-        """Keep what calibrating gave, if it is done. WorkerError where the device gives nothing."""
+        """Store finished calibration results. WorkerError if calibration failed."""
         if self._calibrating is None or not self._calibrating.done():
             return
         reply, self._calibrating = self._calibrating.result(), None
@@ -331,8 +347,10 @@ class GpuMeasurer:
             raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
 
     def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = AT_ONCE_S) -> None:
-        """Have kernels that a program is about to run for the first time compiled side by side, where there are several: it would
-        compile one after the other. For at most `seconds`; what is the matter with one is said when it runs."""
+        """Compile kernels of a program in parallel before its first run, which would compile them one by one.
+
+        Takes at most `seconds`. Compilation errors are reported when a kernel runs.
+        """
         texts: dict[str, tuple[KernelText, Call]] = {}
         for template, call in wanted if self.pool is not None else ():
             with contextlib.suppress(Exception):
@@ -343,7 +361,7 @@ class GpuMeasurer:
                 wait([self.pool.submit(text, call) for text, call in texts.values()], timeout=seconds)
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
-        """One measurement of a call in the schedule that it names, not stored."""
+        """One measurement of a call with its own schedule, not stored."""
         self._call_back()
         self._drop()
         self._until(None)
@@ -359,7 +377,8 @@ class GpuMeasurer:
         return Timing(tuple(only.cold), only.accuracy or {})
 
     def calibrate(self, seconds: float = 4.0) -> list[Row]:
-        """Measure what bounds every kernel here, and store it; the rows. WorkerError where the device gives none."""
+        """Measure the device limits (bandwidths, peak rates, launch gap), store and return the rows. WorkerError on
+        failure."""
         self._call_back()
         reply = self.processes[0].ask({"job": "calibrate", "seconds": seconds}, START_S)
         if not reply["ok"]:
@@ -386,28 +405,30 @@ class GpuMeasurer:
 
     # ------------------------------------------------------------ one kernel
     def _begun(self, candidate: Candidate, seen: set[str], look: bool) -> Measured | None:
-        """The candidate's kernel with its first schedules compiling; None for views and kernels that were here before."""
+        """Start a candidate: compile its first schedules. None for views and kernels seen before."""
         template, call = candidate.template, candidate.call
         digest = key_of(template, call).digest
         if candidate.is_view or digest in seen:
-            for kernel in self._under_way:  # begun by another search, perhaps: who asks last is told of it
+            # already started, perhaps by another search: the last requester becomes its candidate
+            for kernel in self._under_way:
                 kernel.candidate = candidate if kernel.digest == digest else kernel.candidate
             return None
         seen.add(digest)
         search = self._search(template, call)
         kernel = Measured(template, call, search=search, candidate=candidate, look=look)
         wanted = [call] if search is None else [replace(call, schedule=s) for s in search.more(look=look)]
-        if not wanted and search is not None:  # all was measured: asked for again, the best one is
+        if not wanted and search is not None:  # everything is measured: measure the best schedule again
             best = search.measured[0][1] if search.measured else key_of_schedule(search.ranked[0])
             wanted = [replace(call, schedule=dict(best))]
         self._submit(kernel, wanted)
         return kernel
 
     def _search(self, template: Template, call: Call) -> ScheduleSearch | None:
-        """The search of a kernel: it begins with what was best in others like it, and is shorter where one of them was searched."""
+        """The search of a kernel, starting with the best schedules of similar kernels; shorter if one of these was
+        searched."""
         most = self._most.get(key_of(template, call).digest, self.schedules) if self._most else self.schedules
         search = search_of(template, call, most, getattr(self.sink, "snapshot", None))
-        known = dict(self._alike.get(kind_of(template, call), {}))  # as it is now: another thread may add to it
+        known = dict(self._alike.get(kind_of(template, call), {}))  # a copy, because another thread may add to it
         if search is not None and search.fits is not None and known:
             best = (dict(key) for key in sorted(known, key=lambda key: (known[key], key)))
             search.like = list(islice(filter(search.fits, best), ALIKE))
@@ -416,7 +437,8 @@ class GpuMeasurer:
         return search
 
     def _submit(self, kernel: Measured, calls: Sequence[Call]) -> None:
-        """Write and compile calls of a kernel, if that was not done ahead; each is in the queue when it is ready to be judged."""
+        """Emit and compile calls of a kernel unless done speculatively; queues an event for each when it can be
+        judged."""
         for call in calls:
             place = (kernel.digest, key_of_schedule(call.schedule))
             one = self._early.pop(place, None)
@@ -432,7 +454,7 @@ class GpuMeasurer:
             one.text = kernel_text(template, one.call)
             if self.pool is not None and one.text.generated:
                 one.compiled = self.pool.submit(one.text, one.call)
-        except Exception as error:  # an emitter's fault, or a schedule it cannot write: that schedule's failure
+        except Exception as error:  # an emitter error fails this schedule only
             one.failure = Failure("emit-error", f"{type(error).__name__}: {error}"[:400], "emit")
 
     def _announce(self, kernel: Measured, one: Try) -> None:
@@ -442,8 +464,7 @@ class GpuMeasurer:
             one.compiled.add_done_callback(lambda _: self._events.put(Event(kernel, one)))
 
     def _step(self, worth: Worth | None, later: Iterator[Ahead]) -> Measured | None:
-        """Hand the device what is ready, and take in one thing that it or a compiler has done since. The kernel, if that was
-        the last of it."""
+        """Give ready jobs to the device and process one event. Returns the kernel if it is finished."""
         self._hand_out()
         event = self._next(later)
         kernel, one = event.kernel, event.one
@@ -451,7 +472,7 @@ class GpuMeasurer:
             return None
         if event.job is not None:
             if event.job not in self._handed:
-                return None  # of a kernel that was given up
+                return None  # of an abandoned kernel
             del self._handed[event.job]
             event.job.result()
             self._worked = True
@@ -466,7 +487,8 @@ class GpuMeasurer:
         return None
 
     def _hand_out(self) -> None:
-        """Give each process something to do: about a kernel that it has open, if possible, else about one that none has."""
+        """Fill the queue of each device process, preferring kernels it has open, then kernels that no process has
+        open."""
         for process in self.processes:
             for _ in range(HANDED - sum(p is process for p in self._handed.values())):
                 own = (i for i, (k, _) in enumerate(self._waiting) if k.process is process)
@@ -488,7 +510,8 @@ class GpuMeasurer:
         return kernel.process or self.processes[0]
 
     def _next(self, later: Iterator[Ahead]) -> Event:
-        """What happens next; while nothing does, idle compilers are given what may be wanted."""
+        """The next event; meanwhile idle compilers get speculative work. WorkerError if nothing happens for too
+        long."""
         until = time.monotonic() + START_S + COMPILE_S
         while time.monotonic() < until:
             if self._ended is not None and self._ended():
@@ -503,8 +526,10 @@ class GpuMeasurer:
         raise WorkerError(f"nothing was compiled within {START_S + COMPILE_S:g} s")
 
     def _compiled_ahead(self, later: Iterator[Ahead]) -> bool:
-        """Have one more schedule compiled that may be wanted, if a compiler is idle: of a search under way, its next moves by what
-        is known now; else what the search of a later candidate begins with. Whether there was one."""
+        """Start one speculative compilation if a compiler is idle; whether one was started.
+
+        Next moves of running searches come first, then first schedules of later candidates.
+        """
         busy = self.pool.busy if self.pool is not None else math.inf
         written = self._ahead is None or self._ahead.text is not None or self._ahead.failure is not None
         if self.pool is None or busy >= self.pool.workers - FREE or not written:
@@ -520,7 +545,7 @@ class GpuMeasurer:
         return False
 
     def _beginnings(self, later: Iterable[tuple[Candidate, bool]]) -> Iterator[tuple[Measured, Schedule]]:
-        """What the searches of candidates that were not begun would begin with."""
+        """(kernel, schedule) that the searches of candidates not yet started would begin with."""
         for candidate, look in later:
             if not candidate.is_view:
                 kernel = Measured(candidate.template, candidate.call)
@@ -528,7 +553,7 @@ class GpuMeasurer:
                 yield from ((kernel, s) for s in (search.more(look=look) if search is not None else ()))
 
     def _settled(self, kernel: Measured, one: Try, worth: Worth | None) -> None:
-        """A try of the kernel is over: ask its search for more when it was the last, and end with the best in full."""
+        """Finish a trial. After the last one of a round, ask the search for more, or measure the best in full."""
         kernel.pending -= 1
         if kernel.search is not None and one.us < math.inf:
             kernel.search.told(one.call.schedule, one.us)
@@ -546,8 +571,8 @@ class GpuMeasurer:
         self._waiting.append((kernel, spilled))
 
     def _wanted(self, kernel: Measured, search: ScheduleSearch, worth: Worth | None) -> list[Schedule]:
-        """The schedules that a kernel's search proposes after all under way were judged; where the kernel is given up, those not
-        tried fail with it."""
+        """The schedules that a kernel's search proposes after a round. If the kernel is given up, its remaining
+        schedules fail."""
         for one in kernel.tries:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
             search.told(one.call.schedule, us)
@@ -562,8 +587,10 @@ class GpuMeasurer:
         return search.more(useful, look=kernel.look)
 
     def _best(self, kernel: Measured, worth: Worth | None) -> list[int]:
-        """The tries to be measured in full: the fastest ones, unless the kernel is of no use. After a first look none is, where
-        there are schedules left: the samples of tries tell as much as matters then."""
+        """Indices of trials to measure in full: the fastest, unless the kernel is useless.
+
+        Empty after a first look with schedules left: the samples of trials suffice then.
+        """
         alive = {i: t for i, t in enumerate(kernel.tries) if t.twin is None and t.us < math.inf}
         right = sorted(alive, key=lambda i: alive[i].us)
         left = kernel.search is not None and len(kernel.search.known) < len(kernel.search.ranked)
@@ -576,9 +603,9 @@ class GpuMeasurer:
                 return []
         return [i for i in right[:BEST] if alive[i].us <= CLOSE * alive[right[0]].us]
 
-    # ------------------------------------------------------------ with the device, in its thread
+    # ------------------------------------------------------------ device jobs, in the thread of a device process
     def _try(self, kernel: Measured, one: Try) -> None:
-        """Run one schedule: is it right, and how fast about?"""
+        """Device job: run, check and roughly time one schedule."""
         if why := kernel.given_up:
             one.failure = not_tried(why)
             return
@@ -590,7 +617,7 @@ class GpuMeasurer:
             kernel.broken += 1
 
     def _finish(self, kernel: Measured) -> None:
-        """Measure the best schedules in full; twins take what their first has."""
+        """Device job: measure the best schedules in full; trials with identical binaries share results."""
         for i in kernel.best:
             one = kernel.tries[i]
             reply = self._process_of(kernel).measure(kernel.opening, i, one.text)
@@ -606,13 +633,14 @@ class GpuMeasurer:
 
 
 def _capability(device: str) -> int:
-    """What is compiled for: the architecture of the GPU, where there is one."""
+    """Compute capability to compile for: the GPU's, if there is one."""
     return int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
 
 
 def _refuse_elsewhere() -> None:
-    """DeviceUnavailableError where plans are made for another GPU than the one here: times would be stored as that one's."""
-    wanted = gpu_machine() if settings.current().gpu else None  # else nothing is asked of the driver yet
+    """DeviceUnavailableError if the setting `gpu` describes another GPU than this machine's: times would be stored
+    under its name."""
+    wanted = gpu_machine() if settings.current().gpu else None  # otherwise do not query the driver yet
     if wanted is not None and wanted != (here := machine_here()):
         raise DeviceUnavailableError(
             f"plans are made for {wanted.device}, and kernels cannot be measured on {here.device} for it",

@@ -1,8 +1,8 @@
-"""The child process that times kernels: reads jobs as JSON lines, answers each with one JSON line.
+"""Worker process that measures CPU kernels: reads jobs as JSON lines and answers each with one JSON line.
 
-A job names a template and describes operands; no code comes over the pipe. Every kernel's answer is checked against
-its meaning in float64 before its time counts. A job that kills this process costs that job only: the parent starts
-another child.
+A job names a template and describes operands; the pipe carries no code. A kernel's result is checked against a float64
+reference before its time counts. A job that kills this process costs only that job: the parent starts another
+worker.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from .single import Array, Bound, compiled, laid, meanings
 from .threads import one_blas_thread
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
-"""Relative Frobenius error above which a kernel is wrong."""
-COPIES = 64  # of a call's operands, at most
-REFERENCE_FLOPS = 1e9  # more arithmetic than this is checked in the kernel's own dtype instead of float64
+"""Maximum relative Frobenius error of a kernel."""
+COPIES = 64  # maximum sets of operands
+REFERENCE_FLOPS = 1e9  # above this many flops, the reference uses the kernel's own dtypes instead of float64
 POOL = 1_000_003
-_POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow", "batch_norm"}  # ops timed on positive values, their normal domain
+_POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow", "batch_norm"}  # ops timed on positive values, their usual domain
 
 
 class Wrong(Exception):
-    """A kernel whose answer differs from its meaning."""
+    """Wrong kernel result."""
 
 
 # ---------------------------------------------------------------- jobs
@@ -65,7 +65,7 @@ def encode(template: Template, call: Call) -> dict[str, Any]:
 
 
 def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
-    """The template, found by name in this process's registry or made anew from what it computes, and the call."""
+    """The template and call of a job. The template is found by name in the registry or regenerated from its pattern."""
     from .registry import backend, template
 
     if "leaves" in job:
@@ -90,8 +90,8 @@ _pool: list[Array] = []
 
 
 def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
-    """Values of a type, the same for the same name: cut from one pool of normal numbers, repeated when long. An array also where
-    it is one number, of which NumPy's operators make a scalar."""
+    """Deterministic values of a type per name, from a pool of normal numbers (repeated if needed). Always an array,
+    also for rank 0."""
     if not _pool:
         _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))
     shape = concrete(kind.shape)
@@ -108,10 +108,11 @@ def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.
 
 
 def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bool, float]]:
-    """How the values of each operand are drawn: type, role of integers, whether floats are positive, factor of floats.
+    """Per operand: (type, role of integers, whether floats are positive, scale of floats).
 
-    Recurrent weights are small, so that rounding does not grow from step to step. The result depends on a kernel's meaning only, not
-    on the backend that computes it."""
+    Recurrent weights are small, so that rounding errors do not grow from step to step. Depends only on the terms, not
+    on the backend.
+    """
     known = roles(Graph.of(list(roots)), ("param",))
     nodes = topological(roots)
     scales = {
@@ -127,7 +128,7 @@ _references: dict[bytes, tuple[str, list[Array]]] = {}
 
 
 def _shares(x: Array) -> bool:
-    """Whether several places of an array lie at one place in memory."""
+    """Whether an array has elements that overlap in memory."""
     span: int = x.itemsize + sum((d - 1) * abs(s) for d, s in zip(x.shape, x.strides))
     return span < x.nbytes
 
@@ -135,8 +136,11 @@ def _shares(x: Array) -> bool:
 def _reference(
     roots: Sequence[Tensor], given: Mapping[str, Any], operands: Mapping[str, Array], flops: float
 ) -> tuple[str, list[Array]]:
-    """What kernels of one meaning are compared with, kept while they are tried. Operands have other values where they are stored
-    in another dtype, drawn in another way, or lie so that places share their memory."""
+    """(precision, reference outputs) of some terms, cached while kernels with the same meaning are measured.
+
+    The key includes storage dtypes, value ranges, and strides of overlapping operands, because these change the
+    operands' values.
+    """
     ways = [(n, how, operands[n].strides if _shares(operands[n]) else None) for n, how in sorted(given.items())]
     key = b"".join(map(structural_digest, roots)) + repr(ways).encode()
     if key not in _references:
@@ -149,11 +153,11 @@ def _reference(
 
 
 def accuracy(got: Array, want: Array) -> dict[str, float]:
-    """Error norms over the places where both are finite; Wrong where they disagree on NaN or infinity."""
+    """Error norms over elements where both are finite. Wrong if NaN or infinity differ."""
     g, w = got.astype(np.float64), want.astype(np.float64)
     same = np.isfinite(w)
     if not np.array_equal(np.isnan(g), np.isnan(w)) or not np.array_equal(g[np.isinf(w)], w[np.isinf(w)]):
-        raise Wrong("NaN or infinity in other places")
+        raise Wrong("NaN or infinity in unexpected elements")
     g, w = g[same], w[same]
     error = np.abs(g - w)
     if not error.size:
@@ -170,13 +174,13 @@ def accuracy(got: Array, want: Array) -> dict[str, float]:
 
 
 def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The largest of each norm over several outputs."""
+    """The maximum of each norm over several outputs."""
     return {name: max(n[name] for n in norms) for name in norms[0]}
 
 
 def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
-    """The accuracy row of an answer, of output number `k`; Wrong if it has another type or layout than declared, or is too far off,
-    as a whole, in a slice or at a place."""
+    """The error norms of output `k`. Wrong for another type or layout than declared, or a large error overall, in a
+    slice or in an element."""
     kind, shape = output.type, concrete(output.type.shape)
     if got.shape != shape or got.dtype != dtypes.numpy_dtype(kind.dtype):
         raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
@@ -196,8 +200,11 @@ def check(output: Operand, got: Array, want: Array, k: int, allowed: float, dist
 
 # ---------------------------------------------------------------- time
 def _copies(operands: Mapping[str, Array]) -> int:
-    """How many sets of operands take turns: of a megabyte and more as many as do not stay in a cache, as a model's weights do
-    not. One that no cache holds goes alone: two tables of a large vocabulary would be the peak of all memory."""
+    """Number of operand sets to rotate through.
+
+    Operands of 1 MiB and more get enough sets to miss the cache, like a model's weights. Operands larger than twice the
+    cache get a single set, to limit peak memory.
+    """
     largest = max((a.nbytes for a in operands.values()), default=0)
     if largest >= 2 * _last_cache():
         return 1
@@ -206,7 +213,7 @@ def _copies(operands: Mapping[str, Array]) -> int:
 
 @cache
 def _last_cache() -> int:
-    """Bytes of the largest cache that a core has a part in, held between 16 and 64 MiB; 32 MiB where the system does not say."""
+    """Bytes of the largest cache of core 0, clamped to 16..64 MiB; 32 MiB if unknown."""
     sizes = [
         p.read_text(encoding="ascii").strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     ]
@@ -215,7 +222,7 @@ def _last_cache() -> int:
 
 
 class Probe:
-    """A small fixed kernel run between samples, and the scheduler's count of interruptions: was a sample disturbed?"""
+    """Detects disturbed samples by timing a small fixed kernel and counting involuntary context switches."""
 
     def __init__(self) -> None:
         self.a, self.b = np.ones(1 << 14, np.float32), np.empty(1 << 14, np.float32)
@@ -230,7 +237,7 @@ class Probe:
         return took, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
     def usual(self) -> float:
-        """Its usual time so far."""
+        """The usual time of the fixed kernel so far (lower quartile), in ns."""
         return float(np.quantile(self.seen[-400:], 0.25))
 
 
@@ -238,10 +245,10 @@ _probe = Probe()
 
 
 def timed(runs: list[Bound], seconds: float) -> tuple[list[float], list[float]]:
-    """(samples to believe, all samples) in µs per call: inputs rotate, repeats per sample fit the kernel's length.
+    """(accepted samples, all samples) in µs per call; operand sets rotate, and short kernels repeat within a sample.
 
-    Believed are the undisturbed ones. Where other processes leave too few of them, sampling goes on for up to four
-    times as long and the faster half is believed: disturbance only ever adds time.
+    Accepted are the undisturbed samples. If other processes leave too few, sampling takes up to four times as long, and
+    the faster half is accepted: disturbance only adds time.
     """
     for run in runs:
         run()
@@ -310,7 +317,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- the process
 def die_with_parent() -> None:
-    """On Linux the kernel ends this process when its parent ends, however that happens."""
+    """On Linux, have the kernel kill this process when its parent ends."""
     if sys.platform == "linux":
         import ctypes
 
@@ -318,7 +325,7 @@ def die_with_parent() -> None:
 
 
 def own_output() -> TextIO:
-    """The pipe to the parent; whatever libraries print goes to stderr instead."""
+    """The pipe to the parent, duplicated from stdout; stdout is redirected to stderr, for prints of libraries."""
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return pipe
@@ -327,7 +334,7 @@ def own_output() -> TextIO:
 def main(
     handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer jobs until the input ends, after `begin`. An interrupt is the parent's business."""
+    """Call `begin`, then answer jobs until the input ends. SIGINT is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     out = own_output()
@@ -346,11 +353,12 @@ def main(
         said(job["id"], handle(job))
 
 
-_tell: list[Callable[[Mapping[str, Any]], None]] = []  # how the parent is told something, while there is a job
+_tell: list[Callable[[Mapping[str, Any]], None]] = []  # sends a message to the parent during a job
 
 
 def waiting(waits: bool) -> None:
-    """Tell the parent that this process waits for others, or that it goes on with its job: what is waited for is not the job's."""
+    """Tell the parent that the job waits for a lock, or no longer waits: waiting does not count towards its
+    deadline."""
     for tell in _tell:
         tell({"waits": waits})
 

@@ -1,7 +1,8 @@
-"""The memory plan: which values share which bytes of one workspace.
+"""Memory plan: offsets of values in one workspace, shared by liveness.
 
 Liveness over the flat list of steps, in-place reuse where a template allows it, then offsets by the greedy-by-size
-method (Pisarchyk and Lee, 2020): largest buffer first, each into the tightest gap among the buffers alive with it.
+method (Pisarchyk and Lee, 2020): largest buffer first, each into the tightest gap among the buffers live at the same
+time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the width of an AVX-512 register
 
 @dataclass(frozen=True)
 class Buffer:
-    """Bytes needed from step `first` to step `last`, both included."""
+    """Bytes needed from step `first` to step `last`, inclusive."""
 
     size: int
     first: int
@@ -35,7 +36,7 @@ def aligned(size: int, alignment: int = ALIGNMENT) -> int:
 
 
 def place(buffers: Sequence[Buffer], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
-    """An offset for each buffer, and the bytes in all. Buffers alive at a common step do not overlap. Deterministic."""
+    """(offset of each buffer, total bytes). Buffers that are live at a common step do not overlap. Deterministic."""
     n = len(buffers)
     offsets = np.zeros(n, np.int64)
     sizes = np.array([aligned(b.size, alignment) for b in buffers], np.int64)
@@ -50,7 +51,8 @@ def place(buffers: Sequence[Buffer], alignment: int = ALIGNMENT) -> tuple[list[i
 
 
 def _best_gap(offsets: Sequence[int], sizes: Sequence[int], size: int) -> int:
-    """Start of the smallest gap that holds `size` bytes between blocks sorted by offset; else their end."""
+    """Start of the smallest gap of at least `size` bytes between blocks sorted by offset; their end if there is
+    none."""
     end, best, best_room = 0, -1, -1
     for offset, taken in zip(offsets, sizes):
         room = offset - end
@@ -61,24 +63,24 @@ def _best_gap(offsets: Sequence[int], sizes: Sequence[int], size: int) -> int:
 
 
 def nbytes(kind: Type, sizes: Mapping[str, int] | None = None) -> int:
-    """Bytes of a value, its free sizes bound."""
+    """Bytes of a value, with free sizes bound to `sizes`."""
     shape = tuple(dims.bind(d, sizes or {}) for d in kind.shape)
     return Type(shape, kind.dtype).nbytes
 
 
 def symbolic_bytes(kind: Type) -> Dim:
-    """Bytes of a value as an expression in its free sizes."""
+    """Bytes of a value as an expression in free sizes."""
     return dims.volume(kind.shape) * itemsize(kind.dtype)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a plan's values lie.
+    """Memory plan of a plan's values.
 
-    `root` gives for every value the one whose memory it looks at; `buffer` the buffer (a root value's id) that a root
-    was merged into by in-place reuse; `offsets` each buffer's place in the workspace; `scratch` the (place, bytes) that the
-    step which makes a value has to itself while it runs; `pinned` the state whose memory
-    a new value of that state is written to directly; `last` the last step that reads a root's memory.
+    `root`: value -> value that owns its memory (a view's base). `buffer`: root -> buffer, named by a root value's id;
+    differs from the root after in-place reuse. `offsets`: buffer -> offset in the workspace. `scratch`: first output of
+    a step -> (offset, bytes) of its scratch memory. `pinned`: new state value -> state whose memory the value is
+    written to. `last`: root -> last step that reads its memory. `size`: bytes of the workspace.
     """
 
     root: Mapping[int, int]
@@ -88,11 +90,12 @@ class Layout:
     last: Mapping[int, int]
     size: int
     scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    record: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)  # buffer -> bytes as text, first, last
+    # buffer -> (bytes as text, first step, last step)
+    record: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
 
 
 def roots(plan: Plan) -> dict[int, int]:
-    """value id -> id of the value whose memory it looks at."""
+    """Value id -> id of the value that owns its memory, following views."""
     found: dict[int, int] = {}
     for value in plan.values:
         number = value.id
@@ -105,8 +108,10 @@ def roots(plan: Plan) -> dict[int, int]:
 def layout(
     plan: Plan, outside: Collection[int] = (), sizes: Mapping[str, int] | None = None, *, alignment: int = ALIGNMENT
 ) -> Layout:
-    """Places every value that a kernel writes and that is not `outside` the workspace (fresh results, fresh outputs), and
-    the scratch memory of each step."""
+    """The memory plan of all values that kernels write, and of each step's scratch memory.
+
+    `outside`: values not in the workspace (results that kernels allocate, fresh outputs).
+    """
     root, end = roots(plan), len(plan.steps)
     last = _last_uses(plan, root, end)
     made = {v: i for i, s in enumerate(plan.steps) if not s.is_view for v in s.outputs}
@@ -130,7 +135,7 @@ def layout(
 
 
 def scratch_bytes(step: Step, sizes: Mapping[str, int] | None = None) -> int | None:
-    """Bytes that a step needs for its own intermediates; None if its kernel takes no scratch memory."""
+    """Bytes of a step's scratch memory; None if its kernel takes no scratch memory."""
     wanted = step.template.scratch
     if wanted is None or step.is_view:
         return None
@@ -149,8 +154,8 @@ def _last_uses(plan: Plan, root: Mapping[int, int], end: int) -> dict[int, int]:
 
 
 def _same_place(plan: Plan, step: Step, operand: int, root: Mapping[int, int], output: int) -> bool:
-    """Whether writing an output over this operand is safe: equal bytes in equal order, and no other operand looks at
-    the same memory in another way."""
+    """Whether an output may overwrite this operand: same type and strides, and no other operand views the same memory
+    with another layout."""
     a, b = plan.values[operand], plan.values[output]
     whole = plan.values[root[operand]]
     if (a.type, a.strides) != (b.type, b.strides) or symbolic_bytes(whole.type) != symbolic_bytes(a.type):
@@ -160,7 +165,7 @@ def _same_place(plan: Plan, step: Step, operand: int, root: Mapping[int, int], o
 
 
 def _whole(plan: Plan, view: int, root: int) -> bool:
-    """Whether a view shows all of its root, laid out alike."""
+    """Whether a view covers its whole root with the same layout."""
     a, b = plan.values[view], plan.values[root]
     return (a.type, a.strides) == (b.type, b.strides)
 
@@ -171,7 +176,7 @@ def _inplace(step: Step) -> list[int]:
 
 def _reusable(plan: Plan, step: Step, i: int, root: Mapping[int, int], last: Mapping[int, int],
               buffer: Mapping[int, int]) -> int | None:  # fmt: skip
-    """The root value whose buffer the step may write over: it dies here."""
+    """The root value whose buffer the step may overwrite because its last use is this step; None without one."""
     for v in _inplace(step):
         victim = root[v]
         if (
@@ -190,7 +195,8 @@ def _all_inplace(step: Step, victim: int, root: Mapping[int, int], output: int) 
 
 
 def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int]) -> dict[int, int]:
-    """New state values that can be written where the state lies: nothing reads the old value afterwards."""
+    """New state value -> state, where the value can be written to the state's memory: nothing reads the old value
+    later."""
     states = {v.name: v.id for v in plan.values if v.origin == "state"}
     found: dict[int, int] = {}
     for name, update in plan.updates.items():

@@ -1,7 +1,7 @@
-"""A backend that computes nothing: every op is a kernel that does not touch its output.
+"""Null backend: every op is a kernel that does not write its output.
 
-It exists to run the whole path (candidates, plans, memory, emission, programs) in tests without any arithmetic, and to
-measure what a program costs beyond its kernels.
+Tests use it to run the whole pipeline (candidates, plans, memory, emission, programs) without arithmetic, and to
+measure a program's overhead beyond its kernels.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class NullBackend:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """Views, a copy, and a row for every op."""
+        """Views, a copy, and one empty kernel per op."""
         copy = Template("null.copy", "null", "x", "nothing({x}, {out})", family="copy", setup=("nothing",))
         return (*VIEWS, copy, *(_row(op) for op, entry in OPS.items() if entry.arity))
 
     def unavailable(self) -> str:
-        """Never."""
+        """Empty: always usable."""
         return ""
 
 

@@ -1,7 +1,7 @@
-"""NumPy's kernels: a reference for every op, so that a plan always exists, and faster forms where NumPy has one.
+"""NumPy backend: a reference kernel for every op, so that a plan always exists, and faster forms where NumPy has one.
 
-Rows are data: a kernel's meaning (pattern) and its code. Code writes into `out`; nothing large is allocated in a call
-except inside the helpers that say so. Halves (float16, bfloat16) are computed as the interpreter does.
+Templates are data: a pattern (meaning) and code. Code writes to `out` and allocates nothing large, except in helpers
+documented to do so. float16 and bfloat16 are computed as in the interpreter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _is(*categories: str) -> Applies:
 
 
 def _wide(call: Call) -> bool:
-    """All floats are float32 or float64."""
+    """Whether all floats are float32 or float64."""
     kinds = {o.type.dtype for o in call.operands.values() if dtypes.is_float(o.type.dtype)}
     return kinds <= {"float32", "float64"}
 
@@ -43,17 +43,17 @@ def _and(*conditions: Applies) -> Applies:
 
 
 def _shape(operand: Operand) -> tuple[int, ...]:
-    """The sizes; code may meet expressions, which are written as such."""
+    """The shape of an operand; sizes may be expressions."""
     return operand.type.shape  # type: ignore[return-value]
 
 
 def row(name: str, pattern: str, code: Code, **more: Any) -> Template:
-    """One NumPy kernel."""
+    """A NumPy template."""
     return Template(f"np.{name}", "numpy", pattern, code, **more)
 
 
 def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]:
-    """Code from a format string whose attributes are written as literals (infinities included)."""
+    """Code from a format string whose attributes become literals (including infinities)."""
 
     def code(call: Call) -> str:
         attrs = {k: literal(v) for k, v in call.attrs.items()}
@@ -65,7 +65,7 @@ def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]
 
 # ---------------------------------------------------------------- scratch memory
 def _computed(call: Call) -> str:
-    """The dtype in which a call computes."""
+    """Compute dtype of a call."""
     return wide(call.output.type.dtype)
 
 
@@ -74,7 +74,7 @@ def _exponents(call: Call) -> Rooms:
 
 
 def _each_its_own(call: Call) -> bool:
-    """Whether no exponent is repeated: NumPy computes repeated ones by other functions."""
+    """Whether no exponent is broadcast: NumPy uses other functions for broadcast ones."""
     return call.output.type.rank > 0 and shape_of(call, "y") == shape_of(call, "out")
 
 
@@ -143,7 +143,7 @@ def _scores(call: Call) -> Rooms:
 
 @identified("numpy._attention_text")
 def _attention_text(call: Call) -> str:
-    """Operands are widened, then attention; which scores are hidden is known before."""
+    """Code that widens operands, then calls attention with a precomputed mask of hidden scores."""
     a, m, n = call.attrs, shape_of(call, "q")[-2], shape_of(call, "k")[-2]
     copies = "".join(
         f"np.copyto({{{o}32}}, {{{o}}}); " for o in "qkv" if call.operands[o].type.dtype != _computed(call)
@@ -159,7 +159,7 @@ def _attention_text(call: Call) -> str:
 # ---------------------------------------------------------------- pointwise
 _NUMBER = _is("int", "float")
 
-#: op -> (ufunc, operands' condition)
+#: op -> (ufunc, dtype condition)
 UFUNCS: dict[str, tuple[str, Applies | None]] = {
     "neg": ("negative", _NUMBER),
     "abs": ("absolute", None),
@@ -205,7 +205,7 @@ def _ufunc(op: str, ufunc: str, applies: Applies | None) -> Template:
 
 
 def keeps_dtype(op: str) -> bool:
-    """Whether the result has the operands' dtype, so that it may lie in their place."""
+    """Whether the result has the operands' dtype, so that it can overwrite one."""
     return OPS[op].law != "compare" or op == "not"
 
 
@@ -256,7 +256,7 @@ def _pointwise() -> list[Template]:
 def _reduce_code(ufunc: str, wide: bool) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n, axes = call.names, literal(call.attrs["axes"])
-        if wide and _half(call):  # accumulate halves in float32, as the interpreter does
+        if wide and _half(call):  # accumulate 16-bit floats in float32, as the interpreter does
             total = f"np.{ufunc}.reduce({n['x']}, axis={axes}, dtype=np.float32, keepdims=True)"
             return f"np.copyto({n['out']}, {total}, casting='unsafe')"
         dtype = f", dtype={dtype_text(call.output.type.dtype)}" if ufunc in ("add", "multiply") else ""
@@ -314,7 +314,7 @@ RECURRENT_ATTRS = ", ".join("{" + a + "}" for a in OPS["recurrent"].attrs)
 
 
 def _rows(call: Call, name: str) -> str:
-    """The operand as a matrix: all axes but the last as one."""
+    """The operand viewed as a matrix: all axes but the last merged."""
     operand = call.output if name == "out" else call.operands[name]
     shape = _shape(operand)
     if len(shape) == 2:
@@ -336,7 +336,7 @@ def _gemm_code(bias: bool) -> Callable[[Call], str]:
 
 
 def _batched(call: Call) -> bool:
-    """More than one matrix of rows, which one product over all rows replaces."""
+    """Whether x has several matrices that one GEMM over all rows can replace."""
     x = call.operands["x"].type
     return (
         _wide(call)
@@ -425,7 +425,7 @@ def _pointwise_conv_code(call: Call) -> str:
 
 # ---------------------------------------------------------------- layout, copies, indexing
 def _copied_view(op: str) -> Callable[[Call], str]:
-    """A view op as a copy: for layouts that the memory cannot be looked at in."""
+    """A view op as a copy, for layouts without such a view."""
 
     def code(call: Call) -> str:
         view = VIEW_CODE[op]
@@ -442,7 +442,7 @@ def _copied_pattern(op: str) -> str:
 
 
 def concats() -> Iterator[tuple[int, str, str]]:
-    """(operands, pattern, their format fields) of concatenations of 2 to 4 values at once."""
+    """(number of operands, pattern, format fields) of concatenations of 2 to 4 values."""
     pattern, names = "x0", ["x0"]
     for n in range(1, 4):
         names.append(f"x{n}")
@@ -475,7 +475,7 @@ def _layout() -> list[Template]:
 
 
 class NumpyBackend:
-    """NumPy on the CPU: always usable, and the reference that makes every op computable."""
+    """NumPy on the CPU: always usable, with a reference kernel for every op."""
 
     name = "numpy"
     device = "cpu"
@@ -483,11 +483,11 @@ class NumpyBackend:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """Views, then a kernel or more for every op."""
+        """View templates, then at least one kernel per op."""
         return (*VIEWS, *_pointwise(), *_reductions(), *_contractions(), *_layout())
 
     def unavailable(self) -> str:
-        """Never."""
+        """Empty: always usable."""
         return ""
 
 

@@ -1,5 +1,6 @@
-"""The small functions that emitted NumPy source may contain. Their own text is copied into it, so each must stand alone:
-it may use `np`, `inf` and the other functions here, nothing else.
+"""Helper functions of emitted NumPy programs.
+
+Their source is copied into emitted programs: each may use `np`, `inf` and the other helpers here only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 def erf_chunk(x: Array, out: Array) -> None:
-    """The error function of a float32 or float64 line; relative error 4e-7 and 1e-15. x may be out."""
+    """erf of a float32 or float64 vector; relative error 4e-7 and 1e-15. x may be out."""
     if x.dtype == np.float64:
         near = (
             -3.80659122412214e-13,
@@ -90,7 +91,7 @@ def erf_chunk(x: Array, out: Array) -> None:
 
 
 def erf(x: Array, out: Array) -> None:
-    """The error function, in pieces that stay in cache. x may be out."""
+    """erf, in cache-sized chunks. x may be out."""
     if x.dtype.itemsize == 2:
         wide = x.astype(np.float32, order="C")
         erf(wide, wide)
@@ -104,7 +105,7 @@ def erf(x: Array, out: Array) -> None:
 
 
 def gelu(x: Array, out: Array) -> None:
-    """x * (1 + erf(x / sqrt 2)) / 2 of a contiguous array, in pieces that stay in cache. x may be out."""
+    """x * (1 + erf(x / sqrt 2)) / 2 of a contiguous array, in cache-sized chunks. x may be out."""
     if x.dtype.itemsize == 2:
         wide = x.astype(np.float32, order="C")
         gelu(wide, wide)
@@ -161,7 +162,7 @@ def leaky_relu(x: Array, alpha: float, positive: Array, out: Array) -> None:
 
 
 def clip(x: Array, lo: float, hi: float, out: Array) -> None:
-    """x limited to [lo, hi]; NaN stays NaN."""
+    """x clamped to [lo, hi]; NaN stays NaN."""
     np.maximum(x, lo, out=out)
     np.minimum(out, hi, out=out)
 
@@ -181,13 +182,13 @@ def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
 
 
 def power(x: Array, y: Array, exponents: Array, out: Array) -> None:
-    """x ** y, each element with an exponent of its own: NumPy takes squares, roots and quotients where one is repeated."""
+    """x ** y with elementwise exponents: NumPy computes broadcast exponents by squares, roots and quotients."""
     np.copyto(exponents, y)
     np.power(np.atleast_1d(x), np.atleast_1d(exponents), out=np.atleast_1d(out))
 
 
 def log_softmax(x: Array, axis: int, work: Array, powers: Array, stat: Array, out: Array) -> None:
-    """x - log(sum(exp(x))) along an axis, shifted by the largest value. `work` is out, or wider where out is half."""
+    """x - log(sum(exp(x))) along an axis, shifted by the maximum. `work` is out, or wider if out is 16-bit."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -204,7 +205,7 @@ def log_softmax(x: Array, axis: int, work: Array, powers: Array, stat: Array, ou
 def logsumexp(
     x: Array, axes: tuple[int, ...], powers: Array, top: Array, infinite: Array, work: Array, out: Array
 ) -> None:
-    """log(sum(exp(x))) over axes, shifted by the largest finite value. `work` is out, or wider where out is half."""
+    """log(sum(exp(x))) over axes, shifted by the largest finite value. `work` is out, or wider if out is 16-bit."""
     if work is not out:
         np.copyto(powers, x)
         x = powers
@@ -234,7 +235,7 @@ def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
 
 
 def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) * gain + shift over the last axis. `work` is out, or wider where out is half."""
+    """(x - mean) / sqrt(var + eps) * gain + shift over the last axis. `work` is out, or wider if out is 16-bit."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -246,7 +247,7 @@ def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, sta
 
 
 def rms_norm(x: Array, gain: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
-    """x / sqrt(mean(x**2) + eps) * gain over the last axis. `work` is out, or wider where out is half."""
+    """x / sqrt(mean(x**2) + eps) * gain over the last axis. `work` is out, or wider if out is 16-bit."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -261,7 +262,7 @@ def rms_norm(x: Array, gain: Array, eps: float, work: Array, stat: Array, out: A
 
 
 def channels(value: Array, rank: int) -> Array:
-    """A value per channel, shaped to meet x[N, C, ...]."""
+    """A per-channel vector reshaped to broadcast with x[N, C, ...]."""
     return value.reshape(1, -1, *(1,) * (rank - 2))
 
 
@@ -275,8 +276,8 @@ def batch_norm(x: Array, gain: Array, shift: Array, mean: Array, var: Array, eps
 def group_norm(
     x: Array, gain: Array, shift: Array, groups: int, eps: float, work: Array, stat: Array, out: Array
 ) -> None:
-    """Normalised over groups of channels and all positions, then scaled and shifted. `work` is out, or wider where out is
-    half."""
+    """Group norm: normalised over groups of channels and all positions, then scaled and shifted. `work` is out, or
+    wider if out is 16-bit."""
     np.copyto(work, x)
     flat = work.reshape(x.shape[0], groups, -1)
     normalised(flat, eps, stat, flat)
@@ -295,7 +296,7 @@ def cross_entropy(
 
 
 def windows(x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array:
-    """x[N, C, *S] as [N, C, *positions, *kernel], the same memory."""
+    """x[N, C, *S] as sliding windows [N, C, *positions, *kernel]; a view."""
     n = len(kernel)
     count = [(x.shape[2 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(n)]
     steps = [x.strides[2 + i] * strides[i] for i in range(n)] + [x.strides[2 + i] * dilations[i] for i in range(n)]
@@ -304,7 +305,7 @@ def windows(x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: 
 
 
 def padded(x: Array, pads: Sequence[int], value: float, dtype: Any) -> Array:
-    """x[N, C, *S] with a constant around its positions (all low sides, then all high sides); x itself if none."""
+    """x[N, C, *S] padded with a constant (all low pads, then all high pads); x itself without padding."""
     n = len(pads) // 2
     if not any(pads):
         return x.astype(dtype, copy=False)
@@ -315,7 +316,8 @@ def padded(x: Array, pads: Sequence[int], value: float, dtype: Any) -> Array:
 
 
 def conv(x: Array, w: Array, strides: Any, pads: Any, dilations: Any, groups: int, out: Array) -> None:
-    """Convolution as one product with gathered windows (a copy of them is allocated); halves by way of float32."""
+    """Convolution as one matrix product over gathered windows (im2col; allocates the copy); 16-bit floats via
+    float32."""
     dtype = np.dtype(np.float32) if x.dtype.itemsize == 2 else x.dtype
     n, (outputs, per_group, *kernel) = x.ndim - 2, w.shape
     seen = windows(padded(x, pads, 0, dtype), kernel, strides, dilations)
@@ -326,7 +328,7 @@ def conv(x: Array, w: Array, strides: Any, pads: Any, dilations: Any, groups: in
 
 
 def defined_conv(x: Array, w: Array, strides: Any, pads: Any, dilations: Any, groups: int, out: Array) -> None:
-    """Convolution in the very steps by which it is defined, for results equal in every bit."""
+    """Convolution in exactly the order of its definition, for bitwise equal results."""
     n, dtype = x.ndim - 2, np.dtype(np.float32) if x.dtype.itemsize == 2 else x.dtype
     around = [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))]
     seen = windows(np.pad(x.astype(dtype, copy=False), around), w.shape[2:], strides, dilations)
@@ -346,7 +348,7 @@ def defined_conv(x: Array, w: Array, strides: Any, pads: Any, dilations: Any, gr
 def conv_plan(
     w: Array, shape: Any, strides: Any, pads: Any, dilations: Any, groups: int
 ) -> Callable[[Array, Array], None]:
-    """A convolution of x[shape] with w whose scratch memory is allocated once, here."""
+    """A convolution of x[shape] with w whose scratch memory is allocated here, once."""
     n, (outputs, per_group, *kernel) = len(shape) - 2, w.shape
     space = [pads[i] + shape[2 + i] + pads[n + i] for i in range(n)]
     wide = np.zeros((*shape[:2], *space), w.dtype)
@@ -368,8 +370,8 @@ def pool(
     x: Array, ufunc: Any, start: float, kernel: Any, strides: Any, pads: Any, dilations: Any, around: Array, work: Array,
     out: Array,
 ) -> None:  # fmt: skip
-    """Each window reduced by `ufunc`, padding counted as `start`; a sum is divided by the window's size. `around` is x, or
-    room for it with its padding; `work` is out, or wider where sums are half."""
+    """Pooling: each window reduced by `ufunc`, padding counted as `start`; a sum is divided by the window's size.
+    `around` is x, or a buffer for padded x; `work` is out, or wider if sums are 16-bit."""
     if around is not x:
         n = len(kernel)
         around.fill(start)
@@ -413,7 +415,7 @@ def attention(
 
 
 def pad(x: Array, axis: int, lo: int, value: float, out: Array) -> None:
-    """x within a constant along one axis."""
+    """x padded with a constant along one axis."""
     before: tuple[Any, ...] = (slice(None),) * axis
     stop = lo + x.shape[axis]
     out[(*before, slice(0, lo))] = value
@@ -422,7 +424,7 @@ def pad(x: Array, axis: int, lo: int, value: float, out: Array) -> None:
 
 
 def pad2(x: Array, a: int, lo_a: int, b: int, lo_b: int, value: float, out: Array) -> None:
-    """x within a constant along two axes."""
+    """x padded with a constant along two axes."""
     out.fill(value)
     places = [slice(0, d) for d in x.shape]
     places[a], places[b] = slice(lo_a, lo_a + x.shape[a]), slice(lo_b, lo_b + x.shape[b])
@@ -430,8 +432,8 @@ def pad2(x: Array, a: int, lo_a: int, b: int, lo_b: int, value: float, out: Arra
 
 
 def argsort(x: Array, axis: int, descending: bool, out: Array) -> None:
-    """Positions that sort an axis, stable."""
-    if descending:  # stable descending: sort the line backwards, then reverse positions and result
+    """Indices that sort along an axis; stable."""
+    if descending:  # stable descending: sort the reversed axis, then reverse positions and result
         order = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
         np.subtract(x.shape[axis] - 1, np.flip(order, axis), out=out)
     else:
@@ -446,8 +448,8 @@ def along(index: Array, axis: int) -> tuple[Any, ...]:
 
 
 def gather_elements(x: Array, index: Array, axis: int, out: Array) -> None:
-    """x at the index along one axis, per position; negative ones count from the end, those beyond are the first or the last."""
-    size, index = x.shape[axis], index.astype(np.int64, copy=False)  # one of few bits cannot hold the size
+    """x at the index along one axis, per element; negative indices count from the end, others are clipped."""
+    size, index = x.shape[axis], index.astype(np.int64, copy=False)  # a narrow dtype cannot hold the size
     np.copyto(out, x[along(np.clip(np.where(index < 0, index + size, index), 0, size - 1), axis)])
 
 
@@ -475,13 +477,13 @@ def rope(x: Array, cos: Array, sin: Array, turned: Array, out: Array) -> None:
 
 
 def _error_function() -> str:
-    """The interpreter's own error function, with its tables, under the name `defined_erf`."""
+    """Source of the interpreter's own erf with its tables, renamed to `defined_erf`."""
     tables = [f"{name} = {value!r}" for name, value in vars(special).items() if name[:1] == "_" and name[1:].isupper()]
     parts = [inspect.getsource(f).rstrip() for f in (special._ratio, special._range, special.erf)]
     return "\n\n\n".join(["\n".join(tables), *parts]).replace("def erf(", "def defined_erf(")
 
 
-#: name -> source text.
+#: helper name -> source
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for name, value in list(globals().items())

@@ -1,9 +1,9 @@
-"""A program: emitted source bound to weights; callable, and saved as a folder that runs without a search.
+"""A program: emitted source bound to weights. Callable; saved as a folder that loads without optimization.
 
-A saved program is a folder of `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums),
-`weights.safetensors` and, where one is known, `report.json` (how it was found) and `origin.safetensors` (the graph that it was
-made from and the terms that its kernels compute); beside it, for readers, `kernels.cu` where it has kernels of CUDA C++. It is
-code: load only what you trust.
+A saved program is a folder with `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums),
+`weights.safetensors` and, if known, `report.json` (optimization report) and `origin.safetensors` (the source graph and
+the terms of its kernels); also `kernels.cu`, a readable copy, if it has CUDA C++ kernels. A saved program is code: load
+only what you trust.
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, mani
 from .program_weights import Array, EvaluatedWeights, StoredWeights, bytes_of, write_weights
 from .threads import loops_shared
 
-LARGEST = 1 << 28  # bytes of a program's text or manifest
-TRIES = 50  # to read a program that others replace
-KEPT_SHAPES = 256  # choices of sizes whose inputs' shapes are remembered
+LARGEST = 1 << 28  # maximum bytes of program.py and of manifest.json
+TRIES = 50  # attempts to read a program that another process replaces
+KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
 
 
 class Program:
-    """A plan that runs. Inputs positional or by name, NumPy or Torch; outputs of the same kind in the graph's structure.
+    """An executable plan. Takes inputs by position or name, as NumPy arrays or Torch tensors; returns outputs of the
+    same kind in the graph's structure.
 
-    One call at a time per program: calls from several threads wait for each other. Outputs are fresh arrays unless
-    `reuse_outputs`. Weights are read at the first call (or at `bind`). States start as the data that the graph's params
-    have under their names, else as zeros.
+    Calls from several threads run one after another. Outputs are fresh arrays unless `reuse_outputs`. Weights are read
+    at the first call or at `bind`. A state starts as the param of its name, else as zeros.
 
-    A program with free sizes runs at every size of their ranges; what a choice of them needs is made when it is first met.
+    A program with free sizes runs at every size in their ranges; the first call at a size prepares its memory plan.
 
-    On a GPU kernels run on the caller's current stream, and nothing waits for them but results as arrays. `device` runs a
-    program elsewhere than it was made for: where Torch has the same kernels, that is also "cpu".
+    On a GPU, kernels run on the caller's current stream, without synchronization unless results are converted to
+    arrays. `device` runs the program on another device than it was made for, also "cpu" where Torch has the same
+    kernels.
     """
 
-    report: Any = None  # set by the pipeline
-    attached: Callable[[Path], None] | None = None  # writes what else belongs into the folder; set by the pipeline
+    report: Any = None  # optimization report; set by the pipeline
+    attached: Callable[[Path], None] | None = None  # writes further files into a saved folder; set by the pipeline
 
     def __init__(
         self, plan: Plan, params: Mapping[str, Data] | None = None, *, reuse_outputs: bool = False,
@@ -84,22 +85,24 @@ class Program:
         self.states: dict[str, Any] = {}
         self._exchange: Exchange = OnCpu() if manifest.device == "cpu" else OnTensors(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
-        self._lock = Lock()  # held by who runs the kernels, or reads or sets what they use
+        self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], Sequence[Spec]] = {}  # shapes of a call -> inputs at those sizes
         self.input_names = [name for name, _, _ in manifest.inputs]
 
     # ------------------------------------------------------------ binding
     def bind(self, params: Mapping[str, Data] | None = None) -> Program:
-        """Read and prepare the weights now, unless they are; `params` replaces weights by name. States start over.
+        """Read and prepare the weights now, if not yet done; `params` replaces params by name. Resets states. Returns
+        itself.
 
-        Returns itself.
-
-        UsageError names params without data, and unknown ones; of a loaded program only states can start over.
+        UsageError for unknown params, params without data, and for `params` of a loaded program, which has only its
+        saved weights.
         """
         with self._lock:
             if params is not None:
                 if not isinstance(self._weights, EvaluatedWeights):
-                    raise UsageError("a loaded program has its weights", hint="optimize again to use others")
+                    raise UsageError(
+                        "a loaded program can only use its saved weights", hint="optimize again to use others"
+                    )
                 assert self.plan is not None
                 leaves = [str(n.attr("name")) for op in ("param", "state") for n in self.plan.graph.leaves(op)]
                 _known("param or state", params, {*leaves, *self._params})
@@ -115,7 +118,7 @@ class Program:
         return self
 
     def check_room(self) -> None:
-        """DeviceMemoryError if what it takes is not free on its GPU. Nothing is allocated."""
+        """Check free GPU memory without allocating: DeviceMemoryError if the program does not fit."""
         if self.manifest.device == "cuda" and self.device != "cpu":
             gpu.check_room(self.device, self.memory()["cuda"])
 
@@ -132,13 +135,13 @@ class Program:
             self._run = bind(*([self._weights, self.states] if self.states else [self._weights]))
 
     def unbind(self) -> None:
-        """Let go of the prepared weights and the states; the next call reads the weights again."""
+        """Release prepared weights and states; the next call reads the weights again."""
         with self._lock:
             self._run, self.states = None, {}
         trim()
 
     def reset(self) -> None:
-        """Set all states to what they start as."""
+        """Set all states to their initial values."""
         with self._lock:
             self._reset()
 
@@ -151,7 +154,8 @@ class Program:
                 state[...] = 0
 
     def set_state(self, name: str, value: Any) -> None:
-        """Give a state other values (an array or a tensor of its shape). UsageError names unknown ones."""
+        """Overwrite a state with an array or tensor of its shape. UsageError for an unknown name, ShapeError for
+        another shape."""
         try:
             with self._lock:
                 state = self._state(name)
@@ -160,12 +164,12 @@ class Program:
             raise ShapeError(f"state {name!r} is {list(state.shape)}: {error}") from None
 
     def get_state(self, name: str) -> Array:
-        """A state's values, as a fresh array. UsageError names unknown ones."""
+        """A copy of a state's values. UsageError for an unknown name."""
         with self._lock:
             return self._exchange.read(self._state(name))
 
     def _state(self, name: str) -> Any:
-        """The memory of a state, of a program that is bound by then."""
+        """The memory of a state; binds the program if needed."""
         if self._run is None:
             self._bind()
         _known("state", [name], [spec[0] for spec in self.manifest.states])
@@ -173,14 +177,15 @@ class Program:
 
     @property
     def tensors(self) -> str:
-        """Torch's name of the device whose tensors the program works on; "" where it works on arrays."""
+        """Torch device of the tensors that the program works on; "" for a program on arrays."""
         return "" if self.manifest.device == "cpu" else self.device
 
     # ------------------------------------------------------------ calling
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run it. ShapeError names an input of another shape or dtype, UsageError a missing or unknown one.
+        """Run the program.
 
-        Where the program was made of a module whose arguments are dicts, lists or tuples of tensors, it takes those too.
+        ShapeError for an input of another shape or dtype, UsageError for a missing or unknown one. If the program was
+        traced from a module with dict, list or tuple arguments, nested arguments are accepted too.
         """
         try:
             found = self.flat(*args, **named)
@@ -192,7 +197,7 @@ class Program:
         return structured(self.manifest.structure, found)
 
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
-        """Run it; the outputs one after the other, without the graph's structure."""
+        """Run the program and return its outputs as a flat sequence, without the graph's structure."""
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         specs: Sequence[Any] = self._specs(given) if self.manifest.sizes else self.manifest.inputs
         taken = [self._exchange.accept(x, spec) for x, spec in zip(given, specs)]
@@ -217,7 +222,7 @@ class Program:
             raise found from error
 
     def _specs(self, given: Sequence[Any]) -> Sequence[Spec]:
-        """The inputs at the sizes that a call's arguments have. ShapeError where none of the ranges fit them."""
+        """The inputs' specs at the sizes that the arguments have. ShapeError for sizes outside their ranges."""
         shapes = tuple([x.shape if hasattr(x, "shape") else np.shape(x) for x in given])
         found = self._fitting.get(shapes)
         if found is None:
@@ -240,7 +245,7 @@ class Program:
         return [(name, bound_value(shape, sizes), dtype) for name, shape, dtype in inputs]
 
     def near(self, values: Sequence[Any]) -> list[Any]:
-        """Arrays or tensors as inputs that a call need not fetch: tensors on its GPU, or arrays."""
+        """The values where calls need no transfer: as tensors on the program's GPU, or as arrays."""
         return [self._exchange.near(v) for v in values]
 
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -257,9 +262,9 @@ class Program:
             raise UsageError(f"inputs {missing} are missing", hint=f"the inputs are {self.input_names}")
         return [found[n] for n in self.input_names]
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ inspection
     def memory(self) -> dict[str, int]:
-        """Bytes by device that running it takes: weights, states, workspace, and what a call allocates at its peak."""
+        """Bytes per device: weights, states, workspace and peak allocation of a call."""
         fixed = sum(bytes_of(s) for s in (*self.manifest.weights, *self.manifest.states))
         return {self.manifest.device: fixed + self.manifest.workspace + self.manifest.fresh}
 
@@ -281,10 +286,11 @@ class Program:
 
     # ------------------------------------------------------------ saving
     def save(self, folder: str | Path) -> Path:
-        """Write the program as a folder; an older program there is replaced in one step. States are saved as they start, not as they
-        are now. Returns the folder.
+        """Write the program as a folder and return its path. An existing program is replaced atomically. States are
+        saved with their initial values, not their current ones.
 
-        UsageError if something else is there, UnwritableError if it cannot be written: an older program is still there then.
+        UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
+        then.
         """
         target = Path(folder)
         refuse_occupied(target)
@@ -303,12 +309,13 @@ class Program:
 
 
 def load_program(folder: str | Path, *, device: str | None = None) -> Program:
-    """A saved program, without any search. Running it runs its `program.py`: load only what you trust. Its `report` is None: what
-    was found is in the folder's report.json, and `tensor-graphs explain FOLDER` tells it.
+    """Load a saved program, without optimization. Calls execute its `program.py`: load only what you trust.
 
-    A program made for a GPU runs on one of that name; `device` ("cuda", "cuda:1") runs it on any.
+    The program's `report` is None; `tensor-graphs explain FOLDER` prints the report.json in the folder. A program for a
+    GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
+
     BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
-    DeviceUnavailableError without such a GPU.
+    DeviceUnavailableError without a matching GPU.
     """
     path = Path(folder)
     recover(Path(os.path.realpath(path)))
@@ -325,7 +332,8 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
 
 
 def _texts(path: Path) -> tuple[str, str]:
-    """manifest.json and program.py of one and the same program, though another may be saved in its place meanwhile."""
+    """Texts of manifest.json and program.py, from the same saved program even if another process replaces it
+    meanwhile."""
     parts = ("manifest.json", "program.py")
     try:
         for _ in range(TRIES):
@@ -341,16 +349,16 @@ def _texts(path: Path) -> tuple[str, str]:
     return manifest, source
 
 
-# ---------------------------------------------------------------- values out
+# ---------------------------------------------------------------- outputs
 def refuse_occupied(target: Path) -> None:
-    """UsageError if something else than a saved program or an empty folder is there."""
+    """Raise UsageError unless the target is free, an empty folder or a saved program."""
     recover(Path(os.path.realpath(target)))
     if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
 
 
 def structured(structure: Any, results: Sequence[Any]) -> Any:
-    """Results in their structure, in which positions stand for them; None for the only one."""
+    """Results nested in `structure`, whose integers index the results; None means a single result."""
     return results[0] if structure is None else _filled(structure, results)
 
 
@@ -363,6 +371,6 @@ def _filled(item: Any, results: Sequence[Any]) -> Any:
 
 
 def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """UsageError for names of what the program does not have."""
+    """Raise UsageError for names that are not in `known`."""
     if unknown := sorted(set(names) - set(known)):
         raise UsageError(f"no {kind} is called {unknown}", hint=f"the program has {sorted(known)}")

@@ -1,4 +1,5 @@
-"""A program's weights: evaluated one by one when they are read, or read from the file in its folder; and that file."""
+"""Weights of a program: evaluated from params on demand, or read from a safetensors file; and the writer of that
+file."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ Array = np.ndarray[Any, Any]
 
 
 class EvaluatedWeights(Mapping[str, Array]):
-    """Weights as expressions over params, evaluated one by one when read: nothing is kept. A matrix that is only packed
-    (not in `plain`) may come as the transpose of a row-major one: packers lay it out anew, and a copy is saved."""
+    """Weights as terms over params, evaluated on each read; nothing is cached.
+
+    A matrix that is only prepacked (not in `plain`) may be returned as the transpose of a row-major array, which saves
+    a copy: packing changes the layout anyway.
+    """
 
     def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
         self.terms, self.params, self.plain = terms, params, plain
@@ -37,7 +41,7 @@ class EvaluatedWeights(Mapping[str, Array]):
                 raise BadWeightsError(
                     f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}"
                 )
-        else:  # where it is a weight looked at in another way and widened: a view of a mapped file, and one copy in all
+        else:  # For a widened view of a weight: a view of the mapped file, and a single copy.
             array = evaluate([_unwidened(term)], {}, params=self.params)[0]
         made = dtypes.numpy_dtype(term.dtype)
         turned = key not in self.plain and array.ndim == 2 and array.T.flags.c_contiguous
@@ -53,8 +57,10 @@ class EvaluatedWeights(Mapping[str, Array]):
 
 
 def _unwidened(term: Tensor) -> Tensor:
-    """A term below its widening of floats, which changes no value, whether before or after views; and one that only moves about what it
-    widens and narrows again, without either: hosts cast 16-bit floats slowly."""
+    """A term without float widening, which changes no value, below and above views.
+
+    A chain of views that widens a value and narrows it again loses both casts: 16-bit float casts are slow on CPUs.
+    """
     if term.op == "cast" and (moved := _moved(term.args[0], term.dtype)) is not None:
         return moved
     if term.op != "cast" and term.entry.kind != "view":
@@ -66,7 +72,7 @@ def _unwidened(term: Tensor) -> Tensor:
 
 
 def _moved(term: Tensor, dtype: str) -> Tensor | None:
-    """A term in a dtype, where all that it moves about was widened from that; else None."""
+    """A term rebuilt in `dtype`, if all values that it moves were widened from that dtype; else None."""
     if term.dtype == dtype:
         return term
     if term.op == "cast":
@@ -80,13 +86,13 @@ def _moved(term: Tensor, dtype: str) -> Tensor | None:
 
 
 def _widens(cast: Tensor) -> bool:
-    """Whether a cast takes floats to larger ones."""
+    """Whether a cast converts a float dtype to a wider one."""
     floats = dtypes.is_float(cast.dtype) and dtypes.is_float(cast.args[0].dtype)
     return floats and dtypes.itemsize(cast.dtype) > dtypes.itemsize(cast.args[0].dtype)
 
 
 class StoredWeights(Mapping[str, Array]):
-    """Weights in a safetensors file, read one by one."""
+    """Weights in a safetensors file, read on demand."""
 
     def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
         self.path, self.specs = path, {n: (shape, dtype) for n, shape, dtype in specs}
@@ -95,7 +101,7 @@ class StoredWeights(Mapping[str, Array]):
         self._file = self._facts() if specs else ()
 
     def _facts(self) -> tuple[int, ...]:
-        """What tells the file from another one that takes its place."""
+        """Identity of the file (device, inode, size, mtime), to detect its replacement."""
         try:
             facts = self.path.stat()
         except OSError as error:
@@ -138,7 +144,7 @@ def bytes_of(spec: Spec) -> int:
 
 
 def write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Array]) -> None:
-    """The safetensors file, one weight in memory at a time (the library's writer wants all at once)."""
+    """Write a safetensors file with one weight in memory at a time; the library's writer needs all at once."""
     header: dict[str, Any] = {}
     end = 0
     for name, shape, dtype in specs:

@@ -1,4 +1,4 @@
-"""Backends by name: the built-in ones, and others through the entry point group `tensor_graphs.backends`."""
+"""Backend registry: built-in backends, and third-party ones from the entry point group `tensor_graphs.backends`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..extract.kernel import Backend, Call, Template
 from .emit_cuda_helpers import HELPERS as CUDA_HELPERS
 from .emit_helpers import HELPERS
 
-#: name -> module of this folder whose `BACKEND` it is.
+#: Backend name -> module of this package that defines its `BACKEND`.
 BUILT_IN = {
     "numpy": "numpy", "torch": "torch", "torch_cuda": "torch_cuda", "triton": "triton", "nvrtc": "cuda_cpp", "c": "c",
     "null": "null",
@@ -25,7 +25,7 @@ BUILT_IN = {
 GROUP = "tensor_graphs.backends"
 Keep = Callable[[Template], bool]
 
-#: What `select` means by a name: the backends to draw kernels from, in order of preference among equals.
+#: Value of the `backend` option -> backends whose kernels are candidates; among equal costs the earlier backend wins.
 CHOICES = {
     "auto": ("numpy", "torch", "c"), "numpy": ("numpy",), "torch": ("numpy", "torch"), "c": ("numpy", "c"),
     "null": ("null",),
@@ -33,12 +33,16 @@ CHOICES = {
     "triton": ("triton", "torch_cuda"), "triton-only": ("triton", "torch_cuda"),
     "generated": ("triton", "nvrtc", "torch_cuda"),
 }  # fmt: skip
-HIDDEN = {"null", "torch_cuda", "nvrtc"}  # parts of other choices, and what serves tests: not named to users
+# not listed in error messages: parts of other choices, and the backend for tests
+HIDDEN = {"null", "torch_cuda", "nvrtc"}
 
 
 @cache
 def backends() -> dict[str, Backend]:
-    """All backends by name, usable here or not. UsageError where two claim one name."""
+    """All backends by name, including those that cannot be used on this machine.
+
+    UsageError if two backends have the same name.
+    """
     there = {n: m for n, m in BUILT_IN.items() if find_spec(f".{m}", __package__)}
     found: dict[str, Backend] = {n: import_module(f".{m}", __package__).BACKEND for n, m in there.items()}
     for entry in metadata.entry_points(group=GROUP):
@@ -49,7 +53,7 @@ def backends() -> dict[str, Backend]:
 
 
 def backend(name: str) -> Backend:
-    """One backend. UsageError lists the known names."""
+    """The backend of a name. UsageError for an unknown name; its hint lists the known ones."""
     known = backends()
     if name not in known:
         raise UsageError(
@@ -59,21 +63,23 @@ def backend(name: str) -> Backend:
 
 
 def elsewhere(choice: str) -> bool:
-    """Whether a choice means kernels for the GPU that the setting `gpu` describes, and there is none here."""
+    """Whether a choice is for planning only: it needs the GPU that the setting `gpu` describes, and this machine has
+    none."""
     on_one = any(n in BUILT_IN and backend(n).device == "cuda" for n in CHOICES.get(choice, ()))
     return bool(settings.current().gpu) and on_one and bool(backend("torch_cuda").unavailable())
 
 
 def select(choice: str | None = None) -> list[Backend]:
-    """The backends meant by "auto", "numpy", "torch", "gpu", "cuda", "triton" or a third party's name (None: the setting
-    `backend`).
+    """The backends of a choice: "auto", "numpy", "torch", "c", "gpu", "cuda", "triton", "triton-only", "generated" or
+    the name of a third-party backend. None means the setting `backend`.
 
-    "torch" means Torch's kernels beside NumPy's, which share the memory and are the reference for what Torch lacks; "c"
-    generated C functions beside NumPy's.
-    "gpu" means the libraries' kernels on a GPU and all generated ones; "cuda" those generated as CUDA C++, "triton" those
-    generated for Triton; "triton-only" draws on these alone, but for views and copies, and "generated" on both. "auto" is "gpu" where there is one,
-    else NumPy with all of Torch and C that can be used here. DeviceUnavailableError if a
-    backend that was asked for by name cannot be used here: those of a GPU `elsewhere` can, for plans.
+    "torch" adds Torch's CPU kernels to NumPy's (both work on the same memory; NumPy covers ops that Torch lacks), "c"
+    adds generated C functions to NumPy's. "gpu" is Torch's GPU library kernels, Triton and CUDA C++; "cuda" omits
+    Triton, "triton" omits CUDA C++. "triton-only" and "generated" take only views and copies from the library. "auto"
+    is "gpu" if a GPU is usable, else NumPy with Torch and C as far as they are usable.
+
+    DeviceUnavailableError if a required backend is unusable here. No error where the choice is for planning only
+    (`elsewhere`).
     """
     name = choice or settings.current().backend
     if name == "auto" and not backend("torch_cuda").unavailable():
@@ -88,7 +94,7 @@ def select(choice: str | None = None) -> list[Backend]:
     if name != "auto" and not planned:
         for b in (
             chosen[:1] if name in ("gpu", "cuda", "generated") else chosen
-        ):  # generated kernels are welcome on a GPU, not demanded
+        ):  # on a GPU, only the first backend is required
             if b.unavailable():
                 raise DeviceUnavailableError(
                     f"the backend {name} cannot be used here: {b.unavailable()}",
@@ -97,17 +103,17 @@ def select(choice: str | None = None) -> list[Backend]:
     return usable
 
 
-#: NumPy beside another library on the same cores: without products of its own threaded BLAS. Two thread pools that take
-#: turns slow each other by an order of magnitude (see threads.py), which no measurement of single kernels would show.
+#: NumPy beside Torch: without the kernels that use NumPy's own BLAS threads. Two thread pools that alternate slow each
+#: other by an order of magnitude (see threads.py); measurements of single kernels do not show this.
 _UNTHREADED: Keep = lambda t: t.family not in ("contraction", "conv", "attention")
 
-#: What moves or shows values without computing any.
+#: Views and copies only.
 _MOVES: Keep = lambda t: t.family in ("view", "copy")
 
 
 @dataclass
 class _Restricted:
-    """Some of a backend's kernels."""
+    """A backend restricted to the templates that `keep` accepts."""
 
     base: Backend
     keep: Keep
@@ -117,14 +123,17 @@ class _Restricted:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """The kernels that are kept."""
+        """The templates that are kept."""
         return tuple(filter(self.keep, self.base.templates))
 
 
 @dataclass
 class _Stored:
-    """NumPy's kernels where values may lie in 16 bits while kernels reason in float32: those that are given floats of one
-    dtype, copies and casts, and casts between equal dtypes as views."""
+    """NumPy's kernels for plans whose storage dtype may be a 16-bit float while the compute dtype is float32.
+
+    Every kernel except views, copies and casts requires float operands and outputs of one dtype. A cast between equal
+    dtypes is a view.
+    """
 
     base: Backend
 
@@ -133,12 +142,12 @@ class _Stored:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """The kernels, with what they are restricted to."""
+        """The restricted templates."""
         own = [t if t.family in ("view", "copy") or t.name == "np.cast" else _given(t) for t in self.base.templates]
         return (_SAME_CAST, *own)
 
 
-#: A cast between floats that are stored in one dtype.
+#: A cast whose operand and result have the same storage dtype: a view.
 _SAME_CAST = Template(
     "view.cast", "numpy", "cast(x, dtype=dtype)", "{x}", family="view", applies=lambda call: _one_float(call)
 )
@@ -154,29 +163,29 @@ def _one_float(call: Call) -> bool:
 
 
 def storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:
-    """CPU backends as they serve plans whose values lie in 16 bits while kernels reason in float32 (extract/storage.py)."""
+    """CPU backends for plans whose storage dtype may be a 16-bit float while the compute dtype is float32
+    (extract/storage.py)."""
     return [_Stored(b) if b.name == "numpy" else b for b in chosen]
 
 
 def on_gpu(chosen: Iterable[Backend]) -> bool:
-    """Whether backends work in a GPU's memory."""
+    """Whether any of the backends works in GPU memory."""
     return any(b.device == "cuda" for b in chosen)
 
 
 def eager(chosen: Sequence[Backend]) -> list[Backend]:
-    """The backends whose kernels run a graph node by node, as it is written, where `chosen` ones run it best: a library's
-    first."""
+    """The backends that run a graph eagerly, node by node, for the choice `chosen`: libraries first."""
     return [backend("torch_cuda")] if on_gpu(chosen) else list(reversed(chosen))
 
 
 def describe(chosen: Iterable[Backend]) -> str:
-    """What was picked, for the report: `numpy + torch on cpu`."""
+    """The backends and devices as text for the report: `numpy + torch on cpu`."""
     found = list(chosen)
     return f"{' + '.join(b.name for b in found)} on {', '.join(dict.fromkeys(b.device for b in found))}"
 
 
 def template(backend_name: str, name: str) -> Template:
-    """One template of one backend. UsageError if it has none of that name."""
+    """The template of a name in a backend. UsageError if the backend has none of that name."""
     found = _by_name(backend_name).get(name)
     if found is None:
         raise UsageError(f"the backend {backend_name} has no kernel called {name!r}")
@@ -191,7 +200,7 @@ def _by_name(backend_name: str) -> dict[str, Template]:
 
 @cache
 def all_helpers() -> dict[str, str]:
-    """Every helper function's source by name: names that emitted code must not use otherwise."""
+    """Source of every helper function by name. Emitted code must not use these names for anything else."""
     found = HELPERS | CUDA_HELPERS
     for b in backends().values():
         found |= b.helpers
@@ -199,7 +208,8 @@ def all_helpers() -> dict[str, str]:
 
 
 def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
-    """Names of the given helpers, of those in `setups` (backend, helper), and of all helpers that these call; sorted."""
+    """Transitive closure of helper functions: `names`, the helpers in `setups` (backend, helper), and all helpers that
+    these call; sorted."""
     known = all_helpers()
     found: set[str] = set()
     todo = {*names, *(name for _, name in setups)}
@@ -217,6 +227,6 @@ def _called(source: str) -> frozenset[str]:
 
 
 def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Source texts of the helpers in `helper_names`, in that order."""
+    """Source texts of the helpers that `helper_names` lists, in that order."""
     known = all_helpers()
     return (known[name] for name in helper_names(names, setups))

@@ -1,6 +1,7 @@
-"""Scratch memory of NumPy's kernels: arrays by name that a call gets beside its operands, so that it allocates none.
+"""Scratch buffers of NumPy kernels: named temporary arrays, so that a call allocates nothing.
 
-The memory plan places all arrays of a call as one piece (`Template.scratch`); the emitted source makes them once.
+The memory plan places all scratch buffers of a call in one block (`Template.scratch`); emitted source makes the arrays
+once.
 """
 
 from __future__ import annotations
@@ -14,33 +15,33 @@ from ..extract.kernel import Call, code_identity, identify
 from .emit_text import dtype_text, literal
 
 ALIGNMENT = 64
-Room = tuple[tuple[int, ...], str]  # shape and dtype of an array of the call's own
-Rooms = Mapping[str, "Room | str"]  # a text names another room, an operand or "out", which serves as well
+Room = tuple[tuple[int, ...], str]  # shape and dtype of a scratch buffer
+Rooms = Mapping[str, "Room | str"]  # name -> buffer, or the name of another buffer, operand or "out" to alias
 
 
 def wide(dtype: str) -> str:
-    """The dtype in which floats of a dtype are computed: halves in float32."""
+    """Compute dtype of a float dtype: float32 for 16-bit floats, else the dtype itself."""
     return "float32" if dtypes.itemsize(dtype) == 2 and dtypes.is_float(dtype) else dtype
 
 
 def shape_of(call: Call, name: str) -> tuple[int, ...]:
-    """The sizes of an operand, or of "out"; they may be expressions, which are written as such."""
+    """Shape of an operand or of "out"; sizes may be expressions."""
     return (call.output if name == "out" else call.operands[name]).type.shape  # type: ignore[return-value]
 
 
 def one_at(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    """The shape with size 1 along some axes: what is left of a reduction."""
+    """The shape with size 1 along `axes`: a reduction with kept dimensions."""
     return tuple(1 if i in [a % len(shape) for a in axes] else d for i, d in enumerate(shape))
 
 
 def work(call: Call) -> Room | str:
-    """Room for the result in the dtype in which it is computed: the output itself, if that has it."""
+    """Scratch buffer for the result in its compute dtype; "out" if that equals the output dtype."""
     kind = call.output.type.dtype
     return "out" if wide(kind) == kind else (shape_of(call, "out"), wide(kind))
 
 
 def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
-    """The arrays that need memory of their own with their offsets, and the bytes in all."""
+    """(buffer name -> (offset, buffer), total bytes), without aliases."""
     found, end = {}, 0
     for name, room in rooms.items():
         if not isinstance(room, str):
@@ -50,7 +51,8 @@ def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
 
 
 def with_rooms(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]) -> dict[str, Any]:
-    """`code` and `scratch` of a template whose code, a format string, names operands, attributes, `out` and rooms."""
+    """Template arguments `code` and `scratch` for a code format string over operands, attributes, `out` and scratch
+    buffers."""
 
     def code(call: Call) -> str:
         wanted = rooms(call)

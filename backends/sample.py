@@ -1,6 +1,6 @@
-"""Random calls that a template accepts: shapes found by running the shape laws backwards from an output shape.
+"""Random legal calls of a template: operand shapes are inferred backwards from a random output shape.
 
-Every test and every `doctor` run over all kernels of all backends draws its calls here.
+Tests and `doctor`, which run every kernel of every backend, draw their calls here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLOATS = {"eps": 1e-5, "alpha": 0.1, "beta": 0.4, "lo": -0.5, "hi": 0.75, "scal
 
 
 class Retry(Exception):
-    """These choices contradict each other."""
+    """The random choices contradict each other."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Draw:
         return tuple(self.size() for _ in range(self.rng.randint(low, high)))
 
     def give(self, call: pattern.Call, name: str, value: Any) -> Any:
-        """Bind or meet an attribute; returns its value."""
+        """The attribute's value: the pattern's literal, the value already bound, or `value`, which is then bound."""
         spelled = dict(call.attrs)[name]
         if isinstance(spelled, pattern.Value):
             value = spelled.value
@@ -48,7 +48,7 @@ class _Draw:
             value = self.attrs.setdefault(spelled.name, value)
         return value
 
-    # ------------------------------------------------------------ backwards through one op
+    # ------------------------------------------------------------ inference backwards through one op
     def want(self, term: pattern.Term, kind: Type) -> None:
         """Choose operands and attributes so that the term has this type."""
         if isinstance(term, pattern.Literal):
@@ -65,8 +65,8 @@ class _Draw:
             self.want(argument, wanted)
 
     def narrowed(self, term: pattern.Term, shape: Shape) -> Shape:
-        """Some axes as 1, for an operand that may broadcast."""
-        if isinstance(term, pattern.Call) and term.op == "reshape":  # a line along the last axis or the channels
+        """The shape with some axes of size 1, for an operand that may broadcast."""
+        if isinstance(term, pattern.Call) and term.op == "reshape":  # a vector along the last axis or the channels
             axis = self.rng.choice((-1, 1)) % len(shape)
             return tuple(d if i == axis else 1 for i, d in enumerate(shape))
         if not isinstance(term, pattern.Var) or self.rng.random() < 0.6:
@@ -160,7 +160,7 @@ def _linear(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
 
 
 def _window(s: _Draw, call: pattern.Call, n: int) -> tuple[Shape, Shape, Shape, Shape]:
-    """kernel, strides, pads, dilations of n axes."""
+    """(kernel, strides, pads, dilations) of n spatial axes."""
 
     def pick(*options: int) -> Shape:
         return tuple(s.rng.choice(options) for _ in range(n))
@@ -321,7 +321,7 @@ def _cross_entropy(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
 
 
 def _recurrent(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
-    """The line's length follows from what is drawn here: the wanted one is not met."""
+    """The state length follows from choices made here; the wanted shape is ignored."""
     if kind.rank != 1 or not is_float(kind.dtype):
         raise Retry
     cell = s.give(call, "cell", s.rng.choice(("lstm", "gru", "plain")))
@@ -340,7 +340,7 @@ def _recurrent(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [Type(shape, kind.dtype) for shape in ((steps, batch, size), (states,), (weights,))]
 
 
-#: op or law -> its rule backwards.
+#: Op or shape law -> rule from the output type to operand types.
 _RULES: dict[str, Rule] = {
     "pointwise": _pointwise, "compare": _compare, "where": _where, "cast": _cast, "reduce": _reduce,
     "arg_reduce": _arg_reduce, "along": _along, "same": _along, "along_index": _along_index, "matmul": _matmul,
@@ -366,7 +366,7 @@ def _root_dtype(s: _Draw) -> str:
 
 
 def _layout(s: _Draw, template: Template, name: str, kind: Type) -> tuple[int, ...]:
-    """Row-major, or with axes permuted where the template does not mind."""
+    """Strides of an operand: row-major, or with permuted axes where the template accepts them."""
     row_major = contiguous(_ints(kind))
     if name in template.prep or name in template.dense or "*" in template.dense or s.rng.random() < 0.5:
         return row_major
@@ -402,7 +402,8 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
 
 
 def sample(template: Template, seed: int = 0, dtype: str = "float32", attempts: int = 3000) -> Call | None:
-    """A small random call that the template accepts, the same for the same seed; None if none was found."""
+    """A small random legal call of a template, deterministic per seed; None if none was found in `attempts`
+    attempts."""
     rng = random.Random(f"{template.name}-{seed}-{dtype}")
     for _ in range(attempts):
         try:

@@ -1,14 +1,17 @@
-"""Which schedules of a kernel to measure: good guesses first, then single-parameter moves from the best that were measured.
+"""Autotuning search over the schedules of one kernel: ranked guesses first, then local search by single-parameter
+moves.
 
-The guesses are the best ranked ones (the template's `space`) and what was best for the same kernel in other shapes. Each further
-round takes the neighbours of the two fastest: one parameter halved or doubled (`stages`: one more or less), the neighbours of
-parameters that have moved well first. A first look at a kernel is fewer guesses and no more than that: one of each form (with
-roles, without), and the others only where that one is not far from being of use; or, where kernels like it were measured, what
-was best in them. The search ends when `COUNT` schedules are measured, when nothing is left to try, or when the kernel is so far from `worth` (the µs from which on it is of no use) that what
-is left will not bring it there.
+Guesses are the first entries of the template's `space` and the best schedules of the same kernel at other shapes. Each
+further round tries neighbours of the fastest two: one parameter halved or doubled (`stages`: plus or minus one);
+parameters that paid off before come first. A first look tries only a few guesses: one with and one without warp
+specialization, then the rest if the result is not far from useful; or the best schedule of similar kernels, if any was
+measured.
 
-A search is a function of what is known: from the same results it proposes the same, so that one that was cut goes on later, and
-one that had ended proposes nothing. It never proposes a schedule twice.
+The search ends when `COUNT` schedules are measured, when nothing is left to try, or when the kernel is so far above the
+cost cutoff `worth` (µs above which it is useless) that the remaining schedules are unlikely to reach it.
+
+A search depends only on known results: an interrupted search can continue later, and a finished one proposes nothing.
+No schedule is proposed twice.
 """
 
 from __future__ import annotations
@@ -21,30 +24,37 @@ from itertools import chain, islice
 Schedule = Mapping[str, int]
 Key = tuple[tuple[str, int], ...]
 
-COUNT = 16  # schedules of a kernel and shape that are measured
-SEEDS = 5  # ranked guesses that are measured first
-LOOK = 3  # of them in a first look
-ROUND = 7  # schedules proposed together after that: as many as compile side by side in the time that the slowest takes
-CENTRES = 2  # measured schedules whose neighbours are tried in turn
-NEAR = 1.15  # times the fastest one's time that others may take whose neighbours are tried
-SLACK = 0.75  # share above `worth` that is hoped for at first; less with every schedule measured. (On an H200 the best of five
+COUNT = 16  # schedules measured per kernel and shape
+SEEDS = 5  # ranked guesses measured first
+LOOK = 3  # ranked guesses in a first look
+ROUND = 7  # proposals per later round: as many as compile in parallel while the slowest one compiles
+CENTRES = 2  # number of fastest schedules whose neighbours are tried in turn
+NEAR = 1.15  # a schedule is also a centre if it takes at most this multiple of the fastest time
+# Hoped-for improvement above the cutoff at the start; shrinks with every measured schedule. (On an H200 the best of
+# five guesses took 1.07 times as long as the best of 24 on average, 1.7 times at most.)
+SLACK = 0.75
 # guesses took 1.07 times as long as the best of 24 on average, 1.7 times at most.)
-FAR = 1.5  # times `worth` from which on a first guess ends a look. (On an H200 the first guess took at most 1.5 times as long as the
+# Multiple of the cutoff above which the first guess ends a look. (On an H200 the first guess took at most 1.5 times as
+# long as the best of 16, 1.14 times on average.)
+FAR = 1.5
 # best of 16, 1.14 times on average.)
-FIXED = ("join", "precision")  # parameters that stay as they are
-SWITCHES = ("boxes", "inside", "walk", "early", "beside")  # parameters that are there or not
+FIXED = ("join", "precision")  # parameters that moves keep
+SWITCHES = ("boxes", "inside", "walk", "early", "beside")  # boolean parameters: present or absent
 
 
 def key_of_schedule(schedule: Schedule) -> Key:
-    """The schedule as a key: equal for equal schedules."""
+    """Hashable key of a schedule."""
     return tuple(sorted(schedule.items()))
 
 
 def moves(schedule: Schedule) -> Iterator[Schedule]:
-    """All schedules one step away, legal or not: switches turned (first: what they gain holds for most other steps too), each
-    parameter doubled and halved, `stages` by one. Depths (k0, k1, …) that are equal also move together, and the columns with
-    them if they are equal too: kernels whose loops are shared need that. Where nothing is split, two parts are a step away; parts
-    are joined by the last program."""
+    """All schedules one move away, legal or not.
+
+    Boolean parameters are toggled first, because their gain carries over to most other schedules. Each parameter is
+    doubled and halved, `stages` changes by one. Equal loop depths (k0, k1, …) also move together, and with `n` if it is
+    equal too: kernels with shared loops need that. An unsplit reduction can become split in two, joined by the last
+    program.
+    """
     for name in SWITCHES:
         yield {k: v for k, v in schedule.items() if k != name} if name in schedule else {**schedule, name: 1}
     for name, value in schedule.items():
@@ -68,10 +78,11 @@ def moves(schedule: Schedule) -> Iterator[Schedule]:
 
 @dataclass
 class ScheduleSearch:
-    """The search of one kernel in one shape.
+    """The search for one kernel at one shape.
 
-    `ranked`: guesses, the best first. `fits` says of any schedule whether it is legal; None: only ranked ones are. `near`: what
-    was best in other shapes; `like`: what was best in kernels whose loops are the same. `known`: µs of each schedule measured so far, infinite for those that failed.
+    `ranked`: guesses, best first. `fits`: legality of any schedule; None means only ranked ones are legal. `near`: best
+    schedules at other shapes. `like`: best schedules of kernels with the same loops. `known`: µs of measured schedules,
+    infinite for failures.
     """
 
     ranked: Sequence[Schedule]
@@ -84,35 +95,39 @@ class ScheduleSearch:
 
     @property
     def measured(self) -> list[tuple[float, Key]]:
-        """(µs, schedule) of what did not fail, the fastest first."""
+        """(µs, schedule key) of successful measurements, fastest first."""
         return sorted((us, key) for key, us in self.known.items() if us < math.inf)
 
     def told(self, schedule: Schedule, us: float) -> None:
-        """What a schedule takes; infinite: it failed."""
+        """Record a result; infinite µs means failure."""
         self.known[key_of_schedule(schedule)] = us
 
     def more(self, worth: float = math.inf, *, look: bool = False) -> list[Schedule]:
-        """The schedules to measure now, none when the search has ended; what was proposed before is told by now, or lost. With
-        `look`, it ends with the first guesses, if anything is known then of how fast the kernel is."""
+        """The schedules to measure next; empty when the search has ended.
+
+        Results of earlier proposals must be recorded by now. With `look`, the search ends after the first guesses, if
+        one succeeded.
+        """
         return self._noted(self._looked(worth) if look else self._wanted(worth), self.room)
 
     @property
     def room(self) -> int:
-        """How many schedules more may be measured; of those that fail, as many again."""
+        """Number of schedules that may still be proposed. Failures do not count towards `count`, up to as many
+        again."""
         return min(self.count - len(self.measured), 2 * self.count - len(self.known))
 
     @property
     def unfinished(self) -> bool:
-        """Whether there is something to propose."""
+        """Whether anything is left to propose."""
         return self.room > 0 and (any(map(self._open, self.ranked)) or bool(self._wanted(math.inf)))
 
     def ahead(self) -> list[Schedule]:
-        """What may be proposed next, by what is known already: worth getting ready, not measuring. Nothing is noted."""
+        """Likely next proposals given current results, to compile early. They do not count as proposed."""
         under_way = len(self.proposed - self.known.keys())
         return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
 
     def _looked(self, worth: float) -> list[Schedule]:
-        """The best guess of each form; then the other first guesses, if what is known makes them worth it."""
+        """The best guess of each form; then the other first guesses, if the results make them worthwhile."""
         if worth <= 0:
             return []
         guesses = [*self.like[:1], *self.near, *self.ranked[:LOOK]][: LOOK + bool(self.near)]
@@ -120,7 +135,7 @@ class ScheduleSearch:
         if self.measured:
             further = not self.like and len(left) < len(guesses) and self.measured[0][0] <= FAR * worth
             return left if further else []
-        if self.known or not left:  # what was tried has failed
+        if self.known or not left:  # all trials failed so far
             return left or self._wanted(worth)
         if self.like:
             return left[:1]
@@ -153,13 +168,12 @@ class ScheduleSearch:
         return key not in self.known and key not in self.proposed
 
     def _hopeless(self, worth: float) -> bool:
-        """Whether the fastest one is further from `worth` than the schedules left can be hoped to make good."""
+        """Whether the fastest schedule is too far above the cutoff for the remaining schedules to reach it."""
         found = self.measured
         return bool(found) and found[0][0] > worth * (1 + SLACK * (1 - len(found) / self.count))
 
     def _neighbours(self) -> Iterator[Schedule]:
-        """Legal, untried schedules one step from the fastest, in turn with those of the second one if it is near; then of the next two,
-        and so on."""
+        """Legal untried neighbours of the two fastest schedules in turn, then of the next two, and so on."""
         found = self.measured
         near = iter([dict(key) for us, key in found if us <= NEAR * found[0][0]])
         seen: set[Key] = set()
@@ -167,7 +181,7 @@ class ScheduleSearch:
             yield from self._in_turn(ways, seen)
 
     def _in_turn(self, ways: list[Iterator[Schedule]], seen: set[Key]) -> Iterator[Schedule]:
-        """One of each way, again and again; none twice."""
+        """Round-robin over the iterators, without duplicates."""
         while ways:
             for way in list(ways):
                 step = next(way, None)
@@ -178,14 +192,14 @@ class ScheduleSearch:
                     yield step
 
     def _around(self, centre: Schedule) -> Iterator[Schedule]:
-        """A centre's legal untried neighbours; those whose parameter and direction were tried elsewhere with most gain first."""
+        """Legal untried neighbours of a schedule; moves that gained most elsewhere first."""
         assert self.fits is not None
         gains = self._gains()
         steps = sorted(filter(self._open, moves(centre)), key=lambda s: gains.get(_step(centre, s), 0.0))
         return filter(self.fits, steps)
 
     def _gains(self) -> dict[tuple[str, int], float]:
-        """(parameter, direction) -> mean log of the times after and before, over all pairs measured that are a step apart."""
+        """(parameter, direction) -> mean log ratio of times after and before, over measured pairs one move apart."""
         pairs: dict[tuple[str, int], list[float]] = {}
         for key, us in self.known.items():
             if us == math.inf:
@@ -198,7 +212,7 @@ class ScheduleSearch:
 
 
 def _step(before: Schedule, after: Schedule) -> tuple[str, int]:
-    """Which parameter a move changes, and whether it grows."""
+    """(parameter, direction) of a move: 1 if the parameter grows, -1 if it shrinks."""
     for name in dict.fromkeys((*before, *after)):
         absent = 0 if name in SWITCHES else 1
         was, now = before.get(name, absent), after.get(name, absent)

@@ -1,4 +1,4 @@
-"""One kernel on its own: its program, its operands' values, its meaning in float64. For measuring and for tests."""
+"""Single-kernel harness: a kernel's program, operand values and float64 reference. For measuring and tests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ Bound = Callable[[], tuple[Any, ...]]
 
 
 def meaning(template: Template, call: Call) -> Tensor:
-    """What the template's first output is; see `meanings`."""
+    """The template's first output as a term; see `meanings`."""
     return meanings(template, call)[0]
 
 
 def meanings(template: Template, call: Call) -> list[Tensor]:
-    """The template's terms over params named like its operands. Floats that lie in other dtypes than the pattern reasons
-    about (storage.py) are of the pattern's: the widest, or float32."""
+    """The template's terms over params named like its operands.
+
+    Operands whose storage dtype is narrower (storage.py) get the pattern's float dtype: the widest float dtype, or
+    float32.
+    """
     kinds = {name: call.operands[name].type for name in template.operands}
     widest = max((k.dtype for k in kinds.values() if dtypes.is_float(k.dtype)), key=dtypes.itemsize, default="float32")
 
@@ -39,12 +42,12 @@ def meanings(template: Template, call: Call) -> list[Tensor]:
 
     try:
         return built(widest)
-    except ShapeError:  # all operands lie in 16 bits, and the pattern names float32
+    except ShapeError:  # all operands are stored in 16 bits, and the pattern requires float32
         return built("float32")
 
 
 def kernel_plan(template: Template, call: Call) -> Plan:
-    """A plan of this one step; its operands are weights, so that a call does nothing but the kernel."""
+    """A plan of a single step whose operands are weights, so that a call runs only the kernel."""
     roots = meanings(template, call)
     values = [Value(i, o.type, o.strides, "weight") for i, o in enumerate(call.operands.values())]
     made = tuple(range(len(values), len(values) + len(roots)))
@@ -57,8 +60,10 @@ def kernel_plan(template: Template, call: Call) -> Plan:
 
 
 def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapping[str, Any]], Bound]:
-    """operands -> a function without arguments that runs the kernel on them and returns its outputs. `device`: where a kernel
-    on tensors runs ("": where its backend's do)."""
+    """A function from operands to a zero-argument function that runs the kernel on them and returns its outputs.
+
+    `device`: where a kernel on tensors runs; "" means its backend's device.
+    """
     emitted = emit_for(kernel_plan(template, call), reuse_outputs=True)
     keys = {term.attr("name"): key for key, term in emitted.weights.items()}
     bind = executed(emitted.source, template.name)["bind"]
@@ -72,7 +77,7 @@ def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapp
 
 
 def expected(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
-    """What the kernel's first output must be, in float64."""
+    """The reference of the kernel's first output, in float64."""
     root = meaning(template, call)
     given = {
         leaf.attr("name"): operands[leaf.attr("name")].astype(dtypes.numpy_dtype(leaf.dtype), copy=False)
@@ -82,7 +87,7 @@ def expected(template: Template, call: Call, operands: Mapping[str, Array]) -> A
 
 
 def laid(array: Array, operand: Operand) -> Array:
-    """The values in the operand's layout: axes in the order of its strides, or repeated where a stride is 0."""
+    """The values in the operand's layout: axes ordered by stride; stride 0 means broadcast."""
     shape = concrete(operand.type.shape)
     if array.size == 0 or not shape:
         return array
@@ -106,7 +111,7 @@ def run_template(template: Template, call: Call, operands: Mapping[str, Array]) 
 
 
 def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> list[Array]:
-    """A kernel's outputs on operands given in any layout and float dtype, as fresh arrays. `device`: as for `compiled`."""
+    """A kernel's outputs, as fresh arrays, for operands in any layout and float dtype. `device`: as for `compiled`."""
     given = {
         name: np.asarray(array).astype(dtypes.numpy_dtype(call.operands[name].type.dtype), copy=False)
         for name, array in operands.items()
@@ -120,7 +125,7 @@ def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], d
 
 
 def random_values(kind: Any, rng: np.random.Generator, high: int = 5) -> Array:
-    """Values of a type: normal floats, ints below `high`, bools."""
+    """Random values of a type: normal floats, integers below `high`, bools."""
     shape, dtype = concrete(kind.shape), kind.dtype
     if dtype == "bool":
         return np.asarray(rng.random(shape) < 0.5)

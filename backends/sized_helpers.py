@@ -1,4 +1,4 @@
-"""The small functions that emitted source contains where a program runs at every size."""
+"""Helper functions of emitted programs with free sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thread pools of the CPU libraries. NumPy's BLAS and Torch's OpenMP each keep their own; both at once on the same cores
+"""Thread pools of CPU libraries. NumPy's BLAS and Torch's OpenMP have separate pools; active on the same cores, they
 slow each other by an order of magnitude, because idle workers spin."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads
 
 @cache
 def _openblas() -> tuple[Any, Any] | None:
-    """(setter, getter) of the thread count of NumPy's OpenBLAS, where it is found."""
+    """(setter, getter) of the thread count of NumPy's OpenBLAS; None if not found."""
     import numpy.linalg  # noqa: F401  (loads the library)
 
     try:
@@ -40,8 +40,10 @@ def _openblas() -> tuple[Any, Any] | None:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """NumPy's products on the calling thread only, so that no worker of theirs spins afterwards. A no-op where NumPy
-    has another BLAS. The number is the process' own: it is set back when the last of those who asked has ended."""
+    """Context in which NumPy's matrix products are single-threaded, so that no BLAS worker spins afterwards.
+
+    A no-op if NumPy uses another BLAS. The thread count is process-wide; the last context to exit restores it.
+    """
     found = _openblas()
     if found is None:
         yield
@@ -62,24 +64,25 @@ def one_blas_thread() -> Iterator[None]:
 
 
 _setting = Lock()
-_single = {"by": 0, "before": 0}  # how many ask for one thread now; how many threads there are to be in the end
+_single = {"by": 0, "before": 0}  # number of active contexts; thread count to restore
 
 
-_shared = {"used": False}  # whether kernels may have shared their loops with threads of OpenMP in this process
+_shared = {"used": False}  # whether kernels with OpenMP loops may have run in this process
 
 
 def loops_shared() -> None:
-    """Note that kernels run here whose loops threads of OpenMP may share."""
+    """Record that kernels with OpenMP loops run in this process."""
     _shared["used"] = True
 
 
 @in_forked_child
 def _one_thread() -> None:
-    """Loops that threads of OpenMP would share run on one: the threads stayed with the parent, and GNU's library waits for them for ever."""
+    """Make OpenMP single-threaded in a forked child: the worker threads exist only in the parent, and libgomp would
+    wait for them forever."""
     if not _shared["used"]:
         return
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).omp_set_num_threads(1)  # of C kernels without Torch
+        ctypes.CDLL(None).omp_set_num_threads(1)  # for C kernels without Torch
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""Torch's kernels on the CPU: elementwise and reductions with `out=`, MKL and oneDNN products and convolutions with
-packed weights and fused epilogues, attention, normalisations.
+"""Torch CPU backend: elementwise ops and reductions with `out=`, MKL and oneDNN GEMMs and convolutions with packed
+weights and fused epilogues, attention, normalisations.
 
-Torch shares NumPy's memory. It is imported by emitted source and by `unavailable()` only. A row whose result is fresh
-(no `{out}`) is one that Torch cannot write into given memory.
+Torch works on NumPy's memory. Only emitted source and `unavailable()` import Torch. A template without `{out}` returns
+a new tensor, because Torch cannot write that result to given memory.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ from .torch_helpers import HELPERS
 
 
 def _FLOAT(call: Call) -> bool:
-    """Floats of one dtype, and nothing else."""
+    """Whether all dtypes of the call are one float dtype."""
     found = dtypes_of(call)
     return len(found) == 1 and found <= set(FLOATS)
 
 
 def _alike(call: Call) -> bool:
-    """All floats, if there are any, have one dtype."""
+    """Whether all floats, if any, have one dtype."""
     return len({d for d in dtypes_of(call) if d in FLOATS}) <= 1
 
 
 def _packs(call: Call) -> bool:
-    """What oneDNN packs weights for: float32, and bfloat16 where this CPU can."""
+    """Whether oneDNN packs weights of this dtype: float32, and bfloat16 if the CPU supports it."""
     found = dtypes_of(call)
     return found == {"float32"} or (found == {"bfloat16"} and multiplies_bfloat16())
 
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether oneDNN has products of bfloat16 on this CPU."""
+    """Whether oneDNN has bfloat16 GEMMs on this CPU."""
     if _unavailable():
         return False
     import torch
@@ -81,12 +81,12 @@ def _all(*conditions: Applies | None) -> Applies:
 
 
 def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> Template:
-    """One Torch kernel."""
+    """A Torch template."""
     return Template(f"torch.{name}", "torch", pattern, code, applies=_all(applies), **more)
 
 
 # ---------------------------------------------------------------- pointwise
-#: op -> (function with out=, condition)
+#: op -> (function with `out=`, condition)
 FUNCTIONS: dict[str, tuple[str, Applies | None]] = {
     "neg": ("neg", NUMBER),
     "abs": ("abs", NUMBER),
@@ -122,7 +122,7 @@ FUNCTIONS: dict[str, tuple[str, Applies | None]] = {
     "not": ("logical_not", None),
 }
 
-#: name -> (pattern, code): activations, each over x.
+#: name -> (pattern, code) of activations over x
 ACTIVATIONS: dict[str, tuple[str, str]] = {
     "relu": ("relu(x)", "torch.clamp_min({x}, 0, out={out})"),
     "silu": ("silu(x)", "torch._C._nn.silu({x}, out={out})"),
@@ -161,7 +161,7 @@ def _pointwise() -> list[Template]:
 
 
 def _plain_cast(call: Call) -> bool:
-    """Float to float, or from int or bool: where C and NumPy leave nothing open."""
+    """Whether a cast is float to float, or from int or bool: casts that C and NumPy define alike."""
     return dtypes.is_float(call.output.type.dtype) or not dtypes.is_float(call.operands["x"].type.dtype)
 
 
@@ -207,7 +207,7 @@ def _packed_rows(call: Call) -> int:
 
 
 def _packed(function: str) -> Callable[[Call], str]:
-    """Preparation of a weight for as many rows as x has."""
+    """Weight preparation that packs for the number of rows of x."""
 
     def code(call: Call) -> str:
         return f"{function}({call.names['w']}, {_packed_rows(call)})"
@@ -225,7 +225,7 @@ def _mkl_code(bias: bool) -> Callable[[Call], str]:
     return code
 
 
-#: activation pattern -> oneDNN's name and algorithm for it.
+#: activation pattern -> oneDNN's (name, algorithm)
 EPILOGUES = {
     "relu({})": ("relu", ""),
     "gelu({})": ("gelu", "none"),
@@ -297,7 +297,7 @@ def _products() -> list[Template]:
 
 
 def _clearly_channels_last(call: Call) -> bool:
-    """x lies channels last, and no axis of 1 leaves Torch in doubt about it."""
+    """Whether x is unambiguously channels-last: no axis has size 1."""
     sizes = (*extents(call.operands["x"])[1:], *extents(call.output)[1:])
     return planar(call) and min(sizes) > 1 and one_block(call) and not call.operands["x"].dense
 
@@ -412,7 +412,7 @@ def _pools() -> list[Template]:
 
 
 # ---------------------------------------------------------------- recurrent layers
-#: What Torch's own recurrent layers compute: cell -> activations.
+#: Cell -> activations of Torch's recurrent layers.
 _CELLS = {"lstm": ("sigmoid tanh tanh",), "gru": ("sigmoid tanh",), "plain": ("tanh", "relu")}
 
 
@@ -492,7 +492,7 @@ def _rest() -> list[Template]:
 
 
 class TorchBackend:
-    """Torch on the CPU. Its results lie in the same memory as NumPy's."""
+    """Torch CPU backend, on NumPy's memory."""
 
     name = "torch"
     device = "cpu"
@@ -500,11 +500,11 @@ class TorchBackend:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """All kernels; views and what Torch lacks are NumPy's."""
+        """All kernels; views and missing ops come from NumPy."""
         return (*_pointwise(), *_reductions(), *_products(), *_convolutions(), *_pools(), *_recurrent(), *_rest())
 
     def unavailable(self) -> str:
-        """Empty, or that Torch is missing or broken."""
+        """Why the backend is unusable (Torch missing or broken); empty if it is usable."""
         return _unavailable()
 
 

@@ -1,4 +1,4 @@
-"""What rows of Torch's kernels ask of a call, on a CPU and on a GPU, and how they spell its operands."""
+"""Call conditions and operand spelling shared by Torch's CPU and GPU templates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTS = ("uint8", "int8", "int16", "int32", "int64")
 
 # ---------------------------------------------------------------- conditions
 def both(*conditions: Applies | None) -> Applies:
-    """All of the conditions, those that are there."""
+    """Conjunction of conditions; None is ignored."""
     kept = [c for c in conditions if c is not None]
     return lambda call: all(c(call) for c in kept)
 
@@ -27,13 +27,13 @@ def dtypes_of(call: Call) -> set[str]:
 
 
 def usable(call: Call) -> bool:
-    """Torch knows the dtypes, and has no negative strides."""
+    """Whether Torch has the dtypes and no stride is negative."""
     known = dtypes_of(call) <= {*FLOATS, *INTS, "bool"}
     return known and all(s >= 0 for o in call.operands.values() for s in o.strides)
 
 
 def of(*names: str) -> Applies:
-    """Whether a call has these dtypes only."""
+    """Condition: a call has only these dtypes."""
     return lambda call: dtypes_of(call) <= set(names)
 
 
@@ -41,23 +41,23 @@ SINGLE, NUMBER, BITS = of("float32"), of(*FLOATS, *INTS), of("bool", *INTS)
 
 
 def extents(operand: Operand) -> tuple[int, ...]:
-    """The sizes; code may meet expressions, which are written as such."""
+    """The shape of an operand; sizes may be expressions."""
     return operand.type.shape  # type: ignore[return-value]
 
 
 def some_axes(call: Call) -> bool:
-    """For Torch, no axes are all axes."""
+    """Whether the reduction has axes: an empty tuple means all axes to Torch."""
     return call.attrs.get("axes") != ()
 
 
 # ---------------------------------------------------------------- products
 def rows_in(operand: Operand) -> int:
-    """Rows of an operand as a matrix: all axes but the last as one."""
+    """Rows of an operand viewed as a matrix: all axes but the last merged."""
     return prod(extents(operand)[:-1])
 
 
 def _matrix(call: Call, name: str) -> str:
-    """The operand as a matrix: all axes but the last as one."""
+    """The operand viewed as a matrix: all axes but the last merged."""
     operand = call.output if name == "out" else call.operands[name]
     if operand.type.rank == 2:
         return call.names[name]
@@ -65,12 +65,12 @@ def _matrix(call: Call, name: str) -> str:
 
 
 def two_d(call: Call) -> bool:
-    """The weight is a matrix."""
+    """Whether the weight is a matrix."""
     return call.operands["w"].type.rank == 2
 
 
 def flat_code(text: str) -> Callable[[Call], str]:
-    """Code over operands as matrices: `x2`, `r2`, `out2`."""
+    """Code over operands viewed as matrices: `x2`, `r2`, `out2`."""
 
     def code(call: Call) -> str:
         matrices = {f"{o}2": _matrix(call, o) for o in ("x", "r", "out") if o == "out" or o in call.operands}
@@ -81,13 +81,13 @@ def flat_code(text: str) -> Callable[[Call], str]:
 
 
 def equal_batches(call: Call) -> bool:
-    """Rank 3 or more with equal leading sizes: one batched product over a view."""
+    """Whether both operands have rank >= 3 and equal leading sizes: one batched GEMM over a view."""
     a, b = call.operands["x"], call.operands["w"]
     return a.type.rank == b.type.rank >= 3 and extents(a)[:-2] == extents(b)[:-2]
 
 
 def batches_merge(call: Call) -> bool:
-    """All operands can be looked at as equally many matrices, one behind the other."""
+    """Whether the batch axes of every operand can be merged as a view."""
 
     def merges(o: Operand) -> bool:
         s = extents(o)
@@ -96,7 +96,7 @@ def batches_merge(call: Call) -> bool:
     return equal_batches(call) and all(map(merges, call.operands.values()))
 
 
-#: How x @ w plus a bias is spelled: (suffix, pattern, has bias). `reshape` gives the bias x's rank.
+#: Patterns of x @ w with optional bias: (suffix, pattern, has bias). `reshape` gives the bias x's rank.
 PRODUCTS = (
     ("", "matmul(x, w)", False),
     ("_bias", "linear(x, w, b)", True),
@@ -105,7 +105,7 @@ PRODUCTS = (
 
 
 def bias_line(call: Call) -> bool:
-    """A reshaped bias is a line along the last axis."""
+    """Whether a reshaped bias is a vector along the last axis."""
     s = call.attrs.get("s")
     if s is None:
         return True
@@ -114,12 +114,12 @@ def bias_line(call: Call) -> bool:
 
 
 def residual_fits(call: Call) -> bool:
-    """What is added is of the result's type."""
+    """Whether the residual has the result's type."""
     return call.operands["r"].type == call.output.type
 
 
 def batched_code(text: str) -> Callable[[Call], str]:
-    """Code over operands as batches of matrices."""
+    """Code over operands viewed as batches of matrices."""
 
     def code(call: Call) -> str:
         def flat(name: str) -> str:
@@ -143,13 +143,13 @@ CONVOLUTIONS = (
 
 
 def symmetric(call: Call) -> bool:
-    """Padding is the same on both sides."""
+    """Whether padding is equal before and after."""
     pads, n = call.attrs["pads"], len(call.attrs["pads"]) // 2
     return tuple(pads[:n]) == tuple(pads[n:])
 
 
 def channel_bias(call: Call) -> bool:
-    """A reshaped bias is a line along the channels."""
+    """Whether a reshaped bias is a vector along the channels."""
     s = call.attrs.get("s")
     if s is None:
         return True
@@ -158,12 +158,12 @@ def channel_bias(call: Call) -> bool:
 
 
 def planar(call: Call) -> bool:
-    """Images have two axes."""
+    """Whether images have two spatial axes."""
     return call.operands["x"].type.rank == 4
 
 
 def channels_last(call: Call) -> Strides:
-    """Strides of the output with channels innermost."""
+    """Channels-last strides of the output."""
     n, c, h, w = extents(call.output)
     return tuple(
         s if d != 1 else t for s, d, t in zip((h * w * c, 1, w * c, c), (n, c, h, w), contiguous((n, c, h, w)))
@@ -171,7 +171,7 @@ def channels_last(call: Call) -> Strides:
 
 
 def one_block(call: Call) -> bool:
-    """x lies row-major or channels last."""
+    """Whether x is row-major or channels-last."""
     x = call.operands["x"]
     n, c, h, w = extents(x)
     last = (h * w * c, 1, w * c, c)
@@ -179,18 +179,18 @@ def one_block(call: Call) -> bool:
 
 
 def half_pads(call: Call) -> tuple[int, ...]:
-    """Padding on one side."""
+    """Padding of one side."""
     return tuple(call.attrs["pads"][: len(call.attrs["pads"]) // 2])
 
 
 def residual_fits_last(call: Call) -> bool:
-    """What is added is of the result's type, with channels innermost."""
+    """Whether the residual has the result's type and is channels-last."""
     r, want = call.operands["r"], channels_last(call)
     return residual_fits(call) and all(s == t or d == 1 for s, t, d in zip(r.strides, want, extents(r)))
 
 
 def pool_pads(call: Call) -> bool:
-    """Padding of a pool of two axes as Torch has it: the same on both sides, half a window at most, without dilation."""
+    """Whether Torch has this 2-D pool: symmetric padding of at most half a window, no dilation."""
     pads, kernel = call.attrs["pads"], call.attrs["kernel"]
     n = len(kernel)
     return (
@@ -203,7 +203,7 @@ def pool_pads(call: Call) -> bool:
 
 # ---------------------------------------------------------------- attention
 def heads_fit(call: Call) -> bool:
-    """Leading sizes of q cover those of k and v; only the group axis of a rank-5 form may repeat."""
+    """Whether the leading sizes of q match those of k and v; only the group axis of a rank-5 form may broadcast."""
     q, k, v = (extents(call.operands[n])[:-2] for n in "qkv")
     if len(q) < 3:
         return q == k == v

@@ -1,9 +1,9 @@
-"""Library kernels on a GPU: what Torch calls there (cuBLAS and cuBLASLt, cuDNN, fused attention, its own elementwise and
-row kernels), on tensors that may lie in 16 bits under a float32 pattern.
+"""Torch GPU library kernels: cuBLAS and cuBLASLt, cuDNN, fused attention, Torch's elementwise and row kernels. The
+storage dtype of tensors may be a 16-bit float under a float32 pattern.
 
-Rows that work on both devices are those of `torch.py`. They want all floats in one dtype, which is then also what they
-compute in (products and sums accumulate wider). Where operands differ in dtype, pointwise kernels promote by
-themselves; every other row has a `_wide` twin that widens its operands first, so that a plan always exists.
+Templates that work on both devices come from `torch.py`. They require a single float dtype, which is also the compute
+dtype (products and sums accumulate wider). For mixed dtypes, pointwise kernels promote; every other template has a
+`_wide` variant that widens its operands first, so that a plan always exists.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .torch_helpers import HELPERS as SHARED
 from .views import TORCH as VIEW_CODE
 from .views import VIEWS, spelled
 
-# ---------------------------------------------------------------- rows of torch.py
-#: Not taken over: packed for the CPU, or spelled otherwise here.
+# ---------------------------------------------------------------- templates of torch.py
+#: Not taken over: packed for the CPU, or replaced here.
 _CPU_ONLY = (
     "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "linear",
     "matmul", "mm", "bmm", "addmm", "cast", "sum", "mean", "square",
 )  # fmt: skip
 
-#: Pointwise rows that promote operands of several dtypes themselves.
+#: Pointwise templates that promote mixed dtypes themselves.
 _PROMOTING = ("add", "sub", "mul", "div", "maximum", "minimum", "eq", "lt", "le", "mul_add", "add_mul", "pow")
 
 
 def _moved(t: Template) -> Template:
-    """A CPU row on the GPU."""
+    """A CPU template adapted to the GPU."""
     name = t.name.partition(".")[2]
     name = f"{name}_out" if "rope_out" in t.setup else name
     condition = None if t.family == "copy" else promotes if name in _PROMOTING else uniform
@@ -55,7 +55,7 @@ _OUT = "__OUT__"
 
 
 def _widened(t: Template) -> Template:
-    """The kernel over operands widened to float32 (or float64 where one is), its result rounded once."""
+    """Code that widens operands to float32 (float64 if one is), and rounds the result once."""
 
     def code(call: Call) -> str:
         wide = "double" if "float64" in floats(call) else "float"
@@ -74,7 +74,7 @@ def _widened(t: Template) -> Template:
 
 
 def _uniformed(call: Call) -> Call:
-    """The call as its widened twin's code sees it: floats of one dtype."""
+    """The call with all floats in the widened dtype."""
     wide = "float64" if "float64" in floats(call) else "float32"
 
     def kind(o: Any) -> Any:
@@ -84,10 +84,10 @@ def _uniformed(call: Call) -> Call:
 
 
 def _widenable(t: Template) -> bool:
-    """Whether the twin is needed and can be written: the only place that the code names its output is `out=`."""
+    """Whether a widened variant is needed and possible: the code must name its output only in `out=`."""
     name = t.name.partition(".")[2]
     plain = t.family not in ("copy", "view", "scatter", "gather", "sort") and t.layout is None and not t.prep
-    plain = plain and (not name.startswith("sdpa") or name.endswith("_single"))  # what is widened has no 16 bits
+    plain = plain and (not name.startswith("sdpa") or name.endswith("_single"))  # widened operands are not 16-bit
     return (
         plain
         and not t.loss
@@ -97,7 +97,7 @@ def _widenable(t: Template) -> bool:
     )
 
 
-#: Rows that take floats of any dtypes themselves, take none, or have another row that is widened.
+#: Templates that accept mixed float dtypes, take no floats, or have another widened variant.
 _NOT_WIDENED = frozenset([
     "cast", "square", "square_wide", "sum", "mean", "prod", "and", "or", "xor", "not", "eq", "lt", "le", "is_nan", "is_inf",
     "argmax", "argmin", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
@@ -198,7 +198,7 @@ def _reductions() -> list[Template]:
 
 
 def sums_wider(call: Call) -> bool:
-    """The result is at least as wide as what is added, so that Torch adds in its dtype."""
+    """Whether the result is at least as wide as the summand, so that Torch adds in the result's dtype."""
     return dtypes.itemsize(call.output.type.dtype) >= dtypes.itemsize(call.operands["x"].type.dtype)
 
 
@@ -238,7 +238,7 @@ def _layout() -> list[Template]:
 
 
 def _slices(call: Call) -> bool:
-    """The index is a line along the axis, and whole slices are written there."""
+    """Whether the index is a vector along the axis, so that whole slices are written."""
     axis, shape = call.attrs["axis"], call.attrs["s"]
     x, i, u = (extents(call.operands[n]) for n in "xiu")
     line = len(i) == len(x) and all(d == 1 for k, d in enumerate(i) if k != axis) and i[axis] == u[axis]
@@ -250,7 +250,7 @@ def _same_float(call: Call) -> bool:
     return a == b and dtypes.is_float(a)
 
 
-#: Views of tensors (never backwards: Torch has no negative strides), and casts between floats that lie in one dtype.
+#: Views of tensors (without negative strides, which Torch lacks), and casts between equal storage dtypes.
 TENSOR_VIEWS: tuple[Template, ...] = (
     *(replace(v, backend="torch_cuda", code=VIEW_CODE[op], setup=())
       for v in VIEWS for op in [v.name.rpartition(".")[2]] if op in VIEW_CODE),
@@ -259,7 +259,7 @@ TENSOR_VIEWS: tuple[Template, ...] = (
 
 
 class TorchCudaBackend:
-    """Torch's kernels on tensors in a GPU's memory."""
+    """Torch GPU library kernels."""
 
     name = "torch_cuda"
     device = "cuda"
@@ -267,7 +267,7 @@ class TorchCudaBackend:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """Views, then a kernel or more for every op."""
+        """View templates, then at least one kernel per op."""
         native = [
             *_from_cpu(),
             *_pointwise(),
@@ -281,7 +281,7 @@ class TorchCudaBackend:
         return (*TENSOR_VIEWS, *native, *_twins(native))
 
     def unavailable(self) -> str:
-        """Empty, or why no GPU can be used: no Torch, no driver, no device."""
+        """Why no GPU is usable (no Torch, driver or device); empty if one is."""
         return _unavailable()
 
 

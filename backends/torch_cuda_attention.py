@@ -1,4 +1,4 @@
-"""Attention of Torch on a GPU: its fused kernels, several queries for one key as rows of a matrix, and what is spelled."""
+"""Torch GPU attention: fused kernels, grouped queries as rows of one matrix, and an unfused form."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from .torch_cuda_rows import FLOAT, halves, row
 _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 
-#: Torch's fused attention kernels by the suffix of our row: its own choice, and each by name.
+#: Template suffix -> Torch's fused attention kernel; "" means Torch's own choice.
 KERNELS = {"": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
 
 
-SINGLE_RATE = 0.15  # of what products of float32 reach, in the fused kernels for what has no 16 bits (seen on an H200)
+SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach on float32 (measured on an H200)
 
 
 def _causal(call: Call) -> bool:
-    """Whether anything is hidden: a single row sees all columns (the last row is aligned with the last column)."""
+    """Whether the causal mask hides anything: a single row sees all columns (the last row is aligned with the last
+    column)."""
     return bool(call.attrs["causal"]) and extents(call.operands["q"])[-2] > 1
 
 
@@ -37,7 +38,7 @@ def _mask(call: Call) -> bool:
 
 
 def _lines(call: Call) -> bool:
-    """Rows of 16-bit numbers in one piece, of a width that the fused kernels have."""
+    """Whether operands are 16-bit with contiguous rows, of a width that the fused kernels support."""
     inputs = [call.operands[n] for n in "qkv"]
     widths = {extents(o)[-1] for o in inputs}
     fit = len(widths) == 1 and max(widths) <= 256 and max(widths) % 8 == 0
@@ -45,7 +46,7 @@ def _lines(call: Call) -> bool:
 
 
 def heads_inside(call: Call) -> Strides:
-    """Strides of attention's result with each position's heads together: [batch, T, heads, D] in memory."""
+    """Strides of the result with all heads of a position contiguous: [batch, T, heads, D] in memory."""
     _, *heads, rows, width = extents(call.output)
     inner: list[int] = []
     step = width
@@ -66,7 +67,7 @@ def _sdpa_code(kernel: str, rows: bool) -> Callable[[Call], str]:
 
 
 def _packable(call: Call) -> bool:
-    """The group's queries may be rows of one matrix: there is a group, and every row sees the same."""
+    """Whether a group's queries can be rows of one matrix: there is a group, and every row has the same mask."""
     q = extents(call.operands["q"])
     masked = "m" in call.operands and extents(call.operands["m"])[-2] != 1
     return len(q) == 5 and q[2] > 1 and not _causal(call) and not masked
@@ -82,7 +83,7 @@ def _grouped_code(kernel: str) -> Callable[[Call], str]:
 
 
 def attentions() -> list[Template]:
-    """Rows of attention."""
+    """Templates of attention."""
     found = []
     spelling = "attention_spelled({q}, {k}, {v}, MASK, {scale}, {causal}, {window}, {softcap})"
     more: dict[str, Any] = {"family": "attention"}
@@ -92,7 +93,7 @@ def attentions() -> list[Template]:
     ):
         for suffix, kernel in KERNELS.items():
             if masked and suffix == "_flash":
-                continue  # it knows no masks
+                continue  # the kernel supports no masks
             own = _lines if kernel else (lambda call: not halves(call)) if suffix else halves
             fits = both(FLOAT, _fusable, own)
             more["rate"] = SINGLE_RATE if suffix == "_single" else 1.0

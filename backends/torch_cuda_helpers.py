@@ -1,6 +1,7 @@
-"""The small functions that emitted source for a GPU may contain for kernels that are no one call of Torch. Their own text
-is copied into it: each may use `torch`, the other functions here and those of torch_helpers.py, nothing else. Nothing here waits
-for the GPU.
+"""Helper functions of emitted GPU programs, for ops that are not a single Torch call.
+
+Their source is copied into emitted programs: each may use `torch`, the other helpers here and those of torch_helpers.py
+only. No helper synchronizes with the GPU.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ if TYPE_CHECKING:
 
 
 def int_matmul(x: Any, w: Any) -> Any:
-    """A product of integers: exact in float64 for small ones, else by multiplying and adding with wrap-around."""
+    """Integer matrix product: exact in float64 for 8-bit integers, else multiply and add with wrap-around."""
     if x.element_size() == w.element_size() == 1:
         return torch.matmul(x.double(), w.double())
     return (x.unsqueeze(-1) * w.unsqueeze(-3)).sum(-2)
 
 
 def int_divided(x: Any, y: Any, rest: bool) -> Any:
-    """floor(x / y) of integers, or what remains; 0 where y is 0."""
+    """Integer floor division, or the remainder with `rest`; 0 where y is 0."""
     safe = torch.where(y == 0, 1, y)
     made = torch.remainder(x, safe) if rest else torch.floor_divide(x, safe)
     return torch.where(y == 0, 0, made)
 
 
 def in_tf32(function: Any, *operands: Any, **more: Any) -> Any:
-    """A library's product with TF32 allowed, whatever is the rule outside of it."""
+    """A library GEMM with TF32 enabled, independent of the global setting."""
     settings = torch.backends.cuda.matmul
     name, value = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
     before = getattr(settings, name)
@@ -43,15 +44,15 @@ def in_tf32(function: Any, *operands: Any, **more: Any) -> Any:
 
 
 def evened(w: Any) -> Any:
-    """A matrix with zeros behind its rows and columns, up to multiples of 16 bytes; columns lie side by side."""
+    """A matrix padded with zeros to multiples of 16 bytes in both axes; column-major."""
     step = 16 // w.element_size()
     rows, columns = w.shape
     return torch.nn.functional.pad(w.t(), (0, -rows % step, 0, -columns % step)).contiguous().t()
 
 
 def even_product(x: Any, w: Any, out: Any, room: Any, b: Any = None) -> None:
-    """x @ w, plus b, over an `evened` weight: by way of `room` what has rows of other lengths. Libraries have fast kernels only for
-    rows that begin at multiples of 16 bytes."""
+    """x @ w, plus b, over a padded weight; a result of another width goes through scratch memory. Libraries have fast
+    kernels only for rows aligned to 16 bytes."""
     made = out if out.shape[1] == w.shape[1] else room_of(room, out, w.shape[1])
     if x.shape[1] < w.shape[0]:
         padded = room_of(room[made.nbytes if made is not out else 0 :], x, w.shape[0])
@@ -66,31 +67,31 @@ def even_product(x: Any, w: Any, out: Any, room: Any, b: Any = None) -> None:
 
 
 def room_of(room: Any, like: Any, columns: int) -> Any:
-    """A matrix at the beginning of some bytes, with the rows and the dtype of another one."""
+    """A matrix at the start of scratch memory, with the rows and the dtype of another tensor."""
     return room[: like.shape[0] * columns * like.element_size()].view(like.dtype).view(-1, columns)
 
 
 def product(x: Any, axes: Sequence[int]) -> Any:
-    """Product over axes, which are kept."""
+    """Product over axes, with kept dimensions."""
     for axis in axes:
         x = torch.prod(x, axis, True, dtype=x.dtype)
     return x
 
 
 def sorting(x: Any, axis: int, descending: bool) -> Any:
-    """Positions that sort an axis, stable."""
+    """Indices that sort along an axis; stable."""
     x = x.to(torch.uint8) if x.dtype == torch.bool else x
     return torch.sort(x, dim=axis, descending=descending, stable=True)[1]
 
 
 def padded_into(x: Any, axis: int, lo: int, value: float, out: Any) -> None:
-    """x, with a constant before and after along an axis."""
+    """x padded with a constant on both sides of an axis, into out."""
     out.fill_(value)
     out.narrow(axis, lo, x.shape[axis]).copy_(x)
 
 
 def taken(x: Any, index: Any, axis: int, out: Any) -> None:
-    """x's slices at the indices (clipped), their axes in place of `axis`."""
+    """Slices of x at the indices (clipped); the index axes replace `axis`."""
     line = index.reshape(-1).long().clamp(0, x.shape[axis] - 1)
     flat = out.view(*x.shape[:axis], line.shape[0], *x.shape[axis + 1 :])
     if flat.dtype == x.dtype:
@@ -100,7 +101,7 @@ def taken(x: Any, index: Any, axis: int, out: Any) -> None:
 
 
 def picked(x: Any, index: Any, axis: int, out: Any) -> None:
-    """x at the index along one axis, per position; negative ones count from the end, those beyond are the first or the last."""
+    """x at the index along one axis, per element; negative indices count from the end, others are clipped."""
     size, index = x.shape[axis], index.long()
     out.copy_(torch.gather(x, axis, (index + size * (index < 0)).clamp_(0, size - 1)))
 
@@ -118,14 +119,14 @@ def scattered(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) 
 
 
 def replaced(x: Any, index: Any, updates: Any, axis: int, out: Any) -> None:
-    """x with whole slices written at the indices along one axis. x may be out."""
+    """x with whole slices overwritten at the indices along one axis. x may be out."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)
     out.index_copy_(axis, index.reshape(-1).long().remainder(x.shape[axis]), updates.to(out.dtype))
 
 
 def pooled(x: Any, kernel: Any, strides: Any, pads: Any, dilations: Any, value: float) -> Any:
-    """x padded with a value, as windows: their elements in new last axes."""
+    """Sliding windows of padded x, with the window elements in new last axes."""
     n = len(kernel)
     x = torch.constant_pad_nd(x, [p for i in reversed(range(n)) for p in (pads[i], pads[n + i])], value).contiguous()
     span = [dilations[i] * (kernel[i] - 1) + 1 for i in range(n)]
@@ -137,7 +138,7 @@ def pooled(x: Any, kernel: Any, strides: Any, pads: Any, dilations: Any, value: 
 
 
 def padded_conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> Any:
-    """Convolution with different padding before and after."""
+    """Convolution with asymmetric padding."""
     n = len(pads) // 2
     wide = torch.constant_pad_nd(x, [p for i in reversed(range(n)) for p in (pads[i], pads[n + i])])
     zeros = [0] * n
@@ -145,7 +146,7 @@ def padded_conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups:
 
 
 def channels_innermost(w: Any, dtype: Any) -> Any:
-    """w[N, C, H, W] with its channels innermost in memory, and strides that say so even where axes are 1."""
+    """w[N, C, H, W] in channels-last layout, with channels-last strides even for axes of size 1."""
     return torch.empty_like(w, dtype=dtype, memory_format=torch.channels_last).copy_(w)
 
 
@@ -173,7 +174,7 @@ def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kern
 
 
 def grouped(q: Any, k: Any, v: Any, mask: Any, scale: float, kernel: str) -> Any:
-    """Attention without a causal mask of q[batch, kv heads, group, T, D] over k and v that the group shares: the group's
+    """Attention without a causal mask of q[batch, kv heads, group, T, D], where a group shares k and v: the group's
     queries are rows of one matrix, so that k and v are read once."""
     batch, heads, group, rows, width = q.shape
     q = q.reshape(batch, heads, group * rows, width)
@@ -182,7 +183,7 @@ def grouped(q: Any, k: Any, v: Any, mask: Any, scale: float, kernel: str) -> Any
     return made.view(batch, heads, group, rows, v.shape[-1])
 
 
-#: name -> source text.
+#: helper name -> source
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for name, value in list(globals().items())

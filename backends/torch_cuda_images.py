@@ -1,4 +1,4 @@
-"""Convolutions and pools of Torch on a GPU: cuDNN in both layouts, in TF32 where a tolerance allows it, and what is spelled."""
+"""Torch GPU convolutions and pools: cuDNN in both layouts, in TF32 where the tolerance allows it, and unfused forms."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .torch_cuda_rows import FLOAT, floats, row, single, uniform
 
 
 def _conv_code(tuned: bool, bias: bool, tf32: bool = False) -> Callable[[Call], str]:
-    """cuDNN's convolution, without TF32 unless that is said: rounding of float32 operands is not for a kernel to choose unseen.
-    `tuned` tries cuDNN's algorithms at the first call."""
+    """Code of cuDNN's convolution. TF32 only if requested, so that float32 operands are not rounded silently. `tuned`:
+    cuDNN benchmarks its algorithms in the first call."""
 
     def code(call: Call) -> str:
         n, a = call.names, call.attrs
@@ -43,13 +43,13 @@ def _conv_code(tuned: bool, bias: bool, tf32: bool = False) -> Callable[[Call], 
 
 
 def _image(call: Call) -> str:
-    """The image, with channels innermost where the result has them so."""
+    """The image, converted to channels-last if the result is."""
     x = call.names["x"]
     return x if call.output.dense else f"{x}.contiguous(memory_format=torch.channels_last)"
 
 
 def _clear(call: Call) -> bool:
-    """No axis of 1 leaves Torch in doubt about the layout, and cuDNN has it (not for float64)."""
+    """Whether the layout is unambiguous (no axis of size 1) and cuDNN has it (not for float64)."""
     return "float64" not in floats(call) and min(*extents(call.operands["x"])[1:], *extents(call.output)[1:]) > 1
 
 
@@ -66,8 +66,8 @@ def _fused_conv(residual: bool) -> Callable[[Call], str]:
 
 
 def _all_but_weight(condition: Applies) -> Applies:
-    """The condition and one dtype for everything but the weight, which takes the image's when it is loaded: the weights of
-    a 1x1 convolution lie in float32 (their rows are one element long)."""
+    """Condition: everything but the weight has one dtype; the weight is cast to it at load time. (The storage dtype of
+    1x1 convolution weights is float32, because their rows are one element long.)"""
 
     def fits(call: Call) -> bool:
         others = {n: o for n, o in call.operands.items() if n != "w"}
@@ -85,7 +85,7 @@ def _weight_as(text: str) -> Callable[[Call], str]:
 
 
 def convolutions() -> list[Template]:
-    """Rows of convolutions."""
+    """Templates of convolutions."""
     base = both(FLOAT, symmetric, channel_bias)
     dense: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": base}
     weights: dict[str, Any] = {**dense, "prep": {"w": _weight_as("{w}.to({x})")}, "applies": _all_but_weight(base)}
@@ -125,7 +125,7 @@ def _uneven_conv(call: Call) -> str:
 
 
 def pools() -> list[Template]:
-    """Rows of pools that Torch has no kernel for."""
+    """Templates of pools for which Torch has no kernel."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     windows = "pooled({x}, {kernel}, {strides}, {pads}, {dilations}, "
 

@@ -1,4 +1,5 @@
-"""Products of Torch on a GPU: cuBLAS and cuBLASLt, in TF32 too where a tolerance allows it, and over padded weights."""
+"""Torch GPU matrix products: cuBLAS and cuBLASLt, also in TF32 where the tolerance allows it, and with padded
+weights."""
 
 from __future__ import annotations
 
@@ -27,16 +28,16 @@ from .torch_calls import (
 from .torch_cuda_rows import FLOAT, floats, halves, row, single, uniform
 from .views import view_strides
 
-#: Weights as they are, or laid out column after column: cuBLAS takes either, at different speed.
+#: Weight layouts: as stored, or column-major. cuBLAS accepts either, at different speeds.
 ORDERS: dict[str, dict[str, Any]] = {"": {}, "_columns": {"prep": {"w": "{w}.t().contiguous().t()"}}}
 
 
-#: Activations that cuBLASLt applies while it writes: pattern -> option.
+#: Activations available as cuBLASLt epilogues: pattern -> option.
 EPILOGUES = {"relu({})": "False", "gelu_tanh({})": "True"}
 
 
 def merges(operand: str) -> Applies:
-    """The operand can be looked at as a matrix: all axes but the last as one."""
+    """Condition: the operand can be viewed as a matrix, with all axes but the last merged."""
 
     def fits(call: Call) -> bool:
         o = call.operands[operand]
@@ -46,7 +47,7 @@ def merges(operand: str) -> Applies:
 
 
 def products() -> list[Template]:
-    """Rows of products, each in TF32 too where that is worth having."""
+    """Templates of matrix products, each also in TF32 where that pays off."""
     more: dict[str, Any] = {"family": "contraction"}
     flat = both(FLOAT, two_d, merges("x"), bias_line)
     residual = both(flat, residual_fits, merges("r"))
@@ -82,7 +83,7 @@ def products() -> list[Template]:
 
 
 def _even_products(applies: Applies) -> list[Template]:
-    """Products over weights that are padded when they are loaded, for sizes that libraries multiply element by element."""
+    """Templates with weights padded at load time, for sizes at which libraries use unaligned (slow) kernels."""
     more: dict[str, Any] = {
         "family": "contraction",
         "prep": {"w": "evened({w})"},
@@ -97,18 +98,18 @@ def _even_products(applies: Applies) -> list[Template]:
 
 
 def _uneven(call: Call) -> bool:
-    """Whether a product of 16-bit floats has columns, or a sum, of no whole 16 bytes: more of them than are added."""
+    """Whether a 16-bit product has unaligned columns or K, and is large enough for padding to pay off."""
     w = call.operands["w"]
     return halves(call) and bool(_odd(w)) and min(*extents(w), rows_in(call.output)) >= padded_row(1, w.type.dtype)
 
 
 def _odd(matrix: Operand) -> list[int]:
-    """Sizes of a matrix that are no rows of whole 16 bytes."""
+    """Sizes of a matrix whose rows are not multiples of 16 bytes."""
     return [s for s in extents(matrix) if padded_row(s, matrix.type.dtype) != s]
 
 
 def _even_room(call: Call) -> int:
-    """Bytes for a result and rows of whole 16 bytes."""
+    """Bytes of scratch for a padded result and padded operand rows."""
     w = call.operands["w"]
     beside = sum(padded_row(s, w.type.dtype) for s in _odd(w))
     return rows_in(call.output) * beside * dtypes.itemsize(w.type.dtype)
@@ -118,12 +119,12 @@ _PRODUCT = re.compile(r"torch\.(?:bmm|mm|addmm|baddbmm|matmul|_addmm_activation)
 
 
 def _multiplies(t: Template) -> bool:
-    """Whether a product has a twin in TF32: those of floats of one dtype."""
+    """Whether a product gets a TF32 variant: those with a single float dtype."""
     return not t.name.endswith(("_wide", "_int"))
 
 
 def _in_tf32(t: Template) -> Template:
-    """The product with its operands rounded to TF32, which a library does where it is allowed to."""
+    """The product code with TF32 enabled in the library."""
 
     def code(call: Call) -> str:
         return _PRODUCT.sub(r"in_tf32(\g<0>,", t.write(call), count=1).replace(",(", ", ", 1)

@@ -1,4 +1,4 @@
-"""What every row of Torch's kernels on a GPU is made with: the dtypes of its operands."""
+"""Common parts of Torch GPU templates: dtype conditions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..egraph import dtypes
 from ..extract.kernel import Call, Template
 from .torch_calls import FLOATS, Applies, both, of, usable
 
-FLOAT = of(*FLOATS)  # of one dtype or several: `row` asks for one where a kernel does not say otherwise
+FLOAT = of(*FLOATS)  # float dtypes, possibly mixed; `row` requires a single one unless `mixed`
 
 
 def floats(call: Call) -> set[str]:
@@ -17,22 +17,22 @@ def floats(call: Call) -> set[str]:
 
 
 def uniform(call: Call) -> bool:
-    """All floats have one dtype."""
+    """Whether all floats have one dtype."""
     return len(floats(call)) <= 1
 
 
 def single(call: Call) -> bool:
-    """All floats are float32."""
+    """Whether all floats are float32."""
     return floats(call) == {"float32"}
 
 
 def halves(call: Call) -> bool:
-    """All floats have 16 bits."""
+    """Whether all floats are 16-bit."""
     return floats(call) <= {*dtypes.HALVES}
 
 
 def promotes(call: Call) -> bool:
-    """The widest operand is as wide as the result, so that Torch's own promotion loses nothing."""
+    """Whether the widest operand is as wide as the result, so that Torch's promotion loses no precision."""
     given = [dtypes.itemsize(o.type.dtype) for o in call.operands.values() if dtypes.is_float(o.type.dtype)]
     made = call.output.type.dtype
     return not dtypes.is_float(made) or not given or max(given) >= dtypes.itemsize(made)
@@ -41,6 +41,6 @@ def promotes(call: Call) -> bool:
 def row(
     name: str, pattern: str, code: Any, *, applies: Applies | None = None, mixed: bool = False, **more: Any
 ) -> Template:
-    """One kernel on the GPU; `mixed`: floats of several dtypes are welcome."""
+    """A GPU template. `mixed`: accepts several float dtypes."""
     fits = both(usable, None if mixed else uniform, applies)
     return Template(f"cuda.{name}", "torch_cuda", pattern, code, applies=fits, **more)

@@ -1,5 +1,6 @@
-"""The small functions that emitted source may contain where it uses Torch. Their own text is copied into it: each may
-use `torch` and the other functions here (and `scan`, which is NumPy's too), nothing else.
+"""Helper functions of emitted programs that use Torch.
+
+Their source is copied into emitted programs: each may use `torch`, the other helpers here, and NumPy's `scan` only.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def mkl_pack(w: Any, rows: int) -> tuple[Any, Any]:
-    """w[K, N] packed for MKL's product with x[rows, K], and a stand-in of w's transposed shape without memory."""
+    """w[K, N] packed for MKL's GEMM with x[rows, K], and a placeholder of w's transposed shape without memory."""
     packed = torch.ops.mkl._mkl_reorder_linear_weight(w.t().contiguous(), rows)
     return packed, w.new_empty(1).expand(w.shape[1], w.shape[0])
 
 
 def onednn_pack(w: Any, rows: int) -> Any:
-    """w[K, N] in the blocked layout that oneDNN wants for x[rows, K]."""
+    """w[K, N] in oneDNN's blocked layout for x[rows, K]."""
     return torch.ops.mkldnn._reorder_linear_weight(w.t().contiguous(), rows)
 
 
 def layer_norm_out(x: Any, gain: Any, shift: Any, eps: float, out: Any) -> None:
-    """Layer norm into out; mean and deviation go to small scratch tensors."""
+    """Layer norm into out; mean and deviation go to small temporary tensors."""
     mean = x.new_empty((*x.shape[:-1], 1))
     torch.ops.aten.native_layer_norm.out(
         x, x.shape[-1:], gain, shift, eps, out0=out, out1=mean, out2=torch.empty_like(mean)
@@ -55,7 +56,7 @@ def sdpa(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
 def attention_spelled(
     q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, window: int, softcap: float
 ) -> Any:
-    """softmax(scale * q @ k.T + mask) @ v step by step, for what the fused kernel does not know."""
+    """Unfused softmax(scale * q @ k.T + mask) @ v, for options that the fused kernel lacks."""
     scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scale)
     if softcap:
         scores.mul_(1 / softcap).tanh_().mul_(softcap)
@@ -73,7 +74,7 @@ def attention_spelled(
 
 
 def recurrent_weights(w: Any, cell: str, size: int, hidden: int, width: int, layers: int, directions: int) -> list[Any]:
-    """The weights of recurrent layers, one line, as views in the order in which Torch's recurrent functions take them."""
+    """Weights of recurrent layers, packed in one vector, as views in the order of Torch's recurrent functions."""
     rows, found, taken = hidden * {"lstm": 4, "gru": 3, "plain": 1}[cell], [], 0
     for _ in range(layers):
         for _ in range(directions):
@@ -89,7 +90,7 @@ def recurrent_weights(w: Any, cell: str, size: int, hidden: int, width: int, lay
 def recurrent_packed(
     w: Any, cell: str, activations: str, size: int, hidden: int, width: int, layers: int, directions: int
 ) -> list[Any]:
-    """The same weights; on a GPU in one piece of memory as cuDNN wants them, in copies."""
+    """The same weights; on a GPU copied to one contiguous buffer, as cuDNN requires."""
     found = recurrent_weights(w, cell, size, hidden, width, layers, directions)
     if w.is_cuda and torch.backends.cudnn.is_acceptable(w):
         found, mode = [v.clone() for v in found], {"lstm": 2, "gru": 3, "plain": int(activations == "tanh")}[cell]
@@ -103,7 +104,7 @@ def recurrent_layers(
     x: Any, state: Any, weights: Any, cell: str, activations: str, hidden: int, width: int, layers: int, directions: int,
     out: Any = None,
 ) -> Any:  # fmt: skip
-    """Torch's recurrent layers: hidden values of all steps, then the last states, in one line."""
+    """Torch's recurrent layers: hidden values of all steps, then the last states, in one vector."""
     count, batch = layers * directions, x.shape[1]
     cut = count * batch * width
     first, settings = state[:cut].view(count, batch, width), (True, layers, 0.0, False, directions == 2, False)
@@ -120,7 +121,7 @@ def recurrent_spelled(
     x: Any, state: Any, w: Any, cell: str, variant: str, activations: str, hidden: int, width: int, layers: int,
     directions: int, out: Any = None,
 ) -> Any:  # fmt: skip
-    """Recurrent layers step by step, for what Torch's own do not know."""
+    """Unfused recurrent layers, for options that Torch's layers lack."""
     functions = torch.nn.functional
     acts = {
         "sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu, "softplus": functions.softplus,
@@ -133,7 +134,7 @@ def recurrent_spelled(
 
 
 def conv_uneven(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> Any:
-    """Convolution with different padding before and after."""
+    """Convolution with asymmetric padding."""
     n = len(pads) // 2
     wide = torch.constant_pad_nd(x, [p for i in reversed(range(n)) for p in (pads[i], pads[n + i])])
     return torch.convolution(wide, w, None, strides, [0] * n, dilations, False, [0] * n, groups)
@@ -148,7 +149,7 @@ def rope_out(x: Any, cos: Any, sin: Any, out: Any) -> None:
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])
 
 
-#: name -> source text.
+#: helper name -> source
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for name, value in list(globals().items())

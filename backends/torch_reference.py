@@ -1,7 +1,8 @@
-"""What a term or a graph means, computed by Torch where its operands are: the reference for kernels and programs on a GPU.
+"""Torch evaluation of terms and graphs on a device: the reference for GPU kernels and programs.
 
-As in `egraph.interpret`, of which this is the fast twin: with float64 every float is carried in float64 and casts between
-floats change nothing; composites are what their decompositions say. Values are freed after their last use.
+The fast counterpart of `egraph.interpret`: in float64 mode the compute dtype of every float is float64 and casts
+between floats are identities; composites are evaluated by their decompositions. Values are freed after their last
+use.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Function = Callable[..., Any]
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Torch's dtype of a name of ours."""
+    """Torch's dtype of a dtype name."""
     import torch
 
     found: torch.dtype = getattr(torch, name)
@@ -34,10 +35,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = True) -> torch.Tensor:
-    """The term's value: floats in float64 (`wide`) or in their own dtypes, others in theirs. `values` gives params by name, on one
+    """The value of a term. `wide`: floats in float64, else in their own dtypes. `values`: params by name, on one
     device.
 
-    UsageError names a leaf without a value, or an op that is not in the table.
+    UsageError for a leaf without a value or an op without an entry in `FUNCTIONS`.
     """
     import torch
 
@@ -48,7 +49,7 @@ def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = T
 def evaluate_graph(
     graph: Graph, values: Mapping[str, Any], *, float64: bool = False, device: str = "cuda"
 ) -> list[np.ndarray[Any, Any]]:
-    """As `egraph.interpret.evaluate`: the roots' values from inputs and states by name, computed on a device."""
+    """The roots' values for inputs and states by name, computed on a device; like `egraph.interpret.evaluate`."""
     from .exchange import array_of
 
     return [array_of(x) for x in evaluate_tensors(graph, values, device, float64=float64)]
@@ -58,8 +59,11 @@ def evaluate_tensors(
     graph: Graph, values: Mapping[str, Any], device: str, *, float64: bool = False,
     poll: Callable[[], object] = lambda: None, kept: dict[str, torch.Tensor] | None = None, around: Around | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The same as tensors that stay on the device; `values` may be arrays, or tensors there. `poll`: see the interpreter. `kept`: params
-    that are there already, by name; those that are taken there are added. `around`: see the interpreter."""
+    """As `evaluate`, but the results stay on the device; `values` may be arrays or tensors.
+
+    `kept`: params already on the device, by name; newly copied ones are added. `poll`, `around`: see the
+    interpreter.
+    """
     import torch
 
     from .exchange import is_torch, tensor_of
@@ -68,7 +72,7 @@ def evaluate_tensors(
         name, weight = str(leaf.attr("name")), leaf.op == "param"
         if weight and kept is not None and name in kept:
             return kept[name]
-        data = (graph.params if weight else values).get(name)  # params may also hold what states start as
+        data = (graph.params if weight else values).get(name)  # params may also hold initial states
         if data is None or is_torch(data):
             return data
         there = tensor_of(np.array(load_data(data))).to(device)
@@ -118,7 +122,7 @@ def _value(
         found = _leaf(node, attrs, given, where)
         if not found.is_floating_point():
             return found
-        return found.double() if wide else found.to(torch_dtype(node.dtype))  # it may lie in memory in fewer bits
+        return found.double() if wide else found.to(torch_dtype(node.dtype))  # its storage dtype may be narrower
     if node.op not in FUNCTIONS:
         raise UsageError(f"the reference knows no op called {node.op!r}", hint="add it to backends/torch_reference.py")
     made: torch.Tensor = FUNCTIONS[node.op](attrs, *args)
@@ -148,7 +152,7 @@ def _leaf(
 
 # ---------------------------------------------------------------- the table
 def _torch(name: str) -> Function:
-    """A function of Torch over the operands alone."""
+    """A Torch function of the operands alone."""
 
     def run(attrs: Attrs, *args: Any) -> Any:
         import torch
@@ -159,7 +163,7 @@ def _torch(name: str) -> Function:
 
 
 def _arithmetic(name: str) -> Function:
-    """A function of Torch that also takes bools, as NumPy's does: on 0 and 1, and what is not 0 is true."""
+    """A Torch function extended to bools as in NumPy: computed on 0 and 1; nonzero results are true."""
     function = _torch(name)
 
     def run(attrs: Attrs, *args: Any) -> Any:
@@ -170,7 +174,7 @@ def _arithmetic(name: str) -> Function:
 
 
 def _cast(attrs: Attrs, x: Any) -> Any:
-    return x.to(torch_dtype(attrs["dtype"]))  # towards an integer Torch truncates, as the op says
+    return x.to(torch_dtype(attrs["dtype"]))  # Torch truncates when casting to integers, as the op requires
 
 
 def _reduction(name: str) -> Function:
@@ -178,7 +182,7 @@ def _reduction(name: str) -> Function:
         import torch
 
         axes = list(attrs["axes"])
-        if not axes:  # which Torch takes for all of them
+        if not axes:  # Torch would reduce over all axes
             return x
         if not x.numel() and name != "sum":
             return _of_nothing(name, axes, x)
@@ -202,7 +206,7 @@ def _prod(attrs: Attrs, x: Any) -> Any:
 
 
 def _counted(x: Any) -> Any:
-    """Integers and bools as int64, in which Torch accumulates everything; back in their dtype they wrap as NumPy's do."""
+    """Integers and bools as int64, Torch's accumulator; the cast back wraps as in NumPy."""
     return x if x.is_floating_point() else x.long()
 
 
@@ -215,7 +219,7 @@ def _argsort(attrs: Attrs, x: Any) -> Any:
 def _matmul(attrs: Attrs, x: Any, y: Any) -> Any:
     import torch
 
-    if not x.is_floating_point():  # a GPU has no integer products; float64 is exact to 2**53
+    if not x.is_floating_point():  # GPUs have no integer GEMM; float64 is exact up to 2**53
         return torch.matmul(x.double(), y.double()).to(x.dtype)
     return torch.matmul(x, y)
 
@@ -261,13 +265,13 @@ def _gather(attrs: Attrs, x: Any, index: Any) -> Any:
 
 
 def _from_the_end(index: Any, size: int) -> Any:
-    """Negative positions count from the end, as NumPy's do; Torch picks by int64 alone."""
+    """Indices with negative ones resolved from the end, as in NumPy; Torch needs int64."""
     index = index.long()
     return index + size * (index < 0)
 
 
 def _gather_elements(attrs: Attrs, x: Any, index: Any) -> Any:
-    size = x.shape[attrs["axis"]]  # a place beyond would end all work on a device
+    size = x.shape[attrs["axis"]]  # an index out of range would invalidate the device context
     return x.gather(attrs["axis"], _from_the_end(index, size).clamp(0, size - 1))
 
 
@@ -289,7 +293,7 @@ def _recurrent(attrs: Attrs, x: Any, state: Any, w: Any) -> Any:
     return scan(x.to(wide), state.to(wide), w.to(wide), acts, torch.cat, **attrs).to(x.dtype)
 
 
-#: atomic op -> its value from attributes and operands.
+#: Atomic op -> function of attributes and operands.
 FUNCTIONS: dict[str, Function] = {
     **{op: _torch(op) for op in (
         "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "atan", "floor", "ceil", "round",

@@ -1,4 +1,4 @@
-"""A kernel that is measured on a GPU, with the schedules that were tried: what became of each, and what a store is told of it."""
+"""Tuning trials of a kernel on a GPU: their results, and the rows stored in the cost store."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from .keys import key_of
 from .measure import CUT, Failure
 from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedule
 
-SCHEDULES = COUNT  # of one kernel that are measured
-REGIME = "cold"  # of the times that searches go by
-FRAME = 16  # bytes of stack that are no spilled registers: alignment of a frame, a counter's address
-WRONG = ("wrong", "error")  # what the device says of a schedule that has run, or could not
-GIVE_UP = 3  # schedules of one kernel that fault, crash or hang, or are wrong where none is right, before the others are not tried
+SCHEDULES = COUNT  # schedules measured per kernel
+REGIME = "cold"  # measurement regime (cold cache) that searches compare
+FRAME = 16  # stack bytes that are not spilled registers: frame alignment, a counter's address
+WRONG = ("wrong", "error")  # failure statuses of schedules that are wrong or could not run
+# limit of schedules that fault, crash, hang, or are wrong with none right; then the kernel's other schedules are not
+# tried
+GIVE_UP = 3
 _numbers = count()
 
 
 @dataclass(eq=False)
 class Try:
-    """One schedule of a kernel on its way."""
+    """One tuning trial: a schedule from emission to measurement."""
 
     call: Call
     text: KernelText | None = None
@@ -44,17 +46,17 @@ class Try:
     cold: Sequence[float] = ()
     hot: Sequence[float] = ()
     clock_mhz: float = float("nan")
-    twin: Try | None = None  # an earlier schedule that gives the same binary
+    twin: Try | None = None  # earlier trial with an identical binary
 
     @property
     def us(self) -> float:
-        """The middle one of the cold samples; infinite for a failure."""
+        """Median of the cold samples in µs; infinite for a failure."""
         return sorted(self.cold)[len(self.cold) // 2] if self.cold and self.failure is None else math.inf
 
 
 @dataclass(eq=False)
 class Measured:
-    """A kernel with the schedules that were tried, and those that are under way."""
+    """A kernel with its tuning trials."""
 
     template: Template
     call: Call
@@ -62,13 +64,15 @@ class Measured:
     search: ScheduleSearch | None = None
     candidate: Candidate | None = None
     look: bool = False  # whether only a few guesses are tried
-    pending: int = 0  # tries that are not judged yet
-    broken: int = 0  # tries that ended the process with the device
-    spilling: list[tuple[int, Try]] = field(default_factory=list)  # bytes; tried only where all spill
+    pending: int = 0  # trials without a result
+    broken: int = 0  # trials that ended the device process
+    # (spilled bytes, trial); run only if all trials spill
+    spilling: list[tuple[int, Try]] = field(default_factory=list)
     binaries: dict[str, Try] = field(default_factory=dict)
-    process: GpuProcess | None = None  # the one that has it open
-    best: list[int] = field(default_factory=list)  # tries to be measured in full at the end
-    moves: tuple[int, list[Schedule]] = (-1, [])  # how much was known, and what its search would propose by that
+    process: GpuProcess | None = None  # device process that has the kernel open
+    best: list[int] = field(default_factory=list)  # indices of trials to measure in full at the end
+    # (number of known results, proposals derived from them): cache of `hoped`
+    moves: tuple[int, list[Schedule]] = (-1, [])
     number: int = field(default_factory=lambda: next(_numbers))
 
     def __post_init__(self) -> None:
@@ -77,7 +81,7 @@ class Measured:
 
     @property
     def opening(self) -> Reply:
-        """What the process with the device must be told of it."""
+        """The message that opens the kernel in a device process."""
         return {
             "job": "open", "kernel": self.number, "pattern": self.template.pattern, "call": call_json(self.call),
             "loss": self.template.loss,
@@ -85,21 +89,22 @@ class Measured:
 
     @property
     def given_up(self) -> str:
-        """Why its other schedules are not tried; empty where they are. (What is wrong in some is so in all, most often: ten of one product
-        took 0.7 to 2.8 seconds each to say so.)"""
+        """Why the remaining schedules are not tried; empty if they are. A kernel that is wrong in some schedules is
+        most often wrong in all: ten schedules of one matrix product took 0.7 to 2.8 seconds each to find out."""
         wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.tries)
         if self.broken >= GIVE_UP:
             return f"{self.broken} other schedules ended the process"
         return f"{wrong} others are wrong" if wrong >= GIVE_UP and all(t.us == math.inf for t in self.tries) else ""
 
     def hoped(self) -> list[Schedule]:
-        """What its search may propose when all under way is judged."""
+        """Likely next proposals of the search, to compile early."""
         if self.search is not None and self.moves[0] != len(self.search.known):
             self.moves = len(self.search.known), self.search.ahead()
         return self.moves[1]
 
     def judge(self, one: Try) -> bool:
-        """Whether a compiled try is worth running now; notes what failed, does not fit, is another's twin, or spills."""
+        """Whether a compiled trial should run now. Records failures, excess resources, duplicate binaries and
+        spills."""
         reply = one.compiled.result() if one.compiled is not None else None
         if one.failure is not None or reply is None:
             return one.failure is None
@@ -116,7 +121,7 @@ class Measured:
         return False
 
     def least_spilling(self) -> Try | None:
-        """The try that spills least, where nothing that does not spill has run; the others have failed."""
+        """The trial that spills least, if no trial has run successfully, else None; the other spilling trials fail."""
         self.spilling.sort(key=lambda pair: pair[0])
         clean = any(t.us < math.inf for t in self.tries)
         least = None if clean or not self.spilling else self.spilling.pop(0)[1]
@@ -127,7 +132,7 @@ class Measured:
 
 
 def failed(one: Try, reply: Reply) -> bool:
-    """Whether a process says that a try has failed, which is noted."""
+    """Whether a worker's reply is a failure; records the failure in the trial."""
     if reply["ok"]:
         return False
     one.failure = Failure(reply["status"], reply["message"], reply.get("stage", ""))
@@ -135,14 +140,15 @@ def failed(one: Try, reply: Reply) -> bool:
 
 
 def not_tried(why: str) -> Failure:
-    """What is recorded of schedules of a kernel that was given up."""
+    """The failure recorded for untried schedules of a kernel that was given up."""
     return Failure("not-tried", why, "try")
 
 
 def search_of(
     template: Template, call: Call, most: int = SCHEDULES, snapshot: Snapshot | None = None
 ) -> ScheduleSearch | None:
-    """The search of a kernel's schedules with what a store knows of it; None where there is nothing to choose."""
+    """The schedule search of a call, with results from the cost store; None if there are no schedules to choose
+    from."""
     ranked = [] if template.space is None or call.schedule else [dict(s) for s in template.space(call)]
     if not ranked:
         return None
@@ -157,7 +163,7 @@ def search_of(
 
 
 def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, int]]) -> Iterator[tuple[Key, float]]:
-    """What was measured of schedules, or failed."""
+    """(schedule, µs) of stored measurements; infinite µs for stored failures."""
     for schedule in schedules:
         digest = key.with_schedule(schedule).digest
         measured = snapshot.measurement(digest, REGIME)
@@ -168,13 +174,14 @@ def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, 
 
 
 def kind_of(template: Template, call: Call) -> Hashable:
-    """What a kernel has in common with those whose schedules are good guesses for it (generated.py); else itself."""
+    """Key of kernels whose best schedules are good guesses for each other (`Generated.alike`); unique for other
+    kernels."""
     alike = getattr(template, "alike", None)
     return alike(call) if alike is not None else (template.identity, id(call))
 
 
 def rows_of(kernel: Measured) -> list[Row]:
-    """Timing (cold, and hot where taken), accuracy and failure rows of a kernel's schedules."""
+    """Rows of a kernel's trials: timing (cold, and hot if measured), accuracy, failures."""
     rows: list[Row] = []
     for one in kernel.tries:
         common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": kernel.work}

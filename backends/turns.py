@@ -1,4 +1,5 @@
-"""Turns on the GPU between this process and those that measure there: what is measured has the device to itself."""
+"""GPU lock of the calling process: it alternates with measuring processes, so that no timed kernel shares the
+device."""
 
 from __future__ import annotations
 
@@ -11,26 +12,27 @@ from .gpu_process import LOCK, own_lock
 TURN_S, PAUSE_S = (
     0.05,
     0.15,
-)  # seconds of a turn, and between turns: about what trying a kernel takes, and a few of them
-POLL_S = 0.002  # between looks at a lock that others have, who look four times as often
+)  # maximum seconds the lock is held, and seconds it is free in between: about one tuning trial, and a few of them
+POLL_S = 0.002  # polling interval; measuring processes poll four times as often
 
 
 class Turns:
-    """A context in which the device is this process' own; calling it now and then lets others have it in between, until it is
-    `hurried`. To be used by one thread."""
+    """Context that holds the GPU lock. Calling the object now and then releases the lock for a while, unless `hurried`.
+    Single-threaded."""
 
     def __init__(self) -> None:
         from filelock import FileLock
 
         self._lock = FileLock(os.environ.get(LOCK) or own_lock())
         self._since = 0.0
-        self.hurried = False  # whether nobody else needs the device any more
+        self.hurried = False  # whether no other process needs the GPU any more
 
     def __enter__(self) -> Turns:
         import torch
 
         if torch.cuda.is_available():
-            torch.empty(1, device="cuda")  # the first one takes a second, in which nothing runs there
+            # create the CUDA context before locking: it takes a second in which nothing runs on the GPU
+            torch.empty(1, device="cuda")
         self._take()
         return self
 
@@ -39,7 +41,7 @@ class Turns:
         self._since = time.monotonic()
 
     def __call__(self) -> None:
-        """Let others have the device if it was this process' own for a while."""
+        """Release the lock for `PAUSE_S` if it was held for `TURN_S`."""
         if not self.hurried and time.monotonic() - self._since > TURN_S:
             self._end()
             time.sleep(PAUSE_S)
@@ -51,7 +53,7 @@ class Turns:
         self._end()
 
     def _end(self) -> None:
-        """Free the device when it has done what it was given."""
+        """Release the lock after pending GPU work is done."""
         import torch
 
         try:

@@ -1,7 +1,7 @@
-"""Views: other ways to look at memory that exists. Their layouts, their NumPy and Torch spellings, and explicit copies.
+"""Views: their strides, their NumPy and Torch expressions, and view templates.
 
-A view costs nothing and allocates nothing: `view_strides` says which strides it has, or None where the memory cannot be
-looked at that way and a copy is needed. Strides are in elements; those of axes of size 1 mean nothing.
+A view is free: `view_strides` gives its strides, or None if the op needs a copy. Strides are in elements; strides of
+axes of size 1 are meaningless.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ Layout = tuple[Strides, int]  # strides and offset of the first element, in elem
 
 
 def view_strides(op: str, attrs: Attrs, operand: Operand) -> Strides | None:
-    """Strides of the view `op` of an operand, or None where it takes a copy."""
+    """Strides of the view `op` of an operand; None if the op needs a copy."""
     found = view_layout(op, attrs, operand)
     return None if found is None else found[0]
 
 
 def view_layout(op: str, attrs: Attrs, operand: Operand) -> Layout | None:
-    """Strides and offset (from the operand's first element) of a view, or None where it takes a copy."""
+    """Strides of a view and its offset from the operand's first element; None if the op needs a copy."""
     rule = _LAYOUTS.get(op)
     return None if rule is None else rule(attrs, operand.type.shape, operand.strides)  # type: ignore[arg-type]
 
 
 def view_type(op: str, attrs: Attrs, operand: Type) -> Type:
-    """Type of a view."""
+    """Result type of a view op."""
     return infer(OPS[op], (operand,), attrs)
 
 
 def _runs(shape: Sequence[int], strides: Strides) -> list[list[int]]:
-    """[elements, innermost stride] of each maximal group of axes that lies in memory like one axis, outermost first."""
+    """Coalesced axes: [elements, innermost stride] of each maximal group of axes that is contiguous, outermost
+    first."""
     found: list[list[int]] = []
     for size, stride in zip(shape, strides):
         if size == 1:
@@ -117,7 +118,7 @@ def _flip_text(call: Call) -> str:
 
 
 def _strided_text(op: str) -> Callable[[Call], str]:
-    """Spelled by its strides: NumPy's own broadcast_to and sliding windows are read-only, which Torch refuses."""
+    """A view by explicit strides: NumPy's broadcast_to and sliding windows are read-only, which Torch rejects."""
 
     def text(call: Call) -> str:
         found = view_layout(op, call.attrs, call.operands["x"])
@@ -127,7 +128,7 @@ def _strided_text(op: str) -> Callable[[Call], str]:
     return identify(text, "views._strided_text.<locals>.text")
 
 
-@identified("views.<lambda>")  # the text that stored keys have
+@identified("views.<lambda>")  # the identity in stored cost keys
 def _slice_text(call: Call) -> str:
     return f"{call.names['x']}[{index_text(call.attrs)}]"
 
@@ -139,7 +140,7 @@ def _torch_windows_text(call: Call) -> str:
     return f"{call.names['x']}.as_strided({shape}, {strides}, {call.names['x']}.storage_offset())"
 
 
-#: op -> NumPy expression over `x` and the op's attributes.
+#: Op -> NumPy expression over `x` and the op's attributes.
 NUMPY: dict[str, Code] = {
     "reshape": "{x}.reshape({shape})",
     "permute": "{x}.transpose({perm})",
@@ -149,13 +150,13 @@ NUMPY: dict[str, Code] = {
     "windows": _strided_text("windows"),
 }
 
-#: op -> the same over a Torch tensor (which has no negative strides).
+#: Op -> Torch expression; `flip` is missing because Torch has no negative strides.
 TORCH: dict[str, Code] = {
     "reshape": "{x}.view({shape})",
     "permute": "{x}.permute({perm})",
     "broadcast_to": "{x}.expand({shape})",
     "slice": _slice_text,
-    "cast": "{x}",  # between values that are stored alike
+    "cast": "{x}",  # only between equal storage dtypes
     "windows": _torch_windows_text,
 }
 
@@ -169,7 +170,7 @@ def _feasible(op: str) -> Callable[[Call], bool]:
     return lambda call: view_layout(op, call.attrs, call.operands["x"]) is not None
 
 
-#: One row per view op; every backend that shares NumPy's memory has them.
+#: One template per view op, for every backend on NumPy's memory.
 VIEWS: tuple[Template, ...] = tuple(
     Template(
         f"view.{op}",
@@ -186,12 +187,12 @@ VIEWS: tuple[Template, ...] = tuple(
 
 
 def has_torch_view(template: Template) -> bool:
-    """Whether Torch's tensors have this view."""
+    """Whether the view has a Torch expression."""
     return template.name.rpartition(".")[2] in TORCH
 
 
 def torch_view(template: Template, call: Call) -> str | None:
-    """A view's Torch expression, or None where only NumPy can (backwards)."""
+    """Torch expression of a view; None if only NumPy has the view."""
     code = TORCH.get(template.name.rpartition(".")[2])
     if code is None:
         return None
