@@ -225,7 +225,7 @@ class Relaxed:
             found = self.table.get(state)
             if found is not None:
                 return found
-            state &= state - 1  # the table of one class less
+            state &= state - 1  # fall back to the table of smaller depth
         return 0.0
 
     def _reachable(self, start: int, depth: int) -> list[States] | None:
