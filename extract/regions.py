@@ -71,7 +71,7 @@ class Regions:
     beside: dict[int, set[int]] = field(default_factory=dict)  # class -> statistics that some group reads together
     settled: set[int] = field(
         default_factory=set
-    )  # classes that large kernels hold (whole.py): one form of each is looked at
+    )  # classes in large maximal fusion groups (whole.py): only the cheapest e-node is considered
     unstarted: set[int] = field(default_factory=set)  # subset of settled: no group starts here
     unread: set[int] = field(default_factory=set)  # subset of settled: no group reads these
     shared: set[int] = field(default_factory=set)  # statistics with readers outside the groups
