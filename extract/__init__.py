@@ -1,1 +1,1 @@
-"""From a saturated e-graph to a plan: candidate kernels, the optimization problem, its solvers, the path iterator."""
+"""From a saturated e-graph to a plan: candidate kernels, extraction problem, solvers, and k-best enumeration."""

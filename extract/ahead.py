@@ -1,4 +1,4 @@
-"""Imports that a search will need, made while somebody else works."""
+"""Background import of libraries that a later search step needs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ STORE = ("duckdb", "pyarrow")
 
 
 def load_ahead(modules: Sequence[str]) -> Thread:
-    """Import libraries in a thread of its own: the solvers' take half a second, and so does the cost store's."""
+    """Start a thread that imports the modules and return the thread. Solvers take half a second to import, and so does
+    the cost store."""
 
     def load() -> None:
         for module in modules:
-            with suppress(ImportError, RuntimeError):  # whoever needs it will say so; the process may be ending
+            with suppress(ImportError, RuntimeError):  # the later user reports the error; the process may be ending
                 import_module(module)
 
     thread = Thread(target=load, name="load-ahead")

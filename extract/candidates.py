@@ -1,8 +1,8 @@
-"""From an e-graph view to the kernel hypergraph: every way the backends know to make each value in each layout.
+"""From an e-graph view to the kernel hypergraph: all candidate kernels of all backends, for each value and layout.
 
-Vertices are e-classes lying in memory in one layout; candidates are edges. Weight-only classes are computed once at load
-and lie there row-major, free of charge. Views (reshape, permute, slice, …) of values that exist are free as well: they
-only add layouts, at most `MAX_LAYOUTS` per class. A fused kernel's inner values are not made: they stay inside it.
+Vertices are (e-class, layout) pairs; candidates are hyperedges. Weight-only classes are computed once at load time and
+are available row-major at no cost. Views (reshape, permute, slice, …) of existing values cost nothing either: they only
+add layouts, at most `MAX_LAYOUTS` per class. Intermediate values of a fused kernel are not vertices.
 """
 
 from __future__ import annotations
@@ -27,61 +27,64 @@ from .regions import GROWN
 from .scc import components
 from .whole import settled
 
-# More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
-MAX_LAYOUTS = 16  # per class, the row-major one included
-FIRST, TOGETHER = 64, 2000  # matches that backends are asked about at once: at first, and more each time, at most
+# More than any graph seen has: a cut would depend on the rest of the e-graph, so that a larger e-graph could lose
+# kernels.
+MAX_LAYOUTS = 16  # per class, including the row-major layout
+# size of the first batch of matches that backends prepare, and of the largest (batches double)
+FIRST, TOGETHER = 64, 2000
 
 T = TypeVar("T")
 
-#: Layout of a view of an operand, or None where the memory cannot be looked at that way (see backends/views.py).
+#: Layout of a view of an operand, or None where the view needs a copy (see backends/views.py).
 ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
 
 
 class Numbered(NamedTuple):
-    """A hypergraph in numbers: its vertices, what each candidate makes, which it needs (in rising order, without those
-    that are given), and the roots. Several outputs of one candidate are a bundle, numbered after the vertices."""
+    """A hypergraph as integer ids: of its vertices, the output of each candidate (`made`), the inputs of each candidate
+    in rising order, without given ones (`needs`), and the roots. The outputs of a multi-output candidate form a bundle,
+    with ids after those of the vertices."""
 
     vertices: dict[Vertex, int]
     made: list[int]
     needs: list[tuple[int, ...]]
     roots: list[int]
-    bundles: list[tuple[int, ...]]  # the vertices of each
+    bundles: list[tuple[int, ...]]  # bundle -> its vertices
 
     @property
     def size(self) -> int:
-        """How many numbers there are."""
+        """Number of ids: vertices and bundles."""
         return len(self.vertices) + len(self.bundles)
 
     @property
     def parts(self) -> Iterator[tuple[int, int]]:
-        """(vertex, bundle that it is in)."""
+        """(vertex, id of a bundle that contains the vertex) pairs."""
         for number, bundle in enumerate(self.bundles, len(self.vertices)):
             yield from ((v, number) for v in bundle)
 
     def outputs(self, candidate: int) -> tuple[int, ...]:
-        """The vertices that a candidate makes."""
+        """The vertices that a candidate writes."""
         made = self.made[candidate] - len(self.vertices)
         return self.bundles[made] if made >= 0 else (self.made[candidate],)
 
 
 @dataclass
 class Hypergraph:
-    """Vertices, the candidates that make them, and what must be made."""
+    """Vertices, candidate kernels (hyperedges from input to output vertices) and root vertices."""
 
     view: EGraphView
     candidates: list[Candidate]
-    given: dict[int, Strides]  # classes that need no kernel: inputs, states and weights, with their layout
+    given: dict[int, Strides]  # classes available without a kernel (inputs, states, weights) -> layout
     roots: list[Vertex]
     stats: dict[str, int] = field(default_factory=dict)
-    types: Sequence[Type] = ()  # how each class lies in memory, where that differs from the view's types
+    types: Sequence[Type] = ()  # storage type of each class, if any differs from the view's types
 
     def type_of(self, cls: int) -> Type:
-        """The type that a class has in memory."""
+        """The type of a class in memory."""
         return self.types[cls] if self.types else self.view.types[cls]
 
     @cached_property
     def numbered(self) -> Numbered:
-        """The hypergraph in numbers, counted from the first candidate on, inputs before the output."""
+        """The hypergraph as integer ids, assigned in candidate order, inputs before the output."""
         numbers: dict[Vertex, int] = {}
         known = numbers.get
         unneeded = {Vertex(c, s) for c, s in self.given.items()}
@@ -106,14 +109,15 @@ class Hypergraph:
 
     @cached_property
     def alike(self) -> list[int]:
-        """Candidates that make the same from the same have the same number here, counted from the first on."""
+        """Group id per candidate: candidates with equal inputs and outputs have equal ids, in order of first
+        occurrence."""
         groups: dict[tuple[int, tuple[int, ...]], int] = {}
         return [groups.setdefault(key, len(groups)) for key in zip(self.numbered.made, self.numbered.needs)]
 
     @cached_property
     def calls(self) -> tuple[list[int], list[int]]:
-        """One candidate for each distinct call of a kernel, and for each candidate which of those has its call (-1: a
-        view). Repeated layers make the same call many times."""
+        """(one candidate per distinct kernel call, index into that list for each candidate or -1 for a view). Repeated
+        layers make the same call many times."""
         first: dict[tuple[int, int], int] = {}
         found: list[int] = []
         which: list[int] = []
@@ -132,12 +136,13 @@ def candidates(
     view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
     stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
 ) -> Hypergraph:  # fmt: skip
-    """The kernel hypergraph of a view over the templates of some backends, restricted to what the roots may need.
+    """The kernel hypergraph of a view over the templates of some backends, restricted to candidates that the roots may
+    need.
 
-    `types` gives the classes' types in memory (storage.py); a cast between equal ones is a view. `stop` is polled: Halted
-    where it says so, for some of the candidates need not make the roots. Where `enough` says so, no more kernels are
-    generated (False), or those that were are looked at in no more layouts (True); `stats` tells as `left_out` that some are missing.
-    """
+    types: storage types of the classes (storage.py); a cast between classes of equal storage type is a view. stop:
+    polled; raises Halted when it returns True, because a partial candidate set may not cover the roots. enough: when
+    `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does, generated kernels are
+    bound in no further layouts; `stats["left_out"]` is then 1."""
     backends = [opened() if (opened := getattr(b, "opened", None)) is not None else b for b in backends]
     if any(getattr(b, "several", False) and getattr(b, "generated", None) is not None for b in backends):
         view = settled(view, given_classes(view))
@@ -149,14 +154,14 @@ def candidates(
 
 
 def given_classes(view: EGraphView) -> frozenset[int]:
-    """The classes of a view that lie in memory from the start."""
+    """The classes of a view that are in memory before any kernel runs: inputs, states, and weight-only classes."""
     leaves = {int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "state", "param", "constant")}
     return frozenset(leaves | {cls for cls, weight in enumerate(view.weight) if weight})
 
 
 class _Match(NamedTuple):
-    """A template found at a class: the classes of its operands, the values of its attribute variables; `more` are the
-    classes of further outputs."""
+    """A template matched at a class: operand classes and values of attribute variables; `more` are the classes of
+    further outputs."""
 
     template: Template
     cls: int
@@ -166,8 +171,8 @@ class _Match(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """One way to run a match: which of each operand's layouts, the layout it writes (None: row-major), and which operands
-    are weights."""
+    """One binding of a match to layouts: `picks` is the layout index of each operand, `made` the strides of the output
+    (None: row-major), `weights` the weight-only operands."""
 
     picks: tuple[int, ...]
     call: Call
@@ -194,7 +199,8 @@ class _Builder:
         self.given = self._given()
         self.asked_for = {*view.roots}
         self.layouts: dict[int, list[Strides]] = {}
-        self.turned: dict[int, Strides] = {}  # how generated kernels may write a class if not row-major
+        # class -> non-row-major layout in which generated kernels may write the class
+        self.turned: dict[int, Strides] = {}
         self._operands: dict[Vertex, Operand] = {}
         self._viewed: set[tuple[int, Vertex]] = set()
         self._weight = [bool(w) for w in view.weight]
@@ -202,8 +208,9 @@ class _Builder:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._calls: dict[tuple[Any, ...], Call | None] = {}
         self._forms: dict[tuple[Any, ...], list[_Form]] = {}
-        self._vertices: dict[int, list[Vertex]] = {}  # of a class, one for each layout that it has so far
-        self._inputs: dict[tuple[str, int], list[tuple[str, Vertex]]] = {}  # those by operand
+        self._vertices: dict[int, list[Vertex]] = {}  # class -> one vertex for each layout found so far
+        # (operand, class) -> inputs shared between candidates
+        self._inputs: dict[tuple[str, int], list[tuple[str, Vertex]]] = {}
         self._kinds: dict[int, int] = {}
         self._kind_numbers: dict[tuple[Any, ...], int] = {}
 
@@ -211,8 +218,8 @@ class _Builder:
         return {cls: contiguous(self.shapes[cls]) for cls in sorted(given_classes(self.view))}
 
     def build(self) -> Hypergraph:
-        """Views of what there is, kernels over the layouts that exist, views of what kernels write in layouts of their
-        own, kernels over those: until nothing is new."""
+        """Fixpoint of two steps: views add layouts of existing values, and kernels are bound over the existing layouts
+        (which may write new layouts, of which there are views again)."""
         matches = [m for t in self._polled(self.kernels) for m in self._matches(t)]
         plain = len(matches)
         matches += self._polled(self._generated())
@@ -232,7 +239,7 @@ class _Builder:
                 kernels[i] = self._bound(matches[i])
                 if matches[i].template.layout is not None:
                     written += [c.output for c in kernels[i]]
-            # Not before: all are bound over the layouts that they were prepared for
+            # Only now: all matches are bound over the layouts that they were prepared for
             fresh = [v for v in written if self._is_new(v)]
             known = {c: len(s) for c, s in self.layouts.items()}
             views += self._views(list(fresh))
@@ -251,19 +258,19 @@ class _Builder:
         return Hypergraph(self.view, kept, self.given, roots, stats, self.types)
 
     def _polled(self, items: Iterable[T]) -> Iterator[T]:
-        """The items, as long as nobody says stop."""
+        """Yield the items; raise Halted when `stop` returns True."""
         for item in items:
             if self.stop():
                 raise Halted
             yield item
 
     def _found_enough(self) -> bool:
-        """Whether no more kernels are to be generated."""
+        """Whether to end the generation of fused kernels."""
         self.left_out |= self.enough(False)
         return self.left_out or self.stop()
 
     def _until_enough(self, items: Iterable[T]) -> Iterator[T]:
-        """Generated kernels that are looked at in layouts, item by item, as long as there is time for that."""
+        """Yield generated kernels to bind in layouts, until `enough(True)`."""
         for item in self._polled(items):
             if self.enough(True):
                 self.left_out = True
@@ -271,8 +278,8 @@ class _Builder:
             yield item
 
     def _prepared(self, todo: Sequence[int], matches: Sequence[_Match]) -> Iterator[int]:
-        """Numbers of matches of generated kernels, when backends had a look at them, many at a time. Few at first: they are the largest
-        kernels, and where time ends while backends look at some, those are lost."""
+        """Indices of matches of generated kernels, batch by batch, after their backends have prepared the batch. The
+        first batch is small: it has the largest kernels, and a batch interrupted by the time limit is lost."""
         begin, count = 0, FIRST
         while begin < len(todo):
             part = todo[begin : begin + count]
@@ -281,8 +288,8 @@ class _Builder:
             begin, count = begin + count, min(2 * count, TOGETHER)
 
     def _generated(self) -> Iterator[_Match]:
-        """Kernels that backends generate for parts of the view. What they pick depends on what else is there: those for the
-        graph as it was written come first, so that rewriting takes none of them away."""
+        """Fused kernels that backends generate for the view. Generators choose fusion groups relative to the whole
+        e-graph, so those of the original graph come first: rewriting then removes none of them."""
         seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
         own = self.view.own
         views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
@@ -296,8 +303,8 @@ class _Builder:
                     yield _Match(template, first, operands, (), tuple(more))
 
     def _turned(self, matches: Iterable[_Match]) -> Iterator[Vertex]:
-        """The classes that generated kernels may write in a layout of their own, in it: what reads them is looked at in both from
-        the beginning."""
+        """Vertices of classes that generated kernels may write in a layout other than row-major, in that layout.
+        Consumers are bound in both layouts from the start."""
         for match in matches:
             template, cls = match.template, match.cls
             if template.layout is not None and cls not in self.turned:
@@ -309,7 +316,7 @@ class _Builder:
                     yield made
 
     def _is_new(self, made: Vertex) -> bool:
-        """Note a layout that a kernel writes; whether it was not known and there is room for it."""
+        """Record a layout that a kernel writes; True if it was unknown and MAX_LAYOUTS permits it."""
         layouts = self._layouts_of(made.cls)
         if made.strides in layouts or len(layouts) >= MAX_LAYOUTS:
             return False
@@ -322,7 +329,8 @@ class _Builder:
         self._kinds.pop(made.cls, None)
 
     def _matches(self, template: Template) -> Iterator[_Match]:
-        """Where a template fits; of one with several outputs, each is found over what the first one binds."""
+        """Matches of a template. Further outputs are looked up by the variables that the first output binds; RuleError
+        if they use others."""
         beside = [self._found(term) for term in template.terms[1:]]
         for names, _ in beside:
             if unbound := {*names} - {*self._names(template.term)}:
@@ -338,12 +346,12 @@ class _Builder:
         return (*variables(term), *(f"@{name}" for name in attr_variables(term)))
 
     def _found(self, term: Term) -> tuple[tuple[str, ...], dict[tuple[Any, ...], int]]:
-        """The names that a term binds, and the class that it has for each binding."""
+        """(names that a term binds, class matched for each binding of these names)."""
         names = self._names(term)
         return names, {tuple([b[n] for n in names]): cls for cls, b in self.matcher.find(term, ())}
 
     def operand(self, vertex: Vertex) -> Operand:
-        """The vertex as an operand; cached."""
+        """The vertex as an operand (type and strides); cached."""
         found = self._operands.get(vertex)
         if found is None:
             found = self._operands[vertex] = Operand(self.types[vertex.cls], vertex.strides)
@@ -357,7 +365,7 @@ class _Builder:
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:
-        """Class -> view e-nodes over it."""
+        """Class -> view e-nodes that have the class as operand."""
         found: dict[int, list[int]] = {}
         for op in self.views:
             for node in self.matcher.by_op.get(op, ()):
@@ -365,7 +373,7 @@ class _Builder:
         return found
 
     def _views(self, todo: list[Vertex]) -> Iterator[Candidate]:
-        """Views of the given vertices, to a fixpoint: each may add a layout to its class."""
+        """View candidates of the given vertices, to a fixpoint: each view may add a layout to its class."""
         while todo:
             source = todo.pop()
             for node in self._readers.get(source.cls, ()):
@@ -388,7 +396,8 @@ class _Builder:
                 yield self._view(node, made, source)
 
     def _looked_at(self, node: int, source: Vertex) -> Strides | None:
-        """The layout of a view e-node over a vertex, where both sides are stored alike: a cast is one then."""
+        """Strides of a view e-node over a vertex; None if the storage dtypes differ or a copy is needed. A cast between
+        equal storage dtypes is a view."""
         if self.types[source.cls].dtype != self.types[int(self.view.cls[node])].dtype:
             return None
         if self.view.op[node] == "cast":
@@ -417,7 +426,8 @@ class _Builder:
         return found
 
     def _kind(self, cls: int) -> int:
-        """The number of all that matters of an operand's class: type, layouts, whether it is a weight."""
+        """Id of everything about an operand's class that affects its bindings: type, layouts, whether it is given or a
+        weight."""
         found = self._kinds.get(cls)
         if found is None:
             lies = tuple(self._layouts_of(cls)), self.turned.get(cls), cls in self.given
@@ -426,8 +436,8 @@ class _Builder:
         return found
 
     def _bound(self, match: _Match) -> list[Candidate]:
-        """The match over the layouts that its operands can have. Repeated layers ask the same many times: matches whose
-        operands are alike share one answer."""
+        """The candidates of a match over the available operand layouts. Matches with equal keys (repeated layers) share
+        one list of bindings."""
         template, cls, operands, _, others = match
         row_major = self._row_major(cls)
         more = tuple([self._row_major(c) for c in others])
@@ -451,25 +461,25 @@ class _Builder:
         ]
 
     def _form_key(self, match: _Match) -> tuple[Any, ...]:
-        """All that matters for the forms of a match."""
+        """Cache key of a match's bindings: matches with equal keys have the same bindings."""
         made = (match.cls, *match.more)
         places = tuple([(self._place(self._row_major(c))[0], c in self.turned, c in self.asked_for) for c in made])
         return (id(match.template), match.attrs, places, *[self._kind(c) for c in match.operands])
 
     def _inputs_of(self, operand: str, cls: int) -> list[tuple[str, Vertex]]:
-        """The class's vertices as inputs; candidates share them, or the many small tuples would keep the cyclic
-        garbage collector busy."""
+        """The class's vertices as inputs of an operand. Candidates share these tuples, to keep the number of objects
+        that the cyclic garbage collector traverses small."""
         found = self._inputs.setdefault((operand, cls), [])
         if len(found) < len(self._layouts_of(cls)):
             found += [(operand, v) for v in self._vertices_of(cls)[len(found) :]]
         return found
 
     def _row_major(self, cls: int) -> Vertex:
-        """The class's first vertex."""
+        """The class's row-major vertex."""
         return self._vertices_of(cls)[0]
 
     def _prepare(self, matches: Sequence[_Match]) -> None:
-        """Have backends that like to be asked for many calls at once look at those that matches may become."""
+        """Call `prepare` of backends that have one, with all calls that the matches may become."""
         asked: dict[str, list[tuple[Template, Call]]] = {name: [] for name in self.preparing}
         seen, known = set[tuple[Any, ...]](), set(self.layouts)
         for match in matches if asked else ():
@@ -483,7 +493,7 @@ class _Builder:
                 if key not in self._calls and key not in seen:
                     seen.add(key)
                     wanted.append((template, self._call_of(template, match.attrs, chosen, outputs)))
-        for cls in [c for c in self.layouts if c not in known]:  # the order of classes is that in which they are bound
+        for cls in [c for c in self.layouts if c not in known]:  # class order is binding order: undo insertions
             del self.layouts[cls]
             self._vertices.pop(cls, None)
         for name, calls in asked.items():
@@ -491,7 +501,8 @@ class _Builder:
                 pass
 
     def _picked(self, match: _Match) -> Iterator[tuple[tuple[int, ...], list[Vertex], list[Vertex]]]:
-        """The layouts that a match's operands may have together: which of each, the vertices, and those of the results."""
+        """Combinations of operand layouts for a match: (layout index of each operand, operand vertices, output
+        vertices)."""
         template, cls, operands, _, more = match
         if any(not self._weight[c] for o, c in zip(template.operands, operands) if o in template.prep):
             return
@@ -511,7 +522,7 @@ class _Builder:
             yield picks, [o[i] for o, i in zip(options, picks)], outputs
 
     def _lying(self, match: _Match, allowed: Sequence[Sequence[int]]) -> Places:
-        """What a match of a generated kernel reads and writes, as far as it is images."""
+        """Image layouts of the operands and outputs of a generated kernel's match."""
         made = (match.cls, *match.more)
         return Places(
             allowed,
@@ -530,7 +541,7 @@ class _Builder:
                 yield _Form(picks, call, None if template.layout is None else call.output.strides, weights)
 
     def _place(self, vertex: Vertex) -> tuple[int, bool]:
-        """(number of the vertex's type and layout, whether it is dense)."""
+        """(id of the vertex's type and layout, whether the vertex is dense)."""
         found = self._places.get(vertex)
         if found is None:
             operand = self.operand(vertex)
@@ -543,7 +554,8 @@ class _Builder:
     def _call(
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> Call | None:
-        """The call of a template on operands that lie so, or None where it does not apply. Equal calls are one object."""
+        """The call of a template on the given vertices, or None if the template does not apply. Equal calls are one
+        object."""
         key = self._called(template, attrs, chosen, outputs)
         if key not in self._calls:
             call = self._call_of(template, attrs, chosen, outputs)
@@ -559,22 +571,23 @@ class _Builder:
     def _called(
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> tuple[Any, ...]:
-        """What calls have in common that are equal."""
+        """Deduplication key: equivalent kernel calls get equal keys."""
         places = [tuple(self._place(v)[0] for v in vertices) for vertices in (chosen, outputs)]
         return (id(template), *places, attrs)
 
     def _call_of(
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> Call:
-        """The call, whether the template applies or not; its result is row-major."""
+        """The call with row-major outputs, without checking whether the template applies."""
         first, *more = map(self.operand, outputs)
         operands = {o: self.operand(v) for o, v in zip(template.operands, chosen)}
         return Call(operands, first, dict(attrs), more=tuple(more))
 
 
 def _combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """One layout per operand, each combination once: all operands' first layouts, all their second, … (three slices of
-    one product are all views of it), then one operand in another than its first, then the mixed ones."""
+    """Combinations of layout indices, one index per operand, without repetition, in this order: all operands' first
+    layouts, all second, … (three slices of one product are all views of it); one operand in another layout than its
+    first; mixed ones."""
     if not all(options):
         return
     alike = [tuple(o[min(k, len(o) - 1)] for o in options) for k in range(max(map(len, options), default=0))]
@@ -584,16 +597,17 @@ def _combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]
 
 
 def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
-    """Strides in a canonical spelling: axes of size 1 as in the row-major layout, and the row-major layout itself
-    wherever the value is dense."""
+    """Canonical strides: axes of size 1 get the row-major stride, so that every dense value has exactly the row-major
+    strides."""
     row_major = contiguous(shape)
     return tuple(w if d == 1 else s for s, w, d in zip(strides, row_major, shape))
 
 
 def _in_order(graph: Hypergraph) -> list[Candidate]:
-    """The candidates without those of several outputs that turn the order of values about: all that such a kernel reads must
-    come before all that it makes, by the kernels of one output. A table that every layer reads, made together with a value of
-    the last layer, would put all layers into one cycle, in which no plan can be proved best."""
+    """The candidates without multi-output ones that contradict the value order: all inputs of such a kernel must
+    precede all its outputs, in the order given by the single-output kernels. A kernel that makes a table read by every
+    layer together with a value of the last layer would put all layers into one cycle, for which no plan can be proved
+    optimal."""
     numbered = graph.numbered
     below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]
     for made, needs in zip(numbered.made, numbered.needs):
@@ -601,7 +615,7 @@ def _in_order(graph: Hypergraph) -> list[Candidate]:
             below[made] += needs
     of, members = components(below)
     level = [0] * len(members)
-    for n, member in enumerate(members):  # what is below comes first
+    for n, member in enumerate(members):  # components come children first
         level[n] = 1 + max([level[of[k]] for v in member for k in below[v] if of[k] != n], default=0)
     return [
         c for i, c in enumerate(graph.candidates)
@@ -610,7 +624,7 @@ def _in_order(graph: Hypergraph) -> list[Candidate]:
 
 
 def _reachable(graph: Hypergraph) -> list[Candidate]:
-    """Candidates that some root may use, and whose inputs can all be made."""
+    """Candidates that some root may use and whose inputs can all be produced."""
     numbered, needs = graph.numbered, graph.numbered.needs
     size, count = len(numbered.vertices), len(needs)
     waiting: list[list[int]] = [[] for _ in range(size)]
@@ -639,6 +653,6 @@ def _reachable(graph: Hypergraph) -> list[Candidate]:
                 if not seen[v]:
                     seen[v] = 1
                     wanted.append(v)
-    for i in range(count):  # a kernel of which only some outputs may be read does in vain what a smaller one leaves out
+    for i in range(count):  # drop kernels with an output that nothing can read: a smaller kernel omits it
         keep[i] = keep[i] and all(seen[v] for v in numbered.outputs(i))
     return [c for c, kept in zip(graph.candidates, keep) if kept]

@@ -1,4 +1,4 @@
-"""Where the time goes: seconds by name, and when they were spent."""
+"""Wall-clock accounting: seconds and time spans by name."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-JOIN_S = 0.05  # a pause between two spans of one name that is not shown: there are hundreds of short ones
+JOIN_S = 0.05  # two spans of one name with a shorter pause between are merged: there are hundreds of short spans
 
 
 class Halted(Exception):
-    """Work was ended before it had a result, by whoever was polled meanwhile."""
+    """A polled stop callback ended the computation before it had a result."""
 
 
 @dataclass
 class Clock:
-    """Wall-clock seconds by name, in the order in which the names first came up; and the spans of `time.monotonic` in which they
-    were spent, those that follow each other at once as one."""
+    """Wall-clock seconds by name, in order of first use, and the spans of `time.monotonic` (start, end) in which they
+    were spent. Spans less than JOIN_S apart are merged."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, name: str, seconds: float) -> None:
-        """Count seconds (negative ones take back) under a name."""
+        """Add seconds (negative: subtract) to a name."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def spent(self, name: str, start: float, end: float) -> None:
-        """Count what lay between two moments under a name."""
+        """Add the span from `start` to `end` (time.monotonic) to a name."""
         self.add(name, end - start)
         known = self.spans.setdefault(name, [])
         if known and start - known[-1][1] < JOIN_S:
@@ -37,7 +37,7 @@ class Clock:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """Count the block's time under a name, also when it fails."""
+        """Context manager: add the block's time to a name, also when the block raises."""
         start = time.monotonic()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Pausing Python's cyclic garbage collector while many small objects are made that all stay alive."""
+"""Pausing Python's cyclic garbage collector while many small long-lived objects are allocated."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from contextlib import contextmanager
 
 from ..egraph.forks import Lock, in_forked_child
 
-STARTUP = 5_000  # objects: an interpreter may freeze some of its own when it starts (3.12: some 400), a program tens of thousands
+# frozen objects: an interpreter may freeze some of its own at startup (3.12: some 400), a program tens of thousands
+STARTUP = 5_000
 
 
 def _frozen_by_others() -> bool:
-    """Whether a program has frozen objects of its own."""
+    """Whether the program (not the interpreter) has frozen objects with `gc.freeze`."""
     return gc.get_freeze_count() > STARTUP
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Without it every few thousand new objects cost a walk over the hundreds of thousands that live already: a third
-    of the time of building candidates. Reference counting goes on as ever.
+    """Context manager that disables the cyclic collector. A collection every few thousand allocations traverses
+    hundreds of thousands of live objects: a third of the time of building candidates. Reference counting is unaffected.
 
-    What was made counts as old afterwards (freezing and thawing moves it there), so that it is not walked over at once;
-    where a program has frozen objects of its own, they stay so. Several threads may ask for it: it lasts until the last one ends."""
+    On exit new objects are moved to the oldest generation (freeze, unfreeze), so that the next young collection skips
+    them; where the program has frozen objects of its own, this step is left out. Reentrant across threads: the
+    collector resumes when the last block ends."""
     with _pausing:
         if not _paused["by"]:
             _paused["on"] = gc.isenabled()
@@ -41,13 +43,13 @@ def no_collection() -> Iterator[None]:
 
 
 _pausing = Lock()
-_paused = {"by": 0, "on": 0}  # how many ask for it now; whether the collector is to go on in the end
-_frozen = {"by": 0}  # how many have frozen what lives
+_paused = {"by": 0, "on": 0}  # number of active blocks; whether to enable the collector after the last one
+_frozen = {"by": 0}  # number of active `frozen` blocks
 
 
 @in_forked_child
 def _alone() -> None:
-    """The threads that have paused the collector are the parent's: the child collects again."""
+    """Reset in a forked child: the pausing threads exist only in the parent, so the child enables the collector."""
     if _paused["by"] and _paused["on"]:
         gc.enable()
     if _frozen["by"]:
@@ -57,8 +59,9 @@ def _alone() -> None:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """What lives now is not walked over meanwhile: a collection takes seconds beside the candidates of a whole model. Where a program
-    has frozen objects of its own, nothing is done. Several threads may ask for it: it lasts until the last one ends."""
+    """Context manager that excludes all live objects from collections: with the candidates of a whole model alive, one
+    collection takes seconds. No effect where the program has frozen objects of its own. Reentrant across threads: lasts
+    until the last block ends."""
     with _pausing:
         ours = bool(_frozen["by"]) or not _frozen_by_others()
         if ours:

@@ -1,9 +1,8 @@
-"""Extraction as an integer program for CP-SAT, with level variables against cycles.
+"""Extraction as an integer program for CP-SAT, with level variables that exclude cycles.
 
-y_c: class c is built, x_r: row r is chosen; a read is one aggregated row (sum of c's rows that read k <= y_k); classes
-of a strongly connected component carry levels that must fall along chosen reads. See `must_implications` for the rows
-that make the linear relaxation strong.
-"""
+y_c: class c is needed, x_r: row r is chosen. The rows of class c that have child k form one aggregated constraint (sum
+of their x_r <= y_k). Classes of a strongly connected component have level variables that decrease along chosen rows.
+See `must_implications` for the constraints that strengthen the linear relaxation."""
 
 from __future__ import annotations
 
@@ -20,28 +19,29 @@ from .problem import LIMIT_ROUNDING, Rows
 from .scc import components
 
 MIN_WORKERS = 8
-"""CP-SAT's workers are different strategies: fewer of its default ones prove much less, even on one core."""
+"""CP-SAT workers run different strategies: fewer than the default number prove much less, even on one core."""
 
 FEW_CORES = ("core", "objective_lb_search", "max_lp", "quick_restart")
-"""Strategies used instead of the default ones where there are fewer cores than workers. On two busy cores they proved
-both a hardware and a tensor e-graph in 8 s on which the 8 default ones, sharing those cores, were open after 10 s."""
+"""Strategies used instead of the default ones where there are fewer cores than workers. On two busy cores these proved
+both a hardware and a tensor e-graph in 8 s; the 8 default strategies on the same cores had no proof after 10 s."""
 
 UNITS = 1e9
-"""Objective units that the incumbent is scaled to where costs are not decimal numbers of few digits."""
+"""Value of the incumbent in integer objective units, if costs are not decimal numbers with few digits."""
 
 DECIMAL = 1e-14
-"""Relative rounding of a decimal number as a float, and of its product with a power of ten."""
+"""Relative rounding error of a decimal number as a float, and of its product with a power of ten."""
 
 SMALLEST = 1e-280
-"""Totals below this are not told from 0."""
+"""Totals below this count as 0."""
 
 LARGEST = 1e15
-"""All prices together stay below this, far from overflow."""
+"""Upper limit of the sum of all integer prices, far from int64 overflow."""
 
 
 @dataclass
 class Answer:
-    """What a solver found: rows (None: nothing), cost of them, a valid lower bound, whether the search was finished."""
+    """Solver result. chosen: rows, children first (None: no solution) · cost: of these rows · lower: valid lower bound
+    · proven: whether the search was exhaustive."""
 
     chosen: list[int] | None
     cost: float
@@ -51,11 +51,12 @@ class Answer:
 
 
 LARGEST_SUM = 1e18
-"""The terms of one row of the program stay below this together."""
+"""Upper limit of the sum of the terms of one constraint."""
 
 
 class Encoding:
-    """The shared variables and level structure of a problem: also the base of k-best."""
+    """The CP-SAT model of a problem: variables, constraints and levels, without an objective. Also the base of
+    k-best."""
 
     def __init__(self, rows: Rows, *, implications: bool = True) -> None:
         from ortools.sat.python import cp_model
@@ -102,7 +103,7 @@ class Encoding:
                 m.add(sum(both) <= self.y[k])
 
     def hint(self, chosen: Sequence[int]) -> None:
-        """Start from a solution (rows, children first)."""
+        """Warm start: hint a solution (rows, children first) to the solver."""
         m, rows = self.model, self.rows
         m.clear_hints()
         taken = set(chosen)
@@ -122,8 +123,8 @@ class Encoding:
                 m.add_hint(self.level[c], depth[c])
 
     def limit(self, use: Sequence[float], most: float) -> None:
-        """Ask that the chosen rows use at most `most` together. Uses are floored in units so fine that nothing allowed is
-        lost and the excess of what is found is rounding; callers check it."""
+        """Constrain the total use of the chosen rows to at most `most`. Uses are floored to fine integer units: no
+        allowed solution is lost, but a found one may exceed the limit by rounding; callers check."""
         for x, u in zip(self.x, use):
             if u > most * (1 + LIMIT_ROUNDING):
                 self.model.add_bool_and(x.negated())
@@ -135,7 +136,8 @@ class Encoding:
         self.model.add(sum(x * u for x, u in terms) <= math.floor(most * (1 + LIMIT_ROUNDING / 2) * scale))
 
     def minimize(self, upper: float) -> float:
-        """Set the objective; returns its units per cost unit. Prices are floored, so bounds stay valid."""
+        """Set the objective and exclude rows dearer than `upper`; returns objective units per cost unit. Prices are
+        floored, so bounds stay valid."""
         from ortools.sat.python import cp_model
 
         rows = self.rows
@@ -147,7 +149,8 @@ class Encoding:
         scale, exact = units(cost, upper)
         self.prices = [round(c * scale) if exact else math.floor(c * scale) for c in cost]
         terms: list[tuple[Any, int]] = []
-        for c, row in enumerate(rows.members):  # a class's least price on y_c: cores are found on classes first
+        # each class's least price goes on y_c: unsat cores are found on classes first
+        for c, row in enumerate(rows.members):
             least = min([self.prices[r] for r in row], default=0)
             terms.append((self.y[c], least))
             terms += [(self.x[r], self.prices[r] - least) for r in row]
@@ -158,8 +161,8 @@ class Encoding:
 
 
 def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
-    """Objective units per cost unit: the least power of ten that makes all costs integers, if it is small; else what
-    takes `upper` to about UNITS. Second: whether all costs are then integers."""
+    """(objective units per cost unit, whether all costs are then integers). The first is the least small power of ten
+    that makes all costs integers, otherwise the power of ten that scales `upper` to about UNITS."""
     total = math.fsum(cost)
     scale = 1.0
     while scale <= 1e6 and scale * total < LARGEST:
@@ -172,7 +175,8 @@ def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
 
 
 def solver(seconds: float, workers: int, deterministic: bool) -> Any:
-    """A CP-SAT solver with our parameters."""
+    """A CP-SAT solver configured for extraction. seconds: time limit, in CP-SAT's deterministic units with
+    `deterministic`."""
     from ortools.sat.python import cp_model
 
     found = cp_model.CpSolver()
@@ -182,23 +186,23 @@ def solver(seconds: float, workers: int, deterministic: bool) -> Any:
         p.num_workers = len(FEW_CORES)
         p.subsolvers.extend(FEW_CORES)
     p.random_seed = 0
-    p.catch_sigint_signal = False  # its handler would replace ours, and leave none behind
+    p.catch_sigint_signal = False  # CP-SAT's handler would replace the Python one and not restore it
     p.relative_gap_limit = 0.0
     if deterministic:
         p.interleave_search = True
         p.max_deterministic_time = seconds
     else:
-        p.max_time_in_seconds = max(0.95 * seconds - 0.05, 0.01)  # it ends a little after its limit
+        p.max_time_in_seconds = max(0.95 * seconds - 0.05, 0.01)  # CP-SAT ends slightly after its limit
     return found
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(engine: Any, model: Any, stop: Callable[[], bool] | None) -> Any:
-    """Solve, polling `stop` beside it."""
+    """Solve and return the status; a second thread polls `stop` and ends the search."""
     if stop is None:
         return engine.solve(model)
     finished = threading.Event()
@@ -227,8 +231,8 @@ def solve_cpsat(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> Answer:
-    """Minimize over `rows` within `seconds` (with `deterministic`, in CP-SAT's own repeatable time units), from a
-    solution `start` (rows, children first). limits: use of each row and the most that the chosen ones may use."""
+    """Minimize DAG cost over `rows` within `seconds` (with `deterministic`: CP-SAT's repeatable time units), from a
+    solution `start` (rows, children first). limits: (use of each row, upper limit of the sum over the chosen rows)."""
     from ortools.sat.python import cp_model
 
     began = time.perf_counter()

@@ -1,9 +1,9 @@
 """Label-setting search for problems with a narrow frontier, such as kernel covers of tensor graphs.
 
-A label is the set of classes still needed; its topologically last class is always resolved next, so a label's future
-depends on the set alone and one label per set suffices (a shortest path in the graph of sets). With a bounded number
-of labels per step it is a beam, which still gives a valid lower bound from what it dropped.
-"""
+A label is a set of classes that are still needed. The search always resolves the topologically last class of the set,
+so the future of a label depends on the set alone and one label per set suffices (a shortest path over sets). With a
+bounded number of labels per step the search is a beam search; its lower bound stays valid because it includes the
+dropped labels."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from .problem import Rows
 from .scc import components
 
 WIDTHS = (30, 300, 3000)
-"""Beam widths tried in turn until one is exact."""
+"""Beam widths, tried in this order until one loses no label that matters."""
 
 DEPTHS = 4
 STATES = 60_000
-"""Largest table of the relaxation."""
+"""Largest number of states in the relaxation's table."""
 
 MEMORY, SET_BYTES = 512 << 20, 200
-"""Bytes that labels, and the moves of the relaxation, may take; those of one beside the set of classes in it."""
+"""Memory limit in bytes of labels and of relaxation moves; bytes per label beside its bitset."""
 
-Label = tuple[float, int, int]  # cost so far, the label it came from, the row that resolved it
+Label = tuple[float, int, int]  # (cost so far, predecessor label, row that resolved the predecessor's last class)
 Bucket = dict[int, Label]
-States = dict[int, list[tuple[float, int]]]  # state -> (cost, state afterwards) of each move
+States = dict[int, list[tuple[float, int]]]  # state -> (cost, successor state) of each move
 
 
 @dataclass(frozen=True)
 class Cover:
-    """Result: rows chosen (None: none cheaper than the given limit), their cost, a valid lower bound, whether that is
-    proven optimal (or, without rows, that nothing is cheaper than the limit), labels expanded."""
+    """Search result. chosen: rows (None: none cheaper than `upper`) · cost: their cost · lower: valid lower bound ·
+    exact: whether the rows are proven optimal (or, without rows, that nothing is cheaper than `upper`) · labels: number
+    expanded."""
 
     chosen: list[int] | None
     cost: float
@@ -47,10 +48,10 @@ class Cover:
 
 
 def topological(rows: Rows, prefer: list[int] | None = None) -> tuple[list[int], bool]:
-    """Position of each class, children lower, and whether that is a true order of all rows.
+    """(position of each class, whether every row's children have lower positions).
 
-    In cyclic problems classes of one component stand in the order of `prefer` (a solution, children first), or by
-    number; rows against the order are then lost, so nothing found is proven.
+    In cyclic problems the classes of one component are ordered as in `prefer` (a solution, children first), then by
+    index; rows that contradict the order are lost, so nothing is proven.
     """
     graph: list[list[int]] = [[] for _ in range(rows.n_classes)]
     for c, kids in zip(rows.cls, rows.kids):
@@ -69,8 +70,9 @@ def topological(rows: Rows, prefer: list[int] | None = None) -> tuple[list[int],
 
 
 def _as_early_as_possible(rows: Rows, graph: list[list[int]], order: list[int]) -> list[int]:
-    """Positions from the top down: a class comes when all its readers have come; among those, one without a choice first
-    (it leaves the frontier at no cost: kernels with several outputs), then the last in `order`."""
+    """Positions assigned from the top down: a class is ready when all its parents are placed. Among ready classes,
+    those with one row come first (they leave the frontier without branching: kernels with several outputs), then the
+    last one in `order`."""
     rank = [0] * len(order)
     for n, c in enumerate(order):
         rank[c] = n
@@ -93,7 +95,7 @@ def _as_early_as_possible(rows: Rows, graph: list[list[int]], order: list[int]) 
 
 
 class Frontier:
-    """A problem prepared for searches of several widths. `acyclic`: its order loses no row."""
+    """A problem prepared for searches of several beam widths. `acyclic`: the class order loses no row."""
 
     def __init__(self, rows: Rows, prefer: list[int] | None = None) -> None:
         self.rows = rows
@@ -108,17 +110,17 @@ class Frontier:
 
     @property
     def set_bytes(self) -> int:
-        """Bytes of a label."""
+        """Estimated bytes per label."""
         return len(self.moves) // 8 + SET_BYTES
 
     @cached_property
     def relaxed(self) -> Relaxed:
-        """Lower bounds of labels."""
+        """Lower bounds on the remaining cost of labels."""
         return Relaxed(self.moves, self.start)
 
     @cached_property
     def shares(self) -> Shares:
-        """Ranks of labels."""
+        """Cost estimates that rank labels in a beam."""
         return Shares(self.moves)
 
     def search(
@@ -132,9 +134,8 @@ class Frontier:
     ) -> Cover:
         """Search with at most `width` labels per step (None: all). Labels that cannot beat `upper` are dropped soundly.
 
-        When `max_labels` are exceeded, labels take more than MEMORY, `deadline` (on time.perf_counter()) passes or `stop` says so, the answer has no
-        solution, only the bound of the relaxation.
-        """
+        Without a solution, with the relaxation's bound only, if more than `max_labels` are expanded, labels take more
+        than MEMORY bytes, `deadline` (time.perf_counter()) passes or `stop` returns True."""
         if not self.start:
             return Cover([], 0.0, 0.0, True, 0)
         floor = self.relaxed.of(self.start) if self.acyclic else 0.0
@@ -166,7 +167,7 @@ class Frontier:
 def _expand(
     buckets: list[Bucket], v: int, moves: list[tuple[float, int, int]], ends: Bucket, best: float, relaxed: Relaxed
 ) -> tuple[float, int]:
-    """Resolve class v in every label; returns the best complete cost and how many labels were added."""
+    """Resolve class v in every label of its bucket; returns (best complete cost, number of labels added)."""
     added = 0
     for need, (cost, _, _) in buckets[v].items():
         rest = need ^ (1 << v)
@@ -200,10 +201,10 @@ def _trace(ends: Bucket, buckets: list[Bucket]) -> list[int]:
 
 
 class Relaxed:
-    """Lower bounds on what a label still costs, by state-space relaxation: only the last few needed classes are kept.
+    """Lower bounds on the remaining cost of a label, by state-space relaxation.
 
-    `of(need)` is exact for the problem in which all but the topologically last `depth` needed classes are forgotten
-    after every step; forgetting can only make a problem cheaper. Tables are deepened while they stay below STATES.
+    `of(need)` is the exact cost of a relaxed problem in which all but the topologically last `depth` needed classes are
+    dropped after every step. Dropping classes only lowers the cost. The depth grows while the table stays below STATES.
     """
 
     def __init__(self, moves: list[list[tuple[float, int, int]]], start: int) -> None:
@@ -218,17 +219,17 @@ class Relaxed:
             self._solve(states)
 
     def of(self, need: int) -> float:
-        """Lower bound on completing a label."""
+        """Lower bound on the cost of completing a label."""
         state = last_bits(need, self.depth)
         while state:
             found = self.table.get(state)
             if found is not None:
                 return found
-            state &= state - 1  # the table of one class less
+            state &= state - 1  # fall back to the table of smaller depth
         return 0.0
 
     def _reachable(self, start: int, depth: int) -> list[States] | None:
-        """The states of one depth by last class, each with its moves; None if there are too many."""
+        """The reachable states of one depth by their last class, each with its moves; None if there are too many."""
         buckets: list[States] = [{} for _ in self.moves]
         state = last_bits(start, depth)
         buckets[state.bit_length() - 1][state] = []
@@ -258,9 +259,9 @@ class Relaxed:
 
 
 def last_bits(mask: int, count: int) -> int:
-    """The `count` highest set bits."""
+    """The `count` highest set bits of the mask."""
     extra = mask.bit_count() - count
-    if extra <= count:  # most often one or two too many: drop the lowest
+    if extra <= count:  # usually one or two too many: clear the lowest
         for _ in range(extra):
             mask &= mask - 1
         return mask
@@ -273,8 +274,8 @@ def last_bits(mask: int, count: int) -> int:
 
 
 class Shares:
-    """What a label still owes, for ranking labels in a beam: every class spreads its cost evenly over its possible
-    readers; the readers already resolved have paid nothing yet, so their part of each needed class is due."""
+    """Estimated remaining cost of a label, for beam ranking. Each class splits its cost evenly among its possible
+    parents; the shares of parents already resolved are still unpaid, so they are charged to the needed class."""
 
     def __init__(self, moves: list[list[tuple[float, int, int]]]) -> None:
         self.readers: list[list[int]] = [[] for _ in moves]
@@ -290,7 +291,7 @@ class Shares:
             self.share[v] = min(sums, default=math.inf)
 
     def due(self, need: int, v: int) -> float:
-        """Estimate of the cost of completing the label `need`, whose last class is v."""
+        """Estimated cost of completing the label `need`, whose last class is v."""
         total = 0.0
         for k in bits_of(need):
             readers = self.readers[k]
@@ -300,7 +301,7 @@ class Shares:
 
 
 def _strongest(bucket: Bucket, width: int, shares: Shares, relaxed: Relaxed, v: int) -> tuple[Bucket, float]:
-    """The `width` labels that look cheapest, and a lower bound on completing any of the others."""
+    """(the `width` labels with the least estimated cost, a lower bound on completing any other label of the bucket)."""
     scored: list[tuple[float, int, Any]] = [
         (label[0] + shares.due(need, v), i, (need, label)) for i, (need, label) in enumerate(bucket.items())
     ]

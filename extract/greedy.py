@@ -1,7 +1,7 @@
-"""Fast extractions without proof: the incumbents that every exact solver starts from.
+"""Greedy extractions without proof: initial incumbents of every exact solver.
 
-All work on `Rows` and return one row per class (-1: no finite term); the caller walks from the roots.
-"""
+All take `Rows` and return one row per class (-1: no finite term); the caller collects what the roots reach
+(`Rows.walk`)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import numpy as np
 from .problem import Rows
 
 BITSET_BYTES = 400 << 20
-"""Most memory that the class sets of the one-pass greedy may take; larger problems get tree cost only."""
+"""Memory limit of the class sets of the one-pass greedy; larger problems get tree cost only."""
 
 LARGEST_TREE = 1e300
-"""Tree costs stop growing here: they double with every level of a deep shared term and would end as infinity."""
+"""Cap of tree costs: they double with every level of a deep shared term and would overflow to infinity."""
 
 QUEUE_ROWS = 60_000
 SET_UPDATES, SET_UPDATES_PER_ROW = 3_000_000, 12
-"""Work limits of the queue greedy, in set elements touched: it is quadratic on deep graphs. Above QUEUE_ROWS rows it has so
-many for each: enough for shallow graphs, and given up soon on others."""
+"""Work limits of the queue greedy, in set elements touched: its time is quadratic on deep graphs. Above QUEUE_ROWS rows
+the limit is per row: enough for shallow graphs, soon exceeded on others."""
 
 
 def bottom_up(rows: Rows, cost: Sequence[float] | None = None) -> list[int]:
-    """The rows of least tree cost."""
+    """The row of least tree cost in each class."""
     return tree_costs(rows, cost)[1]
 
 
 def tree_costs(rows: Rows, cost: Sequence[float] | None = None) -> tuple[list[float], list[int]]:
-    """Least tree cost per class and its row (Knuth's generalisation of Dijkstra's algorithm); O(size log size)."""
+    """(least tree cost per class, its row), by Knuth's generalisation of Dijkstra's algorithm; O(size log size)."""
     price = rows.cost if cost is None else cost
     best = [np.inf] * rows.n_classes
     choice = [-1] * rows.n_classes
@@ -62,9 +62,9 @@ def tree_costs(rows: Rows, cost: Sequence[float] | None = None) -> tuple[list[fl
 
 
 def path_bounds(rows: Rows, cost: Sequence[float] | None = None) -> list[float]:
-    """Lower bound per class: the least over its rows of own cost plus the dearest child's bound.
+    """Lower bound per class: the minimum over its rows of own cost plus the largest child bound.
 
-    inf where there is no finite term."""
+    inf for classes without a finite term."""
     price = rows.cost if cost is None else cost
     bound = [np.inf] * rows.n_classes
     left = [len(k) for k in rows.kids]
@@ -89,8 +89,8 @@ class _Weights:
     def __init__(self, n: int) -> None:
         self.bytes = (n + 7) // 8
         self.price = [0.0] * (self.bytes * 8)
-        self.table = np.zeros((self.bytes, 8))  # the same prices by byte and bit
-        self.few = 48 if n < 4_000 else 8  # wide bitsets make bit-by-bit loops slow
+        self.table = np.zeros((self.bytes, 8))  # the same prices, indexed by byte and bit
+        self.few = 48 if n < 4_000 else 8  # bit-by-bit loops are slow on wide bitsets
 
     def set(self, c: int, price: float) -> None:
         self.price[c] = self.table[c >> 3, c & 7] = price
@@ -113,9 +113,10 @@ class _Weights:
 def one_pass(
     rows: Rows, cost: Sequence[float] | None = None, expired: Callable[[], bool] = lambda: False
 ) -> list[int] | None:
-    """Classes finalised in the order of their DAG cost; each row is costed once, by bitset difference of its children.
+    """Greedy DAG cost: classes are finalised in order of DAG cost; each row is costed once, from bitset differences of
+    its children.
 
-    None if the bitsets would exceed BITSET_BYTES, or once `expired` (asked now and then) says so.
+    None if the bitsets would exceed BITSET_BYTES, or when `expired` (polled every 512 classes) returns True.
     """
     n = rows.n_classes
     if n * n // 8 > BITSET_BYTES:
@@ -160,7 +161,7 @@ def one_pass(
 def _joined(
     kids: tuple[int, ...], own: float, limit: float, total: list[float], used: list[int], weights: _Weights
 ) -> tuple[float, int]:
-    """DAG cost and class set of a row over its children's sets; gives up (inf) once the cost reaches `limit`."""
+    """(DAG cost, class set) of a row from its children's sets; (inf, 0) as soon as the cost reaches `limit`."""
     big = max(kids, key=total.__getitem__)
     value, bits = own + total[big], used[big]
     for k in kids:
@@ -179,10 +180,10 @@ def queued(
     budget: int = SET_UPDATES,
     expired: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """Greedy DAG cost with a work queue and re-evaluation (the "faster greedy DAG" of extraction-gym, by its idea).
+    """Greedy DAG cost with a work queue and re-evaluation (the idea of "faster greedy DAG" in extraction-gym).
 
-    Stops after `budget` set elements were touched, or once `expired` (asked now and then) says so; what it has then is
-    still valid.
+    Stops after `budget` set elements were touched, or when `expired` (polled every 1024 rows) returns True; the partial
+    result is still valid.
     """
     price = rows.cost if cost is None else cost
     cls, kids, parents = rows.cls, rows.kids, rows.parents
@@ -225,7 +226,7 @@ def queued(
 
 
 def discounted(rows: Rows, chosen: Collection[int]) -> list[float]:
-    """Prices at which the rows of a solution are free: a greedy over them repairs or refines that solution."""
+    """Prices at which the rows of a solution are free: a greedy with these prices repairs or refines the solution."""
     price = list(rows.cost)
     for row in chosen:
         price[row] = 0.0
@@ -239,9 +240,10 @@ def best_greedy(
     quick: bool = False,
     expired: Callable[[], bool] = lambda: False,
 ) -> tuple[float, list[int], str]:
-    """The cheapest of the greedies and of `extra` choices: cost, chosen rows children first, name.
+    """The cheapest of the greedy extractions and of `extra` choices: (cost, chosen rows children first, name of the
+    method).
 
-    quick: tree cost only. (inf, [], "") if the roots have no finite term.
+    quick: tree cost only. (inf, [], "") if a root has no finite term.
     """
     candidates: list[tuple[str, Sequence[int] | None]] = [("hint", choice) for choice in extra]
     candidates.append(("bottom-up", bottom_up(rows)))

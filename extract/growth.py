@@ -1,4 +1,4 @@
-"""One region as it grows, from its output towards the leaves: what is inlined, what is read, and when it is too large."""
+"""Growth of one fusion group, from its output class towards the leaves: inlined e-nodes, leaf classes, size limits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_NODES, MAX_LEAVES = 48, 10
 
 
 class TooLarge(Exception):
-    """The region is larger than a kernel should be."""
+    """The fusion group exceeds MAX_NODES or MAX_LEAVES, or contains itself."""
 
 
 @dataclass(eq=False)
 class Part:
-    """An e-node inside a region, over other parts and leaf classes."""
+    """An e-node inside a fusion group; `parts` are its operands: inlined parts or leaf classes."""
 
     node: int
     parts: list[Part | int]
@@ -30,25 +30,27 @@ class Part:
 
 @dataclass
 class Growth:
-    """A region of a class within a reach: what was looked at, and what came of it."""
+    """A fusion group of a class under a fusion policy, while it is grown: state of the search and result."""
 
     regions: Regions
     cls: int
     reach: Reach
-    room: int = ALL  # how many values that are needed beside may be computed on a path
+    room: int = ALL  # how many values with consumers outside the group may be recomputed on a path
     leaves: dict[int, Tensor | None] = field(default_factory=dict)
-    spread: dict[int, None] = field(default_factory=dict)  # leaves that are spread over more elements
+    spread: dict[int, None] = field(default_factory=dict)  # leaves that are broadcast over more elements
     done: dict[tuple[int, int, int, bool, bool], Part | int] = field(default_factory=dict)
     made: dict[Part, Tensor] = field(default_factory=dict)
     root: Part | None = None
     nodes: int = 0
-    used: int = 0  # most products on a path
-    met: int = 0  # most values on a path that are needed beside
-    open: set[tuple[int, int, int, bool, bool]] = field(default_factory=set)  # what is being looked at, or was
+    used: int = 0  # largest number of products (GEMM, conv, attention) on a path
+    met: int = 0  # largest number of values on a path that have consumers outside the group
+    # keys of the classes in progress or finished
+    open: set[tuple[int, int, int, bool, bool]] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
 
     def grown(self, node: int) -> Region | None:
-        """The region that starts with an e-node; None if it is too large, trivial or not of this reach."""
+        """The fusion group that starts with an e-node; None if it is too large, trivial, a duplicate or has fewer
+        products than the policy asks for."""
         self.inside = self.regions.inside(node, self.reach.products) | {self.cls}
         try:
             root = self.root = self._node(node, 0, 0, False, self.reach.spread_bare)
@@ -56,7 +58,7 @@ class Growth:
             return None
         if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
             return None
-        if self.reach.spread_bare and not self.spread:  # the same as without
+        if self.reach.spread_bare and not self.spread:  # same group as without spread_bare
             return None
         term = self._term(root)
         if term in self.regions.seen:
@@ -70,7 +72,7 @@ class Growth:
 
     @property
     def inlined(self) -> Iterator[int]:
-        """The e-nodes of the region that was grown, from above to below."""
+        """The e-nodes of the grown group, from the output down."""
         todo, seen = [self.root], set[Part]()
         while todo:
             part = todo.pop()
@@ -80,7 +82,7 @@ class Growth:
                 todo += [p for p in reversed(part.parts) if not isinstance(p, int)]
 
     def _term(self, part: Part | int) -> Tensor:
-        """The tensor of a part. Most regions turn out too large before one is made."""
+        """The tensor of a part, built lazily: most groups turn out too large first."""
         view = self.regions.view
         if isinstance(part, int):
             found = self.leaves[part]
@@ -92,17 +94,20 @@ class Growth:
         return self.made[part]
 
     def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> Part:
-        """`lean`: what is spread over the node's elements is read as it lies, and so are rows."""
+        """Inline an e-node. beside: values on the path with outside consumers · products: products on the path · below:
+        whether the node is an operand of a product · lean: operands broadcast over the node's elements and reductions
+        are leaves."""
         view = self.regions.view
         op = view.op[node]
-        self.nodes += int(view.cls[node]) not in self.regions.formulas  # positions are no values
+        self.nodes += int(view.cls[node]) not in self.regions.formulas  # index formulas are not values
         if self.nodes > MAX_NODES:
             raise TooLarge
         kind = self.regions.kinds[node]
         if kind == "product":
             products, below = products + 1, True
             self.used = max(self.used, products)
-        if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
+        # overlapping windows need each value below many times: nothing expensive is inlined there
+        if self.regions.slides(node):
             products, below = ALL, True
         product, bare_spread = kind == "product", self.reach.spread_bare
         others = self.reach.left_only and product and not bare_spread
@@ -124,7 +129,7 @@ class Growth:
         key = (cls, beside, products, below, lean)
         found = self.done.get(key)
         if found is None:
-            if key in self.open:  # made of itself by what costs nothing
+            if key in self.open:  # cycle through free operations
                 raise TooLarge
             self.open.add(key)
             node = self._inlined(cls, products, below, lean)
@@ -138,7 +143,7 @@ class Growth:
         return found
 
     def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
-        """The e-node that stands for a class inside the region, None where the class is read from memory."""
+        """The e-node that computes a class inside the group; None if the class becomes a leaf."""
         r = self.regions
         if cls == self.cls or (cls in r.given and cls not in r.at_once):
             return None
@@ -146,7 +151,7 @@ class Growth:
         return next((n for n in admitted if self.cls not in r.kids[n]), None)
 
     def _needed_beside(self, cls: int) -> bool:
-        """Whether something that this region cannot compute reads a class as well."""
+        """Whether a class has a consumer that the group cannot compute."""
         r = self.regions
         if r.stored(cls) or cls in r.at_once:
             return False

@@ -1,7 +1,7 @@
-"""Extraction as a mixed-integer program for HiGHS, reached through OR-tools' MathOpt.
+"""Extraction as a mixed-integer program for HiGHS, called through OR-tools' MathOpt.
 
-The relaxation has no level variables: cycles are cut off as they appear, exactly at fractional points (a cycle whose
-reads are chosen more than its classes allow is a shortest path) and again after each integer solution (lazily).
+There are no level variables: cycles are excluded by cutting planes, separated exactly at fractional points (shortest
+paths over the reads) and lazily after each integer solution.
 MathOpt is used because the `highspy` package and OR-tools cannot be loaded into one process.
 """
 
@@ -22,19 +22,19 @@ from .problem import LIMIT_ROUNDING, Rows
 from .scc import components
 
 SCALE = 1e4
-"""The incumbent's cost in the program: HiGHS's tolerances are absolute."""
+"""Objective value of the incumbent in the program: HiGHS's tolerances are absolute."""
 
 MARGIN = 1e-7
-"""Relative safety taken off HiGHS's bounds for its floating-point tolerances."""
+"""Relative margin subtracted from HiGHS's bounds for its floating-point tolerances."""
 
 CUTS = 400
 STALLED = 6
 
-Cut = dict[int, float]  # variable -> coefficient; means sum <= 0
+Cut = dict[int, float]  # variable -> coefficient of the constraint: sum <= 0
 
 
 class Relaxation:
-    """The program and its cuts. Variables 0..n_classes-1 are classes, then come the rows of classes with several."""
+    """The program and its cuts. Variables 0..n_classes-1 are classes; the rows of classes with several rows follow."""
 
     def __init__(self, rows: Rows, upper: float) -> None:
         from ortools.math_opt.python import mathopt
@@ -65,12 +65,12 @@ class Relaxation:
         self._add_rows()
 
     def taken(self, c: int, k: int) -> list[int]:
-        """Variables whose sum says that class c reads class k."""
+        """Variables whose sum is 1 if and only if class c has child k in the solution."""
         readers = self.reads[c, k]
         return [c] if len(readers) == len(self.rows.members[c]) else [self.x[r] for r in readers]
 
     def add(self, cut: Cut) -> None:
-        """Add sum(cut) <= 0."""
+        """Add the constraint sum(cut) <= 0."""
         row = self.model.add_linear_constraint(ub=0.0)
         for v, a in cut.items():
             if a:
@@ -93,7 +93,8 @@ class Relaxation:
                     self.add(_sum([*self.taken(c, k), *self.taken(k, c)], [head]))
 
     def limit(self, use: Sequence[float], most: float) -> None:
-        """Ask that the chosen rows use at most `most` together, up to rounding and HiGHS's tolerance: callers check it."""
+        """Constrain the total use of the chosen rows to at most `most`, up to rounding and HiGHS's tolerance; callers
+        check the result."""
         top = most * (1 + LIMIT_ROUNDING)
         row = self.model.add_linear_constraint(ub=1.0 + LIMIT_ROUNDING)
         for x, u in zip(self.x, use):
@@ -103,13 +104,15 @@ class Relaxation:
                 row.set_coefficient(self.vars[x], u / most)
 
     def cycle_cut(self, cycle: Sequence[int]) -> Cut:
-        """The reads along a cycle number less than its classes; one class (with fewest rows) may count as built."""
+        """Cut for an integral cycle: at most len(cycle) - 1 of its edges are chosen; one class (with the fewest rows)
+        counts as built."""
         free = min(range(len(cycle)), key=lambda i: len(self.rows.members[cycle[i]]))
         reads = [v for i, c in enumerate(cycle) for v in self.taken(c, cycle[(i + 1) % len(cycle)])]
         return _sum(reads, [c for i, c in enumerate(cycle) if i != free])
 
     def separate(self, value: Sequence[float]) -> list[Cut]:
-        """Violated cycle cuts at a fractional point: arcs weigh y_c - (reads c -> k); a cycle lighter than y_j is cut."""
+        """Violated cycle cuts at a fractional point: edge weights are y_c - (choice of c -> k); a cycle lighter than
+        y_j violates a cut."""
         arcs: dict[int, list[tuple[int, float]]] = {}
         for c, k in self.reads:
             if self.component[c] == self.component[k] and value[c] > 1e-6:
@@ -129,7 +132,8 @@ class Relaxation:
         return cuts
 
     def solve(self, seconds: float, hint: Sequence[int] | None = None) -> Any:
-        """One call of HiGHS."""
+        """One call of HiGHS, with a time limit in seconds and an optional warm start (rows); returns MathOpt's
+        result."""
         from ortools.math_opt.python import mathopt
 
         limits = mathopt.SolveParameters(
@@ -144,7 +148,7 @@ class Relaxation:
         return mathopt.solve(self.model, mathopt.SolverType.HIGHS, params=limits, model_params=extra)
 
     def raise_bound(self, value: float) -> None:
-        """Record a dual bound of the program."""
+        """Raise the lower bound to a dual bound of the program."""
         if math.isfinite(value):
             bound = value / self.scale * (1 - MARGIN)
             if self.integral_costs:
@@ -152,7 +156,8 @@ class Relaxation:
             self.bound = max(self.bound, bound)
 
     def tighten(self, deadline: float, upper: float) -> list[float]:
-        """Cutting planes at the root until nothing is cut or the bound meets `upper`; the last fractional solution."""
+        """Cutting-plane loop at the root, until no cut is violated, the bound meets `upper` or stalls; the last
+        fractional solution."""
         value: list[float] = []
         idle, last = 0, -math.inf
         while (left := deadline - time.perf_counter()) > 0 and idle < STALLED:
@@ -176,12 +181,12 @@ class Relaxation:
         return value
 
     def rounded(self, value: Sequence[float]) -> list[list[int]]:
-        """Greedy solutions at prices from which the fractional solution's share of each row is taken off."""
+        """Greedy solutions at prices reduced by each row's value in the fractional solution."""
         price = [cost * max(0.0, 1.0 - value[x]) for cost, x in zip(self.rows.cost, self.x)]
         return [c for c in (bottom_up(self.rows, price), one_pass(self.rows, price)) if c is not None]
 
     def integral(self) -> None:
-        """Ask for integers: choosing rows decides all."""
+        """Make the row variables integer; the class variables follow."""
         for v in set(self.x):
             self.vars[v].integer = True
 
@@ -195,13 +200,12 @@ def solve_highs(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> Answer:
-    """Minimize over `rows` from a solution `start` (rows, children first); gives up after the root relaxation if its
-    bound is below `root_ratio` times the cost. limits: use of each row and the most that the chosen ones may use; then
-    there may be no `start`, and the status in the answer's `stats` is INFEASIBLE where nothing keeps them.
+    """Minimize DAG cost over `rows` from a solution `start` (rows, children first). Ends after the root relaxation if
+    its bound is below `root_ratio` times the cost. limits: (use of each row, upper limit of the sum over the chosen
+    rows); with limits `start` may be None, and `stats["status"]` is INFEASIBLE if no extraction satisfies the limits.
 
-    HiGHS looks at its time limit only now and then: it runs in a thread of its own, which is left behind (and ends by
-    itself soon after) if it overruns or `stop` asks to end.
-    """
+    HiGHS checks its time limit rarely: it runs in a daemon thread, which is abandoned (and ends by itself soon after)
+    if it overruns or `stop` returns True."""
     search = _Search(rows, start, time.perf_counter() + 0.9 * seconds, root_ratio, limits)
     thread = threading.Thread(target=search.run, daemon=True)
     ends = time.perf_counter() + seconds
@@ -229,7 +233,7 @@ class _Search:
     def run(self) -> None:
         try:
             self._run()
-        except Exception as error:  # handed to the caller's thread
+        except Exception as error:  # re-raised in the caller's thread
             self.error = error
 
     def _run(self) -> None:
@@ -265,7 +269,7 @@ class _Search:
             relaxation.n_cuts += len(cycles)
 
     def _impossible(self, status: str) -> bool:
-        """Whether that says that nothing keeps the limits; then the answer does."""
+        """Whether the status means that the limits are infeasible; then records that as the answer."""
         if status != "INFEASIBLE" or self.answer.chosen is not None:
             return False
         self.answer = Answer(None, math.inf, 0.0, True, {"status": status})
@@ -303,7 +307,7 @@ def _sum(plus: Iterable[int], minus: Iterable[int]) -> Cut:
 
 
 def _lightest_cycle(j: int, arcs: dict[int, list[tuple[int, float]]], limit: float) -> list[int]:
-    """A cycle through j lighter than `limit`, from j on; empty if there is none (Dijkstra)."""
+    """A cycle through j lighter than `limit`, starting at j; empty if there is none (Dijkstra)."""
     distance = {j: 0.0}
     before: dict[int, int] = {}
     heap = [(0.0, j)]
@@ -327,7 +331,7 @@ def _lightest_cycle(j: int, arcs: dict[int, list[tuple[int, float]]], limit: flo
 
 
 def _cycles(rows: Rows, choice: Sequence[int]) -> list[list[int]]:
-    """Disjoint cycles among the chosen rows that the roots reach, one or more per cyclic component."""
+    """Disjoint cycles among the chosen rows reachable from the roots, at least one per cyclic component."""
     seen: set[int] = set(rows.roots)
     todo = list(rows.roots)
     while todo:

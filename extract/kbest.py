@@ -1,9 +1,8 @@
-"""The k cheapest extractions, one after another, in rising cost.
+"""k-best extraction: the k cheapest extractions in rising cost.
 
-One integer program is solved again and again; each solution found is cut off by a row that asks for at least
-`min_distance` other choices, and by one that asks for a share of other kernels. Demand rows keep classes that nobody
-reads out of the program, so two solutions of it never are the same extraction.
-"""
+One integer program is solved repeatedly. Each solution found is excluded by a constraint that requires at least
+`min_distance` other choices, and by one that requires a share of other kernels. Further constraints exclude classes
+that no chosen row reads, so two solutions of the program are never the same extraction."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ from .problem import Extraction, Problem, evaluate, relative_gap
 from .solve import solve
 
 SHARES = 10_000
-"""`diversity` is rounded up to a multiple of one part in so many."""
+"""Resolution: `diversity` is rounded up to a multiple of 1 / SHARES."""
 
 
 @dataclass(frozen=True)
 class _Wish:
-    """What is asked of a sequence of extractions; see `k_best`."""
+    """Arguments of `k_best`."""
 
     count: int
     max_gap: float
@@ -53,15 +52,16 @@ def k_best(
     deterministic: bool = False,
     stop: Callable[[], bool] | None = None,
 ) -> Iterator[Extraction]:
-    """At most `count` distinct extractions in rising cost, none dearer than (1 + max_gap) times the first.
+    """Iterator over at most `count` distinct extractions in rising cost, none dearer than (1 + max_gap) times the
+    first.
 
-    min_distance: classes in which each must choose differently from every earlier one (a class left unused counts).
-    diversity: least `difference` of each from every earlier one, in 0..1, over the nodes for which `kernels` (bool, one
-    entry a node) holds; by default those that cost something. The problem's limits are kept by all.
-    `proven_rank` says that no extraction allowed by the rows above was missed; `lower_bound` bounds all that are left.
-    Ends early when the window is exhausted or `time_limit` seconds (over all, the caller's own time left out) are used.
-    Raises what `solve` raises, and UsageError for counts below 1, a negative window or a diversity outside 0..1.
-    """
+    min_distance: number of classes whose choice must differ from every earlier extraction (an unused class counts).
+    diversity: minimum `difference` from every earlier extraction, in 0..1, over the nodes flagged by `kernels` (bool,
+    one entry per node); by default the nodes with nonzero cost. All extractions satisfy the problem's limits.
+    `proven_rank` of a result: no extraction allowed by these constraints was missed; `lower_bound` bounds all remaining
+    ones. Ends early when the cost window is exhausted or `time_limit` seconds (in total, without the caller's own time)
+    are used. Raises what `solve` raises, and UsageError for counts below 1, a negative window or a diversity outside
+    0..1."""
     if count < 1 or min_distance < 1 or not max_gap >= 0 or not 0 <= diversity <= 1:
         raise UsageError(
             f"count={count}, min_distance={min_distance}, max_gap={max_gap}, diversity={diversity} make no sequence",
@@ -77,7 +77,7 @@ def k_best(
 
 
 def difference(new: Extraction, old: Extraction, kernels: Sequence[bool] | Flags) -> float:
-    """Share of the kernels of one extraction that another does not have; 1 if it has none at all."""
+    """Share of the flagged nodes of `new` that `old` does not contain; 1 if `new` has none."""
     flags = np.asarray(kernels, bool)
     mine, other = ({int(i) for i in e.choice if i >= 0 and flags[i]} for e in (new, old))
     return len(mine - other) / len(mine) if mine else 1.0
@@ -109,7 +109,7 @@ def _generate(problem: Problem, wish: _Wish) -> Iterator[Extraction]:
 
 
 class _Window:
-    """All extractions up to a cost, as one growing program."""
+    """All extractions up to a cost, as an integer program that gains a constraint per solution."""
 
     def __init__(self, problem: Problem, first: Extraction, wish: _Wish) -> None:
         self.problem, self.wish = problem, wish
@@ -127,12 +127,12 @@ class _Window:
             limit = math.floor(room * self.scale)
             self.encoding.model.add(self.encoding.objective <= limit)
         self.counted = [bool(wish.kernels[problem.live[at]]) for at in self.reduced.origin]
-        # cost of the one before, in units
+        # cost of the previous extraction, in objective units
         self.last = math.floor(max(0.0, first.cost - self.reduced.constant) * self.scale + 1e-6)
         self.exclude(first)
 
     def _demand(self) -> None:
-        """A class is built only if it is a root or some chosen row reads it."""
+        """Constrain: a class is built only if it is a root or a child of some chosen row."""
         m, encoding = self.encoding.model, self.encoding
         readers: dict[int, list[int]] = defaultdict(list)
         for (_, k), rows in encoding.reads.items():
@@ -143,22 +143,23 @@ class _Window:
                 m.add_bool_or([encoding.x[r] for r in readers[c]] + [y.negated()])
 
     def exclude(self, extraction: Extraction) -> None:
-        """Ask for other choices than this extraction's: `min_distance` of them, and `diversity` of the kernels."""
+        """Exclude extractions closer to this one than `min_distance` choices or a `diversity` share of kernels."""
         rows, x, model = self.rows, self.encoding.x, self.encoding.model
         chosen = self.kept.rows_of(extraction.choice)
-        # always-on classes with one row are the same everywhere
+        # always-on classes with one row are equal in all extractions
         free = [r for r in chosen if len(rows.members[rows.cls[r]]) > 1 or rows.cls[r] not in rows.roots]
         model.add(sum([x[r] for r in free]) <= len(free) - self.wish.min_distance)
         if not self.wish.diversity:
             return
-        # most of its kernels that may be known, of SHARES
+        # largest number of shared kernels, per SHARES
         common = SHARES - math.ceil(self.wish.diversity * SHARES - 1e-9)
         kernels = [r for r, counted in enumerate(self.counted) if counted]
         taken = set(chosen)
         model.add(sum([x[r] * (common - SHARES * (r in taken)) for r in kernels]) >= 0)
 
     def next(self, seconds: float) -> Extraction | None:
-        """The cheapest extraction that no row forbids, and forbid it; None if there is none or it was not found."""
+        """The cheapest extraction not yet excluded, which is then excluded; None if there is none or the time was too
+        short."""
         from ortools.sat.python import cp_model
 
         began = time.perf_counter()

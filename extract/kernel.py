@@ -1,10 +1,8 @@
-"""What extraction knows of kernels: templates that backends declare, and candidates bound to places in an e-graph.
+"""Kernel templates declared by backends, candidate kernels bound to e-classes, and executable plans.
 
-A *template* is a kernel's meaning and its code in one row: a pattern of the rule language says what it computes, a code
-template says how. A *candidate* is a template matched at an e-class: which values it reads, which it writes, in which
-layout. Backends declare templates; nothing here knows any backend. A generated kernel (a fused region lowered through
-the kernel IR) enters the same way: as a candidate whose template was made for it.
-"""
+A *template* pairs a kernel's semantics (a pattern of the rule language) with a code template. A *candidate* is a
+template matched at an e-class: input vertices, output vertices, layouts. This module knows no particular backend. A
+generated kernel (a fusion group lowered through the kernel IR) is a candidate whose template was made for it."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ MAX_COMBINATIONS = 64  # of operand layouts per match
 
 
 def contiguous(shape: Sequence[int]) -> Strides:
-    """Row-major strides, in elements. An axis of size 1 has the stride it would have in a larger array."""
+    """Row-major strides, in elements. An axis of size 1 has the stride it would have at a larger size."""
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)
@@ -36,32 +34,34 @@ def contiguous(shape: Sequence[int]) -> Strides:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of a kernel as it lies in memory."""
+    """An operand of a kernel: dtype and shape in memory, and strides in elements."""
 
     type: Type
     strides: Strides
 
     @property
     def dense(self) -> bool:
-        """Whether it is row-major without gaps (strides of size-1 axes do not matter)."""
+        """Whether the layout is row-major without gaps (strides of size-1 axes are ignored)."""
         want = contiguous(self.type.shape)  # type: ignore[arg-type]
         return all(s == w or d == 1 for s, w, d in zip(self.strides, want, self.type.shape))
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a code template may look at when it writes a call: operands, output, attributes; and the names in the source.
+    """A kernel call as a code template sees it: operands, output, attributes, and the names in the emitted source.
 
-    Sizes, strides and attributes may be expressions in free sizes. `tuned` gives then the shapes for which weights are packed.
-    """
+    Sizes, strides and attributes may be expressions in free sizes; `tuned` then has the concrete shapes for which
+    weights are packed."""
 
     operands: Mapping[str, Operand]
     output: Operand
     attrs: Mapping[str, Any]
-    names: Mapping[str, str] = field(default_factory=dict)  # operand (and "out", "scratch") -> expression in the source
-    schedule: Mapping[str, int] = field(default_factory=dict)  # tiles and options of a generated kernel
-    more: tuple[Operand, ...] = ()  # outputs beyond the first, "out1", "out2" in the source
-    tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes that weights are packed for
+    # operand (also "out", "scratch") -> expression in the source
+    names: Mapping[str, str] = field(default_factory=dict)
+    # tuning parameters of a generated kernel (tile sizes, options)
+    schedule: Mapping[str, int] = field(default_factory=dict)
+    more: tuple[Operand, ...] = ()  # outputs beyond the first: "out1", "out2" in the source
+    tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # operand -> shape for which weights are packed
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
@@ -69,21 +69,22 @@ class Call:
         return (self.output, *self.more)
 
     def packed_for(self, operand: str) -> tuple[int, ...]:
-        """The shape of an operand for which weights are packed: where its sizes are free, that of one choice of them."""
+        """The shape of an operand for which weights are packed: the tuned one if its sizes are free, otherwise its
+        own."""
         return self.tuned.get(operand) or concrete(self.operands[operand].type.shape)
 
     @property
     def places(self) -> dict[str, Operand]:
-        """Operands and outputs by the names that code has for them."""
+        """Operands and outputs by their names in code."""
         return {**self.operands, **dict(zip(output_names(len(self.outputs)), self.outputs))}
 
 
 def output_names(count: int) -> tuple[str, ...]:
-    """What code calls a kernel's outputs: out, out1, out2, …"""
+    """Names of a kernel's outputs in code: out, out1, out2, …"""
     return ("out", *(f"out{n}" for n in range(1, count)))
 
 
-SEPARATOR = ";"  # between the terms of a pattern, one for each output
+SEPARATOR = ";"  # between the terms of a pattern, one term per output
 Code = str | Callable[[Call], str]
 
 
@@ -91,24 +92,23 @@ Code = str | Callable[[Call], str]
 class Template:
     """One kernel of one backend.
 
-    `pattern` (rule language) is its meaning; its tensor variables are the operands. A kernel with several outputs has a term
-    for each, separated by semicolons; its code writes into `out`, `out1`, … `code` is the call: a format string
-    over operand names, attribute names and `out`, or a function of a `Call` returning the text. Code that mentions
-    `{out}` writes into a given buffer; other code is an expression whose value is a fresh array that aliases nothing.
-    `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load, whose
-    value the code then receives in the weight's place: a packed or transposed layout.
-    `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further output. `dense` lists operands that must be contiguous ("*": all).
-    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
-    `layout(call)` gives the strides of the output where they are not row-major (such as channels last).
-    `scratch(call)` is how many bytes of workspace the code uses for its own intermediates: it gets them as `{scratch}`, an
-    array of bytes that holds nothing before the call and is given to others after it.
-    `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
-    `source(call)` gives definitions (name -> text) that the call needs, for kernels generated for it. `space(call)` lists
-    the schedules worth measuring, the best guess first; `call.schedule` is one of them, or another that `fits(call)` lets
-    pass, when code is written. `loss` is what a kernel may lose by rounding operands to fewer digits than they have in memory
-    (relative): it is a candidate only where the tolerance allows that. `rate`: how many times as fast its arithmetic is, about, as
-    its operands' dtype has it otherwise.
-    """
+    `pattern` (rule language) is its semantics; its tensor variables are the operands. A kernel with several outputs has
+    one term per output, separated by semicolons; its code writes into `out`, `out1`, … `code` is the call: a format
+    string over operand names, attribute names and `out`, or a function of a `Call` that returns the text. Code that
+    mentions `{out}` writes into a given buffer; other code is an expression whose value is a fresh array without
+    aliases. `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at
+    load; the code then receives its value (a packed or transposed layout) instead of the weight. `inplace` lists
+    operands whose buffer `out` may reuse, `beside` those of each further output. `dense` lists operands that must be
+    contiguous ("*": all). `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source
+    must contain. `layout(call)` returns the strides of the output where they are not row-major (such as channels-last).
+    `scratch(call)` returns the size in bytes of the workspace: the code gets it as `{scratch}`, an uninitialized byte
+    array that other kernels reuse after the call. `flops(call)` is the arithmetic, where the e-nodes' own count is
+    wrong. `exact`: bitwise equal to the interpreter. `source(call)` returns definitions (name -> text) that the call
+    needs, for generated kernels. `space(call)` lists the candidate schedules, the best guess first (None: nothing to
+    tune, and no compiler to wait for); `call.schedule` is one of them, or another one for which `fits(call)` (legality)
+    holds. `loss` is the relative error from rounding operands to fewer digits than they have in memory: the kernel is a
+    candidate only where the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual
+    throughput of its operands' dtype."""
 
     name: str
     backend: str
@@ -120,7 +120,7 @@ class Template:
     inplace: tuple[str, ...] = ()
     dense: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
-    applies: Callable[[Call], bool] | None = None  # a last word on shapes, dtypes and layouts
+    applies: Callable[[Call], bool] | None = None  # final check of shapes, dtypes and layouts
     layout: Callable[[Call], Strides] | None = None
     flops: Callable[[Call], float] | None = None
     scratch: Callable[[Call], int] | None = None
@@ -135,36 +135,37 @@ class Template:
 
     @property
     def combinations(self) -> int:
-        """Of its operands' layouts, how many are looked at."""
+        """Largest number of operand-layout combinations per match."""
         return MAX_COMBINATIONS
 
     def reused_by(self, output: int) -> tuple[str, ...]:
-        """Operands whose buffer an output, by its number, may reuse."""
+        """Operands whose buffer the output with this index may reuse."""
         return ((self.inplace, *self.beside)[output : output + 1] or ((),))[0]
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """The parsed pattern: what each output is."""
+        """The parsed pattern: one term per output."""
         return parse_terms(self.pattern)
 
     @property
     def term(self) -> Term:
-        """What the first output is."""
+        """The term of the first output."""
         return self.terms[0]
 
     @cached_property
     def guards(self) -> tuple[Attr, ...]:
-        """The parsed conditions."""
+        """The parsed guard conditions of `when`."""
         return tuple(map(parse_guard, self.when))
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """Tensor variables, in order of first use."""
+        """Tensor variables of the pattern, in order of first use."""
         return tuple(dict.fromkeys(v for term in self.terms for v in variables(term)))
 
     @cached_property
     def identity(self) -> str:
-        """Hash of name, pattern, guards, declared identity of the code and of weight preparation, and version; shapes are not in it."""
+        """Digest of name, pattern, guards, declared identity of the code and of weight preparation, and version;
+        independent of shapes."""
         prep = sorted((k, code_identity(v)) for k, v in self.prep.items())
         text = repr((self.name, self.pattern, self.when, code_identity(self.code), prep, self.version))  # fmt: skip
         return blake2b(text.encode(), digest_size=12).hexdigest()
@@ -188,10 +189,10 @@ class Template:
 
 
 def identify(code: Callable[[Call], str], identity: str) -> Callable[[Call], str]:
-    """`code`, with the text that stands for it in `Template.identity`.
+    """Attach the text that represents `code` in `Template.identity`; returns `code`.
 
-    The text is part of the key of stored measurements. It must differ between functions that write different source for equal
-    calls, and must stay when a function or its module is renamed."""
+    The text is part of the key of stored measurements. It must differ between functions that write different source for
+    equal calls, and must stay the same when a function or its module is renamed."""
     code.identity = identity  # type: ignore[attr-defined]
     return code
 
@@ -202,7 +203,8 @@ def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Cal
 
 
 def code_identity(code: Code) -> str:
-    """The declared text of a code template: a format string stands for itself. UsageError for a function without one."""
+    """The declared identity of a code template: a format string is its own identity. UsageError for a function without
+    one."""
     if isinstance(code, str):
         return code
     found = getattr(code, "identity", None)
@@ -222,11 +224,11 @@ def _written(code: Code, call: Call) -> str:
 
 
 class Backend(Protocol):
-    """A way to run kernels. Several backends may share one device's memory (NumPy and Torch share "cpu")."""
+    """A set of kernels for one device. Several backends may share one device's memory (NumPy and Torch share "cpu")."""
 
     name: str
     device: str
-    helpers: Mapping[str, str]  # source of imports and small functions that templates name in `setup`
+    helpers: Mapping[str, str]  # source of imports and helper functions that templates name in `setup`
 
     @property
     def templates(self) -> Sequence[Template]:
@@ -234,13 +236,13 @@ class Backend(Protocol):
         ...
 
     def unavailable(self) -> str:
-        """Why it cannot be used here; empty when it can."""
+        """Reason why the backend cannot be used here; empty if it can."""
         ...
 
 
 # ---------------------------------------------------------------- candidates and plans
 class Vertex(NamedTuple):
-    """An e-class lying in memory in one layout."""
+    """An e-class stored in one layout (strides in elements)."""
 
     cls: int
     strides: Strides
@@ -248,8 +250,9 @@ class Vertex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A template at a place: reads `inputs` (operand -> vertex), makes `output` and, with several, `more`. Weight operands need no vertex of their
-    own to be made: they are there from load on. Views (no work, an alias of their one input) have family "view"."""
+    """A template bound to vertices: reads `inputs` (operand -> vertex), writes `output` and, for several outputs,
+    `more`. Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one
+    input, no work) have family "view"."""
 
     template: Template
     output: Vertex
@@ -260,18 +263,19 @@ class Candidate:
 
     @property
     def outputs(self) -> tuple[Vertex, ...]:
-        """All that it makes."""
+        """All output vertices."""
         return (self.output, *self.more)
 
     @property
     def is_view(self) -> bool:
-        """Whether it only describes another way to look at its input's memory."""
+        """Whether the candidate is an alias of its input."""
         return self.template.family == "view"
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate's cost in µs: the value used, an interval, and where it comes from; and the schedule it is for."""
+    """A candidate's price in µs: the value used, its prediction interval (low, high), its source, and the schedule it
+    refers to."""
 
     us: float
     low: float
@@ -281,24 +285,26 @@ class Priced:
 
 
 class Measurer(Protocol):
-    """Times candidates; what could not be timed is recorded as a failure and priced infinite."""
+    """Times candidates; a failed measurement is recorded as a failure and priced infinite."""
 
     def measure(
         self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,
         later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
-        """Measure and store. Returns when rows are durable; with `leave`, when little is still under way: those candidates are
-        returned, and measured on beside the next call's. The iterable may end early: when the time is up. `worth` gives the
-        µs from which on more measuring of a candidate is of no use, less and less while others are measured. With `look`, only
-        about how fast each is. `later`: what may be asked for next, and whether with `look`, to be got ready meanwhile."""
+        """Measure and store. Returns when the rows are durable; with `leave`, as soon as few measurements are in
+        flight: these candidates are returned and continue beside the next call's. The iterable may end early, when the
+        time is up. `worth` gives the cost cutoff of a candidate in µs, above which further measuring is useless; it
+        falls while others are measured. With `look`, only a few schedules. `later`: (candidate, `look`) pairs that may
+        be requested next, for preparation in advance."""
         ...
 
     def unfinished(self, candidate: Candidate) -> bool:
-        """Whether a measured candidate has schedules that are still worth measuring."""
+        """Whether a measured candidate has untried schedules that are still worth measuring."""
         ...
 
     def further(self, candidate: Candidate) -> bool:
-        """Let the search of a candidate that ended with as many schedules as are usual go on; whether there are more."""
+        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are
+        more."""
         ...
 
 
@@ -306,55 +312,55 @@ class Pricer(Protocol):
     """Prices candidates from measurements and predictions."""
 
     def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
-        """One price for each candidate."""
+        """One price per candidate."""
         ...
 
 
 @dataclass(frozen=True)
 class Value:
-    """Something a plan holds in memory. `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the
-    dtype that the graph has for it, where it lies in memory in another (storage.py)."""
+    """A value of a plan. `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the compute
+    dtype in the graph, if the storage dtype differs (storage.py)."""
 
     id: int
     type: Type  # sizes may be expressions in free dimensions
     strides: Strides
     origin: str
-    name: str = ""  # input's, state's name; what a reader should call it
+    name: str = ""  # name of the input or state; a label for readers of the source
     base: int = -1
     carried: str = ""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call or view: `inputs` maps the template's operands to value ids; `more` are outputs beyond the first."""
+    """One kernel call or view: `inputs` maps the template's operands to value ids; `more` are outputs beyond the
+    first."""
 
     template: Template
     call: Call
     inputs: tuple[tuple[str, int], ...]
     output: int
     cost: Priced
-    doc: str = ""  # the term it computes, for readers of the source
+    doc: str = ""  # the computed term, as a comment of the emitted source
     more: tuple[int, ...] = ()
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Ids of all values that it makes."""
+        """Value ids of all outputs."""
         return (self.output, *self.more)
 
     @property
     def is_view(self) -> bool:
-        """Whether it only makes an alias."""
+        """Whether the step only creates an alias."""
         return self.template.family == "view"
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A complete way to compute a graph: a flat list of steps over values.
+    """An executable plan of a graph: a list of steps, in order, over values.
 
-    `weights` gives, per weight value, the expression over params and constants to evaluate at load. `outputs` and
-    `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs. A plan with free `sizes` has
-    expressions in them for shapes, strides and attributes, and runs at every size.
-    """
+    `weights` maps each weight value to the expression over params and constants evaluated at load. `outputs` and
+    `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs. The shapes, strides and
+    attributes of a plan with free `sizes` are expressions in these sizes; the plan runs at every size."""
 
     graph: Graph
     values: tuple[Value, ...]
@@ -365,11 +371,11 @@ class Plan:
     cost: float
     lower_bound: float
     stats: Mapping[str, Any] = field(default_factory=dict)
-    sizes: Mapping[str, int] = field(default_factory=dict)  # free sizes, with what each was when the plan was chosen
+    sizes: Mapping[str, int] = field(default_factory=dict)  # free sizes -> value when the plan was chosen
 
     @property
     def kernels(self) -> int:
-        """Number of kernel launches (views are none)."""
+        """Number of kernel launches (views do not count)."""
         return sum(not s.is_view for s in self.steps)
 
     def __repr__(self) -> str:

@@ -1,4 +1,5 @@
-"""What a search has measured, and what it is to measure next of a plan: what much hangs on first."""
+"""Measurement state of a search, and the acquisition policy: which kernels of a plan to measure next, largest stake
+first."""
 
 from __future__ import annotations
 
@@ -13,47 +14,53 @@ from .candidates import Hypergraph
 from .kernel import Candidate, Measurer, Priced, Vertex
 from .worth import Places, Token, Worth, token, tree_costs
 
-CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
-RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
-NEXT = 2  # alternatives searched together with each kernel of the winner, if they may become faster than it is
-MUCH = 0.03  # of the plan's cost: less at stake waits for more
-LITTLE = 0.01  # of it: what may be believed of less, or be gained, hardly matters
-LEAST = 16  # kernels of a round, if there are so many: it costs a solve, and at its end compilers wait for each other
-UNKNOWN = 4  # times its bound that is at stake where nothing else is known of a kernel of the winner
-HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
-# three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
-FURTHER = 0.97  # the same after a search of the usual length. (In the mean the best of 16 takes 0.9 % longer than the best there is, 11 % at most.)
-WORK = {True: 2, False: 13}  # schedules of a kernel that a first look measures, about, and the rest of its search
+CERTAIN = 0.85  # a measured interval whose low end is below this share of its value is measured once more
+# unmeasured alternatives measured together with each unmeasured kernel of the best plan: a round costs a solve
+RIVALS = 8
+NEXT = 2  # alternatives tuned together with each kernel of the best plan, if they may become faster than it
+MUCH = 0.03  # share of the plan's cost; smaller stakes wait
+LITTLE = 0.01  # share of the plan's cost; a smaller unmeasured cost or possible gain hardly matters
+LEAST = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
+UNKNOWN = 4  # times its lower bound: the stake of an unmeasured kernel of the best plan without other information
+# Expected time after tuning, as a share of the time after a first look. (On an H200 the best of three guesses took 1.04 to
+# 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
+HOPE = 0.75
+# the same after tuning of the usual length. (On average the best of 16 takes 0.9 % longer than the best there is, 11 %
+# at most.)
+FURTHER = 0.97
+WORK = {True: 2, False: 13}  # approximate number of schedules measured by a first look, and by the rest of the tuning
 
 
 T = TypeVar("T")
-Later = Sequence[tuple[Candidate, bool]]  # and whether a first look is enough
+Later = Sequence[tuple[Candidate, bool]]  # (candidate, whether a first look is enough)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to measure next, by number, whether a first look is enough, and what may come after that."""
+    """Measurement request: candidate indices to measure now, whether a first look (few schedules) is enough, and what
+    may come later."""
 
     now: list[int] = field(default_factory=list)
     look: bool = True
     later: Later = ()
 
     def after(self, first: Iterable[int]) -> Wanted:
-        """This, and something before it."""
+        """This request, with other candidates put first."""
         return replace(self, now=list(dict.fromkeys([*first, *self.now])))
 
 
 @dataclass
 class Known:
-    """What a search has measured: calls that are `done`, and of them those that were only `looked` at, and that were `searched` as far as
-    is usual; both have schedules left."""
+    """Measurement state of a search: calls that are `done`, the subset that had only a first look (`looked`), and the
+    subset tuned to the usual length (`searched`); both subsets have untried schedules."""
 
     hypergraph: Hypergraph
     measurer: Measurer | None
     done: set[Token] = field(default_factory=set)
     looked: set[Token] = field(default_factory=set)
     searched: set[Token] = field(default_factory=set)
-    under_way: dict[Token, tuple[Candidate, bool]] = field(default_factory=dict)  # and whether it is looked at
+    # approximate number of schedules requested, by first look (True) and tuning (False)
+    under_way: dict[Token, tuple[Candidate, bool]] = field(default_factory=dict)
     asked: dict[bool, int] = field(
         default_factory=lambda: {True: 0, False: 0}
     )  # schedules, about, in first looks and in searches
@@ -63,44 +70,47 @@ class Known:
         self.places = Places(self.hypergraph)
 
     def hopes(self, prices: Sequence[Priced]) -> list[float]:
-        """What each candidate may cost at best, in µs."""
+        """Optimistic price of each candidate, in µs."""
         return each(
             self.hypergraph, prices,
             lambda c, p: p.low if self.is_open(c, p) else p.us * self.hope(c),
         )  # fmt: skip
 
     def hope(self, candidate: Candidate) -> float:
-        """What share of its time a measured candidate may take when more of its schedules were."""
+        """Expected remaining time of a measured candidate after more tuning, as a share of its measured time."""
         key = token(candidate)
         return HOPE if key in self.looked else FURTHER if key in self.searched else 1.0
 
     def hoped(self, i: int, price: Priced) -> bool:
-        """Whether a candidate counts for less than what is known of it."""
+        """Whether a candidate's optimistic price is below its known price."""
         return price.source != "measured" or self.hope(self.hypergraph.candidates[i]) < 1.0
 
     def is_open(self, candidate: Candidate, price: Priced) -> bool:
-        """Whether a first look could still show the candidate to be cheaper: it was never measured, or so unevenly (on a busy
-        machine, say) that once more is worth it before it wins or loses by that number."""
+        """Whether a first look could lower the candidate's price: it was never measured, or so unevenly (on a busy
+        machine, say) that it should be measured once more before the plan depends on the value."""
         if self.measurer is None or candidate.is_view or math.isinf(price.us) or token(candidate) in self.done:
             return False
         return price.source != "measured" or price.low < CERTAIN * price.us
 
     def unmeasured(self, chosen: Iterable[int], prices: Sequence[Priced], least: float = 0.0) -> list[int]:
-        """What a plan believes without a measurement, the most µs in all first, as far as that is not less than a share of the plan."""
+        """Unmeasured candidates of a plan, largest predicted time first, that account for at least the share `least` of
+        the plan's cost."""
         candidates, whole = self.hypergraph.candidates, sum(prices[i].us for i in chosen)
         stakes = _summed(candidates, ((i, prices[i].us) for i in chosen if self.is_open(candidates[i], prices[i])))
         return [i for i in sorted(stakes, key=lambda i: -stakes[i]) if stakes[i] >= least * whole]
 
     def beside(self, dear: Iterable[int], prices: Sequence[Priced]) -> list[int]:
-        """Of each of some dear candidates, the next few that make the same without a compiler: if it surprises, one of them is next."""
+        """The next few alternatives of each of the given expensive candidates that need no compiler: if its measurement
+        disappoints, one of them is next."""
         candidates = self.hypergraph.candidates
         ready = lambda j: candidates[j].template.space is None and self.is_open(candidates[j], prices[j])
         near = (j for i in dear for j in self._nearest(i, prices, ready))
         return list(_largest(candidates, dict.fromkeys(near, 1.0)))
 
     def fitting(self, chosen: Iterable[int]) -> Callable[[int], bool]:
-        """Whether a candidate might take another one's place in a plan as it is: what it reads is there, or a view of what is. (The last
-        kernel of three that do the work of one takes less than that one does; a plan with all three is another plan.)"""
+        """A predicate: whether a candidate could replace another one in the plan unchanged: its inputs are values of
+        the plan or views of them. (The last of three kernels that replace one is faster than that one; a plan with all
+        three is a different plan.)"""
         own, candidates, needs = set(chosen), self.hypergraph.candidates, self.hypergraph.numbered.needs
         there = tree_costs(
             self.hypergraph, [0.0 if c.is_view or i in own else math.inf for i, c in enumerate(candidates)]
@@ -108,20 +118,22 @@ class Known:
         return lambda j: all(there[v] < math.inf for v in needs[j])
 
     def _nearest(self, i: int, prices: Sequence[Priced], which: Callable[[int], bool]) -> list[int]:
-        """Of a candidate and those that make the same, a few such ones, the cheapest first."""
+        """The cheapest few among a candidate and its alternatives (same output) that satisfy a predicate."""
         alike = self.places.alike[self.hypergraph.numbered.made[i]]
         return nsmallest(NEXT + 1, filter(which, alike), key=lambda j: prices[j].us)
 
     def cut(self, prices: Sequence[Priced]) -> bool:
-        """What the end of the time kept from being measured may be asked for again. Whether that is all that was: then nothing answers."""
+        """Allow candidates whose measurement the deadline prevented to be requested again. True if no request was ever
+        answered."""
         calls = ((self.hypergraph.candidates[i], prices[i]) for i in self.hypergraph.calls[0])
         asked = bool(self.done)
         self.done -= {token(c) for c, p in calls if p.source != "measured" and p.us < math.inf}
         return asked and not self.done
 
     def lacking(self, chosen: Sequence[int], prices: Sequence[Priced], fill: bool = False) -> Wanted:
-        """What to measure next: first looks while kernels of the winner had none, but what has little at stake is looked at when
-        what has much was searched. And what may come after that. With `fill`, a round has room for what hardly matters as well."""
+        """The next measurement request: first looks while kernels of the best plan had none, tuning where the stakes
+        are large, then first looks and tuning for small stakes. With `fill`, a round includes candidates with
+        negligible stakes."""
         if self.measurer is None:
             return Wanted(look=False)
         candidates, whole = self.hypergraph.candidates, sum(prices[i].us for i in chosen)
@@ -136,8 +148,8 @@ class Known:
         return Wanted(look=False)
 
     def unfinished(self, chosen: Sequence[int], prices: Sequence[Priced]) -> dict[int, float]:
-        """Chosen candidates that were measured, but not to the end, with what is at stake in µs, most first: they were only looked
-        at, a search was cut, or found them hopeless beside others. Behind each, what was only looked at and may be faster."""
+        """Chosen candidates with untried schedules -> stake in µs, largest first: after a first look, an interrupted
+        tuning, or a tuning cut off by the cost cutoff. Each is followed by its alternatives that may become faster."""
         measurer, candidates = self.measurer, self.hypergraph.candidates
         if measurer is None:
             return {}
@@ -161,8 +173,8 @@ class Known:
     def measure(
         self, wanted: Sequence[Candidate], worth: Worth, look: bool, later: Later, leave: bool = True
     ) -> None:  # fmt: skip
-        """Have candidates measured until the time is up; `later` may come after them. With `leave`, what takes longest, of these and of
-        those before, is left under way while there are other things to measure."""
+        """Measure candidates until the deadline; `later` may come after them. With `leave`, the slowest measurements,
+        of this and of earlier calls, stay in flight while there is other work."""
         assert self.measurer is not None
         for candidate, _ in self.under_way.values():
             worth.taken(candidate)
@@ -184,7 +196,7 @@ class Known:
 
 
 def each(hypergraph: Hypergraph, prices: Sequence[Priced], of: Callable[[Candidate, Priced], T]) -> list[T]:
-    """Something of each candidate and its price; asked once for equal calls, and once for all views."""
+    """Apply a function to each (candidate, price); evaluated once for equal calls, and once for all views."""
     candidates, (calls, which) = hypergraph.candidates, hypergraph.calls
     views = islice((i for i, k in enumerate(which) if k < 0), 1)
     found = [of(candidates[i], prices[i]) for i in chain(calls, views)]
@@ -192,7 +204,7 @@ def each(hypergraph: Hypergraph, prices: Sequence[Priced], of: Callable[[Candida
 
 
 def _until(worth: Worth, wanted: Iterable[Candidate], done: set[Token]) -> Iterator[Candidate]:
-    """Candidates one by one, noted as done, until the time is up."""
+    """Yield candidates until the deadline, marking each as done."""
     for candidate in wanted:
         if worth.ended():
             return
@@ -208,9 +220,9 @@ def _lacking(
     open_: Sequence[bool],
     fits: Callable[[int], bool],
 ) -> dict[int, float]:
-    """Open candidates of the winner, and those of their open rivals that fit in and may take less than the winner is expected to: with what is
-    at stake in µs, most first; equal calls once. Of the winner's own that is what they may cost, of rivals what they may save: only one
-    of them will."""
+    """Open candidates of the best plan, and their open alternatives that fit in and may be faster -> stake in µs,
+    largest first; equal calls once. The stake of a candidate of the plan is its possible cost, that of an alternative
+    the possible saving divided by its rank: only one alternative is used."""
     candidates = hypergraph.candidates
     makers: dict[Vertex, list[int]] = {}
     for i, c in enumerate(candidates):
@@ -232,15 +244,15 @@ def _lacking(
 
 
 def _first(stakes: Mapping[int, float], much: float, little: float) -> list[int]:
-    """What has much at stake, and the next of the others where that is little work for a round, but what has too little; none where
-    nothing has much."""
+    """Candidates with a stake of at least `much`, filled up to LEAST with those of at least `little`; empty if none has
+    `much`."""
     large = sum(stake >= much for stake in stakes.values())
     some = sum(stake >= little for stake in stakes.values())
     return list(stakes)[: max(large, min(LEAST, some))] if large else []
 
 
 def _summed(candidates: Sequence[Candidate], stakes: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Stakes of candidates, summed over those with equal calls, of which the first stands for all."""
+    """Stakes summed over candidates with equal calls; the first candidate represents the call."""
     first: dict[Token, int] = {}
     found: dict[int, float] = {}
     for i, stake in stakes:
@@ -250,7 +262,7 @@ def _summed(candidates: Sequence[Candidate], stakes: Iterable[tuple[int, float]]
 
 
 def _largest(candidates: Sequence[Candidate], stakes: Mapping[int, float]) -> dict[int, float]:
-    """The largest stake of each call."""
+    """For each call, the candidate with the largest stake."""
     found: dict[Token, int] = {}
     for i, stake in stakes.items():
         key = token(candidates[i])

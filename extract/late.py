@@ -1,9 +1,9 @@
-"""The prices of a hypergraph's candidates; those that can wait are made beside the first measuring.
+"""Lazy pricing: prices of a hypergraph's candidates; the prices of generated kernels are computed while others are
+measured.
 
-A kernel is looked up by a key of all that its time depends on, and of the thousands that can be generated for a whole model the keys
-take seconds. Nothing of them can run before a compiler has been waited for, while libraries' kernels can: these are priced at once,
-and until the keys of the others are there, the others do not exist.
-"""
+The price lookup key of a kernel covers everything that its time depends on; for the thousands of generated kernels of a
+whole model the keys take seconds. Generated kernels must be compiled before they run, library kernels need not: library
+kernels are priced immediately, and generated kernels cost infinity until their keys exist."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from .candidates import Hypergraph
 from .collection import no_collection
 from .kernel import Candidate, Priced, Pricer
 
-MANY = 2000  # calls from which on they are priced later: fewer take less than a round does
-VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
-POLL_S = 0.05  # between looks at the clock
+MANY = 2000  # least number of calls for lazy pricing: fewer take less time than a round
+VIEW_US = 0.01  # a view is resolved when the program is bound; the price only breaks ties towards fewer views
+POLL_S = 0.05  # polling interval in seconds
 _VIEW, _LATE = Priced(VIEW_US, VIEW_US, VIEW_US, "measured"), Priced(math.inf, math.inf, math.inf, "bound")
 
 
 class Prices:
-    """What the candidates of a hypergraph cost; each call asks anew. With `later`, candidates of which nothing was measured and that
-    a compiler must be waited for are left out until they are ready (`go_on`), where a pricer can tell which and there are many."""
+    """Prices of the candidates of a hypergraph; each call asks the pricer again. With `later`, candidates without any
+    measurement that need a compiler are left out until they are ready (`go_on`), if the pricer supports it and there
+    are at least MANY."""
 
     def __init__(self, hypergraph: Hypergraph, pricer: Pricer, *, later: bool = False) -> None:
         self.hypergraph, self.pricer = hypergraph, pricer
         self._prepare: Callable[[Iterable[Candidate]], None] | None = getattr(pricer, "prepare", None)
-        self._late: set[int] = set()  # calls that come later, by number
+        self._late: set[int] = set()  # indices of calls that are priced later
         self._thread: Thread | None = None
         self._ended = False
         if later and self._prepare is not None:
@@ -42,11 +43,11 @@ class Prices:
 
     @property
     def partial(self) -> bool:
-        """Whether some are left out."""
+        """Whether some candidates are not priced yet."""
         return bool(self._late)
 
     def go_on(self) -> None:
-        """Have the others made ready, beside whatever else is done."""
+        """Start pricing the remaining candidates in a background thread."""
         if self._late and self._thread is None and self._prepare is not None:
             calls = self.hypergraph.calls[0]
             late = (self.hypergraph.candidates[calls[k]] for k in sorted(self._late) if not self._ended)
@@ -55,7 +56,8 @@ class Prices:
             self._thread.start()
 
     def wait(self, ended: Callable[[], bool] = lambda: False) -> bool:
-        """Have all ready, unless the time ends before; whether something is now that was not."""
+        """Wait until all candidates are priced or `ended` returns True; returns whether more candidates have a price
+        now."""
         while self._late and self._thread is not None and self._thread.is_alive():
             if ended():
                 return False
@@ -65,12 +67,12 @@ class Prices:
         return late
 
     def end(self) -> None:
-        """Nothing is asked any more: what is not ready is left."""
+        """Stop the background pricing."""
         self._ended = True
 
     @no_collection()
     def __call__(self) -> list[Priced]:
-        """One price per candidate; infinite for those that come later."""
+        """One price per candidate; infinite for candidates that are not priced yet."""
         if self._thread is not None and not self._thread.is_alive() and not self._ended:
             self._late.clear()
         calls, which = self.hypergraph.calls

@@ -1,10 +1,9 @@
-"""In which layouts kernels that are generated look at images: all in one, where they may lie in either.
+"""Layouts in which generated kernels over images are considered: uniformly row-major or uniformly channels-last.
 
-An image can lie row-major or with its channels innermost. A kernel that reads k of them and writes one could be looked at in
-2 ** (k + 1) ways, and of a large model that took most of the time in which anything was to be measured. A good plan has its images in
-one layout; it changes where it must: at what is given, at what a library or a view has in one layout only, and at the outputs. Between
-two layouts there is always a copy.
-"""
+A kernel with k image operands and one image result has 2 ** (k + 1) layout combinations; for a large model they took
+most of the time available for measuring. A good plan keeps all images in one layout and changes it where it must: at
+given values, at library kernels or views that support one layout only, and at the outputs. A copy kernel between the
+two layouts is always available."""
 
 from __future__ import annotations
 
@@ -16,15 +15,16 @@ from ..egraph.ops import OPS
 from ..egraph.view import EGraphView
 from .kernel import Strides
 
-WINDOWS = frozenset(("conv", "max_pool", "avg_pool", "group_norm", "batch_norm"))  # they have an image, and make one
+# ops with an image operand and an image result
+WINDOWS = frozenset(("conv", "max_pool", "avg_pool", "group_norm", "batch_norm"))
 ALONG = frozenset(
     ("cast", "concat", "pad", "slice", "flip", "where")
-)  # what they read lies as what they make, as in pointwise ops
+)  # operands and result have the same layout, as in elementwise ops
 
 
 def images(view: EGraphView) -> frozenset[int]:
-    """The classes of a view that are images: what convolutions, pools and norms of channels read and make, and what is made of
-    that, or makes it, element by element."""
+    """Classes of a view that are images: operands and results of convolutions, poolings and channel norms, and classes
+    connected to these by elementwise ops."""
     rank = [t.rank for t in view.types]
     beside: dict[int, set[int]] = {}
     todo: list[int] = []
@@ -47,15 +47,16 @@ def images(view: EGraphView) -> frozenset[int]:
 
 
 class Lies(Enum):
-    """How an image lies."""
+    """Layout of an image."""
 
     ROWS = "row-major"
     TURNED = "channels innermost"
 
 
 class Places(NamedTuple):
-    """What a kernel reads and writes: of each operand the layouts that it may have (by number), and which of them are those of an
-    image that may lie in either; whether its result is such an image, how the kernel writes it, and whether it must be row-major."""
+    """Layouts of a kernel's operands and result. allowed: layout indices per operand · images: per operand, the index
+    of each image layout (empty: not an image) · free: whether the result is an image · writes: layout of the result as
+    the kernel writes it · asked_for: whether the result must be row-major."""
 
     allowed: Sequence[Sequence[int]]
     images: Sequence[Mapping[Lies, int]]
@@ -65,7 +66,8 @@ class Places(NamedTuple):
 
     @property
     def uniform(self) -> Iterator[list[list[int]]]:
-        """The layouts of the operands where all images lie alike; and, where the result can lie as they do, the result as well."""
+        """Allowed layout indices per operand with all images in one layout, for each layout; if the result can have
+        that layout, it must."""
         for lies in Lies:
             if (
                 self.free
@@ -79,7 +81,7 @@ class Places(NamedTuple):
 
 
 def between(layouts: Sequence[Strides], turned: Strides | None) -> Mapping[Lies, int]:
-    """The numbers of an image's two layouts among all that a class may have; none where it has only one of them."""
+    """Indices of the two image layouts among the layouts of a class; empty if the class has only one of them."""
     if turned is None or turned not in layouts[1:]:
         return {}
     return {Lies.ROWS: 0, Lies.TURNED: layouts.index(turned)}

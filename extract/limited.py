@@ -1,11 +1,10 @@
-"""Extraction under limits on sums: an error budget, memory.
+"""Extraction under limits on sums (error budget, memory).
 
-The unlimited optimum comes first: where it keeps the limits it is the answer, else its bound still holds. Then greedies and
-local search at prices that charge for what is used, more and more, give a solution that keeps them, and HiGHS and CP-SAT,
-each from the best solution of those before, the cheapest one, over reductions that lose no solution; what is too large for
-them is searched in part. The frontier search (a label would need one cost for each amount used) and the split into
-independent components (a limit ties them together) are left out.
-"""
+The unlimited optimum is solved first: if it satisfies the limits it is the answer, otherwise its bound is still valid.
+Then greedies and local search, at costs plus a growing price per unit of use, give a feasible incumbent, which HiGHS
+and CP-SAT improve in turn, over reductions that lose no solution; problems too large for these are searched in part.
+The frontier search (a label would need one cost per amount used) and the split into independent components (a limit
+couples them) are not used."""
 
 from __future__ import annotations
 
@@ -29,30 +28,30 @@ from .problem import LIMIT_ROUNDING, Extraction, IntArray, Problem, Rows, evalua
 Flags = npt.NDArray[np.bool_]
 
 PRICES = 24
-"""Prices of what the limits bound that are tried, each twice the one before."""
+"""Number of prices per unit of use that are tried, each twice the one before."""
 
 SKIPPED = "limits: no frontier search, no split into components"
 
 HIGHS_SHARE = 0.4
-"""Of the time that the two exact solvers have, what HiGHS may take before CP-SAT."""
+"""HiGHS's share of the time of both exact solvers."""
 
 SMALL_ROWS = 100
-"""CP-SAT alone ends problems up to this size in milliseconds."""
+"""CP-SAT alone solves problems up to this number of rows in milliseconds."""
 
 PART_ROWS = 4_000
-"""Rows of a problem too large for the exact solvers that are offered to them."""
+"""Number of rows passed to the exact solvers if the problem is too large for them."""
 
 
 def within(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
-    """Whether a valid choice keeps all limits of its problem."""
+    """Whether a valid choice satisfies all limits of its problem."""
     nodes = reachable(problem, choice) if problem.limits else []
     return all(limit.allows(nodes) for limit in problem.limits)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A problem after reductions that keep every solution of at most some cost: the rows of the reduced problem know
-    what they use of each limit."""
+    """A problem after reductions that keep every solution up to a cost. limits: (use of each row of the reduced
+    problem, upper limit) pairs."""
 
     problem: Problem
     reduced: Reduced
@@ -60,7 +59,8 @@ class Kept:
 
     @classmethod
     def of(cls, problem: Problem, upper: float, pinned: Flags | None = None) -> Kept:
-        """All extractions of cost <= `upper`; nodes that a limit counts, or that are `pinned`, remain visible."""
+        """Reduce, keeping all extractions of cost <= `upper`; nodes with nonzero use, or flagged in `pinned`, stay
+        rows."""
         light = detach(problem.rows)
         assert light is not None  # some solution exists
         node = [problem.live[at] for at in light.origin]
@@ -78,12 +78,12 @@ class Kept:
         return cls(problem, reduced, [(limit.use[rows].tolist(), limit.most) for limit in problem.limits])
 
     def rows_of(self, choice: IntArray) -> list[int]:
-        """The rows of the reduced problem that a choice takes."""
+        """The rows of the reduced problem that a choice contains."""
         taken = {int(i) for i in choice if i >= 0}
         return [r for r, at in enumerate(self.reduced.origin) if self.problem.live[at] in taken]
 
     def choice_of(self, rows: Sequence[int]) -> IntArray:
-        """The choice, without what the roots do not need, of some rows of the reduced problem."""
+        """The choice of the given rows of the reduced problem, restricted to classes reachable from the roots."""
         choice = self.problem.choice_of(self.reduced.restore(rows))
         used = reachable(self.problem, choice)
         choice[:] = -1
@@ -104,9 +104,9 @@ def solve_limited(
     hint: Sequence[int] | IntArray | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Extraction:
-    """The cheapest extraction that keeps the limits. `unlimited` is the answer without them; of more than `exact_rows` rows
-    (0: no exact search) only a part goes to the `solvers`, in their order. ExtractionError if no extraction keeps the
-    limits, or none was found in time."""
+    """The cheapest extraction that satisfies the limits. `unlimited` is the answer without limits; if there are more
+    than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. ExtractionError if
+    the limits are infeasible, or no feasible extraction was found in time."""
     began = time.perf_counter()
     if within(problem, unlimited.choice):
         return unlimited
@@ -123,7 +123,7 @@ def solve_limited(
     kept = Kept.of(problem, cost)
     rows = kept.reduced.rows
     whole = len(rows) <= exact_rows
-    if len(rows) <= SMALL_ROWS or deterministic:  # HiGHS has no clock of counted work
+    if len(rows) <= SMALL_ROWS or deterministic:  # HiGHS has no deterministic time limit
         solvers = solvers[-1:]
     for name in solvers if exact_rows else ():
         if left() <= 0 or (best is not None and relative_gap(cost, lower) <= gap):
@@ -161,7 +161,7 @@ def _solved(
     name: str, kept: Kept, best: IntArray | None, whole: bool, seconds: float, workers: int, deterministic: bool,
     stop: Callable[[], bool] | None,
 ) -> Answer:  # fmt: skip
-    """What one exact solver makes of the rows, or of the part of them that is most promising."""
+    """Answer of one exact solver over all rows or, with `whole` False, over the most promising ones."""
     rows, limits = kept.reduced.rows, kept.limits
     start = rows.walk(_as_choice(rows, kept.rows_of(best))) if best is not None else None
     part = list(range(len(rows)))
@@ -187,7 +187,7 @@ def _solved(
 
 
 def _impossible(problem: Problem) -> ExtractionError:
-    """The error for limits that nothing keeps; names those that already fail alone."""
+    """The error for infeasible limits; names the least use of each limit in a tree-cost greedy."""
     least = []
     for limit in problem.limits:
         rows = problem.rows
@@ -212,14 +212,14 @@ def _hinted(problem: Problem, hint: Sequence[int] | IntArray | None) -> list[Int
 
 
 def _cheapest(problem: Problem, choices: Sequence[IntArray]) -> IntArray | None:
-    """The cheapest choice that keeps the limits."""
+    """The cheapest choice that satisfies the limits; None if there is none."""
     allowed = [(evaluate(problem, c), i) for i, c in enumerate(choices) if within(problem, c)]
     return choices[min(allowed)[1]] if allowed else None
 
 
 def _greedies(problem: Problem, expired: Callable[[], bool]) -> list[IntArray]:
-    """Greedy solutions at cost + price * (what is used, as shares of the limits), over a ladder of prices; what is over
-    a limit alone is left out, and the last rung is use alone."""
+    """Greedy solutions at cost + price * use (as a share of each limit), over a ladder of prices; nodes that exceed a
+    limit alone are left out, and the last rung minimizes use alone."""
     rows = problem.rows
     live = np.array(problem.live)
     share = np.zeros(len(live))
@@ -230,7 +230,7 @@ def _greedies(problem: Problem, expired: Callable[[], bool]) -> list[IntArray]:
     unit = max(float(cost.mean()), 1e-300) if len(cost) else 1.0
     found: list[IntArray] = []
     for step in range(PRICES + 1):
-        if expired() and step < PRICES:  # use alone is always looked at: it keeps the limits soonest
+        if expired() and step < PRICES:  # minimal use is always tried: the most likely to be feasible
             continue
         price = unit * 2.0 ** (step - PRICES // 3)
         total = cost + price * share if step < PRICES else share + 1e-9 * cost / unit

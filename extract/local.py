@@ -1,7 +1,7 @@
-"""Local search on a whole extraction: for what is too large to be proved, and before proofs, as a better incumbent.
+"""Local search over an extraction, for problems too large for a proof and as a better incumbent before proofs.
 
-A move gives one class of the solution another row. Its price is exact: what only the old row needed is released, what the
-new row lacks is added along default derivations (of least tree cost, where what is in use already is free).
+A move gives one class of the solution another row. Its cost change is exact: classes that only the old row needed are
+released, classes that the new row lacks are added along default derivations (of least tree cost, with used rows free).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from .problem import Rows
 
 SWEEPS = 20
 SHRINK = 0.1
-"""Where in the gap between its children and the class being changed a new class is placed."""
+"""Position of a newly added class, as a share of the gap between its children and the class being changed."""
 
 FAR = 300
-"""Reads that a move may follow; without a limit a pass over a long chain takes quadratic time."""
+"""Largest number of reads that a move may follow; without a limit a pass over a long chain takes quadratic time."""
 
 LEAST_GAIN = 1e-12
-"""Relative to the cost of the solution; smaller gains are rounding."""
+"""Least gain, relative to the cost of the solution; smaller gains are rounding."""
 
 
 def polish(
     rows: Rows, chosen: Sequence[int], expired: Callable[[], bool] = lambda: False, least: float = 0.0
 ) -> list[int]:
-    """A solution no dearer than `chosen` (rows, children first; so is the answer), at most SWEEPS passes over it; none
-    after one that gained less than a share `least` of the cost."""
+    """A solution no dearer than `chosen` (rows, children first; so is the result), after at most SWEEPS passes; ends
+    after a pass that gained less than a share `least` of the cost."""
     best = list(chosen)
     idle = 0
     for sweep in range(SWEEPS):
@@ -47,8 +47,8 @@ def polish(
 
 
 def promising(rows: Rows, chosen: Sequence[int], most: int) -> list[int]:
-    """Rows, in order, worth offering to an exact solver: those of the solution `chosen`, and at most `most` of those that
-    cost least more than the best of their class, at prices at which the solution is free."""
+    """Rows worth offering to an exact solver, in row order: those of the solution `chosen`, and at most `most` others
+    with the least cost excess over the best row of their class, at prices at which the solution is free."""
     price = discounted(rows, chosen)
     best, _ = tree_costs(rows, price)
     tree = np.array([p + sum([best[k] for k in kids]) for p, kids in zip(price, rows.kids)])
@@ -60,10 +60,11 @@ def promising(rows: Rows, chosen: Sequence[int], most: int) -> list[int]:
 
 
 class _Swaps:
-    """One pass. `count[c]` rows of the solution (or roots) read class c; `place` is a topological order of the solution.
+    """One pass. `count[c]`: rows of the solution (and roots) that read class c; `place`: topological position in the
+    solution.
 
-    A row is tried only if what it reads lies below its class in that order, which keeps the solution acyclic; orders that
-    place classes as low and as high as possible take turns, for each forbids other moves."""
+    A row is tried only if its children lie below its class in that order, which keeps the solution acyclic. Passes
+    alternate between orders that place classes as low and as high as possible, because each forbids other moves."""
 
     def __init__(self, rows: Rows, chosen: Sequence[int], *, upwards: bool) -> None:
         self.rows, self.cost, self.kids = rows, rows.cost, rows.kids
@@ -78,7 +79,7 @@ class _Swaps:
         self.least = LEAST_GAIN * rows.total(chosen)
 
     def run(self, expired: Callable[[], bool]) -> list[int] | None:
-        """Try every class of the solution once, from the roots down; the new solution."""
+        """Try every class of the solution once, from the roots down; returns the new solution."""
         for n, c in enumerate(reversed(self.used)):
             if not n & 63 and expired():
                 break
@@ -87,7 +88,7 @@ class _Swaps:
         return self.rows.walk(self.choice)
 
     def _improve(self, c: int) -> None:
-        """Give class c its cheapest row, all else of the solution fixed."""
+        """Give class c its cheapest row, with the rest of the solution fixed."""
         count, old = self.count, self.choice[c]
         released: list[int] = []
         most = self.cost[old] + self._release(self.kids[old], released)
@@ -114,8 +115,8 @@ class _Swaps:
             self.choice[c] = best
 
     def _release(self, kids: Sequence[int], released: list[int]) -> float:
-        """Uncount some reads, and those of the classes that nobody reads any more (noted in `released`); what these
-        cost, inf once they are too many to go on."""
+        """Remove reads, and recursively those of classes without remaining readers (noted in `released`); returns the
+        cost saved, inf if more than FAR classes are affected."""
         count, choice, cost = self.count, self.choice, self.cost
         saved = 0.0
         todo = list(kids)
@@ -131,10 +132,11 @@ class _Swaps:
         return saved
 
     def _add(self, row: int, top: float, limit: float, added: list[int]) -> float:
-        """Count the reads of a row and of all that must be made for it (noted in `added`); its cost, inf where it is
-        `limit` or more, lacks a derivation or reads what lies at `top` or above. New classes get places below `top`.
+        """Add the reads of a row and recursively of all classes to be made for it (noted in `added`); returns the cost,
+        inf if it reaches `limit`, or a class has no derivation or lies at `top` or above. New classes get positions
+        below `top`.
 
-        A class being added lies at infinity until all it reads has a place: defaults that read each other are refused.
+        A class being added has position infinity until all its children have one: cyclic defaults are refused.
         """
         count, choice, place, kids, cost = self.count, self.choice, self.place, self.kids, self.cost
         total = cost[row]
@@ -164,7 +166,7 @@ class _Swaps:
 
 
 def _levels(rows: Rows, chosen: Sequence[int], upwards: bool) -> list[float]:
-    """Place of each class of a solution: as low as its children allow, or as high as its readers allow."""
+    """Position of each class of a solution: as low as its children allow, or as high as its readers allow."""
     level = dict.fromkeys([rows.cls[row] for row in chosen], 0)
     for row in chosen if upwards else reversed(chosen):
         c = rows.cls[row]

@@ -1,4 +1,4 @@
-"""What a kernel call means: its template's pattern as a term over its operands."""
+"""Semantics of a kernel call: its template's pattern as a term over its operands."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ CARRIED = "float32"
 def meaning(term: Term, call: Call, leaf: Callable[..., Tensor] = param) -> Tensor:
     """The pattern's term over leaves named like the operands.
 
-    Where operands lie in memory in other floats than the term computes in (storage.py), all floats are alike: they are
-    carried in one dtype, and casts between them are none. ShapeError where the operands do not fit.
-    """
+    If storage dtypes of operands differ from the compute dtype (storage.py), all floats are unified: they become
+    float32, and casts between them disappear. ShapeError if the operands do not fit the pattern."""
     return meanings((term,), call, leaf)[0]
 
 

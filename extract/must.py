@@ -1,4 +1,4 @@
-"""Must sets: the classes that occur in every acyclic derivation of a class, as bitsets."""
+"""Must sets (dominators): for each class, the classes that occur in every acyclic derivation of it, as bitsets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .scc import components
 
 
 class Item:
-    """One row while it is being reduced: what is left of its cost and of the classes it reads."""
+    """One row during presolve: its remaining cost and child classes."""
 
     __slots__ = ("cost", "kids", "row")
 
@@ -23,15 +23,15 @@ class Item:
 Items = list[list[Item]]
 
 WINDOW, WINDOW_BYTES = 1 << 14, 256 << 20
-"""Classes that are looked for at a time where only what the roots need is asked: 2 KiB for each class of the problem, less
-where all of these together would take more bytes than that."""
+"""Number of classes per window when only the roots' must sets are computed: 2 KiB per class of the problem; smaller if
+all bitsets together would exceed WINDOW_BYTES."""
 
 IMPLIED = 2_000_000
-"""Members of all must sets together above which no implications are listed: that takes a step for each member."""
+"""Total size of all must sets above which no implications are listed: listing takes one step per member."""
 
 
 def items_of(rows: Rows) -> Items:
-    """The rows of each class."""
+    """The rows of each class, as items."""
     items: Items = [[] for _ in range(rows.n_classes)]
     for row, (c, kids, cost) in enumerate(zip(rows.cls, rows.kids, rows.cost)):
         items[c].append(Item(cost, frozenset(kids), row))
@@ -39,15 +39,15 @@ def items_of(rows: Rows) -> Items:
 
 
 def class_graph(items: Items) -> list[set[int]]:
-    """Children of each class over all its rows."""
+    """Child classes of each class over all its rows."""
     return [set().union(*[i.kids for i in row]) if row else set() for row in items]
 
 
 def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] = lambda: False) -> list[int] | None:
     """Bitset per class of the classes in every acyclic derivation of it; 0 for classes without a derivation.
 
-    The greatest fixpoint, reached in one pass in the order of the components (children first), iterating inside each.
-    None once `expired` (asked now and then) says so: before the end the sets are too large.
+    Greatest fixpoint, computed in one pass over the components (children first), with iteration inside each component.
+    None if `expired` (polled) returns True: unfinished sets are too large.
     """
     must = [0] * len(items)
     return must if _fixpoint(items, order, must, lambda c: 1 << c, expired) else None
@@ -56,8 +56,8 @@ def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] 
 def always_on(
     items: Items, order: list[list[int]], roots: Iterable[int], expired: Callable[[], bool] = lambda: False
 ) -> set[int]:
-    """The classes in every acyclic derivation of some root: the union of the roots' must sets, found for WINDOW classes at
-    a time, so that memory stays linear. Once `expired` it ends with those found so far, roots included."""
+    """The classes in every acyclic derivation of some root: the union of the roots' must sets, computed for WINDOW
+    classes at a time, so that memory is linear. When `expired` returns True, those found so far, roots included."""
     roots = [c for c in roots if items[c]]
     found = set(roots)
     line = [c for member in order for c in member if items[c]]
@@ -66,7 +66,7 @@ def always_on(
         window = line[first : first + width]
         if expired():
             break
-        must, bits = [0] * len(items), [1] * len(items)  # the lowest bit says that there is a derivation
+        must, bits = [0] * len(items), [1] * len(items)  # bit 0: a derivation exists
         for n, c in enumerate(window, start=1):
             bits[c] |= 1 << n
         if not _fixpoint(items, order, must, bits.__getitem__, expired):
@@ -80,7 +80,7 @@ Bit = Callable[[int], int]
 
 
 def _fixpoint(items: Items, order: list[list[int]], must: list[int], bit: Bit, expired: Callable[[], bool]) -> bool:
-    """Fill in the must sets; False if the time was up before."""
+    """Compute the must sets in place; False if `expired` returned True first."""
     for n, member in enumerate(order):
         if len(member) == 1:
             _update_must(member[0], items, must, bit)
@@ -113,7 +113,7 @@ def _update_must(c: int, items: Items, must: list[int], bit: Bit) -> bool:
 
 
 def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired: Callable[[], bool]) -> bool:
-    """The fixpoint inside one component; False if the time was up before."""
+    """Compute the fixpoint inside one component; False if `expired` returned True first."""
     inside = set(member)
     readers: dict[int, set[int]] = {c: set() for c in member}
     for c in member:
@@ -136,11 +136,10 @@ def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired:
 
 
 def must_implications(rows: Rows) -> list[tuple[int, int]]:
-    """Pairs (c, x): choosing c needs x, in every acyclic derivation; transitively reduced, without the direct reads.
+    """Pairs (c, x): every acyclic derivation of c contains x; transitively reduced, without direct children.
 
-    Roots are left out as targets (they are on anyway). None are listed where the must sets are very large (IMPLIED): they
-    only strengthen a program.
-    """
+    Roots are omitted as targets (they are always on). Empty if the must sets are very large (IMPLIED): the implications
+    only strengthen an integer program."""
     items = items_of(rows)
     must = must_sets(items, components(class_graph(items))[1])
     assert must is not None  # without a clock
@@ -166,7 +165,7 @@ def must_implications(rows: Rows) -> list[tuple[int, int]]:
 
 
 def always_read(rows: Rows) -> dict[tuple[int, int], list[int]]:
-    """Rows of class c that read class k, for each such pair."""
+    """(c, k) -> rows of class c that have child k."""
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
         for k in kids:

@@ -1,11 +1,12 @@
-"""What slices of one value become, computed with it: queries, keys and values of one product, rotated, and written into caches.
+"""Consumer fusion of slices: kernels that compute one value and the consumers of its slices (queries, keys and values
+of one GEMM, rotated, and written into caches).
 
-Slices of one value that are read apart may be stored by the kernel that computes it (together.py). What they are needed for is often
-little more: other places, a rotation, a row of a cache. Where a value is needed only for a later one that pointwise operations and
-views make of it, the later one takes its place.
+The kernel that computes a value may store its slices separately (together.py). The consumers of a slice are often
+cheap: another layout, a rotation, a row of a cache. If a slice is needed only for one later value, which elementwise
+operations and views make of it, the kernel stores the later value instead.
 
-Growth is bounded: at most `MOST` outputs, for each slice its `ENDS` last later values, `CHOICES` groups of each value's slices; of
-groups that make the same values, as many as are kept there.
+Limits: at most `MOST` outputs, per slice its `ENDS` last later values, `CHOICES` groups per value; of groups with equal
+outputs, the ones that `Together.least` keeps.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from .reaches import PRODUCTS, Region
 from .together import MOST, Group, Shown, Together
 
 ENDS, CHOICES = 4, 2
-LEAVES = 16  # operands: biases and norms of each result, tables, caches
+LEAVES = 16  # operands of a group: biases and norms of each result, tables, caches
 
 
 class End(NamedTuple):
-    """A later value of a slice: its class, its term over leaves, of which `start` is the slice; the class of each leaf."""
+    """A later value of a slice: its class, its term over leaves (`start` stands for the slice), the class of each
+    leaf."""
 
     cls: int
     term: Tensor
@@ -37,25 +39,25 @@ class End(NamedTuple):
 
     @property
     def space(self) -> tuple[int, ...]:
-        """The sizes of what is computed: of what is written into a tensor, where it is that."""
+        """Iteration shape: that of the written tensor for a scatter, otherwise the shape of the term."""
         return concrete((self.term.args[2] if self.term.op == "scatter_elements" else self.term).shape)
 
 
 @dataclass(frozen=True)
 class Onward:
-    """All such groups of a view's regions, of which `together` finds those without later values."""
+    """Consumer fusion groups of a view; `together` provides the fusion groups and the groups without later values."""
 
     together: Together
     _ends_of: dict[int, list[End]] = field(default_factory=dict)
 
     @property
     def view(self) -> EGraphView:
-        """The view."""
+        """The e-graph view."""
         return self.together.view
 
     def __iter__(self) -> Iterator[Group]:
-        """Of the groups that make the same values from products, and of those that make them of what products gave, those that
-        read least."""
+        """Yield the groups with the least bytes read, among those with equal outputs (products fused, and products
+        stored, are compared separately)."""
         alike: dict[tuple[str, frozenset[int]], dict[frozenset[int], Group]] = {}
         seen: set[int] = set()
         for whole in self.together.found:
@@ -72,7 +74,7 @@ class Onward:
             yield from self.together.least([*groups.values()])
 
     def _stored(self, cls: int) -> Region:
-        """A class as it lies in memory."""
+        """A class as a trivial fusion group that reads it from memory."""
         leaf = placeholder("whole", self.view.types[cls].shape, self.view.types[cls].dtype)
         return Region(cls, leaf, ((leaf, cls),), "rows")
 
@@ -99,7 +101,7 @@ class Onward:
         return End(cls, start, start, {start: cls})
 
     def _ends(self, cls: int) -> list[End]:
-        """Later values for which alone a class is needed, the last ones first."""
+        """Later values that dominate all uses of a class, the last ones first."""
         if cls not in self._ends_of:
             self._ends_of[cls] = self._found_ends(cls)
         return self._ends_of[cls]
@@ -120,7 +122,7 @@ class Onward:
 
     @cached_property
     def _through(self) -> dict[int, list[Region]]:
-        """The regions in which a class is computed or read."""
+        """Class -> fusion groups in which the class is computed or read."""
         found: dict[int, list[Region]] = {}
         for region in self.together.found:
             for c in {c for _, c in (*region.leaves, *region.inner)}:
@@ -128,7 +130,7 @@ class Onward:
         return found
 
     def _depth(self, cls: int) -> int:
-        """How many values every way from the roots to a class passes."""
+        """Depth of a class in the dominator tree."""
         above, count = self.together.regions.uses.above, 0
         while (cls := above.get(cls, -1)) != -1:
             count += 1
@@ -168,5 +170,5 @@ def _has_product(term: Tensor) -> bool:
 
 
 def _beside(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether results of these sizes can lie side by side: they agree in all axes but one."""
+    """Whether results of these shapes can share an iteration space: they differ in at most one axis."""
     return len(a) == len(b) and sum(x != y for x, y in zip(a, b)) <= 1

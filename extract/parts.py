@@ -1,4 +1,4 @@
-"""Independent components of a problem, of which equal ones are solved once."""
+"""Independent components of a problem; identical components are detected, to be solved once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .problem import IntArray, Rows
 
 @dataclass(frozen=True)
 class Part:
-    """One independent component and all its identical copies: `copies[i][r]` is the row that r stands for in copy i.
+    """One independent component and its identical copies: `copies[i][r]` is the input row of row r in copy i.
 
-    `key` holds its canonical form: two parts with the same key are the same problem, row by row."""
+    `key` is the canonical form: two parts with equal keys are the same problem, row by row."""
 
     key: bytes
     rows: Rows
@@ -24,11 +24,10 @@ class Part:
 
 
 def split(rows: Rows) -> list[Part]:
-    """Independent components of a problem, identical ones (same structure and costs after renumbering) joined.
+    """Independent components of a problem; identical ones (same structure and costs after renumbering) are merged.
 
-    Renumbering orders classes by a colour that only depends on structure and costs (a few rounds of Weisfeiler-Lehman
-    hashing), then by number; a wrong guess there costs a reuse, never correctness, because whole arrays are compared.
-    """
+    Renumbering sorts classes by a colour derived from structure and costs (a few rounds of Weisfeiler-Leman hashing),
+    then by index. A hash collision can only prevent a merge: whole arrays are compared."""
     if not len(rows):
         return []
     flat = _Flat(rows)
@@ -44,15 +43,15 @@ def split(rows: Rows) -> list[Part]:
 
 
 def colours(rows: Rows, costs: Sequence[float], rounds: int = 5) -> list[tuple[int, ...]]:
-    """Numbers for each class that say what it looks like, then what is next to it, and so on outwards, at such costs: equal
-    for classes that play the same part in equal surroundings, and hardly ever for others."""
+    """Colours of each class after 1..rounds rounds of Weisfeiler-Leman hashing, at the given costs: equal for classes
+    in equal surroundings, and almost never for others."""
     flat = _Flat(rows)
     flat.cost = np.array(costs, np.float64)
     return list(zip(*[flat.colours(n)[0].tolist() for n in range(1, rounds + 1)]))
 
 
 class _Flat:
-    """Rows as arrays, for hashing and splitting all components at once."""
+    """Rows as arrays, to hash and split all components at once."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -66,7 +65,7 @@ class _Flat:
         self.root[list(rows.roots)] = 1
 
     def labels(self) -> npt.NDArray[np.int64]:
-        """Connected component of each class: its least class number (label propagation with pointer jumping)."""
+        """Connected component of each class: its least class index (label propagation with pointer jumping)."""
         label = np.arange(self.n)
         a, b = self.cls[self.owner], self.kid
         while True:
@@ -84,7 +83,7 @@ class _Flat:
             label = new
 
     def colours(self, rounds: int = 4) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Structure hashes of classes and rows."""
+        """(structure hash of each class, of each row)."""
         colour = _mix(self.root)
         cost = _mix(self.cost.view(np.uint64))
         for _ in range(rounds):
@@ -98,7 +97,7 @@ class _Flat:
         return colour, row
 
     def forms(self, label: npt.NDArray[np.int64]) -> list[tuple[bytes, _Build, list[int]]]:
-        """Per component: canonical bytes, a function that builds its rows, and its row numbers in canonical order."""
+        """Per component: (canonical bytes, function that builds its rows, its row indices in canonical order)."""
         colour, row_colour = self.colours()
         order = np.lexsort((np.arange(self.n), colour, label))
         start = np.flatnonzero(np.r_[True, np.diff(label[order]) != 0])
@@ -133,7 +132,7 @@ class _Flat:
 
 
 class _Build:
-    """Makes the rows of a component when they are wanted: copies never are."""
+    """Builds the rows of a component on demand: copies never need them."""
 
     def __init__(self, source: tuple[npt.NDArray[Any], ...], n: int) -> None:
         self.source, self.n = source, n
@@ -148,7 +147,7 @@ class _Build:
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A 64-bit finaliser (the constants of splitmix64)."""
+    """64-bit mixing function (the constants of splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (x ^ (x >> np.uint64(31))) + np.uint64(0x9E3779B97F4A7C15)

@@ -1,8 +1,7 @@
-"""PICKS: single places of what lies in memory, as an unrolled program reads a sequence step by step.
+"""PICKS: sequence slices, single positions of a value in memory, as an unrolled program reads a sequence step by step.
 
-Such a place is a view, which costs nothing. A region that reads the sequence itself at place 7 is a kernel for that step alone; one
-that reads the view is the same kernel at every step: grown, compiled and measured once.
-"""
+Such a slice is a view, at no cost. A fusion group that reads the sequence itself at position 7 is a kernel for that
+step alone; a group that reads the view is the same kernel at every step: generated, compiled and measured once."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from ..egraph.dims import concrete
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
 
-MANY = 8  # places of one value from which on a program counts as unrolled
+MANY = 8  # least number of positions of one value for a program to count as unrolled
 
 
 def picks(view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> frozenset[int]:
-    """The classes that are one place along an axis of something given that has at least `MANY` such, also without that axis, or
-    in a wider type that lies in memory as the same."""
-    same = {c: c for c in given}  # what is something given, in another type: that
-    found: dict[int, int] = {}  # a place of something given: that
+    """The classes that are one position along an axis of a given value, if at least `MANY` positions of the value are
+    used; also with the axis removed, or cast to a dtype with the same storage dtype."""
+    same = {c: c for c in given}  # class -> the given value that it equals up to dtype
+    found: dict[int, int] = {}  # class -> the given value of which it is one position
     views = [(n, view.op[n]) for n in range(len(view)) if view.op[n] in ("slice", "cast", "reshape")]
     while True:
         known = len(same) + len(found)

@@ -1,7 +1,7 @@
-"""Device placement as an extraction problem: a class on a device is a class of its own, a copy between devices a node.
+"""Device placement as an extraction problem: classes are (class, device) pairs, copies between devices are nodes.
 
-A value may be made on several devices, or made on one and copied: whatever is cheapest in sum. Copies run from where a
-value was made or copied to; since an extraction has no cycles, each starts at a kernel.
+A value may be computed on several devices, or computed on one and copied: whichever sum is cheapest. Extractions are
+acyclic, so each chain of copies starts at a kernel.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from ..errors import ExtractionError
 from .problem import Extraction, FloatArray, Limit, Problem
 
 Copy = tuple[int, int, int]
-"""A class, the device it is copied from, the device it is copied to."""
+"""(class, source device index, target device index)."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`problem` is over classes (class, device), numbered `class * devices + device`; node i of it is what `made[i]` says:
-    (node of the original problem, device), or a copy."""
+    """A placement problem: its classes (class, device) have the index `class * devices + device`; `made[i]` describes
+    node i: (node of the original problem, device), or a copy."""
 
     problem: Problem
     devices: tuple[str, ...]
     made: tuple[tuple[int, int] | Copy, ...]
 
     def kernels(self, extraction: Extraction) -> list[tuple[int, str]]:
-        """(original node, device) of every kernel that an extraction runs."""
+        """(original node, device) of every kernel of an extraction."""
         chosen = [self.made[int(i)] for i in extraction.choice if i >= 0]
         return [(m[0], self.devices[m[1]]) for m in chosen if len(m) == 2]
 
     def copies(self, extraction: Extraction) -> list[tuple[int, str, str]]:
-        """(original class, from, to) of every copy that an extraction makes."""
+        """(original class, source, target) of every copy of an extraction."""
         chosen = [self.made[int(i)] for i in extraction.choice if i >= 0]
         return [(m[0], self.devices[m[1]], self.devices[m[2]]) for m in chosen if len(m) == 3]
 
@@ -48,14 +48,13 @@ def place(
     room: Mapping[str, float] | None = None,
     size: Sequence[float] | FloatArray | None = None,
 ) -> Placement:
-    """The placement problem of an e-graph over the devices that `cost` names.
+    """The placement problem of an e-graph over the devices that are keys of `cost`.
 
-    cost[d]: float64[n_nodes], what each node costs on device d; inf where it cannot run there. copy[a, b]: float64[n_classes],
-    what copying each class from a to b costs; pairs left out cannot be copied directly. roots: the device on which each
-    root class, or all, must end. room[d]: the most that the values on device d may take together, `size` (float64[n_classes])
-    giving each class's; limits of `problem` count each kernel wherever it runs, and copies not at all.
-    ExtractionError if arrays do not fit or a device is unknown.
-    """
+    cost[d]: float64[n_nodes], cost of each node on device d; inf if it cannot run there. copy[a, b]:
+    float64[n_classes], cost of copying each class from a to b; missing pairs cannot be copied directly. roots: the
+    device on which each root class, or all, must be. room[d]: memory limit of device d, on the sum of `size`
+    (float64[n_classes]) over the values there. Limits of `problem` count each kernel on whichever device it runs;
+    copies count 0. ExtractionError if array shapes do not match or a device is unknown."""
     devices = tuple(cost)
     where = {r: roots if isinstance(roots, str) else roots.get(r, "") for r in problem.roots}
     for name in [*where.values(), *(d for pair in copy for d in pair), *(room or {})]:
@@ -93,7 +92,7 @@ def _nodes(
     cost: Mapping[str, FloatArray],
     copy: Mapping[tuple[str, str], FloatArray],
 ) -> tuple[list[tuple[int, int] | Copy], list[tuple[int, list[int], float]]]:
-    """Kernels on each device that can run them, then copies: what each is, and it as a node."""
+    """(what each node stands for, node specifications): kernels on each device that can run them, then copies."""
     n = len(devices)
     made: list[tuple[int, int] | Copy] = []
     nodes: list[tuple[int, list[int], float]] = []

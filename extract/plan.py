@@ -1,4 +1,5 @@
-"""From chosen candidates to a plan: values, steps in order, and the expressions that weights are made of."""
+"""From chosen candidate kernels to a plan: values, steps in execution order, and expressions that compute the
+weights."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from .search import Choice
 
 
 def plan_of(choice: Choice, graph: Graph) -> Plan:
-    """The plan that runs the choice. `graph` is the model whose roots the view's roots are."""
+    """The executable plan of a choice. `graph` is the model whose outputs and updates are the roots of the view."""
     return _Builder(choice, graph).build()
 
 
@@ -26,7 +27,7 @@ class _Builder:
     weights: dict[int, Tensor] = field(default_factory=dict)
 
     def build(self) -> Plan:
-        """The plan; NoPlanError if a value is read that nothing makes."""
+        """Build the plan. Raises NoPlanError if a step reads a value that no earlier step produces."""
         view = self.choice.hypergraph.view
         self.weight_terms = WeightTerms(view)
         self.leaves = {
@@ -34,7 +35,7 @@ class _Builder:
             for n, op in enumerate(view.op)
             if op in ("input", "state")
         }
-        for leaf in self.graph.inputs:  # inputs that nothing reads still belong to the signature
+        for leaf in self.graph.inputs:  # graph inputs without readers still belong to the signature
             if leaf.attr("name") not in {name for _, name in self.leaves.values()}:
                 self._add(Value(-1, leaf.type, contiguous(leaf.shape), "input", leaf.attr("name")))  # type: ignore[arg-type]
         steps = [self._step(i) for i in self.choice.chosen]
@@ -64,7 +65,7 @@ class _Builder:
         for vertex, operand in zip(candidate.outputs, candidate.call.outputs, strict=True):
             value = Value(-1, operand.type, vertex.strides, origin, base=base, carried=self._carried(vertex.cls))
             made.append(self._add(value))
-            self.ids.setdefault(vertex, made[-1])  # what another kernel has made already is not read from here
+            self.ids.setdefault(vertex, made[-1])  # the first producer of a vertex wins
         price = self.choice.prices[index]
         call = replace(candidate.call, schedule=dict(price.schedule)) if price.schedule else candidate.call
         return Step(candidate.template, call, inputs, made[0], price, candidate.template.pattern, tuple(made[1:]))
@@ -87,7 +88,7 @@ class _Builder:
 
 
 class WeightTerms:
-    """The smallest expression of each weight-only class over params and constants."""
+    """The smallest expression over params and constants of each weight-only e-class."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view = view
@@ -96,7 +97,7 @@ class WeightTerms:
         self._solve()
 
     def _solve(self) -> None:
-        """Smallest terms, by relaxing parents whenever a class gets cheaper."""
+        """Compute the smallest term of each class by worklist relaxation."""
         view, cls = self.view, self.view.cls.tolist()
         off, kid = view.off.tolist(), view.kid.tolist()
         nodes = [n for n in range(len(view.op)) if view.weight[cls[n]]]
@@ -116,7 +117,7 @@ class WeightTerms:
                 todo += parents.get(cls[n], ())
 
     def term(self, cls: int) -> Tensor:
-        """The class's expression. NoPlanError if it has none over leaves."""
+        """The smallest expression of the class. Raises NoPlanError if no expression reaches params and constants."""
         if cls not in self._best:
             raise NoPlanError(f"weight class {cls} has no expression over params and constants")
         stack = [cls]

@@ -1,4 +1,4 @@
-"""The plans of a search: what is hoped for, what would be returned now, what needs no compiler; each within what is left of the time."""
+"""Plans of a search (optimistic, pessimistic, compiler-free), each solved within the remaining time."""
 
 from __future__ import annotations
 
@@ -20,54 +20,59 @@ from .rows import Rows
 from .solve import solve
 from .warm import warm_solve
 
-QUICK_S = 0.1  # seconds of a solve that more measuring follows: more rounds find more than longer solves (of the same seconds)
-LAST_S = 0.25  # seconds that a solve has whatever else, or that says what would be returned: with less it would end with a greedy plan
-BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
-BELIEVING = 0.1  # share of the time that may be spent on what would be returned now, beside what is hoped for
-DEEPER = 0.6  # share of the time after which what would be returned is searched before all else, though there may be others to look at
-LONG_S = 0.7  # seconds of solving and pricing from which on a round is filled with kernels that hardly matter
-DEAREST = 4  # kernels that are so searched together
-CLOSE_S = 1.5  # seconds, and at most as many as the whole search has, for measuring what the plan believes in the end
-# Times what is expected that an unmeasured kernel may take: a library's, and a generated one of a family that is guessed well.
+# seconds of a solve that is followed by measuring: more rounds find more than longer solves, at equal total time
+QUICK_S = 0.1
+# least seconds of a solve, and seconds of a pessimistic solve: with less, a solve ends with a greedy plan
+LAST_S = 0.25
+BEYOND = 0.15  # share of the search's seconds by which solves may exceed them
+BELIEVING = 0.1  # share of the time that pessimistic solves may take
+DEEPER = 0.6  # share of the time after which tuning of the pessimistic plan comes before first looks
+LONG_S = 0.7  # seconds of solving and pricing per round above which rounds are filled with negligible kernels
+DEAREST = 4  # largest number of kernels tuned together for the pessimistic plan
+CLOSE_S = 1.5  # seconds, at most those of the search, for measuring the final plan's unmeasured kernels
+# Upper estimates of unmeasured kernels, as multiples of the prediction: library kernels, and generated kernels of
+# families predicted well.
 KNOWN, GUESSED = 4, 6
-SURE, LATE_US = 1.3, 10.0  # a library's large product is near what the machine can do: so many times, and µs
+SURE, LATE_US = 1.3, 10.0  # a library's large GEMM runs near the machine's peak: factor, and absolute excess in µs
 SIMPLE = ("pointwise", "reduction")
-UNTRIED = 4  # times the most it may take that a product with schedules counts that was never run: they were guessed, and may not even compile
+# factor on the upper estimate of a generated GEMM that was never run: its schedules are guesses, and may not compile
+UNTRIED = 4
 
 
 @dataclass
 class Plans:
-    """The plans of one search: each is solved for from the one before, within what is left of the time."""
+    """The plans of one search: each solve starts from the previous plan and is limited by the remaining time."""
 
     hypergraph: Hypergraph
     budgets: Sequence[Budget]
-    seconds: float  # of the whole search
-    limits: Sequence[float]  # seconds of a solve: of the first try, and of the next
+    seconds: float  # time limit of the whole search
+    limits: Sequence[float]  # time limits of a solve: of the first attempt, and of the next
     deterministic: bool
     stop: Callable[[], bool]
     clock: Clock
     chosen: list[int] = field(default_factory=list)
-    trusted: list[int] = field(default_factory=list)  # what would be returned now
-    believing: float = 0.0  # seconds that it took to find that
+    trusted: list[int] = field(default_factory=list)  # the pessimistic plan
+    believing: float = 0.0  # seconds spent on pessimistic solves
     rounds: int = 0
     start: float = field(default_factory=time.monotonic)
     until: float = -math.inf
 
     def ended(self) -> bool:
-        """Whether nothing more is to be measured but what is believed."""
+        """Whether regular measuring is over."""
         return self.stop() or time.monotonic() - self.start > self.seconds
 
     def close(self) -> None:
-        """From now on only what is believed is to be measured, for a little longer."""
+        """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most CLOSE_S more."""
         self.until = time.monotonic() + min(CLOSE_S, self.seconds)
 
     def closed(self) -> bool:
-        """Whether nothing at all is to be measured any more."""
+        """Whether the closing phase is over too."""
         return self.stop() or time.monotonic() > self.until
 
     def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
-        """The cheapest plan at the given costs, from a known one. NoPlanError if there is none, or none was found in time."""
-        pressed = self.stop()  # before: then this solve is what the best so far is made by
+        """The cheapest plan at the given costs, warm-started from a known one: (candidates in execution order,
+        extraction). NoPlanError if none exists or none was found in time."""
+        pressed = self.stop()  # if already stopped, this solve must still produce a plan
         if not self.deterministic:
             left = 0.0 if pressed else (1 + BEYOND) * self.seconds - (time.monotonic() - self.start)
             limit = max(min(LAST_S, limit), min(limit, left))
@@ -78,8 +83,8 @@ class Plans:
     def next(
         self, known: Known, prices: Sequence[Priced], hopes: Sequence[float]
     ) -> tuple[Extraction, Wanted]:  # fmt: skip
-        """A plan at the costs that are hoped for, and what to measure for it: with more time only where the search would end, or where
-        budgets are not kept within less."""
+        """(optimistic plan, measurement request for it). A longer solve is used only if the search would end otherwise,
+        or if the shorter one finds no plan within the budgets."""
         self.rounds += 1
         spent: Callable[[str], float] = lambda name: self.clock.seconds.get(name, 0.0)
         for limit in self.limits:
@@ -95,8 +100,9 @@ class Plans:
         return found, wanted
 
     def uncompiled(self, known: Known, prices: Sequence[Priced]) -> list[int]:
-        """What was not measured of the cheapest plan of kernels that no compiler must be waited for, where others are to be measured
-        as well: what is known of them soon is what all others are compared with, and all there is where the time is short."""
+        """Unmeasured kernels of the cheapest plan without compiled kernels, if compiled ones are to be measured as
+        well: its times are soon known, everything else is compared with it, and it is the fallback if the time is
+        short."""
         waiting = each(self.hypergraph, prices, lambda c, p: c.template.space is not None and p.source != "measured")
         if not any(waiting):
             return []
@@ -107,8 +113,8 @@ class Plans:
         return known.unmeasured(self.trusted, prices)
 
     def believed(self, known: Known, prices: Sequence[Priced]) -> list[int]:
-        """What has much at stake and was not measured of the plan that would be returned now, and what may take its place; nothing where
-        asking has taken too much of the time."""
+        """Unmeasured kernels with large stakes of the pessimistic plan, and their alternatives; empty if pessimistic
+        solves have taken more than their share of the time."""
         began = time.monotonic()
         if self.believing > BELIEVING * (began - self.start):
             return []
@@ -122,8 +128,8 @@ class Plans:
         return list(dict.fromkeys([*much, *known.beside(much, prices)]))
 
     def likely(self, known: Known, prices: Sequence[Priced]) -> list[int]:
-        """What was not measured of the plan that is the cheapest where kernels that are guessed well take what is expected, if they do:
-        for the worst of them the plan that would be returned gives up a cheaper one, and what is hoped for has others."""
+        """Unmeasured kernels of the plan that is cheapest if well-predicted kernels take their expected time, if it is
+        cheaper than the pessimistic plan: pessimism rejects such a plan, and optimism prefers others."""
         began = time.monotonic()
         if self.believing > BELIEVING * (began - self.start):
             return []
@@ -136,9 +142,10 @@ class Plans:
         return known.unmeasured(plan, prices, LITTLE) if found.cost < (1 - LITTLE) * self._whole(prices) else []
 
     def deeper(self, known: Known, prices: Sequence[Priced], looking: bool) -> list[int]:
-        """What the plan that would be returned hangs on and was only looked at, the few dearest, then what may take their place: while
-        others are looked at, where searching them leaves searches no more than their share, or most of the time has gone. (What is
-        hoped for may have kernels to be looked at for ever. The shares are as what searching may bring to what looking may.)"""
+        """Kernels of the pessimistic plan with large stakes that had only a first look, the most expensive few, then
+        their alternatives. They are tuned before further first looks if tuning has had less than its share, or most of
+        the time has passed. (The optimistic plan may require first looks forever. The shares are proportional to the
+        possible gains of tuning and of first looks.)"""
         whole, late = self._whole(prices), time.monotonic() - self.start >= DEEPER * self.seconds
         hoped = 0.0 if late else self._hoped(prices)
         due: Callable[[int, float], bool] = lambda kernels, gain: (
@@ -152,16 +159,17 @@ class Plans:
         return found if gain >= MUCH * whole and due(len(found), gain) else []
 
     def _whole(self, prices: Sequence[Priced]) -> float:
-        """What the plan that would be returned takes, in µs."""
+        """Cost of the pessimistic plan in µs."""
         return sum(prices[i].us for i in self.trusted)
 
     def _hoped(self, prices: Sequence[Priced]) -> float:
-        """How much faster than that the plan that is hoped for may be by kernels that were never run."""
+        """By how many µs kernels never run may make the optimistic plan faster than the pessimistic one."""
         hoped = (p.us if p.source == "measured" else p.low for p in (prices[i] for i in self.chosen))
         return max(0.0, self._whole(prices) - sum(hoped))
 
     def surest(self, known: Known, prices: Sequence[Priced], wanted: Wanted, first: bool) -> Wanted:
-        """What is wanted, after what is believed: of the plan that would be returned now, or, at first, of the one without compilers."""
+        """The request preceded by unmeasured kernels of the pessimistic plan or, in the first round, of the
+        compiler-free plan."""
         if not first:
             sure = self.believed(known, prices)
         elif not (wanted.look and (sure := self.uncompiled(known, prices))):
@@ -178,14 +186,14 @@ class Plans:
         return Wanted([i for i in wanted.now if i not in set(waiting)], later=later).after(sure)
 
     def doubted(self, prices: Sequence[Priced]) -> list[float]:
-        """What each candidate may take where nothing more is measured."""
+        """Pessimistic cost of each candidate, if nothing more is measured."""
         return each(self.hypergraph, prices, doubted)
 
     def without_hope(
         self, prices: Sequence[Priced], hoped: Extraction, limit: float, *, settled: bool = False
     ) -> Extraction:  # fmt: skip
-        """The plan where the time is up: what was not measured counts as much as it may take; where things are `settled`, no more of it
-        is taken than the last plan has, if there is such a plan. The bound is that of the prices that were hoped for."""
+        """The final plan, at pessimistic costs. With `settled`, unmeasured kernels outside the last plan are excluded,
+        if that leaves a plan. The lower bound is the minimum with that of the optimistic prices."""
         cost, own = self.doubted(prices), set(self.chosen)
         sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
         try:
@@ -199,14 +207,14 @@ class Plans:
 
 
 def expected(candidate: Candidate, price: Priced) -> float:
-    """What a candidate most likely takes where that is guessed well, else what it may take."""
+    """Expected time in µs of a candidate predicted well, otherwise its pessimistic time."""
     well = candidate.template.space is None or candidate.template.family in SIMPLE
     return min(doubted(candidate, price), SURE * price.us) if well else doubted(candidate, price)
 
 
 def doubted(candidate: Candidate, price: Priced) -> float:
-    """What a candidate may take if it is not measured before it is used: a library's little more than is expected, what was generated
-    without a product some more, and with one far more."""
+    """Pessimistic time in µs of a candidate used unmeasured: slightly above the prediction for a library kernel, more
+    for a generated kernel without a GEMM, much more for one with a GEMM."""
     if price.source == "measured":
         return price.us
     if candidate.is_view or candidate.template.space is None:

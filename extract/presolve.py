@@ -1,9 +1,8 @@
-"""Reductions that keep an optimal extraction for costs >= 0.
+"""Presolve: reductions that keep an optimal extraction, for costs >= 0.
 
-A *must set* of a class is the set of classes that occur in every acyclic derivation of it. Classes in the must set of a
-root are always on: reading them is free, so such reads are dropped (outside cycles) and the problem falls apart.
-Solutions map back because every row that survives is one row of the input: see `Reduced.restore`.
-"""
+The *must set* of a class is the set of classes in every acyclic derivation of it (its dominators). Classes in the must
+set of a root are always on: reading them is free, so such reads are dropped (outside cycles) and the problem
+decomposes. Solutions map back because every remaining row is one row of the input: see `Reduced.restore`."""
 
 from __future__ import annotations
 
@@ -20,31 +19,31 @@ from .problem import Rows
 from .scc import components
 
 MUST_CLASSES = 50_000
-"""Must sets take classes^2 / 8 bytes: above this many classes only those of the roots are found."""
+"""Must sets take classes^2 / 8 bytes: above this number of classes only the roots' sets are computed."""
 
 LARGE_ROWS = 50_000
 ROUNDS = 6
 ENOUGH = 0.99
-"""Rounds end when one leaves more than this share of classes, rows and reads."""
+"""Presolve ends when a round leaves more than this share of classes, rows and reads."""
 
 SHRUNK = 0.7
 """Classes are renumbered when fewer than this share are left."""
 
 MANY_ROWS = 100
-"""Before classes with more rows than this are looked at the clock is asked."""
+"""The deadline is checked before classes with more rows than this."""
 
 PAIRWISE_ROWS = 1_500
 """Classes with more rows than this get the linear dominance test only."""
 
 SUM_BOUND_CLASSES = 6_000
 FILL_IN = 12
-"""A free class with one row is replaced by its children if that adds at most this many reads."""
+"""A zero-cost class with one row is replaced by its children if that adds at most this number of reads."""
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """A smaller problem: `origin[r]` is the input row of its row r, `fixed` are input rows chosen already, `constant`
-    is the cost that every solution pays on top. Its roots are all classes known to be always on."""
+    """A reduced problem: `origin[r]` is the input row of its row r, `fixed` are input rows chosen already, `constant`
+    is the cost that every solution pays in addition. Its roots are all classes known to be always on."""
 
     rows: Rows
     origin: list[int]
@@ -52,12 +51,12 @@ class Reduced:
     constant: float
 
     def restore(self, chosen: Iterable[int]) -> list[int]:
-        """Input rows of a solution, at most one per class; may hold rows that the roots do not need."""
+        """Input rows of a solution, at most one per class; may contain rows that the roots do not reach."""
         return self.fixed + [self.origin[row] for row in chosen]
 
 
 class Reducer:
-    """The reductions, each one method over a mutable copy of the rows."""
+    """The reductions, one method each, over a mutable copy of the rows."""
 
     def __init__(self, rows: Rows, pinned: Collection[int] = ()) -> None:
         self.pinned = pinned
@@ -67,11 +66,11 @@ class Reducer:
         self.fixed: list[int] = []
         self.must: list[int] | None = None
         self.component: list[int] = []
-        self.lossy = True  # rows were dropped that could have been the only way to a class
+        self.lossy = True  # whether dropped rows may have been the only derivation of a class
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Classes, rows and reads left."""
+        """(classes, rows, reads) left."""
         return (
             sum([1 for row in self.items if row]),
             sum([len(row) for row in self.items]),
@@ -111,7 +110,7 @@ class Reducer:
                 self.items[c] = keep
 
     def keep_reachable(self) -> None:
-        """Drop classes that no root can reach."""
+        """Drop classes that no root reaches."""
         seen = bytearray(len(self.items))
         todo = list(self.on)
         for c in todo:
@@ -129,8 +128,8 @@ class Reducer:
     def find_always_on(
         self, use_must: bool, expired: Callable[[], bool] = lambda: False, *, of_roots: bool = False
     ) -> None:
-        """Extend `on`, by must sets (or those `of_roots` alone) or by the children common to all rows; drops rows that must
-        be cyclic."""
+        """Extend `on`, by must sets (with `of_roots`: of the roots only) or by the children common to all rows; drops
+        rows that are necessarily cyclic."""
         self.component, order = components(class_graph(self.items))
         self.must = must_sets(self.items, order, expired) if use_must else None
         if self.must is not None and self._drop_cyclic(self.must, order):
@@ -164,7 +163,7 @@ class Reducer:
         return found
 
     def drop_always_on_reads(self) -> None:
-        """A read of an always-on class costs nothing and, across components, closes no cycle."""
+        """Drop reads of always-on classes in other components: they cost nothing and close no cycle."""
         component, on = self.component, self.on
         for c, row in enumerate(self.items):
             own = component[c]
@@ -174,7 +173,8 @@ class Reducer:
                     item.kids = item.kids.difference(free)
 
     def drop_dominated(self, expired: Callable[[], bool] = lambda: False) -> None:
-        """Row A makes row B superfluous if it is not dearer and reads only what B's children bring along anyway."""
+        """Drop rows dominated by another row of the class that costs no more and whose children are all in the must
+        sets of the row's children."""
         for c, row in enumerate(self.items):
             if len(row) < 2:
                 continue
@@ -189,7 +189,7 @@ class Reducer:
                 self.items[c] = _without_supersets(row)
 
     def prune_by_bound(self, upper: float) -> None:
-        """Drop rows with which no solution can cost `upper` or less."""
+        """Drop rows whose lower bound exceeds `upper`."""
         least = [min([i.cost for i in row]) if row else 0.0 for row in self.items]
         paid = [least[c] if c in self.on else 0.0 for c in range(len(self.items))]
         limit = upper - self.constant - sum(paid) + 1e-9 * abs(upper)
@@ -215,7 +215,8 @@ class Reducer:
         return _MustSums(self.must, weight) if self.must is not None and any(weight) else None
 
     def move_costs(self, keep_all: bool) -> None:
-        """The least cost of an always-on class is a constant; that of a class with one reader belongs to the reader."""
+        """Move the least cost of an always-on class to the constant, and that of a class with one reader to the
+        reader."""
         readers = [0] * len(self.items)
         last: dict[int, Item] = {}
         for row in self.items:
@@ -240,7 +241,7 @@ class Reducer:
                     self.items[c] = free[:1]
 
     def collapse(self) -> None:
-        """Replace a free class with a single row by what that row reads."""
+        """Replace each zero-cost class with a single row by that row's children."""
         readers = [0] * len(self.items)
         for row in self.items:
             for item in row:
@@ -270,7 +271,7 @@ class Reducer:
         self.on = set().union(*[expanded.get(c, (c,)) for c in self.on])
 
     def renumber(self) -> None:
-        """Close the gaps between class numbers: bitsets are as wide as the largest number."""
+        """Make class indices contiguous: bitsets are as wide as the largest index."""
         live = [c for c, row in enumerate(self.items) if row]
         number = {c: n for n, c in enumerate(live)}
         self.items = [self.items[c] for c in live]
@@ -281,13 +282,13 @@ class Reducer:
         self.must = None
 
     def rows(self) -> Rows:
-        """The present state over all classes, always-on classes as roots."""
+        """The current state as `Rows`, with always-on classes as roots."""
         cls = [c for c, row in enumerate(self.items) for _ in row]
         flat = [i for row in self.items for i in row]
         return Rows(cls, [tuple(i.kids) for i in flat], [i.cost for i in flat], len(self.items), sorted(self.on))
 
     def compact(self) -> Reduced:
-        """The present state with classes renumbered without gaps."""
+        """The current state as a reduced problem with contiguous class indices."""
         self.renumber()
         rows = self.rows()
         rows.kids = [tuple(sorted(kids)) for kids in rows.kids]
@@ -295,7 +296,7 @@ class Reducer:
 
 
 class _MustSums:
-    """Sum of the least costs of all classes that some children bring along for sure."""
+    """Sums of the least costs of all classes in the must sets of given children."""
 
     def __init__(self, must: list[int], weight: list[float]) -> None:
         self.must, self.bytes = must, (len(must) + 7) // 8
@@ -314,9 +315,9 @@ class _MustSums:
 
 
 def _undominated(row: list[Item], must: list[int]) -> list[Item]:
-    """Rows (sorted by cost) that no other one dominates modulo closure; one of each group of equals stays."""
+    """Rows (sorted by cost) that no other row dominates modulo must sets; one of each group of equal rows stays."""
     own = [reduce(or_, [1 << k for k in i.kids], 0) for i in row]
-    beyond = [~reduce(or_, [must[k] for k in i.kids], 0) for i in row]  # what the children do not bring along
+    beyond = [~reduce(or_, [must[k] for k in i.kids], 0) for i in row]  # complement of the children's must sets
     kept: list[int] = []
     for i, outside in enumerate(beyond):
         if not any(not own[j] & outside for j in kept):
@@ -347,12 +348,13 @@ def _without_supersets(row: list[Item]) -> list[Item]:
 
 
 def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[int], dict[int, set[int]]]:
-    """Which of some free classes with one row are replaced by what they read, and what they expand to, through other replaced ones
-    (they form no cycle: all have finite terms). `readers`: how many rows read each class, being a root counts as one.
+    """(classes replaced by their children, expansion of each replaced class through other replaced ones). `free`:
+    zero-cost classes with one row, without cycles because all have finite terms; `readers`: rows that read each class,
+    plus 1 for a root.
 
-    A class of several readers is replaced where its expansion adds at most FILL_IN reads. The expansion of a class of one reader
-    that is replaced itself becomes part of that reader's and has no entry: all expansions are no larger than the rows were.
-    """
+    A class with several readers is replaced if its expansion adds at most FILL_IN reads. The expansion of a replaced
+    class with one reader that is replaced too is merged into the reader's and has no entry: all expansions together are
+    no larger than the rows were."""
     gone: set[int] = set()
     expanded: dict[int, set[int]] = {}
     seen: set[int] = set()
@@ -383,8 +385,9 @@ def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[i
 
 
 def detach(rows: Rows, expired: Callable[[], bool] = lambda: False) -> Reduced | None:
-    """The light first step for whole e-graphs: derivable, reachable, always-on classes; no row of an acyclic solution
-    is lost. None if some root has no finite term. Once `expired`, always-on classes are found by a weaker test."""
+    """The cheap first reduction for whole e-graphs: derivable, reachable and always-on classes; loses no row of an
+    acyclic solution. None if a root has no finite term. When `expired` returns True, always-on classes are found by a
+    weaker test."""
     work = Reducer(rows)
     work.keep_reachable()
     work.derive()
@@ -407,12 +410,11 @@ def presolve(
     pinned: Collection[int] = (),
     expired: Callable[[], bool] = lambda: False,
 ) -> Reduced:
-    """All reductions until nothing changes. Needs roots with finite terms and a solution of cost `upper` (or inf).
+    """All reductions to a fixpoint. Requires roots with finite terms and a solution of cost `upper` (or inf).
 
-    keep_all: keep every solution of cost <= `upper` instead of one optimal one (for k-best and under limits); then
-    `pinned` rows stay rows of the answer, in exactly the solutions that use them. expired: asked now and then; True ends
-    the reductions early. Above LARGE_ROWS there is one round, without must sets.
-    """
+    keep_all: keep every solution of cost <= `upper` instead of one optimal one (for k-best and under limits); `pinned`
+    rows then stay rows of exactly the solutions that use them. expired: polled; True ends the reductions early. Above
+    LARGE_ROWS there is one round, without must sets."""
     work = Reducer(rows, pinned)
     work.derive()
     work.keep_reachable()
@@ -443,5 +445,5 @@ def presolve(
     if not large:
         work.component, _ = components(class_graph(work.items))
         work.drop_always_on_reads()
-    work.keep_reachable()  # reads were dropped last, also where the time ended in the middle of a round
+    work.keep_reachable()  # reads may have been dropped last, also when the deadline interrupted a round
     return work.compact()

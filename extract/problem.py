@@ -1,8 +1,8 @@
-"""The extraction problem in plain arrays, its solutions, and the one function that says what a choice costs.
+"""The extraction problem as plain arrays, its solutions, and `evaluate`, the reference implementation of DAG cost.
 
-An e-graph is a set of classes; each class holds nodes; a node reads classes and has a cost. An extraction chooses
-one node in every class that is reachable from the roots, without a cycle, and pays each chosen node once.
-A kernel with several outputs is a class of its own plus one zero-cost projection node per output.
+An e-graph is a set of e-classes; each class holds e-nodes; a node has child classes and a cost. An extraction chooses
+one node in every class reachable from the roots, without a cycle, and pays for each chosen node once (DAG cost).
+A kernel with several outputs is encoded as a class of its own plus one zero-cost projection node per output.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ FloatArray = npt.NDArray[np.float64]
 NodeSpec = tuple[int, Sequence[int], float]
 
 LARGEST_COST = 1e290
-"""Costs above this (some writers mean "never" by the largest float) count as infinite: no sum of others overflows."""
+"""Costs above this count as infinite (some file writers mark forbidden nodes with the largest float); sums of the
+remaining costs cannot overflow."""
 
 
 LIMIT_ROUNDING = 1e-9
-"""Relative excess over a limit that counts as rounding."""
+"""Relative tolerance of limit checks: a smaller excess over a limit is floating-point rounding."""
 
 
 class Rows:
-    """A problem as Python lists, the form in which the solvers work.
+    """Problem encoding as Python lists, the form that all solvers use. A row is a live e-node.
 
-    Row r belongs to class `cls[r]`, reads the distinct classes `kids[r]` and costs `cost[r]`. Classes are numbered
+    Row r belongs to class `cls[r]`, has the distinct child classes `kids[r]` and costs `cost[r]`. Classes are numbered
     0..n_classes-1; all costs are finite and >= 0."""
 
     def __init__(
@@ -57,7 +58,7 @@ class Rows:
 
     @cached_property
     def parents(self) -> list[list[int]]:
-        """Rows that read each class, in row order."""
+        """Rows that have each class as a child, in row order."""
         found: list[list[int]] = [[] for _ in range(self.n_classes)]
         for row, kids in enumerate(self.kids):
             for k in kids:
@@ -65,7 +66,8 @@ class Rows:
         return found
 
     def walk(self, choice: Sequence[int]) -> list[int] | None:
-        """Rows chosen in the classes reachable from the roots, children first; None if incomplete or cyclic.
+        """Rows chosen in the classes reachable from the roots, children first; None if the choice is incomplete or
+        cyclic.
 
         `choice[c]` is a row of class c, or -1.
         """
@@ -95,39 +97,38 @@ class Rows:
         return order
 
     def total(self, chosen: Iterable[int]) -> float:
-        """Exactly rounded sum of the costs of some rows."""
+        """Sum of the costs of the given rows, rounded once (math.fsum)."""
         return math.fsum([self.cost[row] for row in chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """A sum that must stay small: `use` (float64[n] >= 0, one entry a node) of the chosen nodes, each once, is at most
-    `most`, in any unit of its own. An error budget is one (errors add up to first order), and so is memory as the sum of
-    the bytes of all values made, which bounds the peak of every order of execution."""
+    """Side constraint: the `use` (float64[n] >= 0, one entry per node) of the chosen nodes, each counted once, sums to
+    at most `most`; both have the same unit. Examples: an error budget (errors add up to first order), and memory as the
+    total bytes of all values written, which bounds the peak of every execution order."""
 
     name: str
     use: FloatArray
     most: float
 
     def of(self, nodes: Iterable[int]) -> float:
-        """What some nodes use together."""
+        """Total use of the given nodes."""
         return math.fsum([float(self.use[node]) for node in nodes])
 
     def allows(self, nodes: Iterable[int]) -> bool:
-        """Whether some nodes keep the limit, up to the rounding of the sum."""
+        """Whether the given nodes satisfy the limit, up to LIMIT_ROUNDING."""
         return self.of(nodes) <= self.most * (1 + LIMIT_ROUNDING)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Extraction over a plain e-graph, in CSR arrays (n nodes, m child references).
+    """Extraction problem over an e-graph, in CSR arrays (n nodes, m child references).
 
     cls int32[n]: class of each node · off int32[n+1], kid int32[m]: child *classes* of node i are kid[off[i]:off[i+1]]
     (repeats allowed: paid once in DAG cost) · cost float64[n] >= 0, a node above LARGEST_COST is deleted · roots:
-    classes to build · node_ids, class_ids: names for messages and files · rank int32[n]: among equal costs lower ranks
-    are preferred · limits: sums over the chosen nodes that must stay small.
-    Raises ExtractionError if the arrays do not fit together or a cost is negative or NaN.
-    """
+    classes to extract · node_ids, class_ids: names for messages and files · rank int32[n]: among equal costs lower
+    ranks are preferred · limits: side constraints on sums over the chosen nodes. Raises ExtractionError if the array
+    lengths or indices are inconsistent or a cost is negative or NaN."""
 
     cls: IntArray
     off: IntArray
@@ -163,7 +164,8 @@ class Problem:
         rank: Sequence[int] | None = None,
         limits: Sequence[Limit] = (),
     ) -> Problem:
-        """From (class, child classes, cost) triples; `n_classes` defaults to one more than the largest class named."""
+        """Problem from (class, child classes, cost) triples; `n_classes` defaults to the largest class index plus
+        one."""
         owners: list[int] = []
         kids: list[int] = []
         costs: list[float] = []
@@ -195,16 +197,16 @@ class Problem:
         return len(self.cls)
 
     def node_name(self, node: int) -> str:
-        """The node's id for messages and files; its number where it has none."""
+        """The node's id for messages and files; its index if the problem has no node ids."""
         return self.node_ids[node] if self.node_ids is not None else str(node)
 
     def class_name(self, c: int) -> str:
-        """The class's id for messages and files; its number where it has none."""
+        """The class's id for messages and files; its index if the problem has no class ids."""
         return self.class_ids[c] if self.class_ids is not None else str(c)
 
     @cached_property
     def live(self) -> list[int]:
-        """Nodes that are not deleted and do not read their own class, best rank first."""
+        """Indices of the nodes that are neither deleted nor children of their own class, best rank first."""
         n = self.n_nodes
         owner = np.repeat(np.arange(n), np.diff(self.off))
         looped = np.zeros(n, bool)
@@ -226,7 +228,8 @@ class Problem:
         )
 
     def choice_of(self, chosen: Iterable[int]) -> IntArray:
-        """The choice array of some rows of `rows`: int32[n_classes], -1 where no row was given."""
+        """The choice array of the given rows of `rows`: node per class, int32[n_classes], -1 for classes without a
+        row."""
         choice = np.full(self.n_classes, -1, np.int32)
         live = self.live
         nodes = np.fromiter((live[row] for row in chosen), np.int32)
@@ -326,7 +329,8 @@ def reachable(problem: Problem, choice: Sequence[int] | IntArray) -> list[int]:
 
 
 def evaluate(problem: Problem, choice: Sequence[int] | IntArray) -> float:
-    """DAG cost of a choice (node per class, -1 unused): the exactly rounded sum over the classes the roots need.
+    """DAG cost of a choice (node per class, -1 unused): the sum over the classes reachable from the roots, rounded
+    once.
 
     Raises ExtractionError on incomplete or cyclic choices.
     """
@@ -335,13 +339,12 @@ def evaluate(problem: Problem, choice: Sequence[int] | IntArray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Extraction:
-    """A valid choice with what is known about the optimum.
+    """A valid choice with its cost and the proven lower bound on the optimum.
 
-    choice int32[n_classes]: the node chosen in each class that the roots need, else -1 · cost: its DAG cost, in the
-    unit of the problem · lower_bound: no extraction is cheaper · gap: (cost - lower_bound) / cost, 0 when proven ·
-    optimal: gap within the tolerance asked for · seconds: wall time · method: what found and proved it · stats:
-    sizes, times and counts of the steps · proven_rank: for k-best, whether nothing cheaper was missed.
-    """
+    choice int32[n_classes]: the node chosen in each class reachable from the roots, else -1 · cost: its DAG cost, in
+    the unit of the problem · lower_bound: no extraction is cheaper · optimal: whether `gap` is within the requested
+    tolerance · seconds: wall time · method: names of the solver steps that found and proved the choice · stats: sizes,
+    times and counts of the steps · proven_rank: for k-best, whether no cheaper extraction was missed."""
 
     choice: IntArray
     cost: float
@@ -354,7 +357,7 @@ class Extraction:
 
     @property
     def gap(self) -> float:
-        """(cost - lower_bound) / cost; 0 if they are equal."""
+        """Optimality gap, (cost - lower_bound) / cost; 0 if the two are equal up to rounding."""
         return relative_gap(self.cost, self.lower_bound)
 
     @property
@@ -363,7 +366,7 @@ class Extraction:
         return int((self.choice >= 0).sum())
 
     def summary(self) -> dict[str, str]:
-        """What the representations show, as text."""
+        """Fields shown by the text and HTML representations."""
         return {
             "cost": f"{self.cost:.6g}",
             "lower bound": f"{self.lower_bound:.6g}",
@@ -384,9 +387,10 @@ class Extraction:
 
 
 TIE = 1e-12
-"""Share of a cost by which sums of floats in another order may differ."""
+"""Relative difference attributed to the summation order of floats."""
 
 
 def relative_gap(cost: float, lower: float) -> float:
-    """(cost - lower) / cost, at least 0; 0 for cost 0, and where sums of floats in another order may differ as much."""
+    """Optimality gap (cost - lower) / cost; 0 where the difference is at most TIE * cost (summation order), so also for
+    cost 0."""
     return (cost - lower) / cost if cost - lower > TIE * cost else 0.0

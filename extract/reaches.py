@@ -1,4 +1,4 @@
-"""What a region is, and how far one may go: which operations it holds, and what of them is read as it lies."""
+"""Fusion groups and fusion policies: which operations a group may contain, and which operands stay in memory."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from ..egraph.ops import OPS
 ROWS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
                   "max_pool", "avg_pool"))  # fmt: skip
 AGAIN = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm"))
-"""Reductions that walk their rows more than once: what is computed below them is computed anew each time."""
+"""Reductions that iterate over their rows more than once: operands computed inside the group are recomputed each
+time."""
 PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
 ATTENTION = frozenset(("attention", "masked_attention"))
 INDEXED = frozenset(("cast", "where", "gather", "gather_elements", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip", "windows", "batch_norm"))  # fmt: skip
-ALL = 99  # products on a path beyond which there are no more
-NARROW = 256  # columns of a layer that one kernel computes with the layers behind it, each row of it held whole
+ALL = 99  # more products than any path has
+NARROW = 256  # largest width of a layer fused with the next layers, whose rows are held whole
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a region goes: products on a path from its output, and whether reductions are inlined above them
-    (between the output and a product), at a product's operands, and beside no product at all. `left_only`: operands of a
-    product other than the first, which programs for other rows read again, are read as they lie in memory. `rows_bare`: so are
-    rows that are walked more than once. `spread_bare`: so are values spread over more elements that no pointwise operations
-    alone compute; of the operands that `left_only` names, these and nothing else. `layers`: products are those of matrices, with
-    at most `NARROW` columns where another one follows."""
+    """A fusion policy. products: number of products on a path from the output · rows_above: whether reductions between
+    the output and a product are inlined · rows_below: whether reductions at a product's operands, or without any
+    product, are · left_only: operands of a product other than the first are leaves, because programs for other rows
+    read them again · rows_bare: operands of multi-pass reductions are leaves · spread_bare: values broadcast over more
+    elements are leaves, unless elementwise operations alone compute them; with `left_only`, only these · layers:
+    products are GEMMs, with at most `NARROW` columns if another GEMM follows."""
 
     name: str
     products: int
@@ -60,9 +61,9 @@ REACHES = (
 
 @dataclass(frozen=True)
 class Region:
-    """A class as a term over leaves; `leaves` maps the term's inputs to their classes, in order of first use; `inner` are
-    the classes that the term computes on its way, with their terms; `statistics` those leaves that are spread over more
-    elements and read as they lie for that."""
+    """A fusion group: an output class as a term over leaf classes. leaves: (input of the term, class), in order of
+    first use · reach: name of the fusion policy · inner: (term, class) of intermediate values · statistics: leaves that
+    are broadcast over more elements and therefore read from memory."""
 
     cls: int
     term: Tensor
@@ -73,21 +74,21 @@ class Region:
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """What a kernel for it makes."""
+        """Classes that a kernel for the group writes."""
         return (self.cls,)
 
     @property
     def terms(self) -> tuple[Tensor, ...]:
-        """The term of each class that it makes."""
+        """The term of each written class."""
         return (self.term,)
 
 
 def kind_of(op: str) -> str:
-    """What an operation is for regions: rows that are reduced, a product, cheap, values written to places, or opaque."""
+    """Role of an operation in fusion: "rows" (reduction), "product", "cheap", "written" (scatter) or "opaque"."""
     if op in ROWS:
         return "rows"
     if op in PRODUCTS:
         return "product"
-    if op == "scatter_elements":  # a region may end with it: values go to places of what is in memory
+    if op == "scatter_elements":  # a group may end with a scatter into a tensor in memory
         return "written"
     return "cheap" if op in INDEXED or OPS[op].pointwise else "opaque"

@@ -1,16 +1,15 @@
-"""Regions: parts of a saturated e-graph that one generated kernel could compute.
+"""Fusion groups: subgraphs of a saturated e-graph that one generated kernel could compute.
 
-A region has an output class, a term over leaf classes that lie in memory, and everything in between inlined. Regions grow from
-their output towards the leaves, through pointwise operations and views always, through reductions and products as far as a
-reach allows. What a kernel can do with a region is the backend's business; what it is worth is decided by extraction.
+A fusion group has an output class, a term over leaf classes in memory, and everything between inlined. Groups grow from
+the output towards the leaves, always through elementwise operations and views, and through reductions and products as
+far as the fusion policy allows. Backends decide whether they can lower a group; extraction decides whether it is used.
 
-Growth is bounded: per class the few cheapest e-nodes start regions (by the tree cost that saturation prunes with), inside a
-region each class is its cheapest e-node of the kind that the reach admits. A value that is needed beside the region (a
-residual stream) is where regions end: each is grown up to the first ones on its paths, and up to the next ones behind them.
+Limits: per class the few cheapest e-nodes start groups (by the tree cost that saturation prunes with); inside a group
+each class is its cheapest e-node of an admitted kind. Groups end at values with other consumers (a residual stream): a
+group is grown up to the first such value on each path, and up to the next one behind.
 
-A value that many others read (the statistics of a norm, a scale of each channel) may lie in memory although it is computed nowhere
-else: that of rows too few or too long for one kernel, that of keys which every tile of queries would compute anew.
-"""
+A value read by many others (the statistics of a norm, a scale per channel) may be stored although only one group needs
+it: rows too few or too long for one kernel, or keys that every tile of queries would recompute."""
 
 from __future__ import annotations
 
@@ -31,18 +30,21 @@ from .reaches import ALL, ATTENTION, NARROW, PRODUCTS, REACHES, Reach, Region, k
 from .repeats import Repeats, Step
 from .uses import Uses
 
-STARTS = 4  # e-nodes of a class that start regions
-TRIED = 32  # classes of one colour whose regions are tried in another one's place, the latest ones: those of many constants all differ
-SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
-DEARER, DEARER_LEAN = 2, 16  # the same inside one; where statistics are read, what they cost is not the region's
-DEAR = 2  # operations of an element beyond which it is not computed anew for every window that it is in
-GROWN = "_grown"  # under what name a view keeps its regions while kernels are looked for
-BESIDE = 1  # most values on a path in a region that are needed beside it: another kernel may have stored them
+STARTS = 4  # largest number of e-nodes of a class that start groups
+# number of classes of one colour, the latest ones, whose groups are tried for another class: classes of many constants
+# all differ
+TRIED = 32
+SLACK = 1.5  # cost limit of a starting e-node, relative to the cheapest of its class
+# the same inside a group; larger where statistics are leaves, whose cost is not the group's
+DEARER, DEARER_LEAN = 2, 16
+DEAR = 2  # flops per element above which a value is not recomputed for every window that contains it
+GROWN = "_grown"  # attribute of a view that caches its groups while candidates are built
+BESIDE = 1  # largest number of values with other consumers on a path inside a group
 
 
 @dataclass(frozen=True)
 class _Grown:
-    """The regions of a class, a way to all of their e-nodes, and what came to be known as shared meanwhile."""
+    """The fusion groups of a class, the steps to all their e-nodes, and the classes found to be shared meanwhile."""
 
     cls: int
     regions: tuple[Region, ...]
@@ -50,7 +52,7 @@ class _Grown:
     shared: frozenset[int]
 
     def moved(self, to: Mapping[int, int]) -> Iterator[Region]:
-        """The same where other classes are in these places."""
+        """The same groups with classes replaced by `to`."""
         for r in self.regions:
             yield replace(
                 r, cls=to[r.cls], leaves=tuple([(t, to[c]) for t, c in r.leaves]), inner=tuple([(t, to[c]) for t, c in r.inner]),
@@ -60,31 +62,32 @@ class _Grown:
 
 @dataclass
 class Regions:
-    """All regions of a view. `given` are classes that lie in memory from the start."""
+    """All fusion groups of a view. `given` are classes in memory before any kernel runs."""
 
     view: EGraphView
     given: frozenset[int]
     pricing: Pricing = field(default_factory=Roofline)
     reaches: tuple[Reach, ...] = REACHES
-    beside: dict[int, set[int]] = field(default_factory=dict)  # statistics that some region reads together
+    beside: dict[int, set[int]] = field(default_factory=dict)  # class -> statistics that some group reads together
     settled: set[int] = field(
         default_factory=set
-    )  # classes that large kernels hold (whole.py): one form of each is looked at
-    unstarted: set[int] = field(default_factory=set)  # those of them that no region starts from
-    unread: set[int] = field(default_factory=set)  # those that no region reads
-    shared: set[int] = field(default_factory=set)  # of which they are, and that is read beside them
-    seen: set[Tensor] = field(default_factory=set)  # terms of the class that is looked at
+    )  # classes in large maximal fusion groups (whole.py): only the cheapest e-node is considered
+    unstarted: set[int] = field(default_factory=set)  # subset of settled: no group starts here
+    unread: set[int] = field(default_factory=set)  # subset of settled: no group reads these
+    shared: set[int] = field(default_factory=set)  # statistics with readers outside the groups
+    seen: set[Tensor] = field(default_factory=set)  # terms found for the current class
     _so_far: list[Region] = field(default_factory=list)
     _tensors: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     _below: dict[int, set[int]] = field(default_factory=dict)
-    _grown_of: dict[tuple[int, bool], list[_Grown]] = field(default_factory=dict)  # of classes of one colour
+    # (colour, shared) -> results of classes
+    _grown_of: dict[tuple[int, bool], list[_Grown]] = field(default_factory=dict)
     _attend: dict[int, bool] = field(default_factory=dict)
     _admitted: dict[Reach, dict[tuple[int, int, bool, bool], list[int]]] = field(default_factory=dict)
 
     @cached_property
     def repeats(self) -> Repeats:
-        """Which classes are alike, as far as regions are concerned."""
+        """Colours of classes with respect to everything that fusion growth considers."""
         view, roots = self.view, {*self.view.roots}
         marks = [
             (
@@ -109,17 +112,17 @@ class Regions:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Per e-node, what it is for regions."""
+        """Fusion role of each e-node (see `kind_of`)."""
         return [kind_of(op) for op in self.view.op]
 
     @cached_property
     def _sizes(self) -> list[int]:
-        """Per class, how many elements it has."""
+        """Number of elements of each class."""
         return [prod(concrete(t.shape)) for t in self.view.types]
 
     @cached_property
     def _costs(self) -> tuple[list[float], list[float], list[int]]:
-        """Price per e-node, tree cost per class, cheapest e-node per class."""
+        """(price per e-node, tree cost per class, cheapest e-node per class)."""
         price = node_prices(self.view, self.pricing)
         best, choice = self.view.cheapest(price)
         return price, best, choice
@@ -131,12 +134,12 @@ class Regions:
 
     @property
     def choice(self) -> list[int]:
-        """The cheapest e-node of each class, -1 where there is none."""
+        """The cheapest e-node of each class, -1 for none."""
         return self._costs[2]
 
     @property
     def costs(self) -> list[float]:
-        """Tree cost of each class: that of its cheapest e-node and all below."""
+        """Tree cost of each class."""
         return self._costs[1]
 
     def _cost(self, node: int) -> float:
@@ -144,14 +147,14 @@ class Regions:
 
     @cached_property
     def uses(self) -> Uses:
-        """What values are needed for, as the cheapest e-nodes have it."""
+        """Consumers and dominators over the cheapest e-nodes."""
         return Uses(self.view, self.choice)
 
     def inside(self, node: int, products: int) -> set[int]:
-        """The classes that a region from an e-node may come to compute, with so many products on a path."""
+        """The classes that a group starting at an e-node may contain, with at most `products` products on a path."""
         key = node, products
         if key not in self._insides:
-            choice, found = self.choice, dict[int, int]()  # class -> fewest products on a way to it, itself included
+            choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
             first = self.kinds[node] == "product"
             todo = [(k, int(first)) for k in self.kids[node]]
             while todo and len(found) < 4 * MAX_NODES:
@@ -167,7 +170,7 @@ class Regions:
         return self._insides[key]
 
     def stored(self, cls: int) -> bool:
-        """Whether a class lies in memory from the start, as it is or behind a cast."""
+        """Whether a class is in memory before any kernel runs, itself or as a cast of a given class."""
         node = self.choice[cls]
         return cls in self.given or (node >= 0 and self.view.op[node] == "cast" and self.kids[node][0] in self.given)
 
@@ -177,7 +180,8 @@ class Regions:
         return [n for n in self._by_class[cls][: 2 * STARTS] if self._cost(n) * self._share(n) <= limit]
 
     def _share(self, node: int) -> float:
-        """What part of its operand a slice is: its neighbours may be needed as well, and then pay for theirs."""
+        """Share of its operand that a slice is; 1 for other e-nodes. The other slices may be needed too, and then share
+        the operand's cost."""
         if self.view.op[node] != "slice":
             return 1.0
         return self.elements(int(self.view.cls[node])) / max(self.elements(self.kids[node][0]), 1)
@@ -192,24 +196,24 @@ class Regions:
 
     @cached_property
     def formulas(self) -> set[int]:
-        """Classes that are index formulas: made of numbers and counters alone, computed where they are needed."""
+        """Classes that are index formulas (constants and iota only), always computed inline."""
         return self._cheap_from(set())
 
     @cached_property
     def at_once(self) -> set[int]:
-        """Classes that are computed where they are needed, for that costs less than reading them: index formulas, and what is
-        cheap to make of them and of single numbers in memory (a mask of the places up to one)."""
+        """Classes cheaper to compute inline than to read: index formulas, and cheap functions of these and of single
+        given elements (such as a mask of the positions up to one)."""
         single = {c for c in self.given if self.elements(c) == 1}
         return self._cheap_from(self.formulas | single, DEAR) - single | self.formulas
 
     @cached_property
     def flat(self) -> set[int]:
-        """Classes that pointwise operations and views compute from what is given."""
+        """Classes computed from given ones by elementwise operations and views alone."""
         return self._cheap_from(set(self.given))
 
     def _cheap_from(self, known: set[int], dearest: float = inf) -> set[int]:
-        """These classes, and all that pointwise operations and views compute from them, from numbers and from counters, with at
-        most so many operations an element each."""
+        """Closure of `known` under elementwise operations, views, constants and iota, with at most `dearest` flops per
+        element each."""
         found = set(known)
         grown = True
         while grown:
@@ -224,7 +228,7 @@ class Regions:
         return found
 
     def below(self, cls: int) -> set[int]:
-        """The classes that a class is computed from by reductions, pointwise operations and views."""
+        """The classes from which a class is computed by reductions, elementwise operations and views."""
         if cls not in self._below:
             choice, todo, found = self.choice, [cls], set[int]()
             while todo:
@@ -236,18 +240,18 @@ class Regions:
         return self._below[cls]
 
     def elements(self, cls: int) -> int:
-        """How many elements a class has."""
+        """Number of elements of a class."""
         return self._sizes[cls]
 
     def slides(self, node: int) -> bool:
-        """Whether an e-node reads its operand through windows of more than one element."""
+        """Whether an e-node reads its operand through overlapping windows of more than one element."""
         op = self.view.op[node]
         if op == "conv":
             return any(d != 1 for d in self.view.types[self.kids[node][1]].shape[2:])
         return op in ("max_pool", "avg_pool", "windows")
 
     def whole_attention(self, node: int) -> bool:
-        """Whether an e-node is attention in one operation, or a view of what nothing else makes."""
+        """Whether an e-node is a fused attention operation, or a view of a class made only by such operations."""
         found = self._attend.get(node)
         if found is None:
             op = self.view.op
@@ -257,8 +261,8 @@ class Regions:
         return found
 
     def admitted(self, cls: int, reach: Reach, products: int, below: bool, lean: bool) -> list[int]:
-        """The e-nodes that may stand for a class inside a region of a reach, cheapest first: above or `below` a product, of which
-        there are so many on the path, and where statistics are read as they lie (`lean`)."""
+        """The e-nodes that may stand for a class inside a group of a policy, cheapest first. products: number on the
+        path · below: whether at an operand of a product · lean: whether statistics are leaves."""
         known = self._admitted.setdefault(reach, {})
         key = cls, products, below, lean
         if key not in known:
@@ -275,9 +279,10 @@ class Regions:
             kinds.add("product")
         if reach.layers and concrete(self.view.types[cls].shape)[-1:] > (NARROW,):
             kinds.discard("product")
-        fused = reach.products == 2  # attention's two products instead of it, whose scores may be needed as well
+        # attention as two products instead of one operation, since the scores may be needed as well
+        fused = reach.products == 2
         dearest = (DEARER_LEAN if lean else DEARER) * self._costs[1][cls] + 1000
-        if fused and any(map(self.whole_attention, nodes)):  # which costs less than its products stored
+        if fused and any(map(self.whole_attention, nodes)):  # the single operation is cheaper than two stored products
             dearest = inf
         for n in nodes:
             kind = self.kinds[n]
@@ -293,12 +298,12 @@ class Regions:
             yield n
 
     def spreads(self, node: int) -> bool:
-        """Whether an e-node reduces over several axes: no statistic of the rows that a product tiles."""
+        """Whether an e-node reduces over several axes: not a row statistic for a product's tiles."""
         axes = dict(self.view.attrs[node]).get("axes", ())
         return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
 
     def placeholder(self, number: int, kind: Type) -> Tensor:
-        """What stands for a class of a type that is read, as the so many-th."""
+        """The placeholder tensor of a type for leaf `number`."""
         key = number, kind
         found = self._tensors.get(key)
         if found is None:
@@ -306,7 +311,7 @@ class Regions:
         return found
 
     def tensor(self, node: int, args: tuple[Tensor, ...]) -> Tensor:
-        """The tensor of an e-node over given operands. Layers that are repeated share their attributes, and their tensors then."""
+        """The tensor of an e-node over given operands; cached, since repeated layers share attributes."""
         view = self.view
         if (leaf := view.tensors.get(node)) is not None:
             return leaf
@@ -317,7 +322,7 @@ class Regions:
         return found
 
     def starts(self, cls: int) -> list[int]:
-        """The e-nodes of a class that regions start from."""
+        """The e-nodes of a class that start fusion groups."""
         nodes = [n for n in self._by_class[cls] if self.kinds[n] != "opaque"]
         if not nodes:
             return []
@@ -345,14 +350,14 @@ class Regions:
 
     @property
     def grown(self) -> Regions:
-        """These regions, or the same ones that were asked for of this view before, as by another generator: growing them takes
-        longer than all else that is done with repeated layers."""
+        """These groups, or an equal instance cached on the view (another generator may have asked): growing them takes
+        longer than everything else done with repeated layers."""
         kept: dict[object, Regions] = self.view.__dict__.setdefault(GROWN, {})
         key = self.given, self.reaches, *map(frozenset, (self.settled, self.unstarted, self.unread))
         return kept.setdefault(key, self)
 
     def until(self, enough: Callable[[], bool]) -> Iterator[Region]:
-        """Every region, or those that were grown before `enough` said so; each is grown once."""
+        """Yield every group until `enough` returns True; each is grown once."""
         for place in count():
             if place == len(self._so_far):
                 if enough() or (region := next(self._growing, None)) is None:
@@ -365,7 +370,7 @@ class Regions:
         return iter(self)
 
     def __iter__(self) -> Iterator[Region]:
-        """Every region, each term once; statistics that regions read are made by regions as well."""
+        """Yield every group, each term once; statistics that groups read get groups as well."""
         order = dict.fromkeys(self.reachable())
         todo = [c for c in order if c not in self.unstarted]
         while todo:
@@ -382,7 +387,7 @@ class Regions:
             order |= dict.fromkeys(todo)
 
     def _of(self, cls: int) -> Iterator[Region]:
-        """The regions of a class: those of one that is alike, moved there, or grown."""
+        """The groups of a class: mapped from a similar class, or grown."""
         key = self.repeats.colours[cls], cls in self.beside and cls in self.shared
         alike = self._grown_of.setdefault(key, [])
         for known in alike[-TRIED:]:
@@ -406,12 +411,13 @@ class Regions:
 
     @cached_property
     def _of_use(self) -> list[Reach]:
-        """The reaches that find something here: those of products where there are any."""
+        """The policies that apply to this view: those with products only if the view has products."""
         ops = {*self.view.op}
         return [r for r in self.reaches if not r.products or ops & PRODUCTS]
 
     def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[tuple[Growth, Region | None]]:
-        """Regions of one reach, the largest first: up to as many values as may be that are needed beside, and up to fewer."""
+        """Groups of one policy, the largest first: with at most BESIDE values with other consumers on a path, then with
+        fewer."""
         whole = Growth(self, cls, reach)
         found = whole.grown(node)
         if whole.met <= BESIDE:

@@ -1,10 +1,9 @@
-"""Repeated parts of an e-graph: which classes look alike from near by, and what in one place stands for what in another.
+"""Repeated subgraphs of an e-graph: classes with equal surroundings, and the mapping of one occurrence to another.
 
-Layers of a model are stamped many times. What was found for a class of one of them holds for the same class of another, with other
-operands. Classes are alike if nobody within `RADIUS` e-nodes of them, above and below, can tell them apart (colours are refined as
-Weisfeiler and Leman do, 1968). That they are is a guess where e-graphs are large; what is moved from one class to another follows the e-nodes
-themselves, so a wrong guess is noticed.
-"""
+Models repeat layers. A result for a class of one layer holds for the corresponding class of another, with other
+operands. Two classes have equal colours if colour refinement (Weisfeiler and Leman, 1968) over `RADIUS` e-nodes, up and
+down, does not distinguish them. That is a heuristic for large e-graphs; `image` follows the e-nodes themselves, so a
+wrong guess is noticed."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ import numpy.typing as npt
 from ..egraph.view import EGraphView
 
 NEAR, RADIUS = 2, 4
-JOINED = np.uint64(0x9E3779B97F4A7C15)  # what the values have in common that concatenations read
-# The class of an e-node, what can be told of it, which one of those it is, what it reads
+JOINED = np.uint64(0x9E3779B97F4A7C15)  # constant added to values read by concatenations
+# (class of an e-node, its signature, its index among e-nodes with that signature, its child classes)
 Step = tuple[int, Hashable, int, list[int]]
 Words = npt.NDArray[np.uint64]
 
 
 @dataclass
 class Repeats:
-    """The classes of a view, of which `marks` say what is known of each beside its e-nodes. Below those that are `given` nothing is looked at:
-    nobody cares how they came about, nor what else is read from them."""
+    """Colours of a view's classes. `marks` holds properties of each class beside its e-nodes. E-nodes below `given`
+    classes are ignored, and so are other readers of given classes."""
 
     view: EGraphView
     marks: Sequence[Hashable]
@@ -36,27 +35,27 @@ class Repeats:
 
     @cached_property
     def _kinds(self) -> list[int]:
-        """A number for each e-node: its operation and attributes."""
+        """Id per e-node of its operation and attributes."""
         known: dict[Hashable, int] = {}
         return [known.setdefault(kind, len(known)) for kind in zip(self.view.op, self.view.attrs)]
 
     @property
     def colours(self) -> list[int]:
-        """A number for each class; equal where classes are alike."""
+        """Colour of each class at RADIUS; equal for similar classes."""
         return self._colours[1]
 
     @cached_property
     def _colours(self) -> tuple[list[int], list[int]]:
-        """Those within `NEAR` and within `RADIUS`."""
+        """(colours at `NEAR`, colours at `RADIUS`)."""
         view, known = self.view, dict[Hashable, int]()
         colour = _mixed(np.array([known.setdefault(m, len(known)) for m in self.marks], np.uint64))
         bare = np.zeros(view.n_classes, np.bool_)
         bare[list(self.given)] = True
         cls, kid, count = view.cls.astype(np.int64), view.kid.astype(np.int64), np.diff(view.off)
-        node = np.repeat(np.arange(len(view)), count)  # of each edge
+        node = np.repeat(np.arange(len(view)), count)  # owner node of each edge
         place = _mixed(np.arange(len(kid)).astype(np.uint64) - view.off[node].astype(np.uint64) + np.uint64(1 << 20))
         kind = _mixed(np.array(self._kinds, np.uint64) + np.uint64(1 << 32))
-        # What is put together of steps tells nothing of one of them: how many there are before it, or which way they are joined
+        # A concatenation must not distinguish its operands: neither by their number and position, nor by its direction
         joins = np.array([op == "concat" for op in view.op], np.bool_)[node]
         joined = np.unique(kid[joins])
         first, found = colour, list[list[int]]()
@@ -82,7 +81,7 @@ class Repeats:
 
     @cached_property
     def _twins(self) -> list[dict[Hashable, list[int]]]:
-        """The e-nodes of each class by what can be told of them, and of what they read."""
+        """Per class: signature -> its e-nodes with that signature."""
         colours, found = self._colours[0], [dict[Hashable, list[int]]() for _ in range(self.view.n_classes)]
         for node, cls in enumerate(self.view.cls.tolist()):
             found[cls].setdefault(self._signature(node, colours), []).append(node)
@@ -92,7 +91,7 @@ class Repeats:
         return self._kinds[node], *[colours[k] for k in self._kids[node]]
 
     def outline(self, nodes: Iterable[int]) -> list[Step]:
-        """E-nodes from above to below, as `image` follows them."""
+        """Steps over the given e-nodes (from output to inputs), for `image`."""
         colours, cls, found = self._colours[0], self.view.cls, list[Step]()
         for node in nodes:
             here, signature = int(cls[node]), self._signature(node, colours)
@@ -100,7 +99,8 @@ class Repeats:
         return found
 
     def image(self, steps: Iterable[Step], cls: int, other: int) -> dict[int, int] | None:
-        """What the classes that e-nodes lead to from a class are where another one is in its place. None where there is none."""
+        """Mapping of the classes reached by the steps from `cls` to the corresponding classes below `other`; None if
+        there is no correspondence."""
         found, twins, kids = {cls: other}, self._twins, self._kids
         for here, signature, number, ours in steps:
             alike = twins[found[here]].get(signature, ())
@@ -113,7 +113,7 @@ class Repeats:
 
 
 def _mixed(x: Words) -> Words:
-    """Words whose every bit depends on every bit of those given (the finisher of splitmix64)."""
+    """The splitmix64 mixing function, elementwise."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""A hypergraph of kernels as the plain extraction problem that the solvers know."""
+"""The extraction problem of a kernel hypergraph."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .problem import Extraction, Problem
 
 
 class Rows:
-    """The hypergraph as a plain extraction problem: one class per vertex, and one per bundle that kernels with several
-    outputs make, from which each of its vertices is read at no cost; of candidates that make the same vertex from
-    the same vertices only the cheapest is kept, or where there are budgets, those that none beats in all; `every`:
-    the cheapest of each name (operands in another order make no other kernel)."""
+    """The hypergraph as a plain extraction problem: one class per vertex, and one per bundle of outputs of a
+    multi-output kernel, which its vertices read at no cost. Of candidates with equal inputs and outputs only the
+    cheapest is kept; with budgets, the Pareto-optimal ones; with `every`, the cheapest of each template name (operand
+    order makes no other kernel)."""
 
     def __init__(
         self, hypergraph: Hypergraph, cost: Sequence[float], budgets: Sequence[Budget] = (), *, every: bool = False
@@ -44,14 +44,14 @@ class Rows:
             if hypergraph.given.get(root.cls) == root.strides:
                 nodes.append((number, (), 0.0))
                 self.candidate.append(-1)
-        for vertex, bundle in numbered.parts:  # what a kernel with several outputs has made is there for each reader
+        for vertex, bundle in numbered.parts:  # projections of multi-output kernels
             nodes.append((vertex, (bundle,), 0.0))
             self.candidate.append(-1)
         limits = [budget.limit(use, self.candidate) for budget, use in zip(budgets, uses)]
         self.problem = Problem.build(nodes, self.roots, n_classes=numbered.size, limits=limits)
 
     def ordered(self, extraction: Extraction) -> list[int]:
-        """The chosen candidates, inputs before users."""
+        """The chosen candidates, producers before consumers."""
         order: list[int] = []
         done: set[int] = set()
         choice = extraction.choice

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 
 def components(adjacency: Sequence[Iterable[int]]) -> tuple[list[int], list[list[int]]]:
-    """Strongly connected components (Tarjan, iterative), children before parents: component of each vertex, members."""
+    """Strongly connected components (Tarjan, iterative), children before parents: (component of each vertex, members of
+    each component)."""
     n = len(adjacency)
     index, low, of = [-1] * n, [0] * n, [-1] * n
     found: list[list[int]] = []

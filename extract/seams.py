@@ -1,11 +1,12 @@
-"""Exact search from seam to seam: for kernel covers of deep models, whose layers join through a few values.
+"""Frontier DP from seam to seam, an exact search for kernel covers of deep models, whose layers are joined by few
+values.
 
-Classes are resolved in an order that keeps few of them open at a time: components of classes that read each other are
-resolved together, and a root only when what it reads is open anyway (it is needed in any case, so it may wait at no cost).
-A label is the set of classes still needed. The order is cut where few classes are open; between two seams the labels depend
-on the piece and on the labels that enter it alone, so that equal layers are searched once. Costs are counted in whole units,
-far finer than any tolerance: by floats no two layers would be equal.
-"""
+Classes are resolved in an order with few open classes (needed and not yet resolved) at any time. The classes of a
+strongly connected component are resolved together; a root is resolved only when its children are open anyway (it is
+needed in any case, so it can wait at no cost). A label is a set of needed classes. The order is cut at seams, where few
+classes are open; between two seams the labels depend only on the piece and on its entering labels, so equal layers are
+searched once. Costs are integers in units far finer than any tolerance: rounding of floats would make equal layers
+differ."""
 
 from __future__ import annotations
 
@@ -27,74 +28,74 @@ from .problem import Rows
 from .scc import components
 
 OPEN = 96
-"""With more classes open at a time the search would not end."""
+"""Largest number of open classes for which the search is attempted."""
 
 LOOKS = 500_000
-"""Most comparisons for finding an order."""
+"""Largest number of comparisons for finding an order."""
 
 SEAM = 16
 APART = 6
-"""A seam has at most so many open classes, and none within so many steps has fewer."""
+"""A seam has at most SEAM open classes, and no step within a distance of APART has fewer."""
 
 UNITS = 2.0**46
-"""All costs together are at most so many units: sums are exact in 64 bits, and what is cut off the costs is 1e-11 of them
-for a thousand classes. A unit is a power of two: of whole numbers nothing is cut off."""
+"""Upper limit of all costs together in integer units: sums are exact in 64 bits, and rounding loses 1e-11 of the cost
+for a thousand classes. A unit is a power of two: integer costs are exact."""
 
 TOO_DEAR = 2 * int(UNITS)
-"""Units of a row that alone costs more than a known solution."""
+"""Units of a row that alone exceeds the cost of a known solution."""
 
 SURE = 1e-8
 """Relative difference of cost and bound up to which a result counts as proved."""
 
 WAYS = 2_000
-"""Most ways to make what is needed of one component."""
+"""Largest number of derivations enumerated for the needed classes of one component."""
 
 WIDTH = 5_000
 LABELS = 1_500_000
 NARROW = 40
-"""Most labels that wait for the same class, and most in all. With more nothing is proved any more, and the search goes on as
-a beam of so few."""
+"""Exact mode: largest number of labels waiting for one class, and in total. Beyond these limits the search continues as
+a beam of width NARROW, without a proof."""
 
 MEMORY, LABEL_BYTES = 512 << 20, 200
-"""Bytes that labels may take, of which the same holds; those of one beside its set of classes. A problem for which the rows and the
-beam alone would take more is not searched so."""
+"""Memory limit in bytes of labels, beyond which the search is a beam; bytes per label beside its bitset. Problems whose
+rows and beam alone exceed MEMORY are not searched."""
 
 DEAR = 10
-"""A beam compares labels only among the cheapest, so many times as it keeps."""
+"""A beam tests dominance only among its cheapest labels, this many times its width."""
 
 LATE = 1.5
 TRIAL = 40
-"""A beam gives up where after so many classes it looks as if it took so many times what is left of the time."""
+"""A beam gives up if, after TRIAL classes, its extrapolated time exceeds LATE times the remaining time."""
 
 PROOF_SHARE = 0.75
-"""Share of the time after which it becomes one in any case."""
+"""Share of the time after which the search becomes a beam."""
 
 CROWD = 24
 CHAMPIONS = 400
-"""From so many labels on those are looked for that another one beats, by comparison with that many of the cheapest."""
+"""Buckets of more than CROWD labels are filtered by dominance, against at most CHAMPIONS of the cheapest labels."""
 
-Move = tuple[int, int, tuple[tuple[int, int], ...]]  # units, what it reads, (member, number among its rows) chosen
-Label = tuple[int, int, "Move | None"]  # units so far, the label it came from, what was done there
+Move = tuple[int, int, tuple[tuple[int, int], ...]]  # (units, classes read, chosen (member, row index) pairs)
+Label = tuple[int, int, "Move | None"]  # (units so far, predecessor label, move)
 Labels = dict[int, int]  # needed classes -> units
 
 
 @dataclass
 class Order:
-    """Components in the order in which they are resolved, and the classes that are open after each, roots aside."""
+    """Components in the order of resolution, and the open classes (without roots) after each."""
 
     groups: list[list[int]]
     open: list[list[int]]
 
 
 def narrow_order(rows: Rows, kind: Sequence[tuple[int, ...]]) -> Order | None:
-    """An order, readers first, that opens few classes at a time (greedily); None if too many are open somewhere. Among
-    equals the `kind` of classes decides, so that equal layers are ordered alike."""
+    """An order, parents first, with few open classes (greedy); None if the limit OPEN is exceeded. Ties are broken by
+    the `kind` (colours) of classes, so that equal layers get equal orders."""
     return _Ordering(rows, kind).run()
 
 
 class _Ordering:
-    """Groups are the components of classes that read each other. `fresh`: how many classes resolving a group would open;
-    `waiting`: how many groups that read it come first; `opened`: classes that are open, and since which step."""
+    """Greedy ordering of components (groups). `fresh`: number of classes that resolving a group would open; `waiting`:
+    number of unresolved groups that read it; `opened`: open class -> step at which it was opened."""
 
     def __init__(self, rows: Rows, kind: Sequence[tuple[int, ...]]) -> None:
         below: list[set[int]] = [set() for _ in range(rows.n_classes)]
@@ -115,12 +116,12 @@ class _Ordering:
             for h in {self.of[k] for k in needs}:
                 self.waiting[h] += 1
         self.fresh = [sum([k not in self.roots for k in kids]) for kids in self.reads]
-        self.steps: list[list[int]] = [[] for _ in members]  # at which steps its readers were resolved
+        self.steps: list[list[int]] = [[] for _ in members]  # steps at which its readers were resolved
         self.known: set[int] = set()
         self.opened: dict[int, int] = {}
         self.ready: set[int] = set()
-        self.idle: list[tuple[int, Any, int]] = []  # roots that would open classes: they may wait
-        self.begun: set[int] = set()  # those that read open classes
+        self.idle: list[tuple[int, Any, int]] = []  # heap of roots that would open classes
+        self.begun: set[int] = set()  # groups that read open classes
         self.looks = 0
         self.done = bytearray(len(members))
 
@@ -175,7 +176,7 @@ class _Ordering:
                 self.fresh[h] -= 1
                 if not self.waiting[h] and not self.done[h] and h not in self.ready:
                     self.begun.add(h)
-                    if not self.fresh[h]:  # a root that opens nothing any more
+                    if not self.fresh[h]:  # a root that opens no further class
                         self.begun.discard(h)
                         self.ready.add(h)
         for c in self.members[g]:
@@ -189,9 +190,9 @@ class _Ordering:
 
 @dataclass(eq=False)
 class Piece:
-    """What lies between two seams, in numbers of its own: bits 0..after-1 are the classes open at its end, then come its own
-    classes, the first ones to be resolved last. `rows[b]`: what each row of the class with bit b costs and reads.
-    `groups[b]`: the bits resolved together with b. `roots`: its own classes that are needed in any case."""
+    """The subproblem between two seams, with local bit numbers: bits 0..after-1 are the classes open at its end, the
+    following bits its own classes, in reverse order of resolution. `rows[b]`: (cost, classes read) of each row of the
+    class with bit b. `groups[b]`: mask of the component of b. `roots`: mask of own classes that are always needed."""
 
     after: int
     rows: dict[int, list[tuple[int, int]]]
@@ -200,8 +201,8 @@ class Piece:
     _moves: dict[int, list[Move] | None] = field(default_factory=dict)
 
     def moves(self, needed: int) -> list[Move]:
-        """Ways to make some needed classes of one component, none of which another one beats; OverflowError if there are
-        too many."""
+        """Pareto-optimal ways to derive the given needed classes of one component; OverflowError if there are more than
+        WAYS."""
         found = self._moves.get(needed)
         if found is None:
             found = self._moves[needed] = self._ways(needed)
@@ -236,7 +237,7 @@ class Piece:
 
 
 def _acyclic(reads: dict[int, int]) -> bool:
-    """Whether classes (bits) that read each other can be made one after another."""
+    """Whether chosen rows of one component (bit -> bits read) are acyclic."""
     left = dict(reads)
     while left:
         open_ = sum([1 << b for b in left])
@@ -250,13 +251,13 @@ def _acyclic(reads: dict[int, int]) -> bool:
 
 @dataclass
 class Passage:
-    """One search of a piece: the labels that leave it, and how each came about."""
+    """Result of searching a piece: the labels that leave it, and the buckets for tracing back."""
 
     leave: Labels
     buckets: list[dict[int, Label]]
 
     def trace(self, mask: int) -> tuple[int, list[tuple[int, int]]]:
-        """The label that a leaving one came in as, and the rows chosen on its way."""
+        """(entering label that leads to a leaving one, (bit, row index) pairs chosen on the way)."""
         chosen: list[tuple[int, int]] = []
         _, before, move = self.buckets[0][mask]
         while move is not None:
@@ -267,8 +268,8 @@ class Passage:
 
 
 class Seams:
-    """A problem prepared for the search; `fits` says whether few enough classes are open at a time. `upper` is what a known
-    solution costs."""
+    """A problem prepared for the search; `fits`: whether the order and the memory are narrow enough. `upper`: cost of a
+    known solution."""
 
     def __init__(self, rows: Rows, upper: float) -> None:
         self.rows, self.upper = rows, upper
@@ -281,8 +282,8 @@ class Seams:
         if order is None:
             return
         self.pieces: list[Piece] = []
-        self.enter: list[list[int]] = []  # per piece: the bit of each class that was open before it
-        self.names: list[dict[int, list[int]]] = []  # per piece and bit: the rows that its rows are
+        self.enter: list[list[int]] = []  # per piece: bit of each class that was open before the piece
+        self.names: list[dict[int, list[int]]] = []  # per piece and bit: row indices of the problem
         self._known: dict[object, Piece] = {}
         self._place = {c: -n for n, c in enumerate(c for group in order.groups for c in group)}
         self._roots = set(rows.roots)
@@ -295,7 +296,8 @@ class Seams:
             first = last + 1
 
     def _bytes(self, order: Order, cuts: Sequence[int]) -> int:
-        """Bytes that the narrowest search takes: sets of classes, as wide as a piece, for its rows and NARROW labels a class."""
+        """Estimated bytes of the narrowest search: bitsets as wide as a piece, for its rows and NARROW labels per
+        class."""
         total = first = 0
         for last in cuts:
             classes = [c for group in order.groups[first : last + 1] for c in group]
@@ -305,7 +307,7 @@ class Seams:
         return total
 
     def _cut(self, groups: list[list[int]], before: list[int], open_: list[int]) -> list[int]:
-        """Append the piece of some groups; the classes open after it, as they are numbered."""
+        """Append the piece of some groups; returns the classes open after it, in bit order."""
         rows, place = self.rows, self._place
         after = sorted(open_, key=place.__getitem__)
         own = [c for group in reversed(groups) for c in reversed(group)]
@@ -332,9 +334,9 @@ class Seams:
     def search(
         self, width: int = WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None
     ) -> Cover:
-        """The cheapest rows, and whether that is proved: no label was dropped, because more than `width` waited for one
-        class, there were too many in all, or most of the time to `deadline` (on time.perf_counter()) was over. Without a
-        solution if `stop` says so, the time is over, or a component can be passed in too many ways."""
+        """The cheapest rows, exact if no label was dropped (a bucket exceeded `width`, the total limits were exceeded,
+        or most of the time to `deadline` on time.perf_counter() was over). No solution if `stop` returns True, the
+        deadline passed, or a component has too many derivations."""
         began = time.perf_counter()
         steps = sum([len(piece.rows) for piece in self.pieces])
         run = _Run(width, began + PROOF_SHARE * (deadline - began), deadline, stop, steps)
@@ -343,7 +345,7 @@ class Seams:
         passages: list[tuple[Passage, dict[int, int]]] = []
         known: dict[tuple[Piece, frozenset[tuple[int, int]]], Passage] = {}
         for piece, enter in zip(self.pieces, self.enter):
-            if not labels:  # some class cannot be made
+            if not labels:  # some class has no derivation
                 break
             least = min(labels.values())
             entering = {_moved(mask, enter) | piece.roots: mask for mask in labels}
@@ -365,7 +367,7 @@ class Seams:
         chosen = self._trace(passages)
         cost = self.rows.total(chosen)
         lower = 0.0
-        if run.whole:  # each class that is made may cost half a unit less than counted, if units are no whole numbers
+        if run.whole:  # unless units are exact, each class may cost half a unit less than counted
             rounded = 0.0 if self.exact else 0.51 * self.rows.n_classes
             lower = max(0.0, min((spent + units - rounded) / self.scale, cost, self.upper))
         return Cover(chosen, cost, lower, run.whole and cost - lower <= SURE * cost, run.labels)
@@ -381,12 +383,12 @@ class Seams:
         for r in chosen:
             choice[self.rows.cls[r]] = r
         walked = self.rows.walk(choice)
-        assert walked is not None  # every class that a chosen row reads was needed below it
+        assert walked is not None  # every class read by a chosen row was needed below it
         return walked
 
 
 def _cuts(widths: Sequence[int]) -> list[int]:
-    """Steps after which the order is cut: the narrowest around, the first of equals; and the last one."""
+    """Steps after which the order is cut: the narrowest within APART, the first of equals; and the last step."""
     found: list[int] = []
     for n, width in enumerate(widths[:-1]):
         near = widths[max(0, n - APART) : n + APART + 1]
@@ -401,8 +403,8 @@ def _moved(mask: int, places: Sequence[int]) -> int:
 
 @dataclass
 class _Run:
-    """One search: how wide it is, and how far it came. `left`: classes that are still to be resolved. `whole`: no label was
-    dropped; else `since`: when that began to be so, and what was left then."""
+    """Progress of one search. `left`: classes still to be resolved; `whole`: no label was dropped; otherwise `since`:
+    (time, classes left) when dropping began."""
 
     width: int
     hurry: float
@@ -412,17 +414,17 @@ class _Run:
     labels: int = 0
     whole: bool = True
     since: tuple[float, int] | None = None
-    bits: int = 0  # classes of the piece under way: the width of a label
-    bytes: int = 0  # of all labels so far
+    bits: int = 0  # number of bits of a label in the current piece
+    bytes: int = 0  # bytes of all labels so far
 
     def through(self, piece: Piece, labels: Labels) -> Passage:
-        """All ways through a piece. TimeoutError once the time is over or `stop` says so; OverflowError if a component has
-        too many ways."""
+        """Search one piece. TimeoutError at the deadline or when `stop` returns True; OverflowError if a component has
+        too many derivations."""
         self.bits = top = piece.after + len(piece.rows)
         buckets: list[dict[int, Label]] = [
             {} for _ in range(top + 1)
-        ]  # by highest bit + 1; what leaves is in the first
-        at = [buckets[0]] * (piece.after + 1) + buckets[piece.after + 1 :]  # by length of the label
+        ]  # by highest bit + 1; leaving labels are in the first
+        at = [buckets[0]] * (piece.after + 1) + buckets[piece.after + 1 :]  # bucket by bit length of the label
         for mask, cost in labels.items():
             at[mask.bit_length()][mask] = (cost, mask, None)
         for b in range(top - 1, piece.after - 1, -1):
@@ -451,7 +453,7 @@ class _Run:
         return bucket
 
     def _keep_pace(self, now: float) -> None:
-        """TimeoutError if the beam would not end in time."""
+        """TimeoutError if the beam is not expected to end in time."""
         if self.since is None:
             self.since = now, self.left
         began, left = self.since
@@ -467,7 +469,8 @@ class _Run:
 
 
 def _resolve(piece: Piece, b: int, bucket: dict[int, Label], at: Sequence[dict[int, Label]]) -> None:
-    """Make what each label that waits for b needs of b's component; `at`: the buckets by the length of labels."""
+    """Expand each label waiting for bit b by the derivations of its needed classes in b's component; `at`: buckets by
+    bit length."""
     inside = piece.groups[b]
     alone = inside == 1 << b
     moves = piece.moves(inside) if alone else []
@@ -488,7 +491,7 @@ def _resolve(piece: Piece, b: int, bucket: dict[int, Label], at: Sequence[dict[i
 
 
 def _unbeaten(bucket: dict[int, Label]) -> dict[int, Label]:
-    """Labels without those that need all that a label no dearer than them needs."""
+    """Labels that are not dominated: no other label is at most as expensive and needs a subset."""
     masks = sorted(bucket, key=lambda mask: bucket[mask][0])
     varying = bits_of(reduce(or_, masks) ^ reduce(and_, masks))
     if len(varying) > 64:
@@ -507,7 +510,7 @@ def _unbeaten(bucket: dict[int, Label]) -> dict[int, Label]:
 
 
 def _packed(masks: Iterable[int], varying: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """Masks as 64-bit words of those bits alone."""
+    """The varying bits of each mask, packed into a 64-bit word."""
     low = varying[0] if varying else 0
     size = ((varying[-1] if varying else 0) - low) // 8 + 1
     keep = (1 << 8 * size) - 1

@@ -1,16 +1,16 @@
-"""Lazy measuring: solve with optimistic prices, measure what the winning plan lacks, solve again.
+"""Search with lazy measurement: solve at optimistic prices, measure the best plan's kernels, solve again.
 
-An unmeasured kernel enters at the low end of its predicted interval, so it is tried before it is believed. What is tried gets a
-first look: a kernel with schedules runs in a few of them, and enters below its time by what the others may bring. When every
-kernel of the winner has been looked at, those are searched that it hangs on. What is at stake decides the order: the dearest
-first, and what can bring only little waits until all that can bring much was looked at and searched. The loop ends when the
-winner's kernels were searched, or when the budget ends; what optimism remains is reported.
+An unmeasured kernel is priced at the low end of its prediction interval, so it is measured before it is believed. The
+first measurement is a first look: a kernel with several schedules runs in a few of them, and is priced below its time
+by the expected gain of the others. Once all kernels of the best plan had a first look, those with large stakes are
+tuned. The stake (possible gain in µs) determines the order: largest first; small stakes wait until all large ones had a
+first look and tuning. The search ends when the kernels of the best plan are tuned, or at the deadline; the remaining
+optimism is reported.
 
-Beside the plan that is hoped for there is in each round the plan that would be returned if it were the last one, where what was not
-measured counts as much as it may take. What that plan believes unmeasured is measured before all else, the dearest first: a prediction
-that is far too low wins there, while the hoped-for plans have others in its place. When the time is up, such kernels are measured
-still, for a little longer.
-"""
+Each round also considers the pessimistic plan: the plan to return if the search ended now, with unmeasured kernels at
+their upper estimates. Its unmeasured kernels are measured first, the most expensive first: a prediction far too low
+wins there, while optimistic plans use other kernels. After the deadline such kernels are still measured for a short
+time."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from .worth import Worth
 
 @dataclass
 class Choice:
-    """A solved hypergraph: the chosen candidates in an order in which they can run, and how good that is known to be."""
+    """A solved hypergraph: the chosen candidates in execution order, their prices and the solver's result."""
 
     hypergraph: Hypergraph
     chosen: list[int]  # indices into hypergraph.candidates
     prices: list[Priced]
     extraction: Extraction
     rounds: int = 1
-    measured: int = 0  # candidates measured by this search
-    optimism_us: float = 0.0  # how much cheaper the unmeasured kernels were taken to be than predicted
+    measured: int = 0  # number of calls measured by this search
+    optimism_us: float = 0.0  # µs by which the unmeasured chosen kernels' optimistic prices are below their predictions
     stopped: str = "measured"  # measured | budget | prices only
     seconds: dict[str, float] = field(default_factory=dict)
     budgets: tuple[Budget, ...] = ()
@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def sources(self) -> dict[str, int]:
-        """How many of the chosen kernels were measured, predicted, bounded."""
+        """Number of chosen kernels by price source (measured, predicted, bound)."""
         found: dict[str, int] = {}
         for i in self.chosen:
             if not self.hypergraph.candidates[i].is_view:
@@ -67,7 +67,7 @@ class Choice:
         return found
 
 
-@no_collection()  # rounds make many objects, and walks over those of a large model's candidates take seconds
+@no_collection()  # rounds allocate many objects, and collections over a large model's candidates take seconds
 def search(
     hypergraph: Hypergraph,
     pricer: Pricer,
@@ -82,13 +82,13 @@ def search(
     stop: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
 ) -> Choice:
-    """The cheapest known set of kernels that keeps the budgets. Measures through `measurer` (none: prices only) for at
-    most `seconds`; what the plan believes in the end is measured in at most `CLOSE_S` more, and solving may take a little longer
-    (`BEYOND`, `LAST_S`; when `deterministic`, always all it needs). `stop` is polled: nothing is measured any more, and a solve under
-    way ends with the best so far. `doubt`: kernels were to be measured, and cannot be; what was not counts as much as it may take.
-    `clock`: where its seconds are noted.
+    """The cheapest known set of kernels within the budgets. Measures through `measurer` (None: prices only) for at most
+    `seconds`; the final plan's unmeasured kernels get at most `CLOSE_S` more, and solving may take a little longer
+    (`BEYOND`, `LAST_S`; with `deterministic`, as long as it needs). `stop` is polled: when it returns True, measuring
+    ends, and a running solve ends with its incumbent. `doubt`: unmeasured kernels count at their upper estimates
+    although there is no measurer. `clock`: records the seconds per phase.
 
-    NoPlanError if some output cannot be made by the backends' kernels, or not within the budgets.
+    NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
     clock = clock or Clock()
     for name in ("price", "solve", "measure"):
@@ -108,8 +108,9 @@ def measure_ahead(
     hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
     progress: Callable[[str], None] | None = None,
 ) -> int:  # fmt: skip
-    """Measure what a search would, for at most `seconds` or until `stop` says so, for a later search to know; how many candidates were
-    measured. `progress` is told of each round when it begins to measure. NoPlanError as for `search`."""
+    """Measure what a search would, for at most `seconds` or until `stop` returns True, so that a later search finds the
+    results; returns the number of calls measured. `progress` is called at the start of each round's measuring.
+    NoPlanError as for `search`."""
     plans = Plans(hypergraph, (), seconds, (QUICK_S, QUICK_S), False, stop, clock)
     made = _Search(hypergraph, pricer, Known(hypergraph, measurer), plans, clock, progress)
     while made.round():
@@ -121,7 +122,7 @@ def measure_ahead(
 
 @dataclass
 class _Search:
-    """One search under way."""
+    """State of one search."""
 
     hypergraph: Hypergraph
     pricer: Pricer
@@ -130,20 +131,20 @@ class _Search:
     clock: Clock
     progress: Callable[[str], None] | None
     rounds: int = 0
-    over: bool = False  # whether the time ended it
+    over: bool = False  # whether the deadline ended the search
 
     def __post_init__(self) -> None:
         with self.clock.running("price"):
             self.pricing = Prices(self.hypergraph, self.pricer, later=self.known.measurer is not None)
 
     def ask(self) -> list[Priced]:
-        """What is known of all candidates now."""
+        """Update and return the prices of all candidates."""
         with self.clock.running("price"):
             self.prices = self.pricing()
         return self.prices
 
     def round(self) -> bool:
-        """Solve, and measure what the plan lacks; whether there is to be another round."""
+        """Solve, and measure the best plan's kernels; whether another round is needed."""
         known, plans = self.known, self.plans
         self.rounds += 1
         prices = self.ask()
@@ -173,12 +174,12 @@ class _Search:
         return False
 
     def give_up(self) -> None:
-        """Have nothing under way any more, now that the time is up."""
+        """Collect the in-flight measurements after the deadline."""
         if self.known.under_way:
             self.measure("", Wanted(look=False), self.known.hopes(self.prices))
 
     def measure(self, when: str, wanted: Wanted, hopes: Sequence[float], *, last: bool = False) -> None:
-        """Have candidates measured: those of use, if any is. At `last` none is left under way."""
+        """Measure candidates below their cost cutoff, or all if none is. With `last`, nothing stays in flight."""
         candidates, ended = self.hypergraph.candidates, self.plans.closed if last else self.plans.ended
         if self.progress and wanted.now:
             what = f"{'measuring' if wanted.look else 'searching'} {len(wanted.now)} kernels"
@@ -191,8 +192,8 @@ class _Search:
             self.known.measure(now, worth, wanted.look, wanted.later, leave=not last)
 
     def close(self, seconds: float) -> None:
-        """Settle for what is certain. What the plan believes is measured still, as long as that is little; a last solve has so many
-        `seconds`."""
+        """Final phase: choose the pessimistic plan and, within CLOSE_S, measure its unmeasured kernels. `seconds`
+        limits the last solve."""
         known, plans = self.known, self.plans
         self.pricing.end()
         if not self.over and not any(known.hoped(i, self.prices[i]) for i in plans.chosen):
@@ -208,7 +209,7 @@ class _Search:
                 self.found = plans.without_hope(self.ask(), self.found, LAST_S, settled=plans.closed())
 
     def choice(self) -> Choice:
-        """What was found."""
+        """The result of the search."""
         prices, chosen, measurer = self.prices, self.plans.chosen, self.known.measurer
         stopped = "budget" if self.over else "measured" if measurer else "prices only"
         optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
@@ -222,7 +223,7 @@ def alternatives(
     choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0, diversity: float = 0.0
 ) -> Iterator[Choice]:
     """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
-    share of each one's kernels (views are none) that every earlier one does without."""
+    share of each one's kernels (without views) that every earlier one does not use."""
     rows = Rows(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
     kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
     for found in k_best(
@@ -231,15 +232,15 @@ def alternatives(
         yield replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)
 
 
-VARIANT_S, VARIANT_GAP = 1.0, 0.01  # of one solve: seconds, and a gap from which on it ends
-TAKEN = 12  # kernels of a choice that are left out in turn, those that take longest
+VARIANT_S, VARIANT_GAP = 1.0, 0.01  # time limit and optimality gap of one solve
+TAKEN = 12  # number of kernels of a choice, by time, that are excluded in turn
 
 
 def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
-    """The choice, and the cheapest ones found without one of its kernels, those that take longest first; then without one kernel
-    of the cheapest variant as well, and so on. A kernel is a template called on operands of certain types and strides, wherever
-    that is. Costs rise on the whole, and none is above (1 + max_gap) times the first. Within the choice's budgets; ends with
-    `seconds`."""
+    """The choice, then the cheapest choices found without one of its kernels, by falling time; then without a further
+    kernel of the cheapest variant, and so on (best-first). A kernel is a template called on operands of certain types
+    and strides, at any position. Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets;
+    ends after `seconds`."""
     until = time.monotonic() + seconds
     candidates, limit = choice.hypergraph.candidates, choice.cost * (1 + max_gap)
     queue: list[tuple[float, int, frozenset[Any], Choice]] = [(choice.cost, 0, frozenset(), choice)]
@@ -265,13 +266,13 @@ def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> 
 
 
 def _called(candidate: Candidate) -> Any:
-    """A kernel as it is called, wherever that is."""
+    """Key of a kernel call independent of its position in the graph."""
     call = candidate.call
     return candidate.template.name, tuple((o.type, o.strides) for o in call.places.values()), repr(call.attrs)
 
 
 def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice | None:
-    """The cheapest choice without some kernels; None where none was found."""
+    """The cheapest choice found without the given kernels; None if there is none."""
     us = [math.inf if _called(c) in kernels else p.us for c, p in zip(choice.hypergraph.candidates, choice.prices)]
     rows = Rows(choice.hypergraph, us, choice.budgets)
     try:

@@ -1,7 +1,7 @@
 """Reading and writing the egraph-serialize JSON format, plain or gzipped.
 
-`{"nodes": {id: {"op", "cost", "eclass", "children"}}, "root_eclasses": [...]}`; children name nodes (their class is
-meant); some writers name classes, which is accepted. Other top-level keys are kept by writers and ignored here.
+`{"nodes": {id: {"op", "cost", "eclass", "children"}}, "root_eclasses": [...]}`; children name nodes (standing for their
+class) or, in files of some writers, classes. Other top-level keys are ignored.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from .problem import Extraction, Problem, reachable
 
 LEAST_MEMORY = 384 << 20
 MEMORY_PER_BYTE = 400
-"""Bytes of memory that the objects of a file may take: so many whatever its size, and so many for each byte of the file as it is
-stored (gzipped: e-graphs shrink by a factor of 10 to 40)."""
+"""Memory limit in bytes of a file's parsed objects: the larger of a constant and a multiple of the file size (gzipped:
+e-graphs compress by a factor of 10 to 40)."""
 
 TEXT_SHARE = 4
-"""The decompressed text may take this part of that memory: it is there twice while it is parsed."""
+"""Divisor of that limit for the decompressed text, which is in memory twice while it is parsed."""
 
 VALUE_BYTES, OBJECT_BYTES = 72, 400
-"""Bytes of memory of a value in a list or an object, and of an object with its few keys, as Python's parser makes them."""
+"""Estimated memory in bytes of a parsed value in a list or object, and of an object with a few keys."""
 
 
 def read_egraph(path: str | Path, *, memory: int = 0) -> Problem:
     """Read a `.json` or `.json.gz` e-graph; roots, ids and costs as in the file (a missing cost is 1).
 
-    Raises ExtractionError, naming file and place, for anything that is not such an e-graph. `memory`: see `read_document`.
+    Raises ExtractionError, with file and position, for any other content. `memory`: see `read_document`.
     """
     return parse_egraph(read_document(path, memory=memory), where=str(path))
 
 
 @no_collection()
 def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
-    """The problem of a parsed document. Nodes flagged `subsumed` are deleted, and so is what only they could feed."""
+    """The problem of a parsed document. Nodes flagged `subsumed` are deleted, and so are nodes that depend on them."""
     nodes = _member(document, "nodes", Mapping, where)
     roots = _member(document, "root_eclasses", list, where)
     classes: dict[str, int] = {}
     owner: dict[str, int] = {}
     for name, node in nodes.items():
         eclass = node.get("eclass") if isinstance(node, dict) else None
-        if not isinstance(eclass, str):  # texts for messages are made where they are needed: files have 100,000 nodes
+        if not isinstance(eclass, str):  # message texts are built only for errors: files have 100,000 nodes
             eclass = _eclass(node, f"{where}: nodes[{_short(name)}]")
         owner[name] = classes.setdefault(eclass, len(classes))
     if isinstance(known := document.get("class_data"), Mapping):
-        for name in known:  # a class whose nodes were all subsumed: nothing can build it
+        for name in known:  # a class whose nodes were all subsumed: no node is left
             classes.setdefault(name, len(classes))
     rows = ((owner[name], *_children_and_cost(node, name, owner, classes, where)) for name, node in nodes.items())
     place = f"{where}: root_eclasses"
@@ -76,9 +76,9 @@ def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
 def write_egraph(
     path: str | Path, problem: Problem, *, ops: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a problem (gzipped if the name ends in .gz), all or nothing. UnwritableError if it cannot be written.
+    """Write a problem (gzipped if the name ends in .gz), atomically. UnwritableError if it cannot be written.
 
-    `ops[i]` names node i's operator; `extra` adds top-level keys."""
+    `ops[i]` is node i's operator; `extra` adds top-level keys."""
     first: dict[int, int] = {}
     for node, c in enumerate(problem.cls.tolist()):
         first.setdefault(c, node)
@@ -86,7 +86,8 @@ def write_egraph(
     nodes = {
         problem.node_name(i): {
             "op": ops[i] if ops is not None else problem.node_name(i),
-            "cost": min(float(problem.cost[i]), sys.float_info.max),  # JSON has no infinity; this reads as deleted
+            # JSON has no infinity; readers treat this value as deleted
+            "cost": min(float(problem.cost[i]), sys.float_info.max),
             "eclass": problem.class_name(c),
             "children": [
                 problem.node_name(first[k]) if k in first else problem.class_name(k) for k in kid[off[i] : off[i + 1]]
@@ -107,9 +108,9 @@ def write_egraph(
 
 
 def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
-    """`cost, lower_bound, gap, optimal, seconds, choices`.
+    """JSON fields `cost, lower_bound, gap, optimal, seconds, choices` of an extraction.
 
-    choices = {class id: node id} for every class that the roots need, roots first."""
+    choices = {class id: node id} for every class reachable from the roots, roots first."""
     chosen = reachable(problem, extraction.choice)
     return {
         "cost": extraction.cost,
@@ -122,20 +123,21 @@ def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
 
 
 def memory_for(path: Path) -> int:
-    """Bytes of memory that the objects of a file may take: the setting `file_memory`, or a number from the file's size."""
+    """Memory limit in bytes of a file's parsed objects: the setting `file_memory`, otherwise derived from the file
+    size."""
     return settings.current().file_memory or max(LEAST_MEMORY, MEMORY_PER_BYTE * path.stat().st_size)
 
 
 def parsed_bytes(data: bytes) -> int:
-    """About how many bytes of memory JSON text takes as Python's objects; nothing is parsed."""
+    """Estimated memory in bytes of JSON text as Python objects, without parsing."""
     return VALUE_BYTES * (data.count(b",") + data.count(b"[")) + OBJECT_BYTES * data.count(b"{") + len(data)
 
 
 @no_collection()
 def read_document(path: str | Path, *, memory: int = 0) -> Any:
-    """The JSON of a plain or gzipped file; ExtractionError names what is wrong with it.
+    """The parsed JSON of a plain or gzipped file; ExtractionError describes any defect.
 
-    The objects may take `memory` bytes (0: `memory_for` the file): what takes more is refused before it is parsed.
+    The objects may take `memory` bytes (0: `memory_for` the file): larger content is refused before parsing.
     """
     path = Path(path)
     where = str(path)
@@ -200,7 +202,7 @@ def _identifier(value: Any, where: str) -> str:
 
 
 def _eclass(node: Any, place: str) -> str:
-    """The class of a node that does not simply name it by text."""
+    """The class of a node whose `eclass` is not a plain text."""
     if not isinstance(node, Mapping):
         raise ExtractionError(f"a node must be an object, not {type(node).__name__}", where=place)
     if "eclass" not in node:
@@ -216,7 +218,7 @@ def _children_and_cost(
         raise ExtractionError("children must be a list", where=f"{where}: nodes[{_short(name)}]")
     try:
         kids = [owner[child] for child in children]
-    except (KeyError, TypeError):  # some name classes, or nothing
+    except (KeyError, TypeError):  # class names instead of node ids, or unknown names
         kids = [_child(c, i, name, owner, classes, where) for i, c in enumerate(children)]
     cost = node.get("cost", 1.0)
     if type(cost) is float and "subsumed" not in node:
@@ -232,7 +234,7 @@ def _children_and_cost(
 
 
 def _child(child: Any, i: int, name: str, owner: Mapping[str, int], classes: Mapping[str, int], where: str) -> int:
-    """The class that a child means: its node's, or itself."""
+    """The class that a child reference names: the node's class, or the class itself."""
     place = f"{where}: nodes[{_short(name)}].children[{i}]"
     text = _identifier(child, place)
     found = owner.get(text, classes.get(text))

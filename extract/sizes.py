@@ -1,5 +1,5 @@
-"""Kernel calls in free sizes: from a call at generic sizes, and back to calls at any sizes; and whether a kernel's code is
-the same text at all of them, but for its numbers."""
+"""Kernel calls in free (symbolic) sizes: lifting a call at generic sizes, binding it to concrete sizes, and checking
+whether a kernel's code differs only in its numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Sizes = Mapping[str, Dim]
 
 # ---------------------------------------------------------------- to a choice of sizes
 def bound_value(value: Any, sizes: Sizes) -> Any:
-    """A size, a tuple of them, or anything else (which stays) with the sizes put in."""
+    """The value with sizes substituted in expressions and tuples; other values are returned unchanged."""
     if isinstance(value, tuple):
         return tuple([bound_value(v, sizes) for v in value])
     return bind(value, sizes) if isinstance(value, Expr) else value
@@ -38,7 +38,7 @@ def _bound_operand(operand: Operand, sizes: Sizes) -> Operand:
 
 
 def bound_call(call: Call, sizes: Sizes) -> Call:
-    """The call with free sizes put in; what its weights are packed for stays."""
+    """The call with free sizes substituted; shapes for packed weights (`tuned`) stay."""
     return replace(
         call,
         operands={k: _bound_operand(o, sizes) for k, o in call.operands.items()},
@@ -49,7 +49,7 @@ def bound_call(call: Call, sizes: Sizes) -> Call:
 
 
 def bound_terms(terms: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
-    """Expressions over weights with free sizes put in."""
+    """Terms over weights with free sizes substituted."""
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         return make(node.op, args, {k: bound_value(v, sizes) for k, v in node.attrs}, data=node.data)
@@ -59,7 +59,7 @@ def bound_terms(terms: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
 
 # ---------------------------------------------------------------- to all sizes
 def _kinds(term: Term) -> dict[str, tuple[str, str]]:
-    """Attribute variable -> the name and kind of the attribute that it stands for."""
+    """Attribute variable -> (name, kind) of the attribute that it stands for."""
     if not isinstance(term, Pattern):
         return {}
     found: dict[str, tuple[str, str]] = {}
@@ -72,7 +72,7 @@ def _kinds(term: Term) -> dict[str, tuple[str, str]]:
 
 
 def lifted_call(template: Template, call: Call, numbers: Numbers) -> Call | None:
-    """A call at generic sizes as one in free sizes; None where the kernel's meaning has another type then."""
+    """A call at generic sizes rewritten in free sizes; None if the output types of the pattern then differ."""
     kinds = {name: kind for term in template.terms for name, kind in _kinds(term).items()}
     operand = partial(_lifted_operand, numbers)
     found = replace(
@@ -100,9 +100,10 @@ def _lifted_operand(numbers: Numbers, o: Operand) -> Operand:
 
 
 def holds(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]) -> bool:
-    """Whether a kernel applies at other sizes as well, and its code in free sizes is what it would write for them."""
+    """Whether a kernel applies at the other sizes too, and its code in free sizes equals the code written for each of
+    them."""
     if template.source is not None or template.space is not None:
-        return False  # generated for its sizes
+        return False  # generated for specific sizes
     names = {o: f"_{o}_" for o in (*template.operands, "out", "scratch")}
     try:
         text = template.write(replace(call, names=names))
@@ -134,7 +135,7 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 
 
 class _Put(ast.NodeTransformer):
-    """Sizes put in for their names, and arithmetic on numbers done."""
+    """AST transformer that substitutes sizes for names and folds arithmetic on constants."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = sizes
@@ -155,7 +156,7 @@ class _Put(ast.NodeTransformer):
 
 
 def _same_code(free: str, there: str, sizes: Mapping[str, int]) -> bool:
-    """Whether code in free sizes, with sizes put in, is the code that was written for them."""
+    """Whether code in free sizes, with `sizes` substituted, equals code written for these sizes."""
     if free == there:
         return True
     if not any(re.search(rf"\b{name}\b", free) for name in sizes):

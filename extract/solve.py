@@ -1,9 +1,9 @@
-"""Extraction of any e-graph: a portfolio behind one function, with a proven lower bound and hard time limits.
+"""Extraction of any e-graph: a solver portfolio behind one function, with a proven lower bound and hard time limits.
 
-Greedies, local search -> light reductions -> independent components, identical ones once -> per component: greedies,
-full presolve, split again -> per leaf: frontier search, HiGHS, CP-SAT, or on what is too large for them local search in
-turn with exact solutions of its most promising part -> put together and re-evaluated on the original e-graph.
-"""
+Greedies and local search; cheap reductions; independent components, identical ones once; per component greedies, full
+presolve and another split; per leaf frontier search, HiGHS and CP-SAT, or for too large leaves local search alternating
+with exact solutions of their most promising part; finally the parts are combined and re-evaluated on the original
+e-graph."""
 
 from __future__ import annotations
 
@@ -33,60 +33,61 @@ Method = Literal["auto", "greedy", "cp-sat", "highs", "frontier"]
 METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
 
 EXACT_ROWS = 20_000
-"""Leaves above this size are not handed to an integer program: building it alone would take seconds."""
+"""Largest number of rows passed to an integer program: building a larger one would take seconds."""
 
 RESTRICTED_ROWS = 4_000
-"""Rows of such a leaf, beside those of its solution, that are offered to the exact solvers at a time; twice as many whenever
-fewer do not help."""
+"""Rows of a larger leaf, beside those of its solution, that are offered to the exact solvers at a time; doubled when
+they bring no improvement."""
 
 POLISH_SHARE = 0.6
 POLISH_GAIN = 0.005
-"""Share of the time that local search on the whole e-graph may take, as long as each pass over it gains so much."""
+"""Share of the time for local search on the whole e-graph, and least relative gain per pass for it to continue."""
 
 PASSES = 6
-"""Whole steps (light reductions, presolve) take about this many times the first pass over the rows: with less time left
-none is begun, however slow the machine."""
+"""Duration of a whole step (detach, presolve), in multiples of the first measured pass over the rows: no step begins
+with less time left."""
 
 FINISH = 2
-"""The same for what comes last: reading the solution off and checking it."""
+"""The same for the final evaluation of the solution."""
 
 LEAST_SECONDS = 0.5
-"""Least slice of the time limit for one leaf."""
+"""Least time slice in seconds for one leaf."""
 
 BUILD_SECONDS = 1e-4
 BUILD_PASSES = 60
-"""Time to build CP-SAT's program, per row, and in passes over the rows where the machine is slow; with less than that
-left it is not worth starting."""
+"""Time to build CP-SAT's program, in seconds per row and in measured passes over the rows; CP-SAT is not started with
+less time left."""
 
 TINY_ROWS = 100
-"""CP-SAT alone ends leaves up to this size in milliseconds."""
+"""CP-SAT alone solves leaves up to this number of rows in milliseconds."""
 
 HIGHS_SHARE = 0.75
 STRONG_ROOT = 0.5
-"""HiGHS goes first, for at most this share of the time; where its root bound is below STRONG_ROOT of the incumbent,
-branching on it is hopeless and CP-SAT takes over at once."""
+"""HiGHS runs first, for at most this share of the time; if its root bound is below STRONG_ROOT times the incumbent,
+branching would not close the gap and CP-SAT takes over at once."""
 
 QUICK_LABELS = 20_000
-"""Labels of the unbounded frontier search; where that is not enough it goes on as a beam."""
+"""Label limit of the unbounded frontier search; beyond it the search continues as a beam."""
 
 SEAM_ROWS = 60_000
 SEAM_PARTS = 40
 SEAM_SHARE = 0.4
 EARLY_SHARE = 0.7
-"""The search from seam to seam is tried first: on the whole, if it has few distinct components, and again on leaves; up to
-this size, and for at most these shares of the time."""
+"""Limits of the frontier DP (`seams`): rows, distinct components, and shares of the time on leaves and on the whole
+problem, where it is tried first."""
 
 SAME = 0.9
-"""A leaf of so large a share of the rows that the first search from seam to seam gave up on is not searched so again."""
+"""A leaf with at least this share of the rows of a component that the frontier DP did not prove is not tried again."""
 
 FRONTIER_ROWS = 20_000
 FRONTIER_SHARE = 0.25
-"""Acyclic leaves up to this size are tried by the frontier search before integer programs, for this share of the time."""
+"""Acyclic leaves up to this number of rows get a frontier search before integer programs, for this share of the
+time."""
 
 
 @dataclass
 class _Leaf:
-    """A component after presolve: its rows, the best solution known, a bound, and who found and proved it."""
+    """A component after presolve: rows, best known solution, lower bound, and the method that found or proved it."""
 
     rows: Rows
     cost: float
@@ -96,7 +97,7 @@ class _Leaf:
     proven: bool = False
 
     def take(self, answer: Answer, method: str) -> None:
-        """Keep what an exact solver improved."""
+        """Keep a solver's answer where it improves the incumbent or the bound."""
         if answer.chosen is not None and answer.cost < self.cost:
             self.cost, self.chosen, self.method = answer.cost, answer.chosen, method
         if answer.proven or answer.lower > self.lower:
@@ -107,17 +108,17 @@ class _Leaf:
 
 @dataclass
 class _Block:
-    """One distinct component of the whole e-graph: how its leaves (with their row numbers per copy) put it together."""
+    """One distinct component of the whole e-graph and its leaves, each with its row indices per copy."""
 
     part: Part
     cost: float
     chosen: list[int]
     reduced: Reduced
     leaves: list[tuple[_Leaf, list[list[int]]]]
-    proven: float = math.inf  # what every solution pays, where nothing was left to search
+    proven: float = math.inf  # lower bound of every solution if presolve left nothing to search
 
     def answer(self) -> tuple[float, float, list[int]]:
-        """Cost, lower bound and rows of the better of the greedy and the sum of the leaves."""
+        """(cost, lower bound, rows) of the better of the greedy solution and the combined leaves."""
         total = math.fsum([self.reduced.constant, *(leaf.cost * len(copies) for leaf, copies in self.leaves)])
         lower = math.fsum([self.reduced.constant, *(leaf.lower * len(copies) for leaf, copies in self.leaves)])
         if total >= self.cost:
@@ -139,13 +140,12 @@ def solve(
 ) -> Extraction:
     """The cheapest extraction found within `time_limit` seconds, with a lower bound on all extractions.
 
-    method: "auto", or one solver for what presolve leaves ("greedy" skips presolve and proves next to nothing).
-    gap: relative difference of cost and bound that counts as optimal. workers: CP-SAT workers, at least 8 are used.
-    deterministic: same input, same answer; limits are then counted work, and `time_limit` only scales it.
-    hint: a choice array to start from; used if it is a valid extraction. stop: polled; True ends the search early with
-    the best so far. A problem's limits are kept (see `limited`; "frontier" knows none).
-    Raises ExtractionError if a root has no finite term or nothing keeps the limits, UsageError for an unknown method.
-    """
+    method: "auto", or one solver for what presolve leaves ("greedy" skips presolve and proves almost nothing). gap:
+    relative difference of cost and bound that counts as optimal. workers: CP-SAT workers, at least 8 are used.
+    deterministic: equal inputs give equal answers; limits are then counted work, which `time_limit` scales. hint: a
+    choice array as a warm start; ignored if it is not a valid extraction. stop: polled; True ends the search early with
+    the incumbent. The problem's limits are satisfied (see `limited`; not supported by "frontier"). Raises
+    ExtractionError if a root has no finite term or the limits are infeasible, UsageError for an unknown method."""
     if method not in METHODS:
         raise UsageError(f"unknown method {method!r}", where="solve", hint="one of " + ", ".join(METHODS))
     if math.isnan(time_limit) or time_limit < 0:
@@ -175,15 +175,15 @@ class _Search:
     began: float = field(default_factory=time.perf_counter)
     stats: dict[str, Any] = field(default_factory=dict)
     memo: dict[bytes, _Leaf] = field(default_factory=dict)
-    pace: float = 0.0  # seconds per row of one pass, as it turned out
-    finish: float = 0.0  # seconds kept for the end
-    start: str = ""  # what found the solution that the leaves start from
-    piece: bool = False  # a part of a leaf that is too large: no parts of it are looked at
-    tried: int = sys.maxsize  # rows of the smallest component that the search from seam to seam did not prove
+    pace: float = 0.0  # measured seconds per row of one pass
+    finish: float = 0.0  # seconds reserved for the final evaluation
+    start: str = ""  # method that found the leaves' initial solution
+    piece: bool = False  # whether the problem is a part of a too large leaf: no further parts are taken
+    tried: int = sys.maxsize  # rows of the smallest component that the frontier DP did not prove
 
     @property
     def left(self) -> float:
-        """Seconds left for searching; 0 once `stop` says so. Deterministic runs have no clock."""
+        """Seconds left for searching; 0 when `stop` returns True. Deterministic runs ignore the clock."""
         if self.stop is not None and self.stop():
             return 0.0
         if self.deterministic:
@@ -239,8 +239,8 @@ class _Search:
     def _through_seams(
         self, rows: Rows, reduced: Reduced, parts: list[Part], known: list[list[int]]
     ) -> tuple[list[int], float] | None:
-        """Rows, and a bound that they meet, if each component is proved from seam to seam; with bound -1 if some was only
-        solved. None where one is too wide, or they are many."""
+        """(rows, lower bound) from the frontier DP on each component; bound -1 if some component was solved without a
+        proof. None if a component is too wide, or there are too many."""
         if len(parts) > SEAM_PARTS:
             return None
         self.stats.update(components=sum(len(part.copies) for part in parts), distinct_components=len(parts))
@@ -265,7 +265,7 @@ class _Search:
         return picked, lower if proved else -1.0
 
     def _least(self, rows: Rows) -> float:
-        """A quick lower bound, by which the machine's pace is measured. ExtractionError if a root has no finite term."""
+        """A cheap lower bound, which also measures the time per row. ExtractionError if a root has no finite term."""
         began = time.perf_counter()
         bounds = path_bounds(rows)
         if not self.deterministic:
@@ -282,7 +282,7 @@ class _Search:
         )
 
     def _short_of(self, rows: Rows) -> Callable[[], bool]:
-        """Whether too little time is left for a whole step over some rows."""
+        """A predicate: whether too little time is left for a whole step over the rows."""
         need = PASSES * self.pace * len(rows)
         return lambda: self.left <= need
 
@@ -307,7 +307,7 @@ class _Search:
         return [choice]
 
     def _block(self, part: Part, chosen: set[int], parent: Reduced) -> _Block:
-        """Greedies, presolve and split of one distinct component; `chosen` is a solution of the whole e-graph."""
+        """Greedies, presolve and split of one distinct component; `chosen`: a solution of the whole e-graph."""
         rows = part.rows
         known = [
             _as_choice(rows, [r for r, at in enumerate(copy) if parent.origin[at] in chosen]) for copy in part.copies
@@ -317,7 +317,7 @@ class _Search:
         cost, best, _ = best_greedy(rows, known[:8], quick=len(rows) > EXACT_ROWS, expired=self._expired)
         reduced = presolve(rows, cost, expired=self._short_of(rows))
         leaves: list[tuple[_Leaf, list[list[int]]]] = []
-        if reduced.constant >= cost * (1 - TIE):  # what every solution pays is what the greedy pays
+        if reduced.constant >= cost * (1 - TIE):  # the lower bound meets the greedy cost
             return _Block(part, cost, best, Reduced(reduced.rows, [], [], cost), leaves, reduced.constant)
         kept = set(best)
         for piece in split(reduced.rows):
@@ -329,17 +329,17 @@ class _Search:
         return _Block(part, cost, best, reduced, leaves)
 
     def _unreduced(self, part: Part, choice: list[int]) -> _Block:
-        """A component as it is, with a known solution."""
+        """An unreduced component with a known solution, as a single leaf."""
         rows = part.rows
         chosen = rows.walk(choice)
-        assert chosen is not None  # what the whole solution holds of each component is complete
+        assert chosen is not None  # a solution of the whole is complete on each component
         cost = rows.total(chosen)
         leaf = self.memo[part.key] = _Leaf(rows, cost, chosen, 0.0, self.start)
         same = [list(range(len(rows)))]
         return _Block(part, cost, chosen, Reduced(rows, same[0], [], 0.0), [(leaf, same)])
 
     def _leaf(self, rows: Rows, seed: list[int]) -> _Leaf:
-        """Start of a leaf: greedies, also at prices at which the rows of a known solution are free."""
+        """A leaf with its initial solution: greedies, also at prices at which the rows of `seed` are free."""
         extra = [_as_choice(rows, seed)]
         if seed and len(rows) <= EXACT_ROWS:
             price = discounted(rows, seed)
@@ -365,8 +365,8 @@ class _Search:
         )
 
     def _search(self) -> None:
-        """Exact search of the distinct leaves, small ones first; each gets its share of the time that is left, and what
-        the others did not use goes to those still open."""
+        """Exact search of the distinct leaves, small ones first; each gets a share of the remaining time, and unused
+        time goes to the leaves still open."""
         for again in (False, True):
             todo = sorted(
                 (leaf for leaf in self.memo.values() if not self._done(leaf)), key=lambda leaf: len(leaf.rows)
@@ -413,9 +413,10 @@ class _Search:
         leaf.take(answer, "cp-sat")
 
     def _restricted(self, leaf: _Leaf, ends: float) -> None:
-        """Local search, and exact solutions of the most promising rows, in turn until neither helps or the time is up.
+        """Local search alternating with exact solutions of the most promising rows, until neither helps or the time is
+        up.
 
-        Only the solution is used: bounds of a part say nothing of the whole."""
+        Only solutions are used: a lower bound of a part is not a bound of the whole."""
         rows, most = leaf.rows, RESTRICTED_ROWS
 
         def left() -> float:
@@ -435,7 +436,7 @@ class _Search:
                 most *= 2
 
     def _solve_part(self, rows: Rows, chosen: list[int], seconds: float, most: int) -> list[int]:
-        """The best solution found within some seconds among the `most` most promising rows."""
+        """The best solution found within `seconds` among the rows of `chosen` and the `most` most promising others."""
         kept = promising(rows, chosen, most)
         nodes = [(rows.cls[r], rows.kids[r], rows.cost[r]) for r in kept]
         part = Problem.build(nodes, rows.roots, n_classes=rows.n_classes)
@@ -450,7 +451,7 @@ class _Search:
         return answer
 
     def _done(self, leaf: _Leaf) -> bool:
-        """Leaves within the gap asked for add up to a total within it."""
+        """Whether the leaf's gap is within the requested one, which then holds for the total."""
         return leaf.proven or relative_gap(leaf.cost, leaf.lower) <= self.gap
 
     def _try_seams(self, leaf: _Leaf, seconds: float) -> None:

@@ -1,9 +1,8 @@
-"""In which dtype values lie in memory, where that is not the dtype they are reasoned about in.
+"""Storage dtypes of values whose e-graph dtype was widened.
 
-16-bit models are widened to float32 before the e-graph. On devices whose kernels read and write 16 bits, values of a widened
-model are stored in the model's own dtype, as the original stored them: rounding where the original rounded. Statistics (one
-value a row) and other small things stay in float32.
-"""
+16-bit models are widened to float32 before the e-graph. On devices whose kernels read and write 16-bit floats, values
+of a widened model are stored in the model's own dtype, so rounding happens where the original rounded. Statistics (one
+value per row) and other small values stay float32."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from ..egraph.view import EGraphView
 
 
 def narrow_types(view: EGraphView) -> list[Type]:
-    """The storage type of each class: the narrow dtype of the model's leaves for float32 values with rows longer than one
-    element; as they are where no leaf is narrow."""
+    """The storage type of each class: the model's 16-bit dtype for float32 values with rows longer than one element;
+    the view's types if no leaf is 16-bit."""
     leaves = [i for i, op in enumerate(view.op) if op in LEAVES]
     counts: dict[str, int] = {}
     for i in leaves:

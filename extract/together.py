@@ -1,13 +1,13 @@
-"""Values that one generated kernel could compute together: regions with several outputs.
+"""Multi-output (horizontal) fusion: fusion groups with several output classes.
 
-Four ways lead to them. A value inside a region that others read as well is stored on the way (a residual stream and its
-norm, a product and its activation). Values of one shape over the same inputs share reading them (a row's mean and mean of
-squares, two gates). Slices of one value that are read apart (queries, keys and values of one product) are stored each in a
-place of its own, where a view of the whole would not be row-major. And small products of a few rows each, over inputs of their own,
-that are needed for the same value (a query and the keys of another sequence): what beginning and ending a kernel costs.
+Four kinds. (1) An intermediate value with other consumers is stored as a further output (a residual stream and its
+norm, a GEMM and its activation). (2) Values of one shape over the same inputs share their reads (a row's mean and mean
+of squares, two gates). (3) Slices of one value that are read separately (queries, keys and values of one GEMM) are
+stored in separate buffers, where a view of the whole would not be row-major. (4) Small GEMMs of a few rows over
+separate inputs, needed for the same value (a query and the keys of another sequence), share one launch.
 
-Growth is bounded: at most `MOST` outputs, and for each class at most `SIDES` choices of further outputs, those first that
-save reading most.
+Limits: at most `MOST` outputs, and per class at most `SIDES` choices of further outputs, those that save the most bytes
+first.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from .reaches import REACHES, Region
 from .regions import Regions
 
 MOST = 3  # outputs of a kernel
-STEPS = 2  # e-nodes between a slice and what is needed of it
-FEW, LITTLE = 32, 8 << 20  # rows of products over inputs of their own, bytes that each of them reads
-SIDES = 3  # choices of further outputs for a class, of each kind
+STEPS = 2  # largest number of e-nodes between a slice and its consumer
+FEW, LITTLE = 32, 8 << 20  # largest number of rows, and of bytes read, of each of several GEMMs over separate inputs
+SIDES = 3  # choices of further outputs per class and kind
 PRODUCTS = frozenset(r.name for r in REACHES if r.products)
 POINTWISE = frozenset(r.name for r in REACHES if not (r.products or r.rows_above))
 
 
 @dataclass(frozen=True)
 class Group:
-    """Several classes as terms over the same leaves, each leaf with its class; the first one's region has `reach`."""
+    """A multi-output fusion group: output classes as terms over shared leaves (term, class); `reach`: policy of the
+    first output's group."""
 
     classes: tuple[int, ...]
     terms: tuple[Tensor, ...]
@@ -46,7 +47,7 @@ class Group:
 
 
 class Shown(NamedTuple):
-    """A class that is made of another one alone, and of what lies in memory, by e-nodes, the last one of its own class."""
+    """A class derived from another class and given values alone, by the e-nodes of `path` (in order)."""
 
     cls: int
     path: tuple[int, ...] = ()
@@ -54,20 +55,20 @@ class Shown(NamedTuple):
 
 @dataclass
 class Together:
-    """All groups that start from some regions of a view."""
+    """All multi-output groups derived from the fusion groups `found` of a view."""
 
     regions: Regions
     found: Sequence[Region]
-    launched: bool = True  # whether kernels cost something to begin
+    launched: bool = True  # whether kernel launches have a cost
     _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def view(self) -> EGraphView:
-        """The view."""
+        """The e-graph view."""
         return self.regions.view
 
     def __iter__(self) -> Iterator[Group]:
-        """Every group, each set of classes over the same leaves once."""
+        """Yield every group; each set of outputs over the same leaves once."""
         seen = set()
         strangers = self._strangers() if self.launched else ()
         for group in (*self._with_sides(), *self._siblings(), *strangers, *self._slices()):
@@ -78,7 +79,7 @@ class Together:
 
     @cached_property
     def _smallest(self) -> dict[int, int]:
-        """Bytes that the region of each class reads which reads least."""
+        """Class -> fewest bytes read by any of its fusion groups."""
         least: dict[int, int] = {}
         for r in self.found:
             read = sum(self._bytes(c) for _, c in r.leaves)
@@ -94,10 +95,10 @@ class Together:
         return self._shapes[cls]
 
     def _asked_for(self, cls: int) -> bool:
-        """Whether a value is one of the model as it came: kernels for several values want reasons to have each."""
+        """Whether a class is a value of the original model or a root."""
         return bool(self.view.original[cls]) or cls in self.view.roots
 
-    # ------------------------------------------------------------ values inside that others read
+    # ------------------------------------------------------------ intermediate values with other consumers
     def _with_sides(self) -> Iterator[Group]:
         by_class: dict[int, list[Group]] = {}
         for r in self.found:
@@ -110,8 +111,9 @@ class Together:
             yield from self.least(groups)
 
     def _sides(self, r: Region) -> list[tuple[Tensor, int]]:
-        """Values inside a region that a plan may need elsewhere, at most `MOST - 1`: those first that take most reading."""
-        if r.term.entry.kind == "view":  # what it looks at is another region
+        """At most `MOST - 1` intermediate values of a group that a plan may need elsewhere, by falling bytes read to
+        compute them."""
+        if r.term.entry.kind == "view":  # the viewed value has groups of its own
             return []
         beside, read_beside = self.regions.uses.beside, self.regions.beside.get(r.cls, ())
         wanted = [
@@ -122,7 +124,7 @@ class Together:
         return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MOST - 1]
 
     def _fits(self, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-        """Whether results of these sizes can be written over the axes of the second."""
+        """Whether results of shape `a` can be written within an iteration over shape `b`."""
         return prod(a) == prod(b) or (len(a) == len(b) and all(x in (1, y) for x, y in zip(a, b)))
 
     # ------------------------------------------------------------ values over the same inputs
@@ -148,7 +150,7 @@ class Together:
                     seen.add(key)
                     yield from self._joined(joined)
 
-    # ------------------------------------------------------------ small products over inputs of their own
+    # ------------------------------------------------------------ small GEMMs over separate inputs
     def _strangers(self) -> Iterator[Group]:
         alike: dict[tuple[object, ...], dict[int, Region]] = {}
         for r in self.found:
@@ -171,7 +173,7 @@ class Together:
         return sum(self._bytes(c) for _, c in r.leaves), len(r.leaves)
 
     def _needed_for(self, cls: int) -> int:
-        """The nearest value, no view of another one, for which alone a class is needed; -1: for several results."""
+        """The nearest dominator of a class that is not a view; -1: the class is needed for several results."""
         uses = self.regions.uses
         above = uses.above[cls]
         while above != -1 and OPS[self.view.op[uses.choice[above]]].kind == "view":
@@ -179,7 +181,7 @@ class Together:
         return above
 
     def _below(self, cls: int) -> set[int]:
-        """The classes that a class is computed from, as the cheapest e-nodes have it."""
+        """The classes from which a class is computed by the cheapest e-nodes, itself included."""
         uses, todo, found = self.regions.uses, [cls], {cls}
         while todo:
             fresh = set(uses.kids(todo.pop())) - found
@@ -188,7 +190,7 @@ class Together:
         return found
 
     def _joined(self, apart: Sequence[Region]) -> Iterator[Group]:
-        """Regions of which none computes another as one group; and with a value that they compute on their way."""
+        """Groups that join independent fusion groups; and the same with one intermediate value stored as well."""
         classes = list(dict.fromkeys(c for r in apart for _, c in r.leaves))
         if len(classes) > MAX_LEAVES:
             return
@@ -214,7 +216,7 @@ class Together:
             if r.reach in POINTWISE or r.term.entry.kind == "view":  # nothing is saved, or the whole is another class
                 continue
             for axis in range(len(self._shape(r.cls))):
-                if prod(self._shape(r.cls)[:axis]) == 1:  # slices along it are row-major as they lie
+                if prod(self._shape(r.cls)[:axis]) == 1:  # slices along such an axis are row-major anyway
                     continue
                 parts = self.slices(r.cls, axis)
                 if 2 <= len(parts) <= MOST and all(c in self.regions.uses for *_, c in parts):
@@ -226,20 +228,20 @@ class Together:
             yield from self.least(groups)
 
     def least(self, groups: list[Group]) -> list[Group]:
-        """The `SIDES` groups that read least, and the one whose operands are made with least: the others may read a norm or a
-        statistic that needs a kernel of its own."""
+        """The `SIDES` groups that read the fewest bytes, and the one whose operands are cheapest to compute: the others
+        may need a kernel for a norm or statistic."""
         kept = sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))
         given, cost = self.regions.given, self.regions.costs
         least = min(kept, key=lambda g: sum(cost[c] for _, c in g.leaves if c not in given), default=None)
         return [g for n, g in enumerate(kept) if n < SIDES or g is least]
 
     def slices(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
-        """(start, stop, class) of slices of a class along an axis that the model asks for, none of which overlap."""
+        """(start, stop, class) of disjoint slices of a class along an axis that the model needs."""
         return _apart(self._slices_of(cls, axis))
 
     @cached_property
     def _slice_nodes(self) -> dict[int, list[tuple[int, int, int]]]:
-        """Class -> (axis, start, class) of its slices without gaps."""
+        """Class -> (axis, start, class) of its slices of step 1."""
         view = self.view
         found: dict[int, list[tuple[int, int, int]]] = {}
         for node, op in enumerate(view.op):
@@ -249,7 +251,7 @@ class Together:
         return found
 
     def _slices_of(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
-        """(start, stop, class) of the slices of a class along an axis that the model asks for, slices of slices too."""
+        """(start, stop, class) of all needed slices of a class along an axis, slices of slices included."""
         found: dict[int, tuple[int, int, int]] = {}
         todo = [(cls, 0)]
         while todo:
@@ -261,8 +263,8 @@ class Together:
         return sorted(s for s in found.values() if self._asked_for(s[2]) and self.shown(s[2]) is not None)
 
     def shown(self, cls: int) -> Shown | None:
-        """The nearest class that is needed and made of a class: itself; or what is made by other products as well, of which it
-        is a view, or it with a bias."""
+        """The nearest needed class derived from a class within STEPS e-nodes: itself, or a view of the class, or the
+        class plus a bias; None if there is none."""
         todo = [Shown(cls)]
         for found in todo:
             if found.cls in self.regions.uses:
@@ -272,20 +274,20 @@ class Together:
         return None
 
     def remade(self, t: Tensor, cls: int, shown: Shown, leaves: Mapping[int, Tensor]) -> Tensor:
-        """What is made of a class, over a tensor for it and leaves for what lies in memory."""
+        """The term of a derived class, from the tensor `t` of its source and the leaves of given classes."""
         for node in shown.path:
             args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]
             t, cls = make(self.view.op[node], args, dict(self.view.attrs[node])), int(self.view.cls[node])
         return t
 
     def beside(self, cls: int, shown: Shown) -> list[int]:
-        """The classes in memory that are needed for it."""
+        """The given classes that the derivation reads in addition."""
         made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
         return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
 
     @cached_property
     def _steps(self) -> dict[int, list[int]]:
-        """Class -> e-nodes that reshape or permute it, or are pointwise with nothing else but what lies in memory."""
+        """Class -> e-nodes that reshape or permute it, or combine it elementwise with given classes only."""
         found: dict[int, list[int]] = {}
         for node, op in enumerate(self.view.op):
             if op in ("reshape", "permute") or OPS[op].pointwise:
@@ -300,7 +302,7 @@ def _inputs(r: Region, view: EGraphView) -> set[int]:
 
 
 def _apart(slices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Slices in order of their starts, the shortest of each start, without those that overlap one before."""
+    """Disjoint slices in order of their starts, the shortest of each start; overlapping later slices are dropped."""
     kept: list[tuple[int, int, int]] = []
     for start, stop, cls in slices:
         if not kept or start >= kept[-1][1]:
@@ -309,6 +311,6 @@ def _apart(slices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]
 
 
 def _ordered(terms: Sequence[Tensor], named: dict[int, Tensor]) -> tuple[tuple[Tensor, int], ...]:
-    """Leaves with their classes, in order of first use."""
+    """(leaf, class) pairs in order of first use."""
     classes = {leaf: c for c, leaf in named.items()}
     return tuple((t, classes[t]) for t in topological(terms) if t in classes)

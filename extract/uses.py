@@ -1,7 +1,7 @@
-"""What the cheapest e-nodes need a value for: its readers, and the values without which it is not needed.
+"""Consumers and dominators of values, over the cheapest e-node of each class.
 
-A value that is stored on the way to another one must be wanted for something else. Which plan will be best is not known
-when kernels are made, so the cheapest e-node of each class stands for it.
+A fused kernel should store an intermediate value only if another consumer needs it. The best plan is unknown when
+kernels are generated, so the cheapest e-node of each class stands for the class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..egraph.view import EGraphView
 
 
 class Uses:
-    """The classes that one e-node of each class leads to from a view's roots."""
+    """The classes reachable from a view's roots through one chosen e-node per class (`choice[cls]`, -1: none)."""
 
     def __init__(self, view: EGraphView, choice: Sequence[int]) -> None:
         self.view = view
@@ -22,7 +22,7 @@ class Uses:
         self._off, self._kid = view.off.tolist(), view.kid.tolist()
 
     def kids(self, cls: int) -> list[int]:
-        """The classes that a class is computed from directly."""
+        """The child classes of the class's chosen e-node."""
         node = self.choice[cls]
         return self._kid[self._off[node] : self._off[node + 1]] if node >= 0 else []
 
@@ -31,7 +31,7 @@ class Uses:
 
     @cached_property
     def order(self) -> list[int]:
-        """The classes, operands first."""
+        """The reachable classes, operands before their consumers."""
         found: list[int] = []
         closed: dict[int, bool] = {}
         stack = list(reversed(self.view.roots))
@@ -49,7 +49,7 @@ class Uses:
 
     @cached_property
     def readers(self) -> dict[int, set[int]]:
-        """The classes computed from each class, views of it included; a root is read from outside, by -1."""
+        """The consumers of each class, views included; a root has the additional consumer -1."""
         found: dict[int, set[int]] = {cls: {-1} if cls in self.view.roots else set() for cls in self.order}
         for cls in self.order:
             for kid in self.kids(cls):
@@ -58,7 +58,7 @@ class Uses:
 
     @cached_property
     def above(self) -> dict[int, int]:
-        """The nearest class that every way from the roots to each class passes (its immediate dominator; -1: none)."""
+        """Immediate dominator of each class: the nearest class on all paths from the roots (-1: none)."""
         found = dict.fromkeys(self.view.roots, -1)
         depth = {-1: 0}
         for cls in reversed(self.order):
@@ -72,7 +72,8 @@ class Uses:
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """How many values are computed from each class; a root counts once more. What reads a view reads what it shows."""
+        """Number of consumers of each class; a root counts one more. Consumers of a view count as consumers of its
+        source."""
         found = {cls: int(cls in self.view.roots) for cls in self.order}
         for cls in reversed(self.order):
             shows = self.choice[cls] >= 0 and OPS[self.view.op[self.choice[cls]]].kind == "view"
@@ -81,7 +82,8 @@ class Uses:
         return found
 
     def beside(self, cls: int, other: int) -> bool:
-        """Whether a class is needed for something beside another class."""
+        """Whether `cls` has a consumer path from the roots that avoids `other` (`other` does not dominate it) and at
+        least two consumers."""
         if self.count.get(cls, 0) < 2:
             return False
         while cls not in (-1, other):

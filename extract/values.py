@@ -1,5 +1,5 @@
-"""What a graph computes, as large parts (whole.py) see it: which values fit into one, which are reductions there, and which belong
-to no part but to all that read them, because they cost less than memory.
+"""Classification of values for maximal fusion (whole.py): fusable values, reductions, and values that every consumer
+recomputes because that is cheaper than memory traffic.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ REDUCTIONS = frozenset(
     ("sum", "max", "min", "prod", "mean", "logsumexp", "softmax", "log_softmax", "layer_norm", "rms_norm")
 )
 VIEWS = frozenset(("reshape", "permute", "slice", "broadcast_to", "flip", "cast"))
-SMALL = ((2, 8), (8, 64))  # (times as many elements, operations) of a value that is computed anew for each of them
-LIGHT = 2.0  # times its elements of which slices of a value are computed, each where it is read
-OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))  # what regions are made for
-FEW = 8  # elements of a reduction that is short
+# (least ratio of the consumer's elements, largest flops per element) of values recomputed per consumer element
+SMALL = ((2, 8), (8, 64))
+LIGHT = 2.0  # largest total size of slices, relative to the value, for computing each slice at its consumer
+# ops handled by ordinary fusion groups
+OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))
+FEW = 8  # largest number of elements of a short reduction
 
 
 @dataclass
 class Values:
-    """What a view's cheapest e-nodes compute, as parts see it: which values belong to a part, and which to all that read them.
-    `rows`: whether reductions lie inside parts; `written`: short ones, written out, and values of a few times as many elements as others."""
+    """Values computed by a view's cheapest e-nodes, as maximal fusion sees them. rows: whether reductions are fused ·
+    written: whether short reductions are unrolled, and values of a few times as many elements are fused."""
 
     regions: Regions
     rows: bool
@@ -36,16 +38,16 @@ class Values:
 
     @cached_property
     def order(self) -> list[int]:
-        """Classes that are computed, operands first."""
+        """Computed classes, operands first."""
         r = self.regions
         return [c for c in r.uses.order if c not in r.given and r.uses.choice[c] >= 0]
 
     def op(self, cls: int) -> str:
-        """The operation that makes a class."""
+        """The operation of a class's cheapest e-node."""
         return str(self.regions.view.op[self.regions.uses.choice[cls]])
 
     def kids(self, cls: int) -> list[int]:
-        """The classes that it reads."""
+        """The child classes of a class."""
         return self.regions.uses.kids(cls)
 
     def fits(self, cls: int) -> bool:
@@ -56,7 +58,7 @@ class Values:
         return (op in INDEXED or OPS[op].pointwise or self._vector_product(cls) is not None) and op not in OTHERS
 
     def reduces(self, cls: int) -> bool:
-        """Whether a class is a reduction that a part can compute along an axis of its own."""
+        """Whether a class is a reduction that a part computes along its reduction axis."""
         return self.rows and not self.written and self._sums(cls)
 
     def _sums(self, cls: int) -> bool:
@@ -64,23 +66,23 @@ class Values:
         return self.op(cls) in REDUCTIONS or (product is not None and product[1] > 1)
 
     def _vector_product(self, cls: int) -> tuple[int, int, int] | None:
-        """The extent of a product with a vector."""
+        """The extent of a matrix-vector product; None for other classes."""
         if self.op(cls) != "matmul":
             return None
         left, right = (concrete(self.regions.view.types[k].shape) for k in self.kids(cls))
         return vector_product(left, right)
 
     def short(self, cls: int) -> bool:
-        """Whether a class is a reduction of a few elements each."""
+        """Whether a class is a reduction over at most FEW elements."""
         return self.op(cls) in REDUCTIONS and self.extent(cls)[1] <= FEW
 
     @cached_property
     def loose(self) -> dict[int, bool]:
-        """Whether a class belongs to no part, but to all that read it: it is computed there, at no cost to speak of."""
+        """Class -> whether it belongs to no part and each consumer recomputes it, at negligible cost."""
         found: dict[int, bool] = {}
-        sliced: set[int] = set()  # computed as slices that do not overlap, each where it is read
-        parts: set[int] = set()  # put together, or looked at by nothing else but what is
-        needed: dict[int, int] = {}  # elements of the least that reads it, through what is computed there
+        sliced: set[int] = set()  # computed as disjoint slices, each at its consumer
+        parts: set[int] = set()  # concatenations, and values read only by these
+        needed: dict[int, int] = {}  # least number of elements of a consumer, through recomputed ones
         readers, roots = self._readers, {*self.regions.view.roots}
         for c in reversed(self.order):
             op, size = self.op(c), self.regions.elements(c)
@@ -124,7 +126,7 @@ class Values:
 
     @cached_property
     def _work(self) -> dict[int, float]:
-        """Operations for one element, of operands with it."""
+        """Class -> flops per element, with its operands recomputed."""
         found: dict[int, float] = {}
         for c in self.order:
             inside = self.fits(c) and not self.reduces(c)
@@ -134,7 +136,7 @@ class Values:
 
     @cached_property
     def below(self) -> dict[int, int]:
-        """The given classes of more than one element that each class is made of, as bits."""
+        """Class -> bitset of the given classes of more than one element from which it is computed."""
         r = self.regions
         found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.elements(c) > 1))}
         for c in self.order:
@@ -144,7 +146,7 @@ class Values:
         return found
 
     def sources(self, cls: int) -> Iterator[int]:
-        """The classes that lie in memory or belong to parts, which a class reads through loose ones."""
+        """The classes in memory or in parts that a class reads, through recomputed ones."""
         seen: set[int] = set()
         stack = [*reversed(self.kids(cls))]
         while stack:
@@ -158,7 +160,7 @@ class Values:
                 yield k
 
     def shown(self, root: int) -> int:
-        """The class that a root looks at."""
+        """The class of which a root is a view, through recomputed values."""
         while self.loose.get(root):
             kids = [k for k in self.kids(root) if k not in self.regions.formulas]
             if len(kids) != 1:
@@ -167,7 +169,7 @@ class Values:
         return root
 
     def put_together(self, cls: int) -> set[int]:
-        """The values that a concatenation puts together."""
+        """The values joined by a concatenation."""
         found: set[int] = set()
         stack = [*self.kids(cls)]
         while stack:
@@ -179,7 +181,7 @@ class Values:
         return found
 
     def extent(self, cls: int) -> tuple[int, int, int]:
-        """(results, elements of each, distance of neighbouring elements) of a reduction."""
+        """(number of results, reduction length, stride between neighbouring elements) of a reduction."""
         if (found := self._vector_product(cls)) is not None:
             return found
         view, node = self.regions.view, self.regions.uses.choice[cls]

@@ -1,20 +1,21 @@
-"""VECTORS: products with a vector, which are sums along one axis of what they read, and of two vectors, which are no sums at all.
+"""VECTORS: matrix-vector products as reductions along one axis, and outer products as elementwise operations.
 
-A product of matrices wants tiles of its own and a matrix unit. A short one with a vector (a state read out by a row of C, a query
-over a state) is a reduction like any other, an outer product is a pointwise operation: both belong into one kernel with what they read.
-"""
+A matrix product (GEMM) needs tiles and a tensor core. A short GEMV (a state read out by a row of C, a query over a
+state) is an ordinary reduction, and an outer product is elementwise: both can be fused with the producers of their
+operands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
 
-SHORT = 64  # longest sum that counts as one: a tile holds it whole
+SHORT = 64  # longest reduction that counts as short: one tile holds all of it
 
 
 def vector_product(left: Sequence[int], right: Sequence[int]) -> tuple[int, int, int] | None:
-    """(results, elements of each, distance of neighbouring elements) of `matmul` of such shapes if one side is a vector and the
-    sum is short, or it has one element (an outer product); None otherwise."""
+    """(number of results, reduction length, stride between neighbouring elements) of a `matmul` with these operand
+    shapes, if one side is a vector and the reduction is short, or the reduction has length 1 (an outer product); None
+    otherwise."""
     rows, depth, columns = left[-2], left[-1], right[-1]
     if not 1 <= depth <= SHORT or (depth > 1 and columns > 1 and rows > 1):
         return None

@@ -1,10 +1,9 @@
-"""Solving a hypergraph from what smaller ones gave, so that a larger e-graph never costs quality.
+"""Warm start from nested smaller problems, so that a larger e-graph never costs quality.
 
-A larger problem that is not solved to its optimum may end dearer than a smaller one that was. The values of an e-graph know
-in which round they came up; the kernels over values of the first rounds make nested problems, each of which holds all that
-fewer rounds would have given (and those of the wider limits that more effort adds). Where the whole is not proved, these
-are solved in turn, each from the best plan of those before, and the whole last.
-"""
+A larger problem that is not solved to optimality may end dearer than a smaller one that was. Each e-class records the
+saturation round of its creation; the kernels over classes of the first rounds form nested problems, each of which
+contains everything fewer rounds would have given (and the wider limits of more effort). If the whole problem is not
+proved, these are solved in turn, each from the best plan of those before, and the whole problem last."""
 
 from __future__ import annotations
 
@@ -21,17 +20,18 @@ from .problem import Extraction, IntArray, relative_gap
 from .rows import Rows
 
 STEPS = (0, 1, 2, 4, 8)
-"""Rounds up to which smaller problems go."""
+"""Rounds at which the smaller problems end."""
 
 SMALLER, AGAIN = 0.5, 0.3
-"""Time for all smaller problems, and for the whole again from the best of them, as shares of what it had at first."""
+"""Time for all smaller problems, and for the final solve of the whole, as shares of the first solve's time."""
 
-PROVED = 1e-6  # relative gap that counts as none, as in `solve`
+PROVED = 1e-6  # relative gap that counts as zero, as in `solve`
 Solve = Callable[..., Extraction]
 
 
 def start_of(rows: Rows, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntArray:
-    """The choice that some candidates mean, in a problem that may hold alike ones instead; -1 where none is known."""
+    """The choice array of the given candidates, in a problem that may contain equivalent ones instead; -1 for classes
+    without one."""
     problem = rows.problem
     alike, cls = hypergraph.alike, problem.cls.tolist()
     row = {alike[c]: n for n, c in enumerate(rows.candidate) if c >= 0}
@@ -39,14 +39,14 @@ def start_of(rows: Rows, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntAr
     for i in chosen:
         if (n := row.get(alike[i])) is not None:
             choice[cls[n]] = n
-    for n, c in enumerate(rows.candidate):  # what is given, and the values in what a kernel with several outputs made
+    for n, c in enumerate(rows.candidate):  # given vertices, and projections of multi-output kernels
         if c < 0 and choice[cls[n]] < 0 and (choice[problem.kid[problem.off[n] : problem.off[n + 1]]] >= 0).all():
             choice[cls[n]] = n
     return choice
 
 
 def ages(hypergraph: Hypergraph) -> list[int]:
-    """Per candidate the round from which on all values that it reads and makes were there."""
+    """Per candidate the first round in which all its inputs and outputs exist."""
     of = hypergraph.view.age
     if of is None:
         return [0] * len(hypergraph.candidates)
@@ -58,7 +58,7 @@ def ages(hypergraph: Hypergraph) -> list[int]:
 
 
 def rungs(age: Sequence[int]) -> list[int]:
-    """Rounds at which smaller problems end: those of STEPS that are not the last, and the last but one."""
+    """Rounds at which smaller problems end: the members of STEPS before the last round, and the last but one."""
     found = sorted(set(age))[:-1]
     return sorted({*found[-1:], *(step for step in STEPS if step in found)})
 
@@ -67,9 +67,10 @@ def warm_solve(
     make: Callable[[Sequence[float]], Rows], hypergraph: Hypergraph, cost: Sequence[float], solve: Solve, *,
     seconds: float, deterministic: bool = False, known: Sequence[int] = (),
 ) -> tuple[Rows, Extraction]:  # fmt: skip
-    """The cheapest extraction found in `seconds`, starting from the candidates `known`; where that is not proved and
-    nothing was known, also from smaller problems, in less than `seconds` more. It is never dearer than what was known, nor
-    than any smaller problem solved on the way. `make` gives the problem at prices of the candidates (inf: left out)."""
+    """(problem, the cheapest extraction found in `seconds`), warm-started from the candidates `known`. If `known` is
+    empty and there is no proof, also from smaller problems, in less than `seconds` more. The result is never dearer
+    than `known`, nor than any smaller problem solved on the way. `make` builds the problem from the candidates' prices
+    (inf: left out)."""
     rows = make(cost)
     hint = start_of(rows, hypergraph, known) if known else None
     found = solve(rows.problem, time_limit=seconds, deterministic=deterministic, hint=hint)
@@ -78,13 +79,13 @@ def warm_solve(
     alone, best = found.cost, rows.ordered(found)
     ends = time.perf_counter() + SMALLER * seconds
     for n, step in enumerate(steps):
-        left = ends - time.perf_counter()  # small ones mostly need little of it
+        left = ends - time.perf_counter()  # small problems usually need little of it
         share = SMALLER * seconds / len(steps) if deterministic else left / min(2, len(steps) - n)
         small = make([c if a <= step else math.inf for c, a in zip(cost, age)])
         start = start_of(small, hypergraph, best)
         try:
             one = solve(small.problem, time_limit=max(0.0, share), deterministic=deterministic, hint=start)
-        except ExtractionError:  # the first rounds alone cover no output, or not within the limits
+        except ExtractionError:  # the first rounds alone do not cover the outputs, or not within the limits
             continue
         if one.cost < found.cost:
             best = small.ordered(one)

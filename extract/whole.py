@@ -1,14 +1,15 @@
-"""WHOLE: all that a graph computes pointwise, by views and by reductions of one extent, cut into as few kernels as may be.
+"""WHOLE: maximal fusion. All elementwise operations, views and reductions of one extent, cut into as few kernels as
+possible.
 
-Regions (regions.py) are small, many, and grown from every value. Programs of hundreds of small operations (a scan that was unrolled,
-steps of a solver, an optimizer's update) are one kernel or a few, which none of them holds. Here each value that lies in no view
-of another one belongs to one part; parts grow from the results towards the inputs, through what has as many elements, or is
-reduced over axes of one extent; a part may have several results. Values are computed anew only where that costs less than memory:
-views, formulas of places, small operands of large values, and what is read in slices that do not overlap.
+Ordinary fusion groups (regions.py) are small, numerous, and grown from every value. A program of hundreds of small
+operations (an unrolled scan, solver steps, an optimizer's update) fits into one or a few kernels, which are larger than
+any such group. Here each value that is not a view belongs to exactly one part. Parts grow from the results towards the
+inputs, over values with equal numbers of elements, or reduced over axes of one extent; a part may have several outputs.
+Values are recomputed only where that is cheaper than memory traffic: views, index formulas, small operands of large
+values, and disjoint slices.
 
-What one kernel cannot hold (`refused`) is cut in two where fewest values cross, and so on. Growth is linear in the values, whatever
-their number.
-"""
+A part too large for one kernel (`refused`) is cut in two where the fewest values cross, recursively. Time is linear in
+the number of values."""
 
 from __future__ import annotations
 
@@ -29,44 +30,47 @@ from .regions import Regions
 from .together import Group
 from .values import VIEWS, Values
 
-NEAR = 32  # parts begun last, of which one is looked for that a value may join beside those that read it
-LARGE = 16  # values of a part from which on it is of use: smaller ones are regions
-OPERANDS, RESULTS = 48, 24  # most of a part
-TIMES = 16  # times as many elements that a value may have beside others
-OPEN = 4  # results of a piece from which regions start: what is cut where much crosses is no place to begin
-PIECES = (400, 32)  # values of the parts that a large one is cut into besides, for when it is slower than they are
+NEAR = 32  # number of recently begun parts considered for a value besides those of its consumers
+LARGE = 16  # least weight of a useful part: smaller ones are ordinary fusion groups
+OPERANDS, RESULTS = 48, 24  # largest number of operands and results of a part
+TIMES = 16  # largest ratio of the element counts of values in a part
+OPEN = 4  # largest number of results of a piece from which ordinary groups start
+# sizes of the pieces into which a large part is cut as alternatives, in case it is slower than they are
+PIECES = (400, 32)
 
 
 @dataclass(eq=False)
 class Part:
-    """Values that one kernel computes together. `rows` is how many elements most of them have, or are left by reductions of
-    `depth` elements each; `wide` are sizes of what is put together from such values; `extent` tells reductions apart."""
+    """Values computed by one kernel. rows: number of elements of most of them, or of the results of reductions over
+    `depth` elements each · wide: element counts of concatenations of such values · extent: extent of its reductions ·
+    after: indices of parts that read it · reads: bitset of given classes."""
 
     rows: int
     depth: int = 1
     wide: set[int] = field(default_factory=set)
     extent: tuple[int, int, int] | None = None
     members: list[int] = field(default_factory=list)
-    after: set[int] = field(default_factory=set)  # numbers of parts that read it
-    reads: int = 0  # the given classes that it needs, as bits
+    after: set[int] = field(default_factory=set)  # indices of the parts that read this part
+    reads: int = 0  # given classes that it reads, as bits
 
     def sizes(self) -> set[int]:
-        """Numbers of elements that its values have."""
+        """Element counts that its values may have."""
         return {self.rows, self.rows * self.depth, *self.wide}
 
 
 @dataclass
 class Partition:
-    """Values in parts. They come with what reads them first: each joins a part of those, or one that reads the same memory, if it
-    is of its size and no part then waits for itself."""
+    """Assignment of values to parts, in reverse order (consumers first): each value joins a consumer's part, or a part
+    that reads the same memory, if the sizes match and the parts stay acyclic."""
 
     values: Values
     parts: list[Part] = field(default_factory=list)
     home: dict[int, int] = field(default_factory=dict)  # class -> its part
     readers: dict[int, set[int]] = field(default_factory=dict)  # class -> classes of parts that read it
-    wholes: dict[int, list[tuple[int, set[int]]]] = field(default_factory=dict)  # class -> what it is put together into
-    later: list[int] = field(default_factory=list)  # of each part, those that wait for it, directly or not, as bits
-    fitting: list[int] = field(default_factory=list)  # the parts that one kernel might compute
+    # class -> (concatenation, its joined values)
+    wholes: dict[int, list[tuple[int, set[int]]]] = field(default_factory=dict)
+    later: list[int] = field(default_factory=list)  # per part: bitset of the parts that depend on it, transitively
+    fitting: list[int] = field(default_factory=list)  # indices of the parts that one kernel may compute
 
     def __post_init__(self) -> None:
         values = self.values
@@ -95,7 +99,8 @@ class Partition:
             part.members.sort(key=place.__getitem__)
 
     def _alike(self, a: int, b: int) -> bool:
-        """Whether two parts read the same memory and could be one: what joined them did not know the sizes of all."""
+        """Whether two parts read the same memory and their sizes permit a merge (not always known when their values
+        were assigned)."""
         first, second = sorted((self.parts[a], self.parts[b]), key=lambda p: p.extent is None)
         if not (first.members and second.members and first.reads & second.reads):
             return False
@@ -104,12 +109,12 @@ class Partition:
         return second.extent is None and second.rows == first.rows * first.depth and not second.wide
 
     def _between(self, a: int, b: int) -> bool:
-        """Whether a part waits for one of two, and the other one for it."""
+        """Whether a third part depends on one of two parts and the other depends on it."""
         first, second = self.parts[a].after, self.parts[b].after
         return self._waits(first - {b}, b) or self._waits(second - {a}, a)
 
     def _merge(self, a: int, b: int) -> None:
-        """Put a part's values into another one."""
+        """Merge two parts."""
         into, gone = sorted((a, b), key=lambda n: self.parts[n].extent is None)
         one, other = self.parts[into], self.parts[gone]
         self.home |= dict.fromkeys(other.members, into)
@@ -129,7 +134,7 @@ class Partition:
                 self.later[n] = (later | new | 1 << into) & ~(1 << gone)
 
     def _chosen(self, cls: int, users: set[int]) -> int:
-        """The number of the part that a class belongs to, which may begin with it."""
+        """The index of the part for a class; a new part if none is suitable."""
         read = self.values.below[cls]
         if self.values.fits(cls):
             beside = (n for n in self.fitting[-NEAR:] if n not in users and self.parts[n].reads & read)
@@ -145,7 +150,7 @@ class Partition:
         return len(self.parts) - 1
 
     def _joins(self, cls: int, number: int) -> bool:
-        """Whether a class can be one of a part's values."""
+        """Whether a class may join a part."""
         part = self.parts[number]
         if not self.values.fits(part.members[0]):
             return False
@@ -165,12 +170,12 @@ class Partition:
         return size in part.sizes() or self._is_piece(cls, number)
 
     def _times(self, cls: int, part: Part) -> bool:
-        """Whether all values of a part and this one are a few times as many elements as the smallest of them."""
+        """Whether all element counts, the class's included, are small multiples of the smallest one."""
         sizes = {self.values.regions.elements(cls), *part.sizes()}
         return all(n % min(sizes) == 0 and n <= TIMES * min(sizes) for n in sizes)
 
     def _is_piece(self, cls: int, number: int) -> bool:
-        """Whether all values of a part so far are put together from such as this one."""
+        """Whether all values of the part so far are concatenations of values like this one."""
         part, elements = self.parts[number], self.values.regions.elements
         if part.depth > 1 or part.wide:
             return False
@@ -178,7 +183,7 @@ class Partition:
         return any(all(elements(k) == elements(cls) for k in those) for those in own)
 
     def _widen(self, cls: int, part: Part) -> None:
-        """Note what a part becomes by a class that joins it."""
+        """Update a part's sizes for a class that joins."""
         size = self.values.regions.elements(cls)
         if self.values.reduces(cls):
             rows, depth, _ = part.extent = self.values.extent(cls)
@@ -193,11 +198,11 @@ class Partition:
             part.wide, part.rows = {part.rows}, size
 
     def _waits(self, sources: Iterable[int], goal: int) -> bool:
-        """Whether a part must come after one of some others."""
+        """Whether part `goal` depends on one of the parts `sources`."""
         return any(self.later[n] >> goal & 1 for n in sources)
 
     def _before(self, number: int, users: set[int]) -> None:
-        """Note that a part comes before others."""
+        """Record that the parts `users` depend on part `number`."""
         self.parts[number].after |= users
         new = reduce(or_, (self.later[u] | 1 << u for u in users), 0)
         if new & ~self.later[number]:
@@ -209,34 +214,34 @@ class Partition:
 
 @dataclass
 class Whole:
-    """The parts of a view's graph, of which the cheapest e-nodes stand for its classes; as groups, the largest parts first.
-    `rows`: whether reductions lie inside parts; `written`: short ones do, which kernels write out, and values of a few times as many
-    elements as others: those parts only that the other way leaves apart."""
+    """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first. rows:
+    whether reductions are fused · written: only parts with unrolled short reductions, and with values of a few times as
+    many elements as others, which the other mode leaves separate."""
 
     regions: Regions
     rows: bool = True
     written: bool = False
-    known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # a group's results -> its values
+    known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # results of a group -> its values
     todo: list[list[int]] = field(default_factory=list)
 
     @property
     def view(self) -> EGraphView:
-        """The view."""
+        """The e-graph view."""
         return self.regions.view
 
     @cached_property
     def values(self) -> Values:
-        """What there is to compute."""
+        """Classification of the values."""
         return Values(self.regions, self.rows, self.written)
 
     @cached_property
     def partition(self) -> Partition:
-        """The values in parts; those of other kernels are parts of their own."""
+        """The values assigned to parts; values of other kernels are parts of their own."""
         return Partition(self.values)
 
     @cached_property
     def parts(self) -> list[Part]:
-        """The parts that one kernel might compute, each with its values, operands first."""
+        """The parts that one kernel may compute, each with its values, operands first."""
         values = self.values
         if self.written and not any(map(values.short, values.order)):
             return []
@@ -244,7 +249,7 @@ class Whole:
         return [p for p in found if any(map(values.short, p.members))] if self.written else found
 
     def __iter__(self) -> Iterator[Group]:
-        """Every part that is of use, and what it is cut into."""
+        """Yield every part of useful size, and the pieces of large parts."""
         parts = [p.members for p in self.parts if len(p.members) > 1 and self.weight(p.members) >= LARGE]
         for size in PIECES:
             parts += [piece for p in parts if self.weight(p) > 2 * size for piece in self.pieces(p, size)]
@@ -264,17 +269,17 @@ class Whole:
                 yield group
 
     def refused(self, group: Group) -> None:
-        """No kernel holds a group: its halves come next."""
+        """Report that no kernel can hold a group: its halves are yielded next."""
         self.todo += self.halves(self.known[group.classes])
 
     @cached_property
     def large(self) -> list[list[int]]:
-        """The values of parts that are larger than a region can be."""
+        """The values of parts that are larger than ordinary fusion groups can be."""
         return [p.members for p in self.parts if self.weight(p.members) > MAX_NODES]
 
     @cached_property
     def settled(self) -> set[int]:
-        """The classes of large parts, and what they compute with them."""
+        """The classes of large parts, and those that they recompute."""
         found = {c for members in self.large for c in members}
         stack = [*found]
         while stack:
@@ -285,7 +290,8 @@ class Whole:
 
     @cached_property
     def unstarted(self) -> set[int]:
-        """Those of them that are no result of a part, or of a piece with few results: no region need start from them."""
+        """The settled classes that are no result of a part, or of a piece with few results: no ordinary group starts
+        from these."""
         pieces = [p for members in self.large for p in self.pieces(members, PIECES[-1])]
         cut = [r for p in pieces if len(r := self.results(p)) <= OPEN]
         made = {c for results in (*map(self.results, self.large), *cut) for c in results}
@@ -293,7 +299,8 @@ class Whole:
 
     @cached_property
     def unread(self) -> set[int]:
-        """Those of them that no generated kernel makes, nor a view of what one makes: no region need read them."""
+        """The settled classes that no generated kernel stores, nor a view of a stored one: no ordinary group reads
+        these."""
         found = {c for members in self.large for c in members if c in self.unstarted}
         for c in self.values.order:
             if c in self.unstarted and self.values.loose.get(c):
@@ -302,7 +309,7 @@ class Whole:
         return found
 
     def weight(self, members: Iterable[int]) -> float:
-        """About how many statements some values are."""
+        """Approximate number of statements of some values."""
         return sum(3 if OPS[self.values.op(c)].composite else 1 for c in members)
 
     @cached_property
@@ -310,18 +317,18 @@ class Whole:
         return {self.values.shown(root) for root in self.view.roots}
 
     def results(self, members: Sequence[int]) -> list[int]:
-        """Those of some values that are needed elsewhere."""
+        """The values that are roots or have consumers outside `members`."""
         own, readers = {*members}, self.partition.readers
         return [c for c in members if c in self._asked_for or not readers.get(c, set()) <= own]
 
     def pieces(self, members: list[int], size: int) -> list[list[int]]:
-        """Consecutive values of about `size` each, cut where fewest cross."""
+        """Consecutive values of about `size` each, cut where the fewest cross."""
         if self.weight(members) <= 1.5 * size:
             return [members]
         return [p for half in self.halves(members) for p in self.pieces(half, size)]
 
     def halves(self, members: list[int]) -> list[list[int]]:
-        """The values before and after the place near the middle where those that cross have fewest elements."""
+        """The values before and after a cut near the middle, where the crossing values have the fewest elements."""
         if len(members) < 2:
             return []
         place = {c: n for n, c in enumerate(members)}
@@ -336,7 +343,7 @@ class Whole:
         return [members[: cut + 1], members[cut + 1 :]]
 
     def group(self, members: list[int]) -> Group | None:
-        """Some values as terms over what they read; None where that is more than a kernel should have."""
+        """The values as a fusion group over their operands; None if there are too many operands or results."""
         own, view, values = {*members}, self.view, self.values
         made: dict[int, Tensor] = {}
         leaves: dict[Tensor, int] = {}
@@ -364,8 +371,9 @@ class Whole:
 
 
 def settled(view: EGraphView, given: frozenset[int]) -> EGraphView:
-    """The view without other forms of what its large parts compute than the cheapest and the original ones: of hundreds of
-    additions and products, rewriting finds tens of thousands, which no kernel of fewer operations needs. The same classes."""
+    """The view with only the cheapest and the original e-nodes of the classes in its large parts; classes are
+    unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none of which saves
+    operations."""
     whole = Whole(Regions(view, given))
     if not whole.large:
         return view

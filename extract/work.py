@@ -1,4 +1,4 @@
-"""How much arithmetic and memory traffic a kernel call cannot avoid: the input of the roofline."""
+"""Flops and compulsory memory traffic of a kernel call: the input of the roofline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .meaning import meanings
 
 
 def node_flops(node: Tensor) -> float:
-    """Arithmetic of one node: products and sums of a contraction, the op table's count per element elsewhere."""
+    """Flops of one node: 2 per multiply-add of a contraction, the op table's count per element elsewhere."""
     out = prod(concrete(node.shape))
     if node.op in ("matmul", "linear"):
         return 2.0 * out * concrete(node.args[0].shape)[-1]
@@ -42,8 +42,8 @@ def node_flops(node: Tensor) -> float:
 
 
 def seen(rows: int, columns: int, causal: bool, window: int) -> float:
-    """How many pairs of a row and a column attention computes: of each row those up to its diagonal, aligned at the last
-    position, if it is causal, and of them the last `window` (0: all)."""
+    """Number of (row, column) pairs that attention computes. causal: each row up to its diagonal, aligned at the last
+    position · window: only the last `window` columns of these (0: all)."""
     if not causal and not window:
         return float(rows * columns)
     ends = np.arange(rows) + columns - rows + 1 if causal else np.full(rows, columns)
@@ -52,13 +52,14 @@ def seen(rows: int, columns: int, causal: bool, window: int) -> float:
 
 
 def graph_flops(roots: list[Tensor]) -> float:
-    """Arithmetic of all nodes below the roots, each once."""
+    """Flops of all nodes below the roots, each counted once."""
     return float(sum(node_flops(n) for n in topological(roots) if not n.is_leaf))
 
 
 def call_work(template: Template, call: Call) -> tuple[float, float]:
-    """(flops, bytes) of one call: every operand read once and each output written once; a gather reads what it picks, and of a
-    tensor that values are written into, only these count; arithmetic as if it were at its dtype's own rate."""
+    """(flops, bytes) of one call: each operand is read once and each output written once. Gathers read only the
+    gathered elements, and scatters into an operand write only the updates. Flops are scaled to the rate of the
+    operands' dtype (`Template.rate`)."""
     if template.family == "copy":
         return 0.0, 2.0 * call.output.type.nbytes
     read = {o: float(call.operands[o].type.nbytes) for o in template.operands}
@@ -77,7 +78,7 @@ def call_work(template: Template, call: Call) -> tuple[float, float]:
 
 
 def written_into(roots: Sequence[Tensor]) -> dict[int, str]:
-    """Outputs of a kernel, by number, that are an operand with values written into it: its name."""
+    """Output index -> name of the operand that the output updates in place (scatter)."""
     return {
         n: str(t.args[0].attr("name"))
         for n, t in enumerate(roots)
@@ -86,7 +87,7 @@ def written_into(roots: Sequence[Tensor]) -> dict[int, str]:
 
 
 def _picked(roots: Sequence[Tensor]) -> dict[str, int]:
-    """Elements read of the inputs that are only gathered from."""
+    """Input name -> number of elements read, for inputs used only by gathers."""
     picked: dict[str, int] = {}
     other: set[str] = set()
     for node in topological(roots):

@@ -1,9 +1,8 @@
-"""Up to which time a kernel is worth measuring on: what the same values cost by kernels whose times are certain.
+"""Cost cutoff of measuring: the time above which a kernel is in no best plan, from kernels with measured times.
 
-A kernel that takes longer than the cheapest certain way to make its outputs from what is given and from what it reads is in
-no best plan: exchanging it for that way makes any plan cheaper. (The way is another certain kernel that makes the same, with a
-certain tree for each value that only that one reads; a tree's cost is never less than what it adds to a plan.)
-"""
+A kernel slower than the cheapest measured way to produce its outputs from given values and its own inputs is in no best
+plan: replacing it makes any plan cheaper. (That way is another measured kernel with the same outputs, plus a measured
+tree for each input that only that kernel reads; the cost of a tree is at least what it adds to a plan.)"""
 
 from __future__ import annotations
 
@@ -14,29 +13,29 @@ from collections.abc import Callable, Sequence
 from .candidates import Hypergraph
 from .kernel import Candidate, Priced, Pricer
 
-Token = tuple[int, int]  # a template and a call, by identity: candidates share equal calls
+Token = tuple[int, int]  # identities of template and call: candidates share equal calls
 
 
 def token(candidate: Candidate) -> Token:
-    """What candidates with equal calls share."""
+    """Identity of a candidate's call."""
     return id(candidate.template), id(candidate.call)
 
 
 class Places:
-    """Where calls are in a hypergraph: by their token, and by what they make."""
+    """Index of a hypergraph's candidates by call token and by output."""
 
     def __init__(self, hypergraph: Hypergraph) -> None:
         self.of: dict[Token, list[int]] = {}
-        self.alike: dict[int, list[int]] = {}  # what is made: the candidates that make it
+        self.alike: dict[int, list[int]] = {}  # output id -> candidates that make it
         for i, (candidate, made) in enumerate(zip(hypergraph.candidates, hypergraph.numbered.made)):
             self.of.setdefault(token(candidate), []).append(i)
             self.alike.setdefault(made, []).append(i)
 
 
 class Worth:
-    """Bounds that tighten while candidates are measured: `taken` notes that one is under way, calling gives its bound in µs.
-    `ended`: nothing is worth measuring any more. `limited`: plans must keep budgets, for which a dear kernel may be needed: then
-    there are no bounds. `places`: those of the hypergraph, if they are known."""
+    """Cost cutoffs that fall while candidates are measured: `taken` registers a measurement in flight; calling returns
+    the cutoff in µs. ended: whether measuring is over · limited: plans have budgets, which may need a slow kernel, so
+    cutoffs are infinite · places: index of the hypergraph, if it exists already."""
 
     def __init__(
         self, hypergraph: Hypergraph, pricer: Pricer, prices: Sequence[Priced],
@@ -49,11 +48,11 @@ class Worth:
         self._tree: list[float] | None = None
 
     def taken(self, candidate: Candidate) -> None:
-        """Note that a candidate is being measured."""
+        """Register that a candidate is being measured."""
         self._waiting.append(candidate)
 
     def __call__(self, candidate: Candidate) -> float:
-        """µs from which on the candidate is of no use anywhere; 0 when the time is up."""
+        """Time in µs above which the candidate is in no best plan; 0 after the deadline."""
         if self.ended():
             return 0.0
         if self.limited:
@@ -85,8 +84,8 @@ class Worth:
 
 
 def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:
-    """Of each number of a hypergraph, the least summed cost of a tree of candidates that makes it from what is given (Knuth's
-    form of Dijkstra's algorithm); infinite where there is none."""
+    """Least tree cost of each vertex and bundle from given values (Knuth's generalisation of Dijkstra's algorithm); inf
+    if there is no derivation."""
     numbered = hypergraph.numbered
     nodes = [(m, n, c) for m, n, c in zip(numbered.made, numbered.needs, cost) if c < math.inf]
     nodes += [
