@@ -1,4 +1,5 @@
-"""tensor_graphs: finds the fastest form of a tensor program by e-graph rewriting and measured kernel costs.
+"""tensor_graphs: a tensor superoptimizer. E-graph rewriting generates equivalent programs, measured kernel costs select
+one.
 
     import tensor_graphs as tg
 
@@ -6,7 +7,7 @@
     program = tg.optimize(tg.softmax((x * 0.125) @ w), params={"w": W})
     y = program(X)
 
-Names are loaded when first used: importing this package imports neither torch nor a solver.
+Public names are imported lazily on first use, so `import tensor_graphs` imports neither Torch nor a solver.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-#: public name -> (module, name there)
+#: public name -> (module, attribute of that module; "" for the module itself)
 _PUBLIC: dict[str, tuple[str, str]] = {
     **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths")},
     "Progress": ("progress", "Progress"),
@@ -52,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Extract(ModuleType):
-    """The subpackage `tensor_graphs.extract`, which is also the function `tg.extract`."""
+    """Module class of the subpackage `tensor_graphs.extract`, which makes the module callable as `tg.extract(...)`."""
 
     def __call__(self, source: Any, **options: Any) -> Any:
         """See `tensor_graphs.egraph_file.extract`."""
@@ -62,7 +63,9 @@ class _Extract(ModuleType):
 
 
 class _Package(ModuleType):
-    """This package: where the import system stores its subpackage `extract` here, that becomes callable."""
+    """Module class of this package. The import system assigns the subpackage `extract` here; the assignment makes it
+    callable.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "extract" and type(value) is ModuleType:

@@ -1,4 +1,4 @@
-"""`python -m tensor_graphs`: the command line where no script was installed."""
+"""`python -m tensor_graphs`: entry point of the command line where the script is not installed."""
 
 from .cli import main
 

@@ -1,14 +1,15 @@
-"""From a hypergraph to a program that was verified: choose, build, compare, and where a plan is over tolerance, choose
-again from less.
+"""Verify-or-retry loop: build the program of the extracted plan, verify it, and extract again under stricter limits on
+failure.
 
-The steps from the fastest plan to the unoptimized graph, which always passes:
+The attempts, from the fastest plan to the unoptimized graph, which always passes:
 
-1. all values stored as they are computed, where the plan stores some in 16 bits and an output that is off has more;
-2. within a budget of rounding: the kernels' measured errors, against what the plan was off by;
-3. without the kernel that is least accurate by itself, one after the other;
-4. kernels of one family (contractions, reductions, …) only on values of the model as it came, so that no sum is taken in
-   another order there; the family that rewriting changed most comes first;
-5. no rewriting at all.
+1. If the plan stores 16-bit intermediates and a failing output has a wider dtype: store all intermediates in their
+   compute dtypes.
+2. Bound the sum of the kernels' measured rounding errors (an error budget derived from the error of the failed plan).
+3. Exclude the kernel that is least accurate when run alone, one kernel per attempt.
+4. Restrict the kernels of one family (contractions, reductions, …) to values of the original model, so that the
+   family's sums keep the original order. The family whose rewritten kernels have most flops comes first.
+5. Disable rewriting.
 """
 
 from __future__ import annotations
@@ -43,23 +44,24 @@ from .extract.work import call_work, graph_flops
 from .verify import FACTORS, KEPT_BYTES, Tolerance, Verification, verify
 
 MAX_ATTEMPTS = 8
-TIGHTENINGS = 3  # budgets of rounding that are tried
-GROSS = 8.0  # times its fair error: a kernel that is farther off is not used at all
-MARGIN = 0.9  # of what a budget may be: random errors of other plans add up a little differently
+TIGHTENINGS = 3  # rounding-error budgets tried per run
+GROSS = 8.0  # multiple of the fair error above which a kernel is excluded at once, without trying a budget first
+MARGIN = 0.9  # safety factor on an error budget: random errors of another plan add up slightly differently
 REWRITES = "all rewrites"
 STORED = "values stored in fewer bits than an output has"
-MOVES = ("view", "copy")  # families that compute nothing
+MOVES = ("view", "copy")  # families of kernels that do no arithmetic
 NOTHING = Diagnosis(0.0, {}, {}, ())
 
 
 @dataclass
 class Acceptance:
-    """How a choice becomes a verified program.
+    """The verify-or-retry loop that turns a choice of kernels into a verified program.
 
-    `graph` is the model as it came, `work` the form that is optimized. `choose` solves a hypergraph within
-    budgets, `errors` knows the relative errors of its candidates (0 where nothing does), `plain` makes the one without
-    rewriting, `stored` that of a view whose values lie in memory in the dtypes that they are computed in, or, of none, the one without
-    rewriting. `fired` are the rules that matched: suspects where something is wrong. `stage` times its block.
+    `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `choose`: extraction,
+    solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where unmeasured. `plain`:
+    makes the hypergraph without rewriting. `stored`: makes the hypergraph of a view with every value stored in its
+    compute dtype; for None, that of the unrewritten graph. `fired`: rules that matched, named as suspects in a
+    miscompile error. `stage`: context manager that times a named stage.
     """
 
     graph: Graph
@@ -73,20 +75,21 @@ class Acceptance:
     tolerance: Tolerance = "eager"
     seed: int = 0
     fired: Sequence[Rule] = ()
-    plan: Callable[[Choice], Plan] | None = None  # how a choice becomes a plan, if not at the sizes of `work`
-    elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""  # what is wrong at other sizes
-    over: Callable[[], bool] = lambda: False  # whether no time is left for more than has to be
-    late: Callable[[], bool] = lambda: False  # nor for another plan where one is over tolerance
-    polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes what raises Halted once Ctrl-C came
-    cut: list[str] = field(default_factory=list)  # what is left out for want of time, in words
-    dropped: list[str] = field(default_factory=list)  # what is not used any more, in words
+    plan: Callable[[Choice], Plan] | None = None  # converts a choice to a plan; None: `plan_of` at the sizes of `work`
+    # verifies a size-polymorphic program at other sizes; returns the problem or ""
+    elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
+    over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
+    late: Callable[[], bool] = lambda: False  # whether there is no time for another plan if this one fails
+    polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
+    cut: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
+    dropped: list[str] = field(default_factory=list)  # texts: what was excluded by earlier attempts
     references: dict[int, Any] = field(default_factory=dict)
-    ahead: Callable[[], dict[int, Any]] = dict  # gives those that were computed before there was a program
-    tighter: Choice | None = None  # the next choice, where it is known: one within a budget of rounding
-    tightened: int = 0  # how many budgets of rounding were tried
+    ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
+    tighter: Choice | None = None  # the next choice, if already solved within an error budget
+    tightened: int = 0  # number of error budgets tried
 
     def build(self, found: Hypergraph) -> tuple[Choice, Program]:
-        """The program of the best choice. NoPlanError if nothing covers the outputs any more."""
+        """Return the best choice and its program. NoPlanError if no candidates cover the outputs any more."""
         choice, self.tighter = self.tighter, None
         try:
             choice = choice or self.choose(found, ())
@@ -100,11 +103,14 @@ class Acceptance:
             return choice, Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
-        """The fastest choice that passes; without a verdict where Ctrl-C ended its verification. When no time is left, a plan is
-        verified on one input, and where it does not pass the unoptimized graph comes next.
+        """Return the fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended
+        verification).
 
-        VerificationError for an error that is no rounding, NoPlanError where nothing is within a tolerance given as a number
-        or "exact"."""
+        When no time is left, a plan is verified on one input, and after a failure the unoptimized graph is next.
+
+        Raises VerificationError for an error that rounding does not explain, NoPlanError where no plan is within a
+        numeric or "exact" tolerance.
+        """
         try:
             return self._run(found)
         finally:
@@ -122,7 +128,7 @@ class Acceptance:
                     return choice, program, None
                 except TensorGraphsError:
                     raise
-                except Exception as error:  # a compiler's, or what running a kernel for the first time raises
+                except Exception as error:  # a compiler error, or an error of the first launch of a kernel
                     found = self._without_untried(found, choice, error)
                     continue
                 if verdict.passed and not wrong:
@@ -156,7 +162,7 @@ class Acceptance:
         raise _beyond_tolerance()
 
     def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
-        """Whether an output that is farther off than is allowed has more bits than what the plan stores on the way."""
+        """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
         assert program.plan is not None
         far = [
             not o.passed and r.type.dtype not in HALVES for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
@@ -164,12 +170,15 @@ class Acceptance:
         return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
 
     def _plain(self) -> Hypergraph:
-        """What there is without rewriting."""
+        """The hypergraph of the graph without rewriting."""
         return self.stored(None) if STORED in self.dropped else self.plain()
 
     def _without_untried(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
-        """The hypergraph without kernels with schedules that were never run, or, where the others cover not every output, without
-        those of the plan. The error where the plan has none."""
+        """Exclude kernels whose schedules were never run: all of them, or, if the rest does not cover every output,
+        those of the plan.
+
+        Returns the reduced hypergraph. Raises `error` if the plan has no such kernel.
+        """
         untried = {
             i for i, (c, p) in enumerate(zip(choice.hypergraph.candidates, choice.prices))
             if not c.is_view and c.template.space is not None and p.source != "measured"
@@ -191,9 +200,9 @@ class Acceptance:
         raise error
 
     def _judged(self, program: Program, attempt: int) -> tuple[Verification, str]:
-        """The verdict on a program, and what is wrong with it at other sizes. Halted by Ctrl-C."""
+        """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
         poll = self.polled()
-        program.check_room()  # before what it is compared with takes time and memory
+        program.check_room()  # fail on insufficient memory before references are computed
         given, self.ahead = self.ahead(), dict
         self.references |= given
         verdict = verify(
@@ -207,10 +216,12 @@ class Acceptance:
         return verdict, self._wrong(program, verdict, poll)
 
     def _wrong(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
-        """What is wrong with a program for every size, in words: at other sizes, or, where it was lifted wrongly, at these."""
+        """Problem of a size-polymorphic program, or "": at other sizes, or at these sizes if lifting to free sizes was
+        wrong.
+        """
         if verdict.passed:
             if sum(r.type.nbytes for r in self.graph.roots) > KEPT_BYTES:
-                self.references.clear()  # those of other sizes need the room; seldom is there a next attempt
+                self.references.clear()  # references of other sizes need the memory; a further attempt is rare
             return self.elsewhere(program, poll)
         if self.plan is None or not verdict.miscompiled:
             return ""
@@ -219,7 +230,7 @@ class Acceptance:
     def _less(
         self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, attempt: int
     ) -> Hypergraph:
-        """The hypergraph without what is most likely to blame; notes what that was."""
+        """Exclude the most likely cause from the hypergraph and record it in `dropped`."""
         if attempt < MAX_ATTEMPTS - 1:
             if finding.inaccurate:
                 worst = finding.inaccurate[0]
@@ -233,15 +244,17 @@ class Acceptance:
         return self._drop(REWRITES, self._plain(), *self.dropped)
 
     def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:
-        """Choose within what kernels may round by together, and note it; whether there was such a choice.
+        """Solve for a choice within a rounding-error budget and record it; return whether one was found.
 
-        What the plan was off by is a factor times the root of its kernels' squared errors; with that factor another plan
-        is within tolerance whose root is smaller by as much as the plan was over it."""
+        Error model: the plan's error is a constant factor times the root of the sum of squared kernel errors. With the
+        same factor, a plan passes whose root is smaller by the excess of the failed plan.
+        """
         worst = verdict.worst
 
         def errors(of: Sequence[Candidate]) -> list[float]:
             seen = [0.0 if c.is_view else finding.errors.get(c.template.name, 0.0) for c in of]
-            return [e or s for e, s in zip(self.errors(of), seen)]  # what was not measured alone was seen in the plan
+            # kernels that were never measured alone: their error as diagnosed in the plan
+            return [e or s for e, s in zip(self.errors(of), seen)]
 
         spent = math.hypot(*errors([choice.hypergraph.candidates[i] for i in choice.chosen]))
         if self.tightened == TIGHTENINGS or not 0 < spent < math.inf or not math.isfinite(worst.excess):
@@ -269,11 +282,11 @@ class Acceptance:
 
 
 class SizesError(NoPlanError):
-    """No plan holds at every size."""
+    """No plan is correct at every size."""
 
 
 def fixed(plan: Plan) -> Plan:
-    """The plan at the sizes that it was chosen for."""
+    """Bind the plan's free dimensions to the sizes that it was chosen for."""
     return bind_sizes(plan, plan.sizes)
 
 
@@ -281,9 +294,11 @@ def _beyond_tolerance() -> NoPlanError:
     return NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
 
 
-# ---------------------------------------------------------------- what rewriting changed
+# ---------------------------------------------------------------- effect of rewriting
 def faithful(view: EGraphView) -> Bools:
-    """Per class, whether it is a value of the graph as it came, or such values only moved about (views, concatenations)."""
+    """Per e-class: whether it is a value of the original graph, or made of such values by views and copies
+    (concatenation) only.
+    """
     known: Bools = view.original.copy()
     kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
     moves = [(int(view.cls[i]), view.kids(i)) for i in np.flatnonzero(kinds).tolist()]
@@ -296,13 +311,15 @@ def faithful(view: EGraphView) -> Bools:
 
 
 def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
-    """Whether a candidate computes a value of the graph as it came, from such values."""
+    """Return a predicate: the candidate computes values of the original graph from values of the original graph."""
     known = faithful(view).tolist()
     return lambda c: all(known[v.cls] for v in c.outputs) and all(known[v.cls] for _, v in c.inputs)
 
 
 def rewritten_most(choice: Choice) -> str | None:
-    """The family of the chosen kernels that do most arithmetic on values which the graph did not have; None if none do."""
+    """Family of chosen kernels with most flops on values that the original graph does not have; None if there are
+    none.
+    """
     original = as_it_came(choice.hypergraph.view)
     work: dict[str, float] = {}
     for i in choice.chosen:
@@ -314,14 +331,17 @@ def rewritten_most(choice: Choice) -> str | None:
 
 # ---------------------------------------------------------------- programs of a graph
 def renamed(graph: Graph, work: Graph) -> Graph:
-    """The graph that a program's signature comes from: names and structure as the model came, values of the form that was
-    optimized."""
+    """Graph that determines a program's signature: names and structure of the original model, values of the optimized
+    form.
+    """
     return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
 
 
 def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """A program's outputs, then its updated states, as a flat list, from inputs and states by name: tensors on its device where
-    `values` are tensors, else arrays."""
+    """Run a program on named inputs and states; return its outputs, then its updated states, as a flat list.
+
+    Returns tensors on the program's device if any of `values` is a tensor, else arrays.
+    """
     program.bind()
     for name in program.states:
         program.set_state(name, values[name])

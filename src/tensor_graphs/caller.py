@@ -1,8 +1,9 @@
-"""The caller's own module or function beside a program on the CPU: both are timed on the example inputs, and the faster one runs.
+"""The caller's own module or function as a rival of the compiled program on the CPU: both are timed, the faster one
+runs.
 
-A program's kernels are measured one by one. Whether calls of the program are faster than what the caller has already is
-known only by calling both, in the caller's process, as the caller would. Where the program loses by more than noise, the
-returned `CallerProgram` calls the caller's function for inputs like the examples, and the report says so.
+The cost model prices kernels one by one. Only whole calls in the caller's process tell whether the program is faster
+than the caller's existing code. If the program loses by more than noise, `optimize` returns a `CallerProgram`, which
+calls the caller's function for inputs like the examples; the report says so.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from .egraph.ops import Type
 from .report import CALLER, Report
 from .timing import Run, is_surely_faster, sampled, wall_us
 
-SHARE_S, LEAST_S = 1.0, 0.1  # seconds of timing: at most, and however little of the budget is left
-NOISE = 0.04  # share by which the caller's function must be faster: less is no difference
-SHORT_US = 50.0  # shorter calls are repeated until a sample takes as long
+SHARE_S, LEAST_S = 1.0, 0.1  # seconds of timing: maximum, and minimum even if the budget is exhausted
+NOISE = 0.04  # relative margin by which the caller's function must be faster to win
+SHORT_US = 50.0  # calls shorter than this many µs are repeated until a sample is as long
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A module or function and the arguments of its example call. `torch`: its arguments are Torch's tensors, else arrays."""
+    """A module or function with the arguments of its example call. `torch`: the arguments are Torch tensors, else NumPy
+    arrays.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -42,8 +45,11 @@ class Caller:
 
     @classmethod
     def of(cls, source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Caller | None:
-        """What a user gave to be optimized, if it can be called with the examples: functions and modules over tensors or arrays on
-        the CPU, no types."""
+        """The optimization source as a callable with examples; None if it cannot be called with them.
+
+        Callable: functions and modules whose example leaves are all CPU tensors or all arrays. Not callable:
+        ExportedProgram, examples given as types.
+        """
         leaves = list(_leaves((args, dict(kwargs))))
         tensors = [is_torch(x) for x in leaves]
         if not callable(source) or not leaves or type(source).__name__ == "ExportedProgram":
@@ -56,16 +62,16 @@ class Caller:
 
     @property
     def inputs(self) -> list[Any]:
-        """The tensors or arrays of the example call, in the order of a program's inputs."""
+        """Flat list of the example call's tensors or arrays, in the order of the program's inputs."""
         return list(_leaves((self.args, dict(self.kwargs))))
 
     @cached_property
     def plain(self) -> bool:
-        """Whether the arguments are tensors or arrays by position and nothing else."""
+        """Whether all arguments are positional tensors or arrays."""
         return not self.kwargs and all(hasattr(a, "shape") for a in self.args)
 
     def call(self, given: Sequence[Any]) -> Any:
-        """What the function returns for other tensors or arrays in place of those of the examples."""
+        """Call the function with `given` in place of the example tensors or arrays."""
         if self.plain:
             return self.function(*given)
         left = iter(given)
@@ -73,11 +79,11 @@ class Caller:
         return self.function(*args, **kwargs)
 
     def outputs(self, given: Sequence[Any]) -> list[Any]:
-        """The tensors or arrays that the function returns, in the order of a program's outputs."""
+        """Flat list of the tensors or arrays that the function returns, in the order of the program's outputs."""
         return _results(self.returned(given), self.torch)
 
     def returned(self, given: Sequence[Any]) -> Any:
-        """What the function returns, without gradients."""
+        """Return value of the function, called without gradients."""
         if not self.torch:
             return self.call(given)
         import torch
@@ -89,7 +95,7 @@ class Caller:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The tensors and arrays in nested arguments, in their order."""
+    """Tensors and arrays in nested arguments, in order."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -100,7 +106,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _filled(value: Any, left: Iterator[Any]) -> Any:
-    """Nested arguments with other tensors and arrays in the places of theirs."""
+    """Copy of nested arguments with tensors and arrays replaced by the next items of `left`."""
     if isinstance(value, Mapping):
         return {k: _filled(v, left) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -120,7 +126,7 @@ def _results(found: Any, torch: bool) -> list[Any]:
 
 
 def _same_structure(found: Any, structure: Any, torch: bool) -> bool:
-    """Whether what a function returned is nested as a program's results are, in containers of the same types."""
+    """Whether a returned value has the same nesting and container types as a program's results."""
     if structure is None or isinstance(structure, int):
         return is_torch(found) if torch else type(found) is np.ndarray
     if type(found) is not type(structure) or len(found) != len(structure):
@@ -132,17 +138,20 @@ def _same_structure(found: Any, structure: Any, torch: bool) -> bool:
 
 # ---------------------------------------------------------------- a program that calls the caller's function
 class CallerProgram(Program):
-    """A program whose calls are the caller's own function, where the inputs are of its kind (Torch's tensors on the CPU, or arrays);
-    for others the compiled plan runs. `save` writes the compiled plan."""
+    """A program whose calls run the caller's own function if the inputs match the examples' kind (CPU tensors, or
+    arrays).
+
+    Other inputs run the compiled plan. `save` writes the compiled plan.
+    """
 
     caller: Caller | None
-    said: str  # why, for whoever saves it
-    _kinds: Sequence[tuple[Any, Any, tuple[int, ...]]] | None  # type, dtype and shape of each argument of a plain call
-    _as_is: bool | None  # whether results are nested as the program's; None before the first call
+    said: str  # text of the timing comparison, for the saved manifest and the warning of `save`
+    _kinds: Sequence[tuple[Any, Any, tuple[int, ...]]] | None  # type, dtype, shape of each positional argument
+    _as_is: bool | None  # whether results already have the program's nesting; None before the first call
 
     @classmethod
     def around(cls, program: Program, caller: Caller, said: str = "") -> CallerProgram:
-        """A program that shares everything with another one, which is not used any more."""
+        """Make a CallerProgram that takes over all attributes of `program`, which must not be used afterwards."""
         made = object.__new__(cls)
         made.__dict__.update(program.__dict__)
         made.caller, made.said, made._kinds, made._as_is = caller, said, None, None
@@ -151,7 +160,9 @@ class CallerProgram(Program):
         return made
 
     def bind(self, params: Mapping[str, Any] | None = None) -> Program:
-        """See Program. With other weights the compiled plan runs: the caller's function has its own."""
+        """See Program. After binding other weights the compiled plan runs, because the caller's function has its own
+        weights.
+        """
         if params is not None:
             self.caller = self._kinds = None
         return super().bind(params)
@@ -180,7 +191,7 @@ class CallerProgram(Program):
         return caller.outputs(given)
 
     def _fit(self, given: Sequence[Any], torch: bool) -> bool:
-        """Whether a call's inputs are what the caller's function takes."""
+        """Whether a call's inputs have the kind, dtypes and shapes that the caller's function takes."""
         specs = self._specs(given) if self.manifest.sizes else self.manifest.inputs
         for x, (_, shape, dtype) in zip(given, specs):
             own = is_torch(x) and x.device.type == "cpu" if torch else type(x) is np.ndarray
@@ -189,7 +200,7 @@ class CallerProgram(Program):
         return True
 
     def save(self, folder: str | Path) -> Path:
-        """Write the compiled plan: see Program. Warns that the folder has no copy of the caller's function."""
+        """Write the compiled plan (see Program.save). Warns that the folder does not contain the caller's function."""
         if self.caller is None:
             return super().save(folder)
         warnings.warn(f"the compiled plan is saved, not the caller's function: {self.said}", stacklevel=2)
@@ -200,9 +211,9 @@ class CallerProgram(Program):
             self.manifest = made
 
 
-# ---------------------------------------------------------------- which of the two
+# ---------------------------------------------------------------- comparison
 def unlike(program: Program, caller: Caller, graph: Graph) -> str:
-    """Why a program cannot be exchanged for the caller's function; "" where it can."""
+    """Reason why the caller's function cannot replace the program, or "" if it can. Calls both once."""
     if graph.updates or program.manifest.states:
         return "the program has states of its own"
     given = caller.inputs
@@ -213,7 +224,7 @@ def unlike(program: Program, caller: Caller, graph: Graph) -> str:
     try:
         found = caller.outputs(given)
         wanted = list(program.flat(*given))
-    except Exception as error:  # whatever the caller's function raises: it is not what was traced
+    except Exception as error:  # any error of the caller's function
         return f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
     if [_type(x) for x in found] != [_type(x) for x in wanted]:
         return "it returns other types than the program"
@@ -247,10 +258,12 @@ def compared(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
     clock: Callable[[Run], float] = wall_us,
 ) -> bool:  # fmt: skip
-    """Whether a `CallerProgram` is faster than a program by more than noise. Notes the medians of whole calls, and those of the
-    caller's function alone, in the report. Both have been called before.
+    """Time both; return whether a `CallerProgram` is faster than the program by more than noise.
 
-    Rounds of all in turn, for `left` seconds, from LEAST_S to SHARE_S, but at least one; `ended` is asked after each."""
+    Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
+    the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one round; `ended` is polled after each. Both
+    must have been called before (warm).
+    """
     given = caller.inputs
     until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
 
@@ -282,7 +295,7 @@ def _repeated(call: Run, times: int) -> Run:
 
 
 def _fastest(caller: Caller) -> Any:
-    """What the caller is timed in: without gradients, nor what they need."""
+    """Context in which the caller's function is timed: torch.inference_mode for Torch functions."""
     if not caller.torch:
         return nullcontext()
     import torch
@@ -291,19 +304,19 @@ def _fastest(caller: Caller) -> Any:
 
 
 def values(caller: Caller, graph: Graph, given: Mapping[str, Any]) -> list[Any]:
-    """The function's results for verification, from arrays by the names of a graph's inputs."""
+    """The caller's results for verification, as arrays. `given`: arrays by the names of the graph's inputs."""
     arrays = [given[str(n.attr("name"))] for n in graph.inputs]
     found = caller.outputs([tensor_of(a) for a in arrays] if caller.torch else arrays)
     return [array_of(x) if is_torch(x) else x for x in found]
 
 
 def note(report: Report, said: str) -> None:
-    """Say in the report why nothing was compared."""
+    """Record in the report why nothing was compared."""
     report.compared = f"not compared with the caller's own: {said}"
 
 
 def decided(report: Report, taken: bool, why: str = "") -> str:
-    """Say in the report what was compared, and what runs; the text."""
+    """Record the comparison and the winner in the report; return the text."""
     assert report.caller_us is not None and report.program_us is not None
     ours, theirs = (_time(us) for us in (report.program_us, report.caller_us))
     runs = "the caller's own form runs" if taken else "the program runs" + (f", for {why}" if why else "")

@@ -1,8 +1,8 @@
-"""Does a graph compute what the caller's own function or module computes?
+"""Comparison of a traced graph with the caller's own function or module.
 
-`optimize` compares a program with the graph that tracing made of a function. This module compares that graph with the function itself,
-called with arrays: on the examples, where they are arrays, and on drawn inputs, in the inputs' dtypes and with float64 in place of
-smaller floats.
+`optimize` verifies a program against the traced graph. This module verifies the graph against the function itself,
+which it calls with arrays: the examples, where they are arrays, and random inputs, both in the inputs' dtypes and with
+smaller floats widened to float64.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .source import bound, is_module
 from .verify import allowed_error, index_bounds, misplaced, relative_error, sample_inputs
 
 Array = np.ndarray[Any, Any]
-DRAWN = 2  # inputs that are drawn; one for large graphs
-LARGE_FLOPS = 1e9  # of a graph: above it, one input
-HUGE_FLOPS = 2e10  # of a graph: above it, in the inputs' dtypes only
-MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # of a module and its weights: above them it is not run
-SHARP = 1e-6  # relative error of an element between a graph and a function that both compute in float64, and
-FINE = 1e-10  # that in parts of the largest element
-#: What a module may be off by, by dtype: Torch computes in another order and with other functions, NaN and infinities aside.
+DRAWN = 2  # number of random inputs; 1 for large graphs
+LARGE_FLOPS = 1e9  # flops of a graph above which one input is used
+HUGE_FLOPS = 2e10  # flops of a graph above which the float64 comparison is skipped
+MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # flops and weight bytes above which a module is not run
+SHARP = 1e-6  # float64 tolerance: relative to the element, and
+FINE = 1e-10  # relative to the largest element
+#: Relative tolerance of a Torch module by dtype: Torch sums in another order and has other elementary functions.
 LOOSE = {"float64": 1e-9, "float32": 2e-3}
-ENLARGED = 1e5  # times a rounding: what it may become by later operations
-ROUNDINGS = 16.0  # times what a program may be off by: a function and its graph in their own dtypes
+ENLARGED = 1e5  # growth of a rounding error that later operations may cause
+ROUNDINGS = 16.0  # allowed multiple of a program's tolerance when both run in their own dtypes
 SAME = "compared with the function itself, on {} inputs"
 
 
@@ -44,11 +44,12 @@ def compare(
     source: Any, examples: Any, graph: Graph, *, sizes: Mapping[str, int] | None = None, kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> str:  # fmt: skip
-    """How a graph was compared with the function or module that it was made of, in words; "" for a source that is neither.
+    """Compare a graph with the function or module that it was traced from; return a text that says how, "" for other
+    sources.
 
-    `examples`: the positional arguments that it was traced with; `sizes`: those of free dimensions. Raises TraceError with the output, the
-    worst place and what to do, where the source gives other values, shapes or dtypes than the graph, raises for its examples, or
-    does not give the same twice.
+    `examples`: the positional arguments of the trace. `sizes`: values of free dimensions. Raises TraceError (with
+    output, worst index and hint) if the source returns other values, shapes or dtypes than the graph, raises for its
+    examples, or is not deterministic.
     """
     given = () if examples is None else tuple(examples) if isinstance(examples, list | tuple) else (examples,)
     if isinstance(source, Graph | Tensor | str) or not callable(source):
@@ -60,7 +61,7 @@ def compare(
 
 # ---------------------------------------------------------------- functions of arrays
 class _Fails(Exception):
-    """The function raises for some arguments."""
+    """The function raised for some arguments."""
 
 
 def _compare_function(function: Callable[..., Any], examples: Sequence[Any], graph: Graph, seed: int) -> str:
@@ -97,7 +98,7 @@ def _compare_function(function: Callable[..., Any], examples: Sequence[Any], gra
 def _compare_on(
     function: Callable[..., Any], examples: Sequence[Any], graph: Graph, values: Mapping[str, Array], in_float64: bool
 ) -> None:
-    """Raise TraceError where a function and its graph differ on some inputs."""
+    """Raise TraceError if a function and its graph differ on the given inputs."""
     own = _called(function, examples, values)
     again = _called(function, examples, values)
     outputs = _outputs(own, graph, function)
@@ -115,9 +116,7 @@ def _compare_on(
         sharp = found = evaluate(graph, values)
     if in_float64:
         wide = {n: v.astype(np.float64) if _narrow(v) else v for n, v in values.items()}
-        with suppress(
-            _Fails, TraceError
-        ):  # it minds the dtype of its arguments: what it gives in their own is compared
+        with suppress(_Fails, TraceError):  # the function rejects float64: compare in its own dtypes only
             exact = _outputs(_called(function, examples, wide), graph, function)
         with np.errstate(all="ignore"):
             sharp = evaluate(graph, values, float64=True)
@@ -132,7 +131,9 @@ def _narrow(values: Array) -> bool:
 def _compare_output(
     function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array, values: Mapping[str, Array]
 ) -> None:  # fmt: skip
-    """Raise TraceError where an output of the graph (`found`, and `sharp` in float64) is not the function's."""
+    """Raise TraceError if an output of the graph (`found`; `sharp` in float64) differs from the function's (`own`;
+    `exact` in float64).
+    """
     if own.shape != found.shape or dtypes.name_of(own.dtype) != root.dtype:
         raise TraceError(
             f"output {name!r} of the function is {own.dtype}{list(own.shape)}, of its graph {root.type}", where=_title(function),
@@ -151,7 +152,7 @@ def _compare_output(
 
 
 def _refuse(function: Any, name: str, own: Array, found: Array, values: Mapping[str, Array]) -> NoReturn:
-    """Raise TraceError for an output, with the place where the graph is farthest off."""
+    """Raise TraceError for an output, with the index of the largest difference."""
     gap = np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64))
     gap = np.where((found == own) | ((found != found) & (own != own)), 0, np.where(gap == gap, gap, np.inf))
     place = tuple(map(int, np.unravel_index(int(np.argmax(gap)), gap.shape))) if gap.ndim else ()
@@ -165,7 +166,7 @@ def _refuse(function: Any, name: str, own: Array, found: Array, values: Mapping[
 
 
 def _equal(dtype: str, y: Array, exact: Array) -> bool:
-    """Whether what a graph gives in float64 is what the function does."""
+    """Whether the graph's and the function's float64 results agree."""
     if not dtypes.is_float(dtype):
         return bool(np.array_equal(y, exact))
     if misplaced(y, exact, exact):
@@ -177,7 +178,7 @@ def _equal(dtype: str, y: Array, exact: Array) -> bool:
 
 
 def _roughly(root: Tensor, y: Array, own: Array) -> bool:
-    """Whether an output in the graph's own dtypes is the function's up to roundings that later operations enlarged."""
+    """Whether an output in the graph's own dtypes agrees with the function's, up to amplified rounding (ENLARGED)."""
     if not dtypes.is_float(root.dtype):
         return True
     return bool(relative_error(y, own) <= allowed_error("fast", 0.0, root.dtype) * ENLARGED)
@@ -199,7 +200,7 @@ def _near(root: Tensor, y: Array, own: Array, exact: Array, sharp: Array | None 
 
 
 def _called(function: Callable[..., Any], examples: Sequence[Any], values: Mapping[str, Array]) -> Any:
-    """What a function gives for arrays in place of the examples. _Fails where it raises."""
+    """Call a function with arrays in place of its examples. _Fails if it raises."""
     left = iter(values.values())
     args = [e if is_passed_through(e) else _like(e, next(left)) for e in examples]
     token = on_arrays.set(True)
@@ -221,7 +222,7 @@ def _like(example: Any, values: Array) -> Any:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """Leave the generators that all programs share as they were."""
+    """Restore the global random generators of Python and NumPy afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
@@ -231,7 +232,7 @@ def _random_state_kept() -> Iterator[None]:
 
 
 def _outputs(returned: Any, graph: Graph, function: Any) -> list[Array]:
-    """The arrays in what a function returned, in the order of the graph's outputs. TraceError for another structure."""
+    """Arrays in a function's return value, in the order of the graph's outputs. TraceError for another structure."""
     found: list[Array] = []
 
     def walk(item: Any, template: Any) -> bool:
@@ -261,7 +262,9 @@ def _title(function: Any) -> str:
 
 # ---------------------------------------------------------------- modules and functions of Torch
 def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph) -> str:
-    """Run a module on its examples; TraceError where its graph gives something else, or it does not give the same twice."""
+    """Run a module on its examples. TraceError if its graph gives something else, or if the module is not
+    deterministic.
+    """
     import torch
 
     tensors = [
@@ -320,7 +323,7 @@ def _torch_outputs(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _sizes(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, int] | None:
-    """Sizes of free dimensions at which the inputs have these shapes; None where there are none."""
+    """Sizes of the free dimensions that give the inputs these shapes; None if there are none."""
     free = graph.free_dims
     found = {
         name: size

@@ -1,6 +1,6 @@
-"""The command line. Results go to stdout, progress and logs to stderr; `--json` prints exactly one document.
+"""The command line. Results go to stdout, progress and logs to stderr; `--json` prints exactly one JSON document.
 
-A command returns an `Answer`; `run` prints it, or the error that was raised, and knows the exit code.
+Each command returns an `Answer`; `run` prints the answer or the raised error and returns the exit code.
 """
 
 from __future__ import annotations
@@ -40,35 +40,47 @@ db = typer.Typer(no_args_is_help=True, help="The store of measured kernel costs.
 app.add_typer(db, name="db")
 app.add_typer(rules_app, name="rules")
 
-Model = Annotated[str, typer.Argument(help=".onnx, .pt2, .safetensors with a graph, or a folder with config.json")]
-Dims = Annotated[list[str] | None, typer.Option("--dim", help="NAME=INT, a free dimension's size; may be repeated")]
+Model = Annotated[
+    str, typer.Argument(help="a .onnx, .pt2 or .safetensors file (with a graph), or a folder with config.json")
+]
+Dims = Annotated[
+    list[str] | None, typer.Option("--dim", help="NAME=INT: size of a free dimension to optimize at; repeatable")
+]
 Fix = Annotated[
-    list[str] | None, typer.Option("--fix", help="NAME=INT, the only size of a free dimension; may be repeated")
+    list[str] | None, typer.Option("--fix", help="NAME=INT: compile a free dimension for this size only; repeatable")
 ]
 Backend = Annotated[str, typer.Option(help="auto, numpy, torch, c, gpu, cuda, triton, triton-only or generated")]
-Budget = Annotated[float, typer.Option(help="seconds for the whole optimization")]
-ToleranceOption = Annotated[str, typer.Option(help="eager, fast, exact, or a relative error")]
-CostDb = Annotated[Path | None, typer.Option(help="folder of the cost store")]
-Trust = Annotated[bool, typer.Option("--trust-model", help="allow formats whose loading can run code (.pt2)")]
-Seed = Annotated[int, typer.Option(help="seed of the verification inputs")]
-Nodes = Annotated[int, typer.Option(help="e-node limit of each block")]
-Iterations = Annotated[int, typer.Option(help="iteration limit of each block")]
+Budget = Annotated[float, typer.Option(help="time limit of the whole optimization in seconds")]
+ToleranceOption = Annotated[
+    str, typer.Option(help="allowed error: eager, fast, exact, or a relative error such as 1e-3")
+]
+CostDb = Annotated[Path | None, typer.Option(help="folder of the store of measured kernel costs")]
+Trust = Annotated[
+    bool, typer.Option("--trust-model", help="allow model formats that can run code while loading (.pt2)")
+]
+Seed = Annotated[int, typer.Option(help="random seed of the verification inputs")]
+Nodes = Annotated[int, typer.Option(help="maximum number of e-nodes per block")]
+Iterations = Annotated[int, typer.Option(help="maximum number of saturation iterations per block")]
 Beam = Annotated[
     int | None,
     typer.Option(
-        help="e-nodes per e-class that are rewritten further; 0: all; by default 4; wider ones count as 8, 32 or all"
+        help="e-nodes per e-class that rewriting continues from (beam width); 0: all; default 4; larger values are rounded to 8, 32 or all"
     ),
 ]
 Slack = Annotated[
-    float, typer.Option(help="kernel launches by which a form may be dearer than its class's best and still be kept")
+    float,
+    typer.Option(help="keep e-nodes whose cost exceeds the best of their e-class by at most this many kernel launches"),
 ]
 Effort = Annotated[
-    int, typer.Option(help="0: no rewriting; 1: within these limits; each step more also within limits twice as wide")
+    int,
+    typer.Option(
+        help="0: no rewriting; 1: rewriting within these limits; each further level adds a run with doubled limits"
+    ),
 ]
-MemoryLimit = Annotated[float | None, typer.Option(help="bytes that the values kernels write may take together")]
-ErrorBudget = Annotated[
-    float | None, typer.Option(help="most that the kernels' measured relative errors may add up to")
+MemoryLimit = Annotated[
+    float | None, typer.Option(help="maximum bytes of all kernel outputs and scratch memory together")
 ]
+ErrorBudget = Annotated[float | None, typer.Option(help="maximum sum of the kernels' measured relative errors")]
 
 
 # ---------------------------------------------------------------- arguments
@@ -83,7 +95,7 @@ def _sizes(dims: list[str] | None) -> dict[str, int]:
 
 
 def _own_rules(file: Path | None) -> list[Rule]:
-    """The rules of a file in our own language."""
+    """Rules of a file in this project's own rule syntax."""
     if file is None:
         return []
     from .rules.check_file import OwnRule, read
@@ -121,23 +133,23 @@ def _print_version(asked: bool) -> None:
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")] = False,
 ) -> None:  # fmt: skip
-    """What may stand before a command."""
+    """Global options, given before a command."""
 
 
 @app.command()
 def optimize(
     model: Model, output: Out = None, dim: Dims = None, fix: Fix = None, backend: Backend = "auto", budget: Budget = 60.0,
     tolerance: ToleranceOption = "eager", costdb: CostDb = None,
-    verify: Annotated[bool, typer.Option(help="check the result against a float64 run of the original")] = True,
-    measure: Annotated[bool, typer.Option(help="time kernels that the store does not know")] = True,
+    verify: Annotated[bool, typer.Option(help="compare the result with a float64 run of the original")] = True,
+    measure: Annotated[bool, typer.Option(help="measure kernels that the cost store does not contain")] = True,
     seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
     effort: Effort = 1, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
-    rules: Annotated[Path | None, typer.Option(help="further rewrite rules, one per line")] = None,
-    again: Annotated[bool, typer.Option("--again", help="search on, though the plan of an earlier search is known")] = False,
-    report: Annotated[Path | None, typer.Option(help="write an HTML report here")] = None,
+    rules: Annotated[Path | None, typer.Option(help="file of additional rewrite rules, one per line")] = None,
+    again: Annotated[bool, typer.Option("--again", help="search again instead of reusing the cached plan of an earlier search")] = False,
+    report: Annotated[Path | None, typer.Option(help="write an HTML report to this file")] = None,
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Optimize a model and write a program that runs without a search."""
+    """Optimize a model and write the compiled program to a folder. Loading the folder needs no search."""
     from . import pipeline
     from .egraph.saturate import Limits
 
@@ -161,18 +173,18 @@ def optimize(
 
 
 def default_output(model: str) -> Path:
-    """Where a program goes unless told: beside the current folder, named after the model."""
+    """Default output folder: `MODEL-optimized` in the current directory."""
     return Path(f"{Path(model).stem or 'model'}-optimized")
 
 
 @app.command()
 def saturate(
-    model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="egraph JSON to write (.json or .json.gz)")],
+    model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="e-graph JSON file to write (.json or .json.gz)")],
     dim: Dims = None, backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None,
     nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3, effort: Effort = 1,
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Write the saturated e-graph with its candidate kernels: the first half of optimize."""
+    """Run rewriting only; write the saturated e-graph with its candidate kernels and prices for `extract`."""
     from . import pipeline
     from .egraph.saturate import Limits
     from .egraph_file import write
@@ -203,13 +215,15 @@ def _lines(document: Mapping[str, Any]) -> str:
 
 @app.command()
 def extract(
-    file: Annotated[Path, typer.Argument(help="egraph JSON (.json or .json.gz)")], output: Out = None,
-    time_limit: Annotated[float, typer.Option(help="seconds for the solvers")] = 10.0,
-    method: Annotated[str, typer.Option(help="auto, greedy, cp-sat, highs or frontier")] = "auto",
-    verify: Annotated[bool, typer.Option(help="compare the program with the model that the file names")] = True,
+    file: Annotated[Path, typer.Argument(help="e-graph JSON file (.json or .json.gz)")], output: Out = None,
+    time_limit: Annotated[float, typer.Option(help="time limit of the solvers in seconds")] = 10.0,
+    method: Annotated[str, typer.Option(help="solver: auto, greedy, cp-sat, highs or frontier")] = "auto",
+    verify: Annotated[bool, typer.Option(help="compare the program with the model stored beside the file")] = True,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Solve an e-graph for its cheapest term, with a proven lower bound; emit the program where the file describes one."""
+    """Extract the cheapest term of an e-graph, with a proven lower bound of its cost. Writes the program if the file
+    describes one.
+    """
     from .egraph_file import read
     from .extract.serialize import to_json
     from .extract.solve import solve
@@ -244,10 +258,10 @@ def extract(
 @app.command()
 def explain(
     target: Annotated[str, typer.Argument(help="a saved program's folder, or a model")], dim: Dims = None,
-    steps: Annotated[bool, typer.Option("--steps", help="every rule applied, block by block")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="list every rule application, block by block")] = False,
     backend: Backend = "auto", trust_model: Trust = False, as_json: Json = False,
 ) -> Answer:  # fmt: skip
-    """Say what a program does and why: its kernels with their costs, or a model's operators and their rewriting."""
+    """Show a saved program's kernels and costs, or a model's operators, sizes and blocks."""
     from . import explain as explaining
 
     return Answer(*explaining.explain(target, _sizes(dim), backend, trust=trust_model, steps=steps))
@@ -255,15 +269,15 @@ def explain(
 
 @app.command()
 def profile(
-    model: Model, paths: Annotated[int, typer.Option(help="how many distinct plans to time")] = 5, dim: Dims = None,
+    model: Model, paths: Annotated[int, typer.Option(help="number of distinct plans to time")] = 5, dim: Dims = None,
     backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None, trust_model: Trust = False,
-    diversity: Annotated[float, typer.Option(help="least share of its time that one of any two plans spends in kernels that the other lacks, 0 to 1")] = 0.05,
-    resume: Annotated[bool, typer.Option("--resume", help="keep the times of an earlier sweep of this model")] = False,
-    workers: Annotated[int, typer.Option(help="processes that rewrite blocks side by side; 0: as the machine has cores")] = 0,
-    jobs: Annotated[Path | None, typer.Option(help="measure nothing: write what the best plans lack here, for `measure`")] = None,
+    diversity: Annotated[float, typer.Option(help="minimum share of a plan's time in kernels that any other plan does not have, 0 to 1")] = 0.05,
+    resume: Annotated[bool, typer.Option("--resume", help="reuse the times of an earlier sweep of this model")] = False,
+    workers: Annotated[int, typer.Option(help="worker processes for rewriting; 0: one per core")] = 0,
+    jobs: Annotated[Path | None, typer.Option(help="measure nothing; write the unmeasured kernels of the best plans to this file, for `measure`")] = None,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Measure kernels that the store lacks, then time the best few whole plans end to end."""
+    """Measure kernels that the cost store does not contain, then time the best few plans end to end."""
     from . import sweep
 
     if jobs is not None:
@@ -284,15 +298,15 @@ def profile(
 
 @app.command()
 def measure(
-    jobs: Annotated[Path, typer.Argument(help="kernels to measure, as `profile --jobs` writes them")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the shards; what it holds is not measured again")],
-    device: Annotated[str, typer.Option(help="cuda, or cpu to try jobs in Triton's interpreter")] = "cuda",
-    workers: Annotated[int, typer.Option(help="processes that compile; 0: as the machine has cores")] = 0,
-    schedules: Annotated[int, typer.Option(help="most schedules of one kernel")] = 16,
-    seconds: Annotated[float, typer.Option(help="stop after about this long")] = math.inf,
+    jobs: Annotated[Path, typer.Argument(help="job file of kernels to measure, written by `profile --jobs`")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the result shards; kernels already in it are skipped")],
+    device: Annotated[str, typer.Option(help="cuda, or cpu to run the jobs in Triton's interpreter (test only)")] = "cuda",
+    workers: Annotated[int, typer.Option(help="compiler processes; 0: one per core")] = 0,
+    schedules: Annotated[int, typer.Option(help="maximum number of schedules tried per kernel")] = 16,
+    seconds: Annotated[float, typer.Option(help="stop after about this many seconds")] = math.inf,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Measure a file of kernels on this machine; `db merge` takes the shards over where plans are made."""
+    """Measure the kernels of a job file on this machine. `db merge` imports the resulting shards on another machine."""
     from .backends.jobs import measure_jobs, read_jobs
 
     if device not in ("cuda", "cpu"):
@@ -314,7 +328,7 @@ def measure(
 
 @app.command()
 def doctor(as_json: Json = False) -> Answer:
-    """Versions, devices, the cost store's health: what to put into a bug report."""
+    """Print versions, devices and the cost store's state, for a bug report."""
     from .explain import doctor as examine
 
     document = examine()
@@ -323,14 +337,18 @@ def doctor(as_json: Json = False) -> Answer:
 
 @db.command("stats")
 def db_stats(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Rows by family, and how well prices of unseen shapes are predicted (held-out error)."""
+    """Count rows by kernel family, and report the held-out error of the cost model (predictions for unmeasured
+    shapes).
+    """
     found = _store(costdb).stats()
     return Answer({"stats": found.to_json()}, repr(found))
 
 
 @db.command("failures")
 def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Which kernels and schedules gave no time (wrong, faults, compile errors, spills), by kind of kernel, with an example."""
+    """List kernels and schedules whose measurement failed (wrong result, fault, compile error, spill), by kind, with an
+    example.
+    """
     from .costdb.failed import failed
 
     found = failed(_store(costdb).root)
@@ -339,7 +357,7 @@ def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
 
 @db.command("check")
 def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Verify every shard's checksum; set damaged ones aside. Exits with 2 if there were any."""
+    """Verify every shard's checksum and move damaged shards aside. Exits with 2 if any was damaged."""
     found = _store(costdb).check()
     wrong = CostStoreError(
         f"{len(found.bad_shards)} bad shards: {', '.join(sorted(set(found.bad_shards.values())))}", where=found.root,
@@ -350,14 +368,14 @@ def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
 
 @db.command("merge")
 def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Take over another store's shards."""
+    """Import another store's shards."""
     found = _store(costdb).merge(other)
     return Answer({"merge": found.to_json()}, repr(found))
 
 
 @db.command("compact")
 def db_compact(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Put the many small shards of a store into one for each device: what is read anew is read faster."""
+    """Merge the many small shards of a store into one per device, which loads faster."""
     found = _store(costdb).compact()
     return Answer({"compact": found.to_json()}, repr(found))
 
@@ -377,29 +395,31 @@ def _store(costdb: Path | None) -> Any:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; never returns normally, exits with the code of the outcome."""
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # which line of ours it is helps nobody
+    """Run the command line and exit the process with the outcome's exit code; never returns."""
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # the source line of a warning is internal
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminated)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter gets its escape
+        if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot encode are escaped
             stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line: 0 ok, 1 our bug, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130 interrupted, 143
-    terminated."""
+    """Run a command line and return its exit code.
+
+    0 ok, 1 internal error, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130 interrupted, 143 terminated.
+    """
     as_json = "--json" in arguments
     try:
-        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # whatever a library prints is no result
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # stdout holds the JSON document only
             answer = app(args=arguments, standalone_mode=False, prog_name="tensor-graphs")
         if answer == 130:  # how Typer passes KeyboardInterrupt on
             raise KeyboardInterrupt
         if not isinstance(answer, Answer):  # --help
             return answer if isinstance(answer, int) else 0
         return _finish(as_json, answer)
-    except BrokenPipeError:  # the reader of a pipe has gone: nothing is wrong, and nobody listens
+    except BrokenPipeError:  # the reader of the pipe has closed: not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as leaving:
@@ -409,14 +429,14 @@ def run(arguments: list[str]) -> int:
 
 
 def _closing() -> None:
-    """Signals come too late from here on: the one document of a command line is being printed."""
+    """Ignore SIGTERM and SIGINT from here on, so that the output document is printed completely."""
     if signal.getsignal(signal.SIGTERM) is terminated:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
 
 
 def _finish(as_json: bool, answer: Answer) -> int:
-    """Print an answer, and what cut it short."""
+    """Print an answer, and the error that ended the command early, if any."""
     _closing()
     if answer.error is None:
         print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
@@ -430,7 +450,7 @@ def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
     """Exit code, JSON object and text of an error."""
     if isinstance(error, TensorGraphsError):
         return error.exit_code, error.to_json(), f"error: {error}"
-    if hasattr(error, "format_message"):  # of Typer's parser, whichever copy of Click that is made of
+    if hasattr(error, "format_message"):  # an error of Typer's parser, from whichever copy of Click it uses
         known = UsageError(error.format_message(), where="command line", hint="see --help")
         return 2, known.to_json(), f"error: {known}"
     if isinstance(error, Terminated):
@@ -456,7 +476,7 @@ def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
 
 
 def _place(error: BaseException) -> str:
-    """Where an error was raised: module and line."""
+    """Module, line and function where an error was raised."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -464,7 +484,7 @@ def _place(error: BaseException) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Plain JSON data: no NaN or infinities (they become null), no array scalars, no objects."""
+    """Convert to plain JSON data: NaN and infinities become null, array scalars numbers, other objects text."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -1,4 +1,4 @@
-"""`tensor-graphs rules`: the commands about rewrite rules."""
+"""`tensor-graphs rules`: commands that check, derive, synthesize and list rewrite rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="The rewrite rules.", rich_markup_mode=None)
 
-RuleFile = Annotated[Path, typer.Argument(help="rules, one per line: Tensat's text format, or our own spelling")]
+RuleFile = Annotated[
+    Path, typer.Argument(help="rule file, one rule per line, in Tensat's text format or this project's syntax")
+]
 Pairs = Annotated[bool, typer.Option("--pairs", help="two consecutive lines of Tensat's format are one rule")]
 
 
@@ -30,11 +32,11 @@ def check_rules(
     file: RuleFile,
     pairs: Pairs = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 5 if a rule is refuted")] = False,
-    guards: Annotated[bool, typer.Option("--guards", help="also which conditions of rules in our language are needed")] = False,
-    seed: Annotated[int, typer.Option(help="seed of the shapes and values tried")] = 0,
+    guards: Annotated[bool, typer.Option("--guards", help="also test which conditions of a rule are necessary")] = False,
+    seed: Annotated[int, typer.Option(help="random seed of the sampled shapes and values")] = 0,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """A verdict on every rule of a file: proved, tested, refuted with a counterexample, or unknown."""
+    """Check every rule of a file: proved, tested, refuted (with a counterexample) or unknown."""
     from .rules import check_file
 
     begin = time.perf_counter()
@@ -60,7 +62,9 @@ def check_rules(
 
 
 def _needed(rules: Sequence[check_file.Line], seed: int) -> dict[int, list[dict[str, str]]]:
-    """For each rule in our language, by its index: its conditions, and the verdict on the rule where that one alone fails."""
+    """Per index of a rule in this project's syntax: each of its conditions, and the verdict on the rule with that
+    condition violated.
+    """
     from .rules.check import mutate_guards
     from .rules.check_file import OwnRule
 
@@ -74,13 +78,13 @@ def _needed(rules: Sequence[check_file.Line], seed: int) -> dict[int, list[dict[
 def derive_rules(
     file: RuleFile,
     pairs: Pairs = False,
-    time_limit: Annotated[float, typer.Option(help="seconds for one rule at all its sizes")] = 5.0,
-    rounds: Annotated[int, typer.Option(help="rounds of rewriting for one rule")] = 16,
-    nodes: Annotated[int, typer.Option(help="e-nodes for one rule at all its sizes")] = 60_000,
+    time_limit: Annotated[float, typer.Option(help="time limit per rule in seconds, for all its sizes together")] = 5.0,
+    rounds: Annotated[int, typer.Option(help="maximum number of saturation iterations per rule")] = 16,
+    nodes: Annotated[int, typer.Option(help="maximum number of e-nodes per rule, for all its sizes together")] = 60_000,
     jobs: Annotated[int, typer.Option(help="worker processes; 0: one per core, at most 8")] = 0,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Whether our rules prove each rule of a file: at several sizes, both sides end up in one e-class."""
+    """Test whether the built-in rules prove each rule of a file: both sides reach one e-class at several sizes."""
     from dataclasses import replace
 
     from .egraph.worker import Pool
@@ -105,23 +109,25 @@ def derive_rules(
 
 
 def _unfinished(found: Sequence[Any], rules: Sequence[Any]) -> TensorGraphsError | None:
-    """The error of a file that was not worked through, beside what was found."""
+    """Error for a rule file that was not processed completely; None if it was."""
     return None if len(found) == len(rules) else Interrupted(f"stopped after {len(found)} of {len(rules)} rules")
 
 
 @app.command("synthesize")
 def synthesize_rules(
-    ops: Annotated[str, typer.Option(help="ops and numbers, separated by commas: matmul,add,transpose,concat,split,relu,0")],
-    size: Annotated[int, typer.Option(help="ops in the larger side of a rule")] = 2,
-    variables: Annotated[int, typer.Option(help="tensor variables to build terms of, 1 to 4")] = 3,
-    broadcast: Annotated[bool, typer.Option("--broadcast", help="also a row, a column and a single number")] = False,
-    time_limit: Annotated[float, typer.Option(help="seconds for the search; what was found is kept")] = 600.0,
-    seed: Annotated[int, typer.Option(help="seed of the values that terms are compared on")] = 0,
-    compare: Annotated[Path | None, typer.Option(help="rules of which to say how many the found ones alone derive")] = None,
-    pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of that file are one rule")] = False,
+    ops: Annotated[str, typer.Option(help="comma-separated ops and numbers, for example matmul,add,transpose,concat,split,relu,0")],
+    size: Annotated[int, typer.Option(help="maximum number of ops in a side of a rule")] = 2,
+    variables: Annotated[int, typer.Option(help="number of tensor variables, 1 to 4")] = 3,
+    broadcast: Annotated[bool, typer.Option("--broadcast", help="also use a row, a column and a scalar as variables")] = False,
+    time_limit: Annotated[float, typer.Option(help="time limit of the search in seconds; rules found until then are kept")] = 600.0,
+    seed: Annotated[int, typer.Option(help="random seed of the values on which terms are compared")] = 0,
+    compare: Annotated[Path | None, typer.Option(help="rule file: report how many of its rules the found rules derive")] = None,
+    pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of the --compare file are one rule")] = False,
     output: Out = None, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Find rules over chosen ops by enumerating terms: tested, general, none derivable from the others."""
+    """Find rules over the given ops by enumerating terms. Found rules are tested, generalized, and not derivable from
+    each other.
+    """
     from .egraph.worker import Pool
     from .rules import ALL, check_file, derive_file
     from .rules.synthesize import synthesize
@@ -152,7 +158,7 @@ def synthesize_rules(
 
 @app.command("list")
 def list_rules(as_json: Json = False) -> Answer:
-    """Every rewrite rule, with what is known of its truth."""
+    """List every built-in rewrite rule with its verdict."""
     from .rules import ALL, verdicts
     from .rules.check import STATUSES
 

@@ -1,4 +1,4 @@
-"""What all commands share: progress on stderr, Ctrl-C, answers, and files to read and to write."""
+"""Shared parts of the commands: progress on stderr, signal handling, answers, input and output files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .plain import Malformed, read_bytes
 from .progress import Progress
 from .writing import is_stream
 
-Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
-Out = Annotated[Path | None, typer.Option("-o", "--output", help="where to write")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="say more on stderr")]
+Json = Annotated[bool, typer.Option("--json", help="print exactly one JSON document on stdout")]
+Out = Annotated[Path | None, typer.Option("-o", "--output", help="output file or folder")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print progress on stderr")]
 
 
 class Console:
-    """Progress on stderr: a spinner with the stage where stderr is a terminal, a line per stage with -v, else nothing."""
+    """Progress display on stderr: a spinner if stderr is a terminal, one line per stage with -v, else nothing."""
 
     def __init__(self, verbose: bool, quiet: bool = False) -> None:
         self.verbose, self.quiet, self._status = verbose, quiet, None  # type: tuple[bool, bool, Any]
 
     def say(self, stage: str, message: str) -> None:
-        """A stage began, or something happened in it."""
+        """Report the start of a stage, or an event in it."""
         text = f"{stage}: {message}" if message else stage
         if self._status is not None:
             self._status.update(text)
@@ -42,7 +42,7 @@ class Console:
 
     @contextmanager
     def live(self) -> Iterator[Console]:
-        """Show the spinner while working."""
+        """Context that shows the spinner."""
         if self.quiet or self.verbose or not sys.stderr.isatty():
             yield self
             return
@@ -58,7 +58,9 @@ class Console:
 
 @contextmanager
 def working(verbose: bool, as_json: bool) -> Iterator[Progress]:
-    """Work that shows how it goes, and ends early once it is asked to."""
+    """Context for a long command: shows progress and handles Ctrl-C and SIGTERM. Yields the Progress, whose `stopped`
+    is set by a signal.
+    """
     console = Console(verbose, quiet=as_json and not verbose)
     progress = Progress(console.say)
     with interruptible(progress), console.live():
@@ -66,29 +68,30 @@ def working(verbose: bool, as_json: bool) -> Iterator[Progress]:
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived while nothing was there to be kept: what is under way ends and removes its temporary files."""
+    """SIGTERM arrived outside a search: unwinds the stack so that temporary files are removed."""
 
 
 def terminated(number: int, frame: FrameType | None) -> None:
-    """The handler of SIGTERM outside of searches."""
-    signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up is not to be cut short
+    """SIGTERM handler outside of searches."""
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt cleaning up
     raise Terminated
 
 
 @contextmanager
 def interruptible(progress: Progress) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: stop searching and keep the best so far; a second time: quit."""
+    """On the first Ctrl-C or SIGTERM set `progress.stopped` (keep the best result so far); on the second, quit."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         if progress.stopped:
             for s in old:
-                signal.signal(s, signal.SIG_DFL)  # whoever swallows this one does not get the next
+                signal.signal(s, signal.SIG_DFL)  # if this exception is swallowed, the next signal kills the process
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated
         progress.stopped = True
-        with suppress(OSError):  # not by print, which may be under way
+        with suppress(OSError):  # print() is not reentrant in a signal handler
             os.write(2, b"stopping, keeping the best so far (again to quit)\n")
 
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+    # Python allows signal handlers in the main thread only
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -101,7 +104,7 @@ def interruptible(progress: Progress) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found, as fields of the JSON document and as text; `error` where it ended early with a result."""
+    """Result of a command: JSON fields and text. `error` is set if the command ended early with a partial result."""
 
     document: Mapping[str, Any]
     text: str
@@ -109,7 +112,9 @@ class Answer:
 
 
 def writable(target: Path, *, folder: bool = False) -> None:
-    """Look where a result is to go before it is worked for. UsageError if something else is there, or nothing may be written."""
+    """Check before the work starts that the result can be written. UsageError if the target is occupied or its folder
+    is not writable.
+    """
     from .backends.program import refuse_occupied
 
     if folder:
@@ -120,7 +125,7 @@ def writable(target: Path, *, folder: bool = False) -> None:
         return
     place = Path(os.path.realpath(target)) if target.is_symlink() else target.absolute()
     above = next(p for p in place.parents if p.exists())
-    try:  # not by asking for permissions: root has them all, in places too that hold no files
+    try:  # create a file to find out: permission bits do not tell for root or for special file systems
         with TemporaryDirectory(prefix=".tensor_graphs-", dir=above):
             pass
     except OSError as problem:
@@ -128,7 +133,7 @@ def writable(target: Path, *, folder: bool = False) -> None:
 
 
 def text_of(file: Path) -> str:
-    """A text file's content; UsageError if it is no text, larger than 64 MiB, or no plain file."""
+    """Content of a UTF-8 text file. UsageError if it is not text, larger than 64 MiB, or not a regular file."""
     try:
         return read_bytes(file, 1 << 26).decode("utf-8")
     except UnicodeDecodeError:

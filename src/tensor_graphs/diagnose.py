@@ -1,5 +1,8 @@
-"""Whose fault a failing plan is: the rewrites', if the plan's own meaning in float64 differs from the model's; a kernel's,
-if the meaning agrees and running it alone does not; nobody's but rounding's else."""
+"""Diagnosis of a plan that failed verification: wrong rewrites, wrong kernels, or rounding.
+
+Rewrites are wrong if the plan's term, evaluated in float64, differs from the model. A kernel is wrong if the terms
+agree but the kernel alone differs from its own term. Everything else is rounding.
+"""
 
 from __future__ import annotations
 
@@ -25,39 +28,44 @@ from .extract.kernel import Plan, Step
 from .verify import WRONG, allowed_error, misplaced, relative_error
 
 Array = np.ndarray[Any, Any]
-TOLERABLE = 1e-4  # relative error in float64 that another order of the same arithmetic may explain
-CANCELS = 1e-10  # the same relative to the largest value on the way, where the result cancels to nearly nothing
-TURNS = (0, 1)  # of the inputs that verification draws
-SAMPLES = 12  # random instances on which each rule that fired is tried
+TOLERABLE = 1e-4  # relative error in float64 that reordered arithmetic may explain
+CANCELS = 1e-10  # the same, relative to the largest intermediate value, where the result cancels to nearly zero
+TURNS = (0, 1)  # indices of the input distributions that verification draws
+SAMPLES = 12  # random instances per fired rule
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found in a plan that failed. `kernels`: template -> its error alone, in multiples of what rounding of the
-    reference interpreter allows; `errors`: the same as relative errors."""
+    """Diagnosis of a failed plan. Maps are keyed by kernel template name.
 
-    rewrites: float  # relative error of the plan's meaning in float64; 0 where it agrees
+    `kernels`: error of the kernel alone, as a multiple of the rounding error that the reference interpreter is allowed.
+    `errors`: the same error as a relative error.
+    """
+
+    rewrites: float  # relative error of the plan's term in float64; 0 if it agrees with the model
     kernels: Mapping[str, float]
     errors: Mapping[str, float]
-    steps: tuple[str, ...]  # templates of the plan
+    steps: tuple[str, ...]  # template names of the plan's kernels, sorted
 
     @property
     def wrong(self) -> list[str]:
-        """Kernels that compute something else."""
+        """Kernels that are wrong beyond rounding."""
         return [n for n, e in self.errors.items() if not e <= WRONG]
 
     @property
     def miscompiled(self) -> bool:
-        """Whether something is wrong beyond rounding."""
+        """Whether rewrites or a kernel are wrong beyond rounding."""
         return self.rewrites > 0 or bool(self.wrong)
 
     @property
     def inaccurate(self) -> list[str]:
-        """Kernels less accurate than the interpreter's rounding, worst first."""
+        """Kernels less accurate than the interpreter's rounding allows, worst first."""
         return sorted((n for n, x in self.kernels.items() if x > 1), key=lambda n: -self.kernels[n])
 
     def blame(self, fired: Sequence[Rule] = ()) -> str:
-        """A sentence naming the suspects. `fired`: the rules that matched; those refuted by sampling are named."""
+        """A sentence that names the suspects. `fired`: the rules that matched; those that random instances refute are
+        named.
+        """
         if self.rewrites:
             who = refuted(fired) or [f"none of {len(fired)} rules that matched is refuted by itself"]
             return (
@@ -68,7 +76,7 @@ class Diagnosis:
 
 
 def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """The expression that the plan computes: per output (then update), and per value."""
+    """Return (terms of the plan's outputs, then its updates; term per value id)."""
     stored = device_of(plan) != "cpu" and any(v.carried for v in plan.values)
     values: dict[int, Tensor] = {i: _carried(w, stored) for i, w in plan.weights.items()}
     for value in plan.values:
@@ -82,22 +90,24 @@ def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
 
 
 def _carried(value: Tensor, stored: bool) -> Tensor:
-    """Where values lie in other dtypes than kernels' patterns reason about (storage.py), 16 bits stand for float32."""
+    """Widen a 16-bit term to float32 if the plan's storage dtypes differ from the patterns' compute dtypes
+    (storage.py).
+    """
     return make("cast", (value,), {"dtype": "float32"}) if stored and value.dtype in HALVES else value
 
 
 def step_meanings(step: Step, values: Mapping[int, Tensor]) -> list[Tensor]:
-    """The expressions of one step's outputs over its inputs' expressions."""
+    """Terms of one step's outputs, built over its operands' terms."""
     operands = {o: values[i] for o, i in step.inputs}
     if isinstance(step.template.term, Var):
         return [operands[step.template.term.name]]
-    if step.is_view:  # a view's pattern names its op; the attributes are the call's
+    if step.is_view:  # a view's template names the op, its call holds the attributes
         return [make(step.template.name.rpartition(".")[2], [values[i] for _, i in step.inputs], dict(step.call.attrs))]
     return [build(term, operands, step.call.attrs) for term in step.template.terms]
 
 
 def diagnose(graph: Graph, plan: Plan, seed: int = 0) -> Diagnosis:
-    """Compare the plan's meaning with the graph in float64, and each kernel alone with its own meaning."""
+    """Compare the plan's term with the graph in float64, and each kernel alone with its own term."""
     ratios: dict[str, float] = {}
     errors: dict[str, float] = {}
     rng = np.random.default_rng(seed)
@@ -111,8 +121,9 @@ def diagnose(graph: Graph, plan: Plan, seed: int = 0) -> Diagnosis:
 
 
 def rewrite_error(graph: Graph, plan: Plan, seed: int = 0) -> float:
-    """How far the plan's meaning is from the graph's in float64, on inputs as verification draws them; 0 where reordered arithmetic
-    explains it."""
+    """Error of the plan's term against the graph in float64, on inputs as verification draws them; 0 if reordering
+    explains it.
+    """
     return max(_rewrite_error(graph, plan, np.random.default_rng((seed, turn)), turn) for turn in TURNS)
 
 
@@ -145,7 +156,7 @@ def _cancels(value: Array, exact: Array, peak: float) -> bool:
 
 
 def _peak(graph: Graph, inputs: Mapping[str, Array]) -> float:
-    """The largest finite number on the way."""
+    """Largest finite intermediate value."""
     nodes = [n for n in graph.nodes() if dtypes.is_float(n.dtype)]
     with np.errstate(all="ignore"):
         values = evaluate(nodes, inputs, params=graph.params, float64=True)
@@ -153,7 +164,7 @@ def _peak(graph: Graph, inputs: Mapping[str, Array]) -> float:
 
 
 def _distinct(plan: Plan) -> list[Step]:
-    """The kernels of a plan, equal calls once."""
+    """The kernels of a plan without duplicate calls."""
     seen: dict[Any, Step] = {}
     for step in plan.steps:
         key = (
@@ -167,11 +178,11 @@ def _distinct(plan: Plan) -> list[Step]:
 
 
 def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
-    """(error of the kernel alone against float64, what is fair: the interpreter's in the same dtypes, and some ulp), of the
-    output where the one is the largest multiple of the other.
+    """Return (error of the kernel alone against float64, fair error) of the output with the largest ratio of the two.
 
-    Relative error for floats, of the whole or of the worst place where that is beyond its limit, infinite where NaN or infinities are
-    misplaced; 1 for integers and bools of which one is wrong.
+    The fair error is the interpreter's in the same dtypes plus some ulps. The error is relative for floats (of the
+    whole output, or of the worst element if that exceeds its limit), infinite if NaN or infinities are misplaced; for
+    integers and bools 1 if any element is wrong.
     """
     graph = Graph.of(kernel_meanings(step.template, step.call))
     return max((_kernel_error(step, graph, rng, turn) for turn in TURNS), key=lambda pair: pair[0] / pair[1])
@@ -195,7 +206,9 @@ def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int)
 
 
 def _error(found: Array, exact: Array, own: Array, dtype: str, k: int, disturbed: Disturbed) -> tuple[float, float]:
-    """(error, what is fair) of a kernel's output, of which `disturbed` knows at number `k` what rounding does to it."""
+    """Return (error, fair error) of output number `k` of a kernel. `disturbed` gives the effect of rounding on that
+    output.
+    """
     if not dtypes.is_float(dtype):
         place = compare.differing(found, own, exact)
         while place.ratio > 0 and disturbed.further():
@@ -211,7 +224,7 @@ def _error(found: Array, exact: Array, own: Array, dtype: str, k: int, disturbed
 
 
 def _stored(array: Array, dtype: str) -> Array:
-    """The numbers that an array has left when it lies in a dtype, in its own dtype."""
+    """Round an array's values to a storage dtype, keeping the array's own dtype."""
     return array.astype(dtypes.numpy_dtype(dtype)).astype(array.dtype) if dtypes.is_float(dtype) else array
 
 

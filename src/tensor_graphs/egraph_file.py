@@ -1,12 +1,13 @@
-"""The file between `saturate` and `extract`: egraph-serialize JSON whose nodes are candidate kernels.
+"""The file between `saturate` and `extract`: egraph-serialize JSON whose e-nodes are candidate kernels.
 
-Each class is a value in one layout (`c12`, or `c12@1,8` in a layout that is not row-major), each node a kernel, spelled
-with what it reads, at its cost in µs. The further top-level key `tensor_graphs` holds what turns a solution into a
-program: the algebraic e-graph, and the model (graph and weights) as a safetensors file beside the JSON, with its sha256.
+Each class is a value in one layout (`c12`, or `c12@1,8` for strides that are not row-major). Each node is a kernel,
+named with its operands, at its cost in µs. The additional top-level key `tensor_graphs` holds what turns a solution
+into a program: the algebraic e-graph, and the name and sha256 of the model (graph and weights), a safetensors file
+beside the JSON.
 
-The file is data from a stranger: nothing in it is executed. A kernel is only a name; what it means comes from matching
-the installed backends' kernels on the algebraic e-graph again, whose every node is typed by the op table first, and the
-program that comes out is compared with the model.
+The file is untrusted input: nothing in it is executed. A kernel is only a name; its meaning comes from matching the
+installed backends' templates against the algebraic e-graph again, each of whose nodes is type-checked first. The
+resulting program is compared with the model.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ from .writing import kept_versions, named_errors, undone_on_failure
 
 KEY = "tensor_graphs"
 VERSION = 1
-GIVEN = "given"  # the node of a value that needs no kernel
-PART = "part"  # the node that takes one value out of those that a kernel makes together
-JOINED = " + "  # between the values that a kernel makes together, in the name of their class
+GIVEN = "given"  # operator of the node of a value that needs no kernel
+PART = "part"  # operator of the node that selects one value of a multi-output kernel
+JOINED = " + "  # separator of the values of a multi-output kernel in its class name
 SOURCES = ("measured", "predicted", "bound")
 _MEMBERS = {
     "version": int,
@@ -73,8 +74,10 @@ _MEMBERS = {
 
 # ---------------------------------------------------------------- writing
 def write(path: str | Path, explorer: Explorer) -> None:
-    """Write the e-graph with its kernels to `path`, and the model beside it (`.model.safetensors`): both, or neither. UnwritableError if
-    they cannot be written."""
+    """Write the e-graph with its kernels to `path`, and the model beside it (`.model.safetensors`): both, or neither.
+
+    Raises UnwritableError if they cannot be written.
+    """
     path = Path(path)
     hypergraph, prices = explorer.choice.hypergraph, explorer.choice.prices
     rows = Rows(hypergraph, [p.us for p in prices])
@@ -99,7 +102,7 @@ def write(path: str | Path, explorer: Explorer) -> None:
 
 
 def made_by(view: EGraphView, candidate: Candidate) -> str:
-    """The class that a candidate is in: its value's place, or those of all that it makes together."""
+    """Class name of a candidate: the value it computes, or all values of a multi-output kernel."""
     return JOINED.join(place(view, v) for v in candidate.outputs)
 
 
@@ -109,17 +112,17 @@ def _bundles(view: EGraphView, rows: Rows) -> list[str]:
 
 
 def model_path(path: Path) -> Path:
-    """The model file beside an e-graph file."""
+    """Path of the model file beside an e-graph file."""
     return path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + ".model.safetensors")
 
 
 def spelled(view: EGraphView, candidate: Candidate) -> str:
-    """A candidate kernel as text: its name and what it reads."""
+    """A candidate kernel as text: template name and operands."""
     return f"{candidate.template.name}({', '.join(f'{o}={place(view, v)}' for o, v in candidate.inputs)})"
 
 
 def _with_leaves(explorer: Explorer) -> Graph:
-    """The model with the view's other leaves as further outputs, so that one file holds the data of all."""
+    """The model with leaves that only the view has as additional outputs, so that one file holds all data."""
     used = set(explorer.work.nodes())
     extra = [t for t in dict.fromkeys(explorer.view.tensors.values()) if t not in used]
     names = tuple(f"leaf {i}" for i in range(len(extra)))
@@ -145,7 +148,7 @@ def _view_to_json(view: EGraphView) -> dict[str, Any]:
 
 
 def _sha256(path: Path) -> str:
-    """A file's hash; "" where it cannot be read."""
+    """A file's SHA-256 in hex; "" if the file does not exist."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -158,7 +161,9 @@ def _sha256(path: Path) -> str:
 # ---------------------------------------------------------------- reading
 @dataclass(frozen=True)
 class EGraphFile:
-    """An e-graph as read: the problem to solve, each node's operator, and what describes a program, if it is there."""
+    """A parsed e-graph file: the extraction problem, each node's operator, and the `tensor_graphs` record, if
+    present.
+    """
 
     path: Path
     problem: Problem
@@ -167,15 +172,15 @@ class EGraphFile:
 
     @property
     def describes_program(self) -> bool:
-        """Whether a solution means a program."""
+        """Whether a solution can be turned into a program."""
         return self.record is not None
 
     def program(self, found: Extraction, *, verify: bool = True) -> Program:
-        """The program that a solution of `problem` means.
+        """The program that a solution of `problem` stands for.
 
-        UsageError if the file describes none, BadModelError if the model beside it is missing, changed or malformed,
-        ExtractionError if the e-graph is malformed or names a kernel that does not match, VerificationError if the
-        program computes something else than the model.
+        Raises UsageError if the file describes no program, BadModelError if the model file is missing, changed or
+        malformed, ExtractionError if the e-graph is malformed or names a kernel that does not match, VerificationError
+        if the program computes something else than the model.
         """
         if self.record is None:
             raise UsageError(
@@ -197,8 +202,9 @@ class EGraphFile:
         return program
 
     def priced(self, found: Extraction) -> dict[str, tuple[int, float]]:
-        """Source of the price -> how many of the kernels of a solution, and their µs; views are none. Empty where the file
-        describes no program: its costs are in a unit of its own."""
+        """Map each price source to (number of kernels, their µs) in a solution, without views. Empty if the file
+        describes no program.
+        """
         counted: dict[str, tuple[int, float]] = {}
         sources = self.record["sources"] if self.record is not None else {}
         for node in reachable(self.problem, found.choice):
@@ -222,7 +228,7 @@ class EGraphFile:
         return load_graph(model)
 
     def _view(self, record: Mapping[str, Any], saved: Graph) -> tuple[EGraphView, Graph]:
-        """The algebraic e-graph and the model whose roots its roots are."""
+        """Return (algebraic e-graph, model with the same roots)."""
         view = _view_from_json(record, saved, f"{self.path}: {KEY}")
         n = len(view.roots) - len(saved.updates)
         if not 0 < n <= len(saved.outputs):
@@ -233,7 +239,7 @@ class EGraphFile:
         return view, graph
 
     def _choice(self, record: Mapping[str, Any], view: EGraphView, found: Extraction) -> Choice:
-        session = Session(Options(measure=False, budget=math.inf))  # kernels as `saturate` finds them
+        session = Session(Options(measure=False, budget=math.inf))  # the same candidates as `saturate` generates
         hypergraph = all_kernels(session, view, _backends(record["backends"], str(self.path)))
         number = {(made_by(view, c), spelled(view, c)): i for i, c in enumerate(hypergraph.candidates)}
         prices = [Priced(math.inf, math.inf, math.inf, "bound")] * len(hypergraph.candidates)
@@ -259,7 +265,7 @@ class EGraphFile:
 
 
 def read(path: str | Path) -> EGraphFile:
-    """Read an e-graph file, plain or gzipped. ExtractionError names what is wrong with it."""
+    """Read an e-graph file, plain or gzipped. ExtractionError names the malformed part."""
     document = read_document(path)
     problem = parse_egraph(document, where=str(path))
     ops = tuple(str(node.get("op", "")) for node in document["nodes"].values())
@@ -267,8 +273,12 @@ def read(path: str | Path) -> EGraphFile:
 
 
 def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", deterministic: bool = False) -> Extraction:
-    """Solve an e-graph: a path to egraph-serialize JSON, a `Problem`, or what `tg.saturate` returned (its kernels at
-    their known prices). Returns the `Extraction`: cost, lower_bound, gap, optimal, choice. UsageError for anything else."""
+    """Solve the extraction problem of an e-graph.
+
+    `source`: a path to egraph-serialize JSON, a `Problem`, or the result of `tg.saturate` (its kernels at their current
+    prices). `time_limit`: seconds. `method`: "auto", "greedy", "cp-sat", "highs" or "frontier". Returns an `Extraction`
+    with cost, lower_bound, gap, optimal, choice. Raises UsageError for any other source.
+    """
     from .extract.solve import solve
 
     if isinstance(source, Explorer):
@@ -312,14 +322,16 @@ def _backends(names: Sequence[Any], where: str) -> list[Any]:
 
 
 def _check_roots(problem: Problem, hypergraph: Hypergraph, where: str) -> None:
-    """What is built must be what the model asks for."""
+    """Raise ExtractionError unless the solution's roots contain all outputs of the model."""
     built = {problem.class_name(r) for r in problem.roots}
     if missing := [p for p in (place(hypergraph.view, v) for v in hypergraph.roots) if p not in built]:
         raise ExtractionError(f"the model's output {missing[0]} is no root class", where=where)
 
 
 def _check(program: Program, graph: Graph, where: str) -> Verification:
-    """VerificationError where the program is wrong beyond rounding: the file claims equalities that do not hold."""
+    """Verify the program. VerificationError if it is wrong beyond rounding: the file then claims equalities that do not
+    hold.
+    """
     from .accept import run_flat
     from .extract.work import graph_flops
     from .verify import verify
@@ -380,8 +392,8 @@ def _view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGra
     roots = tuple(_whole(r, len(types), "a root", where) for r in record["roots"])
     off = np.cumsum([0, *map(len, kids)]).astype(np.int32)
     flat = np.array([k for row in kids for k in row], np.int32)
-    own = _flags(record, "own", len(ops), "an e-node", where)  # e-nodes of the model as it came
-    # its values: some kernels are made for them alone
+    own = _flags(record, "own", len(ops), "an e-node", where)  # e-nodes of the original model
+    # e-classes of the original model: some kernels are generated for these only
     original = _flags(record, "original", len(types), "a class", where)
     return EGraphView(ops, attrs, np.array(owners, np.int32), off, flat, types, np.array(weight, np.bool_), roots,
                       SaturationReport(), tensors, {}, original, own=own)  # fmt: skip
@@ -390,7 +402,7 @@ def _view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGra
 def _flags(
     record: Mapping[str, Any], name: str, size: int, what: str, where: str
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Flags that are set at the numbers in a list, which a file may lack."""
+    """Boolean array of length `size`, True at the indices in list `name` of the record (missing: none)."""
     found = np.zeros(size, np.bool_)
     if not isinstance(written := record.get(name, []), list):
         raise ExtractionError(f"{name} must be a list", where=where)
@@ -402,7 +414,7 @@ def _typed(
     op: str, attrs: Sequence[tuple[str, Any]], owner: Type, below: list[Type], leaves: Mapping[tuple[str, str], Tensor],
     where: str,
 ) -> Tensor | None:  # fmt: skip
-    """The leaf behind a leaf node; ExtractionError where a node's type is not its class's."""
+    """Type-check a node; return the model's leaf for a leaf node, else None. ExtractionError if the types disagree."""
     try:
         found = infer(OPS[op], below, dict(attrs))
     except (ShapeError, ArithmeticError, LookupError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Do the rules prove that two programs compute the same?"""
+"""Equivalence of two programs, proved with the rewrite rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .source import as_graph
 
 @lru_cache(1)
 def _prover() -> Prover:
-    """The rules for proofs, which take a second to read. Its declarations of ops and ranks are the same for whoever asks."""
+    """The rules compiled for proofs, cached: reading them takes a second."""
     return Prover()
 
 
@@ -31,15 +31,19 @@ def equivalent(
     limits: Limits | None = None,
     trust: bool = False,
 ) -> bool:
-    """Whether the rules prove two programs equal within the limits. False means not proved, never unequal.
+    """Return whether the rules prove two programs equal within the limits. False means not proved, not unequal.
 
-    `a` and `b` are what `optimize` takes: expressions (or sequences or dicts of them), Graphs, functions or modules with
-    `example_inputs`, paths of models. Inputs, params and states are the same where name and type agree, and, of two
-    functions or modules, inputs at the same position; params that both bind to different data are not. Outputs are compared
-    in order, new values of states by name. Both sides are put into one e-graph, the rules run on it (rules/prove.py), and the
-    outputs must then share their classes. What rounds differently is equal: rules hold over the reals.
+    `a`, `b`: anything that `optimize` takes: expressions (or sequences or dicts of them), Graphs, functions or modules
+    with `example_inputs`, model paths. Leaves (inputs, params, states) correspond if name and type agree; inputs of two
+    functions or modules correspond by position; params bound to different data do not correspond. Outputs are compared
+    in order, new values of states by name. Both programs are added to one e-graph, the rules saturate it
+    (rules/prove.py), and corresponding outputs must be in the same e-class. Rules hold over the real numbers, so
+    programs that differ in rounding only are equal.
 
-    Raises UsageError for a program of no known kind, ShapeError where a dimension is left free (give `dims`).
+        x = tg.input("x", (8, 8))
+        assert tg.equivalent(x + x, 2.0 * x)
+
+    Raises UsageError for an unknown kind of program, ShapeError if a dimension is free (give `dims`).
     """
     left, right = (_concrete(as_graph(x, example_inputs, dims=_known(x, dims), trust=trust), dims) for x in (a, b))
     if _called(a) and _called(b):
@@ -55,12 +59,12 @@ def equivalent(
 
 
 def _known(source: Any, dims: Mapping[str, int] | None) -> Mapping[str, int] | None:
-    """The sizes that loading needs; expressions are bound afterwards, for each may lack some of the dimensions."""
+    """The sizes needed for loading. Expressions are bound afterwards, since each may lack some of the dimensions."""
     return None if isinstance(source, Graph | Tensor | list | tuple | dict) else dims
 
 
 def _concrete(graph: Graph, dims: Mapping[str, int] | None) -> Graph:
-    """The graph at the given sizes, simplified."""
+    """The graph at the given sizes, simplified. ShapeError if a dimension stays free."""
     free = graph.free_dims
     bound = graph.bind({n: s for n, s in (dims or {}).items() if n in free})
     if left := sorted(bound.free_dims):
@@ -69,17 +73,17 @@ def _concrete(graph: Graph, dims: Mapping[str, int] | None) -> Graph:
 
 
 def _called(source: Any) -> bool:
-    """Whether a source is called with positional inputs."""
+    """Whether a source takes positional inputs."""
     return callable(source) and not isinstance(source, Graph | Tensor)
 
 
 def _at_positions(graph: Graph, other: Graph) -> Graph:
-    """The graph reading the other's inputs at the same positions, where the types agree."""
+    """The graph with its inputs replaced by the other graph's inputs at the same positions, where the types agree."""
     return _renamed(graph, {x: y for x, y in zip(graph.inputs, other.inputs) if x.type == y.type})
 
 
 def _apart(graph: Graph, other: Graph) -> Graph:
-    """The graph with other names for leaves that are not the other's of that name: another type, or other data."""
+    """Rename leaves that share a name with a leaf of the other graph but have another type or other data."""
     theirs = {(n.op, n.attr("name")): n for n in other.nodes() if n.op in NAMED}
     ours = [n for n in graph.nodes() if n.op in NAMED]
     taken = {*theirs, *((n.op, n.attr("name")) for n in ours)}
@@ -96,17 +100,17 @@ def _apart(graph: Graph, other: Graph) -> Graph:
 
 
 def _rebound(name: str, a: Graph, b: Graph) -> bool:
-    """Whether both graphs bind a weight, and not to the same bits."""
+    """Whether both graphs bind a weight of this name, to different data."""
     return name in a.params and name in b.params and not _same(a.params[name], b.params[name])
 
 
 def _renamed(graph: Graph, new: Mapping[Tensor, Tensor]) -> Graph:
-    """The graph with some leaves in the place of others."""
+    """The graph with leaves replaced according to `new`."""
     changed = graph.with_roots(rebuild(graph.roots, lambda node, args: new.get(node)))
     return replace(changed, inputs=tuple(new.get(x, x) for x in graph.inputs))
 
 
 def _same(a: Data, b: Data) -> bool:
-    """Whether two weights are equal bit for bit."""
+    """Whether two weights are bitwise equal."""
     x, y = load_data(a), load_data(b)
     return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()

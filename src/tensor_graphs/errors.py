@@ -1,8 +1,7 @@
-"""Every error a user can meet: one class per situation, with what was wrong, where, and what to do.
+"""All errors raised on purpose: one class per situation, each with a message, a location and a hint.
 
-Each class carries the process exit code that the command line returns for it:
-0 ok, 1 our bug, 2 usage, 3 bad or unsupported model, 4 device unavailable, 5 verification failed,
-6 budget ended before any valid plan, 130 interrupted, 143 terminated.
+Each class has the exit code that the command line returns for it: 0 ok, 1 internal error, 2 usage, 3 bad or unsupported
+model, 4 device unavailable, 5 verification failed, 6 no valid plan within the budget, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 
 class TensorGraphsError(Exception):
-    """Base of all errors raised on purpose. `where` says what was being read or done, `hint` what to do next."""
+    """Base of all errors raised on purpose. `where`: the file, function or output concerned. `hint`: how to fix it."""
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "internal"
@@ -33,24 +32,24 @@ class TensorGraphsError(Exception):
         return "\n".join(parts)
 
     def to_json(self) -> dict[str, str]:
-        """The `error` object of the command line's JSON output."""
+        """The `error` object of the command line's JSON output: code, message, where, hint."""
         return {"code": self.code, "message": self.message, "where": self.where, "hint": self.hint}
 
 
 class UsageError(TensorGraphsError):
-    """A call or a command line that cannot mean anything: wrong argument, wrong type, missing input."""
+    """An invalid call or command line: wrong argument, wrong type, missing input."""
 
     exit_code, code = 2, "usage"
 
 
 class UnwritableError(UsageError):
-    """A file or folder that could not be written: a full disk, a missing folder, no permission. What was there before is still there."""
+    """A file or folder could not be written: full disk, missing folder, no permission. Previous content is kept."""
 
     code = "unwritable"
 
 
 class ShapeError(UsageError):
-    """Operands whose shapes or dtypes do not fit the operation. `sizes` are those that differ, where it is about some."""
+    """Operands whose shapes or dtypes do not fit the operation. `sizes`: the sizes that disagree, if any."""
 
     code = "shape"
 
@@ -60,14 +59,15 @@ class ShapeError(UsageError):
 
 
 class TraceError(UsageError):
-    """A function that cannot be traced: an operation on a traced array without a meaning in a graph, or a graph that computes
-    something else than the function."""
+    """A function that cannot be traced: an unsupported operation on a traced array, or a graph that differs from the
+    function.
+    """
 
     code = "trace"
 
 
 class TraceAttributeError(TraceError, AttributeError):
-    """An attribute that a traced array does not have, and an array of NumPy neither."""
+    """An attribute that neither a traced array nor a NumPy array has."""
 
 
 class BadModelError(TensorGraphsError):
@@ -83,14 +83,16 @@ class BadWeightsError(BadModelError):
 
 
 class TooLargeError(BadModelError):
-    """A tensor whose size overflows, or that the machine does not hold: found by arithmetic before any allocation where that can
-    be, else in place of a MemoryError."""
+    """A tensor whose size overflows or exceeds the machine's memory.
+
+    Raised before any allocation where the size is known, else in place of a MemoryError.
+    """
 
     code = "too-large"
 
 
 class UntrustedModelError(BadModelError):
-    """A model format whose loading can run code, opened without saying that it is trusted."""
+    """A model format that can run code while loading, opened without `trust=True` (`--trust-model`)."""
 
     code = "untrusted"
 
@@ -102,7 +104,7 @@ class ExportError(BadModelError):
 
 
 class UnsupportedError(TensorGraphsError):
-    """Operators, dtypes or options that have no meaning here yet. Lists all of them, each with its count."""
+    """Operators, dtypes or options that are not supported. `missing` maps each of them to its count."""
 
     exit_code, code = 3, "unsupported"
 
@@ -117,61 +119,61 @@ class UnsupportedError(TensorGraphsError):
 
 
 class RuleError(TensorGraphsError):
-    """A rewrite rule that is malformed, or that was refuted by evaluation."""
+    """A rewrite rule that is malformed, or refuted by evaluation."""
 
     exit_code, code = 2, "rule"
 
 
 class DeviceUnavailableError(TensorGraphsError):
-    """A backend or device that was asked for by name and is not usable here."""
+    """A backend or device requested by name is not usable on this machine."""
 
     exit_code, code = 4, "device-unavailable"
 
 
 class DeviceMemoryError(DeviceUnavailableError):
-    """A device without room for what a program takes; found by arithmetic, before anything is launched."""
+    """A device has too little free memory for a program; computed before any launch."""
 
     code = "device-memory"
 
 
 class DeviceFaultError(DeviceUnavailableError):
-    """A kernel that faulted: the device cannot be used by this process any more."""
+    """A kernel faulted; this process cannot use the device any more."""
 
     code = "device-fault"
 
 
 class VerificationError(TensorGraphsError):
-    """The optimized program computed something else than the original, beyond rounding: a miscompile."""
+    """The optimized program differs from the original beyond rounding: a miscompile."""
 
     exit_code, code = 5, "verification"
 
 
 class NoPlanError(TensorGraphsError):
-    """No executable plan was found: no candidate covers the outputs, or the budget ended first."""
+    """No executable plan was found: no candidate kernels cover the outputs, or the budget ended first."""
 
     exit_code, code = 6, "no-plan"
 
 
 class CostStoreError(TensorGraphsError):
-    """A cost store that cannot be used as asked (a wrong path, a shard that fails its checksum on export, …)."""
+    """A cost store that cannot be used: wrong path, failed checksum on export, …."""
 
     exit_code, code = 2, "cost-store"
 
 
 class WorkerError(TensorGraphsError):
-    """A child process died, hung past its limit, or answered nonsense, and the work could not be done without it."""
+    """A worker process died, exceeded its deadline or answered nonsense, and the work cannot be done without it."""
 
     code = "worker"
 
 
 class ExtractionError(TensorGraphsError):
-    """An e-graph that cannot be extracted: malformed, negative or NaN costs, or a root without a finite term."""
+    """An e-graph that cannot be extracted: malformed, negative or NaN costs, or a root without a finite-cost term."""
 
     exit_code, code = 3, "extraction"
 
 
 class Interrupted(TensorGraphsError):
-    """The user stopped the work; what was best so far is kept and named in the message."""
+    """The user stopped the work. The best result so far is kept; the message says where."""
 
     exit_code, code = 130, "interrupted"
 
@@ -181,7 +183,7 @@ _heard: ContextVar[list[str] | None] = ContextVar("tensor_graphs_warnings", defa
 
 
 def warned(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn of something that is no error: in the report of the optimization that is under way here, else by `warnings.warn`."""
+    """Issue a warning: into the report of the running optimization, or through `warnings.warn` outside of one."""
     heard = _heard.get()
     if heard is None:
         warnings.warn(message, category, stacklevel=3)
@@ -191,7 +193,9 @@ def warned(message: str, category: type[Warning] = UserWarning) -> None:
 
 @contextmanager
 def warnings_into(heard: list[str]) -> Iterator[None]:
-    """Collect the messages of `warned` in a list. (`warnings.catch_warnings` would do so for all threads of the process.)"""
+    """Collect the messages of `warned` in a list, for this context only (`warnings.catch_warnings` affects all
+    threads).
+    """
     token = _heard.set(heard)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The commands that look rather than change: explain, doctor."""
+"""The read-only commands `explain` and `doctor`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from .backends.program import load_program
 from .errors import BadModelError, DeviceUnavailableError
 from .plain import decode, read_bytes
 
-SECONDS = 60.0  # for rewriting each block once more: what took less time then may take longer here
+# time limit per block when rewriting is repeated: longer than in the search, since this machine may be slower
+SECONDS = 60.0
 LARGEST_REPORT = 1 << 28  # bytes
 PACKAGES = ("numpy", "egglog", "ortools", "duckdb", "pyarrow", "safetensors", "torch", "triton", "onnx", "cuda-core")
 
@@ -26,8 +27,10 @@ PACKAGES = ("numpy", "egglog", "ortools", "duckdb", "pyarrow", "safetensors", "t
 def explain(
     target: str, dims: Mapping[str, int], backend: str, *, trust: bool = False, steps: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """A saved program's kernels and costs, or what a model consists of and what would be made of it; with `steps` the
-    rules that lead from each block of a model to its chosen form, applied one by one and replayed."""
+    """Return (JSON document, text) about a saved program (kernels, costs) or a model (operators, sizes, blocks).
+
+    With `steps`: the rule applications that lead from each block to its chosen form, one by one, replayed.
+    """
     folder = Path(target)
     if (folder / "manifest.json").is_file():
         return explain_steps(folder) if steps else _explain_program(folder)
@@ -66,9 +69,12 @@ def explain(
 
 
 def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | None = None) -> tuple[dict[str, Any], str]:
-    """The rules that lead from the graph that a program was made from to its kernels, within the limits of that search, and what
-    no rule says: which values the kernels round where they store them. `folder` needs the program's origin and report only.
-    Forms of blocks that `seconds` do not reach are listed as such; `replay`: see `explain_saved`."""
+    """Return (JSON document, text): the rule applications that lead from a program's original graph to its kernels.
+
+    Rewriting is repeated within the limits of the original search. Also lists the values that kernels round when
+    storing them, which no rule expresses. `folder` needs the program's origin and report files only. Blocks not reached
+    within `seconds` are listed as such. `replay`: see `explain_saved`.
+    """
     from .egraph.explain import spelled
     from .egraph.rule import Rule
     from .egraph.saturate import Limits
@@ -107,7 +113,7 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     from .egraph.view import rule_table
     from .symbolic import range_text
 
-    program = load_program(folder, device="cpu")  # it is not run, so no GPU is needed
+    program = load_program(folder, device="cpu")  # the program is not run, so no GPU is needed
     saved = _report(folder / "report.json")
     ranges = [f"{name}: {range_text(*spread)}" for name, spread in program.manifest.sizes.items()]
     memory = "memory: " + ", ".join(f"{n / 2**20:.3g} MiB on {device}" for device, n in program.memory().items())
@@ -167,7 +173,7 @@ class _Verdict:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The members of report.json that are shown."""
+    """The members of report.json that `explain` shows."""
 
     kernels: list[_Kernel]
     blocks: list[_Block]
@@ -177,7 +183,7 @@ class _Saved:
 
 
 def _report(file: Path) -> dict[str, Any]:
-    """The saved report's JSON; empty where the program has none. BadModelError where it is malformed."""
+    """The saved report's JSON; empty if the program has none. BadModelError if it is malformed."""
     if not file.is_file():
         return {}
     try:
@@ -189,7 +195,7 @@ def _report(file: Path) -> dict[str, Any]:
 
 
 def doctor() -> dict[str, Any]:
-    """What this machine has. Nothing is loaded that is not needed to answer."""
+    """Versions, devices, backends and the cost store's state of this machine. Imports no more than needed."""
     found: dict[str, Any] = {
         "tensor_graphs": _version("tensor-graphs"),
         "python": sys.version.split()[0],

@@ -1,6 +1,6 @@
-"""What `saturate` returns: a saturated e-graph one can look at, class by class, with kernels, costs and the chosen term.
+"""Result of `saturate`: a saturated e-graph to inspect by e-class, with candidate kernels, prices and the chosen term.
 
-The page is plain HTML and CSS: no script, no network, readable on a light and on a dark ground.
+The HTML page is static: no script, no network, legible on light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .extract.plan import plan_of
 from .extract.search import Choice
 
 PER_PAGE = 24
-MAX_PAGES = 6  # written into one HTML page; `page(n)` shows any other
+MAX_PAGES = 6  # pages embedded in one HTML document; `page(n)` renders the others
 
 _STYLE = """<style>
 .tg{font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;max-width:72rem}
@@ -47,21 +47,21 @@ _STYLE = """<style>
 
 @dataclass(frozen=True)
 class Explorer:
-    """A saturated e-graph with its candidate kernels and the choice that is cheapest at known prices.
+    """A saturated e-graph with its candidate kernels and the cheapest choice at current prices.
 
-    In a notebook it shows the chosen kernels in the order in which they run, and the classes, a page at a time: e-nodes
-    and kernels with their price in µs (measured, predicted or a bound), the chosen ones marked. `page(n)` shows page n
-    of the classes, `show(cls)` one class with what it reads and what reads it.
+    In a notebook it shows the chosen kernels in execution order and the e-classes page by page: e-nodes and kernels
+    with price in µs (measured, predicted or a bound), chosen ones highlighted. `page(n)` renders page n, `show(cls)`
+    one e-class with its operands and users.
     """
 
-    graph: Graph  # as given, at concrete sizes
-    work: Graph  # simplified: what the e-graph was made from
+    graph: Graph  # the original model at concrete sizes
+    work: Graph  # the simplified graph from which the e-graph was built
     view: EGraphView
     choice: Choice
 
     @cached_property
     def kernels(self) -> dict[int, list[tuple[Candidate, Priced, bool]]]:
-        """Class -> its candidate kernels with price and whether chosen; the chosen ones first, then the cheapest."""
+        """Map an e-class to its candidates as (candidate, price, chosen): chosen first, then by price."""
         chosen = set(self.choice.chosen)
         found: dict[int, list[tuple[Candidate, Priced, bool]]] = {}
         for i, c in enumerate(self.choice.hypergraph.candidates):
@@ -72,11 +72,11 @@ class Explorer:
         return found
 
     def plan(self) -> Plan:
-        """The chosen plan (`tg.optimize` also measures, verifies and times it)."""
+        """The chosen plan. (`tg.optimize` also measures, verifies and times it.)"""
         return plan_of(self.choice, self.work)
 
     def explain(self) -> list[Explanation]:
-        """For each output the rules that lead from the model to the chosen kernels, one application after the other."""
+        """Per output: the rule applications that lead from the model to the chosen kernels."""
         from .rewrites import explain_choice
 
         return explain_choice(self.work, self.view, self.choice, replay=False)[0]
@@ -89,7 +89,9 @@ class Explorer:
 
     @cached_property
     def order(self) -> list[int]:
-        """Classes in the order of the pages: the roots, those that the plan makes from the outputs down, the others."""
+        """E-classes in page order: roots, values that the plan computes (from the outputs down), their operands, the
+        rest.
+        """
         made = [v.cls for i in reversed(self.choice.chosen) for v in self.choice.hypergraph.candidates[i].outputs]
         reads = [v.cls for i in reversed(self.choice.chosen) for _, v in self.choice.hypergraph.candidates[i].inputs]
         rest = [c for c in range(self.view.n_classes) if len(self.view.nodes_of(c))]
@@ -97,17 +99,17 @@ class Explorer:
 
     @property
     def pages(self) -> int:
-        """Number of pages of classes."""
+        """Number of pages of e-classes."""
         return max(1, -(-len(self.order) // PER_PAGE))
 
     def page(self, number: int = 0) -> Html:
-        """One page of classes."""
+        """One page of e-classes."""
         return self._framed(
             f"<h4>Classes, page {number} of 0–{self.pages - 1}</h4>{self._table(self._on_page(number))}"
         )
 
     def show(self, cls: int) -> Html:
-        """One class, the classes it reads, and those that read it (at most 20 of them)."""
+        """One e-class, its operands and its users (at most 20 each)."""
         reads = sorted({int(k) for n in self.view.nodes_of(cls) for k in self.view.kids(n)} - {cls})
         users = [u for u in self._users.get(cls, ()) if u != cls]
         parts = [f"<h4>Class c{cls}</h4>", self._table([cls])]
@@ -119,7 +121,7 @@ class Explorer:
     def _repr_html_(self) -> str:
         return str(self._framed(self._summary() + self._term() + self._all_pages()))
 
-    # ------------------------------------------------------------ parts of the page
+    # ------------------------------------------------------------ parts of the HTML page
     def _framed(self, body: str) -> Html:
         return Html(f'{_STYLE}<div class="tg">{body}</div>')
 
@@ -144,7 +146,7 @@ class Explorer:
         return f"<h4>E-graph of {escape(self.graph.name)}</h4><p>{''.join(f'<span class=chip>{escape(c)}</span>' for c in chips)}</p>"
 
     def _term(self) -> str:
-        """The chosen kernels, in the order in which they run."""
+        """Table of the chosen kernels in execution order."""
         total = self.choice.cost or 1.0
         rows = []
         for i in self.choice.chosen:
@@ -160,7 +162,7 @@ class Explorer:
         return f"<h4>Chosen kernels, in order</h4>{_folded_rows(rows, 40)}"
 
     def _all_pages(self) -> str:
-        """Pages of classes behind clicks, the first one open."""
+        """The first pages as collapsible sections, page 0 open."""
         shown = min(self.pages, MAX_PAGES)
         parts = ["<h4>Classes: equal terms, and the kernels that make them</h4>"]
         for n in range(shown):
@@ -199,7 +201,9 @@ class Explorer:
         return found
 
     def _computes(self, candidate: Candidate, node: int) -> bool:
-        """Whether an e-node may be the root of what a kernel's pattern matched: same op, same operands where bare."""
+        """Whether an e-node may be the root of a kernel pattern's match: same op, same operands where the pattern has
+        variables.
+        """
         kids = self.view.kids(node).tolist()
         reads = {o: v.cls for o, v in candidate.inputs}
         if candidate.is_view:
@@ -239,13 +243,13 @@ class Explorer:
 
 
 def place(view: EGraphView, vertex: Vertex) -> str:
-    """A value in a layout: its class, with the strides where it is not row-major."""
+    """Name of a value in a layout: its e-class, with the strides unless row-major."""
     dense = vertex.strides == contiguous(concrete(view.types[vertex.cls].shape))
     return f"c{vertex.cls}" + ("" if dense else "@" + ",".join(map(str, vertex.strides)))
 
 
 class Html(str):
-    """Markup that a notebook shows as such."""
+    """Markup that a notebook renders as HTML."""
 
     def __repr__(self) -> str:
         return f"<HTML of {len(self)} characters>"
@@ -268,7 +272,7 @@ def _count(n: int, one: str, many: str) -> str:
 
 
 def _folded(items: Sequence[str], count: int) -> str:
-    """The first few items; the rest behind a click."""
+    """The first `count` items; the rest in a collapsed section."""
     head = "".join(items[:count])
     if len(items) <= count + 1:
         return "".join(items)

@@ -1,4 +1,4 @@
-"""Which of the program and the caller's own form an optimization returns."""
+"""Selection between the compiled program and the caller's own function."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from .verify import Verification, verify
 def faster_of_both(
     session: Session, graph: Graph, program: Program, backends: Sequence[Backend], report: Report
 ) -> Program:
-    """The program, or one that calls what the caller gave, where that is faster by more than noise and as accurate as was asked for.
-    The report says what was compared."""
+    """Return the program, or a CallerProgram if the caller's function is faster by more than noise and within
+    tolerance.
+
+    Applies to CPU programs only. The comparison, or the reason for none, is recorded in the report.
+    """
     options, caller = session.options, session.caller
     report.caller_us = report.program_us = None
     report.compared, report.runs = "", PROGRAM if report.runs == CALLER else report.runs
@@ -53,7 +56,7 @@ def faster_of_both(
 
 
 def _verdict(session: Session, graph: Graph, caller: Caller) -> Verification | None:
-    """The verdict on the caller's own form; None where Ctrl-C came."""
+    """Verification of the caller's own function; None if interrupted by Ctrl-C."""
     options = session.options
     with session.stage("verify"), suppress(Halted):
         return verify(

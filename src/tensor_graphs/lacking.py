@@ -1,4 +1,4 @@
-"""What the best plans of a model have unmeasured: the writing side of measuring on another machine."""
+"""Export of tuning jobs: the unmeasured kernels of a model's best plans, to be measured on another machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def write_lacking(
     model: str, path: Path, plans: int, dims: Mapping[str, int], name: str, budget: float, costdb: Path | None,
     progress: Progress, *, trust: bool = False,
 ) -> int:  # fmt: skip
-    """Write the unmeasured kernels of the best few plans of a model, with their unmeasured rivals, as jobs; how many.
+    """Write the unmeasured kernels of the best `plans` plans and their unmeasured rivals as jobs; return the number of
+    jobs.
 
-    With the setting `gpu` (a GPU elsewhere) plans are made for it, whether or not there is one here.
+    With the setting `gpu` (a GPU elsewhere), plans are made for that GPU whether or not this machine has one.
     """
     session = Session(Options(backend=name, budget=budget, costdb=costdb, measure=False), progress)
     graph = as_graph(model, dims=dims, trust=trust)
@@ -38,7 +39,9 @@ def write_lacking(
 
 
 def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
-    """Unmeasured candidates of the best `plans` choices, the best choice's first, each with its cheapest unmeasured rivals."""
+    """Unmeasured candidates of the best `plans` choices, best choice first, each with its RIVALS cheapest unmeasured
+    rivals.
+    """
     candidates, prices = choice.hypergraph.candidates, choice.prices
     makers: dict[object, list[int]] = {}
     for i, c in enumerate(candidates):

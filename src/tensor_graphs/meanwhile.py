@@ -1,8 +1,8 @@
-"""Kernels of the graph as it is written are measured on a GPU while the host rewrites it and matches kernels on what that found.
+"""Overlapped tuning: kernels of the unrewritten graph are measured on the GPU while the host saturates the e-graph.
 
-That takes seconds, in which compilers and device would have nothing to do, and most kernels of a good plan compute parts of the graph as
-it came. What was measured is in the cost store when the search of the rewritten graph begins; and where there is no time for that one,
-what was matched here is what there is.
+Saturation and matching take seconds, during which compilers and GPU would be idle, and most kernels of a good plan
+compute parts of the original graph. Their measurements are in the cost store when the search of the rewritten graph
+starts. If no time is left for that search, the hypergraph matched here is used.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ T = TypeVar("T")
 
 @dataclass
 class Meanwhile:
-    """Hypergraphs are made one after the other in a thread of their own, small ones first (`matching`), and each is searched
-    while the next is made, the last one until `end`. `search` has a hypergraph, what says that it is to end, and what it calls when it
-    begins to measure: not before does the next one need the host. What goes wrong is noted in `faults` and ends it: whoever does the
-    same later will come upon it."""
+    """Background matching and measuring. One thread makes hypergraphs in order (`matching`, small ones first); each is
+    searched while the next is made, the last one until `end`.
+
+    `search(hypergraph, stop, begun)`: `stop()` tells when to end, `begun()` is called when measuring starts; the next
+    hypergraph is not made before that, because both need the host. Errors are recorded in `faults` and end the work:
+    the main search repeats it and raises them.
+    """
 
     matching: Sequence[Callable[[], Hypergraph]]
     search: Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], None]
-    graph: Hypergraph | None = None  # the last that was made
+    graph: Hypergraph | None = None  # the last hypergraph made
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -39,11 +42,11 @@ class Meanwhile:
         self._matching.start()
 
     def matched(self) -> None:
-        """Wait until no hypergraph is made any more: backends match for one caller at a time."""
+        """Wait until all hypergraphs are made: backends match for one caller at a time."""
         self._matching.join()
 
     def end(self) -> None:
-        """Stop, wait until no more is measured, and let go of the hypergraph, which takes memory."""
+        """Stop, wait for running measurements, and release the hypergraph."""
         self._over = True
         self._matching.join()
         self._stop()
@@ -77,7 +80,7 @@ class Meanwhile:
             return None
         except TensorGraphsError as error:
             self.faults.append(error.message)
-        except Exception as error:  # nothing hangs on it here
+        except Exception as error:  # errors are recorded: this work is optional
             self.faults.append(f"{type(error).__name__}: {error}")
         return None
 

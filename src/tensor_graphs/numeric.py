@@ -1,4 +1,4 @@
-"""The tensor functions of the public namespace: Array-API names, and the composite ops with friendly defaults."""
+"""Tensor functions of the public namespace: Array API names, and composite ops with default arguments."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ batch_norm, group_norm, max_pool, avg_pool = (
 linear, rope, cross_entropy = composite.linear, composite.rope, composite.cross_entropy
 
 
-assert numpy_calls  # NumPy's functions take tensor expressions
+assert numpy_calls  # importing it makes NumPy's functions accept tensor expressions
 
 
 def einsum(equation: str, *operands: Tensor) -> Tensor:
-    """Sums of products by an equation of labels, as NumPy's: einsum("bhtd,bhsd->bhts", q, k)."""
+    """Einstein summation with NumPy's equation syntax, for example einsum("bhtd,bhsd->bhts", q, k)."""
     return _einsum(equation, [api.as_tensor(x) for x in operands])
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """The Gaussian error linear unit; approximate "none" (erf) or "tanh"."""
+    """Gaussian error linear unit. `approximate`: "none" (erf) or "tanh"."""
     return composite.gelu_tanh(x) if approximate == "tanh" else composite.gelu(x)
 
 
 def clip(x: Tensor, lo: float = float("-inf"), hi: float = float("inf")) -> Tensor:
-    """x limited to [lo, hi]."""
+    """x limited elementwise to [lo, hi]."""
     return composite.clip(x, lo=lo, hi=hi)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x) normalised along an axis."""
+    """Softmax along an axis."""
     return composite.softmax(x, axis=api.axis_of(axis, x.rank))
 
 
@@ -60,19 +60,19 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
 
 
 def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False) -> Tensor:
-    """log(sum(exp(x))) over axes."""
+    """log(sum(exp(x))) over one or more axes."""
     axes = tuple(sorted(api.axis_of(a, x.rank) for a in ((axis,) if isinstance(axis, int) else axis)))
     out = composite.logsumexp(x, axes=axes)
     return out if keepdims else api.squeeze(out, axes)
 
 
 def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, eps: float = 1e-5) -> Tensor:
-    """Layer normalisation over the last axis."""
+    """Layer normalization over the last axis; `gain` and `shift` have the size of that axis."""
     return composite.layer_norm(x, gain, shift, eps=eps)
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
-    """Root-mean-square normalisation over the last axis."""
+    """Root-mean-square normalization over the last axis; `gain` has the size of that axis."""
     return composite.rms_norm(x, gain, eps=eps)
 
 
@@ -80,8 +80,12 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float | None = None, causal: bool = False,
     window: int = 0, softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """softmax(scale * q @ k.T + mask) @ v for q[..., T, D], k[..., S, D], v[..., S, E]; scale defaults to 1/sqrt(D). A row that
-    the mask hides altogether (by -inf) is NaN, as its softmax is; `scaled_dot_product_attention` in a module gives 0, as in PyTorch.
+    """Scaled dot-product attention: softmax(scale * q @ k.T + mask) @ v for q[..., T, D], k[..., S, D], v[..., S, E] ->
+    [..., T, E].
+
+    `scale` defaults to 1/sqrt(D); UsageError if D is a free dimension and `scale` is None. `mask` is additive. A row
+    that the mask hides completely (by -inf) is NaN, as its softmax is; `scaled_dot_product_attention` in a Torch module
+    gives 0, as in PyTorch.
     """
     width = q.shape[-1]
     if scale is None and not isinstance(width, int):
@@ -103,8 +107,10 @@ __all__ = [
 
 
 def _on_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of expressions that takes traced arrays too, and then gives them. OwnFunction where a caller's function runs on
-    plain arrays to be compared with."""
+    """Wrap a function of expressions to also take traced arrays, and then return traced arrays.
+
+    Raises OwnFunction if a caller's function runs on plain arrays for comparison.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:

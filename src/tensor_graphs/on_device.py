@@ -1,8 +1,8 @@
-"""Verification where a program's values are: inputs, both reference runs and the comparison as tensors on one device.
+"""Verification on the program's device: inputs, both reference runs and the comparison are tensors there.
 
-As in `verify.py`, which compares arrays on the host: the whole graph in float64 and in its own dtypes, every element of every
-output compared in float64. What large activations cost there (drawing them, copying them to the device and back, comparing
-them) is nearly all of the time that a small graph's verification takes; here nothing but a few sums reaches the host.
+The checks are those of `verify.py`, which compares arrays on the host: the graph runs in float64 and in its own dtypes,
+and every element of every output is compared in float64. For large activations, drawing inputs, copying them and
+comparing on the host dominate verification of a small graph; here only a few sums are copied to the host.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .egraph.interpret import expand_all
 if TYPE_CHECKING:
     import torch
 
-ROOM = 8  # times the bytes in and out: what references in float64, their inputs and copies of these take
-SHARE = 0.125  # of a device's memory that they may take: the rest is the program's
+ROOM = 8  # estimated memory of the references, their inputs and copies, as a multiple of the input and output bytes
+SHARE = 0.125  # share of device memory that verification may use; the rest is the program's
 
 
 def fits(device: str, nbytes: int) -> bool:
-    """Whether references for so many bytes of inputs and outputs leave room on a device for the program."""
+    """Whether references for `nbytes` of inputs and outputs leave enough device memory for the program."""
     import torch
 
     if torch.device(device).type != "cuda":
@@ -41,8 +41,11 @@ def fits(device: str, nbytes: int) -> bool:
 def sample_tensors(
     leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None, device: str
 ) -> dict[str, torch.Tensor]:
-    """Random values for inputs and states, of the distributions of `verify.sample_inputs`, drawn on a device: the same ones
-    for the same generator on the same kind of device."""
+    """Random inputs and states drawn on a device, distributed as in `verify.sample_inputs`.
+
+    The same generator on the same kind of device gives the same values. `bounds`: exclusive upper bounds of index
+    inputs by name.
+    """
     import torch
 
     drawing = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
@@ -62,8 +65,11 @@ def sample_tensors(
 
 
 def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> dict[str, torch.Tensor]:
-    """Values for inputs and states as `drawing.inputs` has them, drawn on a device: the same ones for the same generator on the
-    same kind of device."""
+    """Inputs and states drawn on a device, distributed as in `drawing.inputs`.
+
+    The same generator on the same kind of device gives the same values. `turn`: index of the input set; selects the
+    distribution.
+    """
     import torch
 
     drawn = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
@@ -89,8 +95,10 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
 
 
 def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | None:
-    """Where the weights of a graph stay between runs on a GPU, if there is room: taking them there is most of what a run of a large
-    model takes. None elsewhere."""
+    """An empty cache for a graph's weights on a GPU, kept between reference runs, if memory suffices; None otherwise.
+
+    Copying the weights is most of the time of a reference run of a large model.
+    """
     import torch
 
     if torch.device(device).type != "cuda":
@@ -103,8 +111,12 @@ def reference_tensors(
     graph: Graph, rng: np.random.Generator, device: str, poll: Callable[[], object] = lambda: None,
     kept: dict[str, torch.Tensor] | None = None, turn: int = 0,
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
-    """Inputs, the float64 run, and the run in the graph's own dtypes; torch.OutOfMemoryError where they find no room. `kept`: weights
-    that are on the device already, see `evaluate_tensors`; `turn` counts the inputs of one verification from 0."""
+    """Return (inputs, outputs in float64, outputs in the graph's own dtypes). torch.OutOfMemoryError if memory runs
+    out.
+
+    `kept`: cache of weights on the device, see `evaluate_tensors`. `turn`: index of the input set within one
+    verification, from 0.
+    """
     inputs = draw(graph, rng, device, turn)
     graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
     wide = evaluate_tensors(graph, inputs, device, float64=True, poll=poll, kept=kept)
@@ -114,7 +126,7 @@ def reference_tensors(
 
 
 def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
-    """As `verify._kept`: in float32 beside numbers of 16 bits, unless one of them becomes infinite there."""
+    """Keep the reference of a 16-bit output in float32 unless an element overflows there (as `verify._kept`)."""
     if dtype not in HALVES:
         return exact
     kept = exact.float()
@@ -122,18 +134,18 @@ def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def near(value: Any, like: torch.Tensor) -> torch.Tensor:
-    """An output, which may be an array, where its reference is."""
+    """An output, possibly an array, as a tensor on its reference's device."""
     found: torch.Tensor = (value if is_torch(value) else tensor_of(np.asarray(value, order="C"))).to(like.device)
     return found
 
 
 def unequal(y: torch.Tensor, own: torch.Tensor) -> float:
-    """Share of the places where integers or bools differ; 1 for another shape."""
+    """Fraction of unequal elements of integer or bool outputs; 1 for different shapes."""
     if y.shape != own.shape:
         return 1.0
     if not own.numel():
         return 0.0
     y, own = (
         x if x.is_floating_point() else x.long() for x in (y, own)
-    )  # a GPU compares no unsigned integers but bytes
+    )  # CUDA compares no unsigned integers wider than 8 bits
     return float((y != own).double().mean())

@@ -1,8 +1,8 @@
-"""What a program was made from: the graph that was optimized and the terms that its kernels compute, kept beside it.
+"""Provenance of a saved program: the graph that was optimized and the terms that its kernels compute.
 
-A file of `save_graph` in the program's folder, without the data of params: the roots of the graph, for each the chosen term in
-the graph's own dtypes, and what kernels round when they store it in a narrower one (`extract/storage.py`). `explain --steps`
-reads it to say which rules lead from the one to the other.
+Stored in the program's folder in the format of `save_graph`, without parameter data: the roots of the graph, for each
+the chosen term in the graph's own dtypes, and the values that kernels round when storing them in a narrower dtype
+(`extract/storage.py`). `explain --steps` derives the rule applications from it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from .extract.sizes import bound_call, bound_terms
 from .models.native import load_graph, save_graph
 
 FILE = "origin.safetensors"
-MOVES = frozenset(("view", "layout"))  # kinds of ops that compute no numbers
+MOVES = frozenset(("view", "layout"))  # kinds of ops that compute no arithmetic
 Terms = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The roots of a graph, the term chosen for each, and values that are rounded where they are stored between kernels, as their
-    casts to the dtype that they lie in: no step from a root to its term shows them."""
+    """Roots of a graph, the term chosen for each, and the values rounded when stored between kernels.
+
+    `stored` holds each such value as a cast to its storage dtype; no rewrite step shows this rounding.
+    """
 
     roots: Terms
     chosen: Terms
@@ -38,14 +40,16 @@ class Origin:
 
     @property
     def graph(self) -> Graph:
-        """All terms as one graph; their names say what they are."""
+        """All terms as one graph, with outputs named "root i", "chosen i", "stored i"."""
         groups = (("root", self.roots), ("chosen", self.chosen), ("stored", self.stored))
         return Graph.of({f"{name} {i}": t for name, terms in groups for i, t in enumerate(terms)})
 
 
 def origin_of(plan: Plan, work: Graph, sizes: Mapping[str, int] | None = None) -> Origin:
-    """What a plan computes, beside the graph that it was made for: each kernel's pattern over the terms that it reads, in the
-    dtypes that the graph has for them. `sizes`: those of `work`, where the plan's are free. ShapeError where they do not fit."""
+    """The terms that a plan's kernels compute, in the graph's dtypes, beside the roots of the graph `work`.
+
+    `sizes`: sizes of `work` if the plan's dimensions are free. ShapeError if the terms' types do not match.
+    """
     sizes = sizes or {}
     given = [*plan.graph.inputs, *plan.graph.leaves("state")]
     leaves = {str(t.attr("name")): t for t in bound_terms(given, sizes)}
@@ -61,12 +65,14 @@ def origin_of(plan: Plan, work: Graph, sizes: Mapping[str, int] | None = None) -
         raise ShapeError("a plan's kernels compute values of other types than its graph")
     written = [(made[v.id], v.type.dtype) for v in plan.values if v.carried and v.origin in ("kernel", "weight")]
     stored = dict.fromkeys(as_dtype(term, dtype) for term, dtype in written if _rounds(term, dtype))
-    shown = set(topological(chosen))  # what the graph itself rounds is in its terms
+    shown = set(topological(chosen))  # rounding that the graph itself contains is in its terms
     return Origin(tuple(work.roots), chosen, tuple(t for t in stored if t not in shown))
 
 
 def _rounds(term: Tensor, dtype: str) -> bool:
-    """Whether a value holds other numbers than those of a dtype, moved."""
+    """Whether storing a value in a dtype rounds numbers; False if the value only moves numbers already of that
+    dtype.
+    """
     todo = [term]
     while todo:
         t = todo.pop()
@@ -78,7 +84,7 @@ def _rounds(term: Tensor, dtype: str) -> bool:
 
 
 def attach(program: Program, work: Graph, sizes: Mapping[str, int] | None = None) -> None:
-    """Have a program keep what it was made from; where that cannot be said, its report tells why."""
+    """Attach the provenance to a program, to be saved with it; on failure add a warning to its report."""
     if program.plan is None:
         return
     try:
@@ -90,12 +96,12 @@ def attach(program: Program, work: Graph, sizes: Mapping[str, int] | None = None
 
 
 def write_origin(folder: Path, origin: Origin) -> None:
-    """Keep it beside a program."""
+    """Write the provenance file to a program's folder."""
     save_graph(origin.graph, folder / FILE)
 
 
 def read_origin(folder: Path) -> Origin:
-    """What a program was made from. UsageError where it does not say so, BadModelError where the file is malformed."""
+    """Read a program's provenance. UsageError if it has none, BadModelError if the file is malformed."""
     if not (folder / FILE).is_file():
         raise UsageError(
             "this program does not say what it was made from: it was not made by a search, or is older",

@@ -1,6 +1,8 @@
-"""The one place that wires the parts: from anything that can be run to a verified program.
+"""Driver of the optimization: connects all stages, from a source (expression, function, module, file) to a verified
+program.
 
-load → simplify → widen → blocks → saturate → glue → candidates → price ⇄ measure → plan → program → verify
+load → simplify → widen → split into blocks → saturate → glue blocks → match candidates → price ⇄ measure → plan →
+program → verify
 """
 
 from __future__ import annotations
@@ -83,23 +85,26 @@ from .verify import (
 # ---------------------------------------------------------------- the stages
 @dataclass
 class Prepared:
-    """A model on its way: as loaded at concrete sizes, and in the form that is optimized."""
+    """A model at concrete sizes in three forms: original, simplified, simplified and widened."""
 
-    graph: Graph  # the original, for verification
-    work: Graph  # simplified, widened
+    graph: Graph  # the original; verification compares with it
+    work: Graph  # simplified, with 16-bit floats widened to float32: the form that is optimized
     sizes: dict[str, int]
-    narrow: Graph  # simplified: what eager execution runs on devices whose kernels take 16 bits
+    narrow: Graph  # simplified only: the form of eager execution on devices with 16-bit kernels
 
     def written(self, backends: Sequence[Backend]) -> Graph:
-        """What runs where the graph runs as it is written."""
+        """The graph that the unfused baseline plan runs."""
         return self.narrow if on_gpu(backends) else self.work
 
 
 def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True) -> Prepared:
-    """Concrete sizes, then simplify; 16-bit floats are carried in float32. Where exactness was asked for, they are not,
-    and composites are taken apart, as the interpreter does."""
+    """Bind sizes, simplify, and widen 16-bit floats to float32.
+
+    With tolerance "exact" nothing is widened; composite ops are expanded to atomic ones as in the interpreter. `begin`:
+    also start the saturation workers.
+    """
     if begin and session.options.limits.iterations:
-        default_pool().begin()  # the workers start meanwhile
+        default_pool().begin()  # worker processes start in the background
     with session.stage("simplify", f"{len(graph.nodes())} nodes"):
         original, used = bound(graph, sizes)
         exact = session.options.exact
@@ -108,25 +113,27 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, 
     return Prepared(original, work, used, narrow)
 
 
-SEARCH = 0.5  # of its share of the time: what a search has, however long verification is expected to take
-REWRITING = 0.5  # of the time that is left: what rewriting may take
-MATCHING = 0.2  # of the budget: what is left when all kernels have been matched, or those of the graph as it came are
-MATCHING_LEAST = 0.5  # of what measuring has at least: what matching has
-LEAST, LEAST_S = 0.2, 2.0  # of the budget, and at most so many seconds: what measuring on a GPU has, however late it is
-GENERATING = 0.5, 0.25  # of the budget: what is left when kernels have been generated, and looked at in all layouts
-GENERATING_LEAST = (
-    0.1  # of the budget: what generating has, where loading and rewriting took long, if it leaves that much
-)
-SOME_LEFT_OUT = "some of the kernels that could be generated"  # what a report calls them
-LARGE_SEARCH = 60  # nodes of unique blocks from which on the exact solvers are likely to be needed
+SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever verification is expected to take
+REWRITING = 0.5  # fraction of the remaining time that saturation may take
+MATCHING = 0.2  # fraction of the budget that must remain when matching ends
+MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measuring time
+LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
+# fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
+GENERATING = 0.5, 0.25
+GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
+SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
+LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers are loaded in advance
 
 
 def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[EGraphView]]:
-    """Blocks, each unique one saturated, and the one view of the whole model; those of less effort are noted."""
+    """Saturate each unique block. Return (view of the whole model, its blocks, view per unique block).
+
+    Views of lower effort levels are stored in `session.smaller`.
+    """
     options = session.options
     with session.stage("blocks"):
         blocks = find_blocks(work)
-    least = 1.0 if options.deterministic else 0.0  # what a clock cuts is not the same each time
+    least = 1.0 if options.deterministic else 0.0  # a wall-clock limit makes results irreproducible
     deadline = max(least, session.left * REWRITING)
     with session.stage("saturate", f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}"):
         limits, began = options.limits, session.now()
@@ -152,8 +159,11 @@ def hypergraph(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
     enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True,
 ) -> Hypergraph:  # fmt: skip
-    """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for. Halted where `stop`
-    says so; where `enough` does, no further ones are generated. `narrow`: values of a 16-bit model may lie in memory in its dtype."""
+    """All candidate kernels of a view; with tolerance "exact" the bitwise-exact ones, where ops have them.
+
+    Raises Halted when `stop()` is true. When `enough(...)` is true, no further kernels are generated. `narrow`: values
+    of a 16-bit model may be stored in its dtype.
+    """
     with session.stage("candidates", f"{len(view)} e-nodes"):
         return _matched(session, view, backends, stop, enough, narrow)
 
@@ -167,16 +177,18 @@ def _matched(
     if session.symbolic is not None:
         found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
         return session.symbolic.hypergraph(found)
-    narrow = narrow and on_gpu(backends) and not session.options.exact  # one of an exact program is what it was
+    narrow = narrow and on_gpu(backends) and not session.options.exact  # exact programs keep the model's dtypes
     return candidates(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
 
 
 def hypergraphs(
     session: Session, work: Graph, view: EGraphView, backends: Sequence[Backend], own: Hypergraph | None = None
 ) -> list[Hypergraph]:
-    """Those of a search, the one with all that it found last: what less effort would have searched, the rewritten graph, and it
-    with its values in 16 bits. As many of them as there is time for, that of the graph as it came (`own`, where it is known) if there
-    is none."""
+    """Hypergraphs to search, the richest last: those of lower effort levels, the rewritten graph, and the latter with
+    16-bit storage.
+
+    As many as time allows. If there is time for none, the hypergraph of the unrewritten graph (`own`, if already made).
+    """
     graphs: list[Hypergraph] = []
     pressed, kept = session.interrupted(), MATCHING * session.options.budget
     until = session.now() + (_least(session) if on_gpu(backends) and own is None else 0.0)
@@ -193,7 +205,7 @@ def hypergraphs(
         session.cut.append(SOME_LEFT_OUT)
     if graphs:
         return graphs
-    if own is None:  # what libraries have for the graph as it came covers it, whatever the clock says
+    if own is None:  # library kernels always cover the unrewritten graph
         ended = lambda bound: enough(bound) or (session.over and not _alone(backends))
         own = hypergraph(session, view_of(work), backends, enough=ended)
         if own.stats.get("left_out"):
@@ -202,18 +214,19 @@ def hypergraphs(
 
 
 def _least(session: Session) -> float:
-    """Seconds that matching on a GPU has, however late it is."""
+    """Minimum seconds of matching on a GPU."""
     return MATCHING_LEAST * min(LEAST_S, LEAST * session.options.budget)
 
 
 def _alone(backends: Sequence[Backend]) -> bool:
-    """Whether backends compute nothing but by what they generate."""
+    """Whether the backends have generated kernels only (besides views and copies)."""
     return all(t.family in ("view", "copy") for b in backends for t in b.templates)
 
 
 def _found_enough(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
-    """What says that no more kernels are to be generated, or looked at in layouts: see `candidates`. Never where libraries have none, for
-    then there may be no plan."""
+    """Predicate that ends kernel generation on a GPU (argument: see `candidates`). Always false without library
+    kernels, since there may then be no plan without generated ones.
+    """
     began, budget = session.now(), session.options.budget
     timed = on_gpu(backends) and not (_alone(backends) or session.options.deterministic)
 
@@ -230,8 +243,7 @@ def _found_enough(session: Session, backends: Sequence[Backend]) -> Callable[[bo
 def meanwhile(
     session: Session, work: Graph, backends: Sequence[Backend], store: Store, measurer: GpuMeasurer
 ) -> Meanwhile:  # fmt: skip
-    """Measure kernels of the graph as it is written while it is rewritten: those of libraries first, and when it is known what can be
-    generated for it, these."""
+    """Start overlapped tuning of the unrewritten graph: library kernels first, then generated kernels."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     session.clocks.append(("ahead", clock))
     libraries = [] if _alone(backends) else [b for b in backends if getattr(b, "generated", None) is None]
@@ -256,7 +268,7 @@ def meanwhile(
 
 @dataclass(frozen=True)
 class _Within:
-    """A backend's kernels that lose no more than `limit` by rounding their operands."""
+    """A backend restricted to kernels whose operand rounding loses at most `limit` (relative)."""
 
     base: Backend
     limit: float
@@ -272,8 +284,11 @@ class _Within:
 
 @dataclass(frozen=True)
 class _Exact:
-    """A backend's bitwise-exact kernels, and all those of single atomic ops that have no such kernel. What computes several
-    ops at once, as generated kernels do, keeps what lies between them wider than the graph says, or multiplies and adds in one."""
+    """A backend restricted to bitwise-exact kernels, plus all kernels of single atomic ops that have no exact kernel.
+
+    Fused and generated kernels are excluded: they keep intermediates in wider dtypes than the graph, or use fused
+    multiply-add.
+    """
 
     base: Backend
     generated = None
@@ -294,7 +309,7 @@ def _op(template: Template) -> str:
 
 
 def _composite(template: Template) -> bool:
-    """Whether a kernel's op is there in simpler ones as well, which have exact kernels."""
+    """Whether a kernel's op is composite; its expansion has exact kernels."""
     return _op(template) in OPS and OPS[_op(template)].composite
 
 
@@ -306,8 +321,10 @@ def _fused(template: Template) -> bool:
 def stored_narrow(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
 ) -> Hypergraph | None:
-    """The candidates of a 16-bit model on a CPU that multiplies such numbers, its values stored as the model stored them;
-    None elsewhere. Whether such a plan or one in float32 is the faster one is decided between the two whole plans."""
+    """Candidates of a bfloat16 model with bfloat16 storage, on a CPU with bfloat16 multiplication; None otherwise.
+
+    Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans.
+    """
     if session.options.exact or session.symbolic is not None or on_gpu(backends):
         return None
     types = narrow_types(view)
@@ -325,8 +342,10 @@ def stored_narrow(
 def _cheapest(
     session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None
 ) -> tuple[Hypergraph, Choice]:
-    """The hypergraph with the cheapest plan, and that plan. Each has its share of the time; what was not measured to the
-    end does not win over what was."""
+    """Return the hypergraph with the cheapest plan, and that plan. The search time is divided equally.
+
+    A plan whose search did not measure to the end does not replace one whose search did.
+    """
     best: tuple[Hypergraph, Choice] | None = None
     for n, graph in enumerate(graphs):
         try:
@@ -346,14 +365,16 @@ def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None,
     share: float = 0.8, limits: Sequence[budgets.Budget] = (),
 ) -> Choice:  # fmt: skip
-    """The cheapest kernels known within the options' budgets and `limits`, measuring what the winner lacks. Without a
-    measuring process, or where all kernels that cover an output failed in it, prices are predictions, and the report says so.
+    """Extract the cheapest kernels within the options' budgets and `limits`, measuring what the best plan lacks.
+
+    Without a measuring process, or if all kernels that cover an output failed in it, prices are predictions; the report
+    says so. `share`: fraction of the remaining time.
     """
 
     def attempt(measurer: CpuMeasurer | GpuMeasurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
         seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
-        again = "measure" in session.clock.seconds  # the first search has its least time, however late it is
+        again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
         if measurer is not None and not (again or isinstance(measurer, CpuMeasurer)):
             seconds = max(seconds, min(LEAST_S, LEAST * session.options.budget))
         clock = Clock()
@@ -383,7 +404,7 @@ def choose(
 
 
 def _budgets(options: Options, pricer: CostPricer) -> list[budgets.Budget]:
-    """What the kernels of a plan may take together."""
+    """Resource limits on the sum over a plan's kernels."""
     found = [] if options.memory_limit is None else [budgets.memory(options.memory_limit)]
     return found if options.error_budget is None else [*found, budgets.error(options.error_budget, pricer.errors)]
 
@@ -415,28 +436,46 @@ def optimize(
     progress: Progress | None = None,
     trust: bool = False,
 ) -> Program:
-    """The fastest verified program for a graph that rules, kernels and measurements can find within about `budget` seconds
-    of the whole call. Loading and simplifying the model, matching and choosing kernels for it once, building the program and
-    verifying it on one input are done whatever they take; the rest ends in time, and `report.cut` names what was left out.
+    """Optimize a tensor program: return the fastest verified `Program` found within about `budget` seconds.
 
-    `source` is an expression (or a sequence or dict of them), a Graph, a Python function or nn.Module with
-    `example_inputs`, or the path of a model. `params` binds weights by name. A program of a graph with free dimensions runs
-    at every size that they allow (on a GPU at one): `dims` says at which sizes it is searched for (default: batch 1,
-    sequence 128), `fixed` gives some of them, or all of them (True), one size, for which a program may be faster.
-    `dynamic_shapes` is torch.export's, for modules, and so are `example_kwargs`, the arguments that are given by name.
-    `deterministic` gives the same plan for the same store: nothing is measured.
-    `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise)
-    or a relative error: from 1e-3 on, products of float32 may run in TF32 on a GPU. `measure=False` uses stored and predicted prices only.
-    `memory_limit`: the values that kernels write and their scratch memory take at most so many bytes, all of them together: a
-    bound on what is in use at any time beside weights, inputs and states. `error_budget`: the measured relative errors of
-    the kernels add up to at most so much; what was never measured counts 0. NoPlanError where no plan keeps them.
-    `effort`: 0 rewrites nothing, 1 rewrites within `limits`, each step more also within limits twice as wide, and keeps
-    all that less effort finds. `rules` are in force beside the built-in ones; each is tried on random instances first. The plan of an earlier search for the same on the same machine is taken again where nothing has
-    become worse (remember.py); `again`: search on, with all that was measured before.
-    On the CPU the program is timed beside the graph as it is written and beside calls of `source` itself on the example inputs. Where
-    one of these is faster by more than noise, it is what the program runs, and `report.runs` and `report.compared` say so;
-    `allow_caller=False` keeps to compiled plans.
-    Raises the named errors of `tensor_graphs.errors`; VerificationError only for a miscompile.
+        program = tg.optimize(lambda x, w: np.tanh(x @ w), [x, w], budget=30)
+        y = program(x, w)
+        print(program.report)
+
+    Some work is done regardless of the budget: loading and simplifying the model, one matching and one extraction,
+    building the program, verification on one input. `report.cut` lists what was omitted for lack of time.
+
+    `source`: an expression (or a sequence or dict of expressions), a Graph, a Python function or nn.Module with
+    `example_inputs`, an ExportedProgram, or a model path.
+    `example_inputs`, `example_kwargs`: positional and (nn.Module only) named arguments of the example call; arrays,
+    tensors or types.
+    `params`: data of weights and initial states by name.
+    `dims`: sizes of free dimensions at which the program is optimized (default: batch 1, sequence 128). The program
+    runs at every size that the dimensions allow (on a GPU: at these sizes only).
+    `fixed`: free dimensions that get one size only, as a dict, or True for all of them; the program may be faster.
+    `dynamic_shapes`: as in torch.export, for modules.
+    `backend`: "auto" (default of the setting), "numpy", "torch", "c", "gpu", "cuda", "triton", "triton-only" or
+    "generated".
+    `tolerance`: "eager" (error at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise
+    equal), or a relative error. From 1e-3 on, float32 products may use TF32 on a GPU.
+    `limits`: saturation limits per block (`tg.Limits`). `effort`: 0 disables rewriting, 1 rewrites within `limits`,
+    each further level adds a run with doubled limits and keeps what lower levels found.
+    `rules`: rewrite rules in addition to the built-in ones; each is first tested on random instances.
+    `costdb`: folder of the cost store. `measure=False`: use stored and predicted prices only.
+    `deterministic=True`: the same plan for the same cost store; implies that nothing is measured.
+    `verify=False`: skip verification. `seed`: random seed of the verification inputs.
+    `memory_limit`: maximum bytes of all kernel outputs and scratch memory together, an upper bound of the peak beside
+    weights, inputs and states. `error_budget`: maximum sum of the kernels' measured relative errors (unmeasured: 0).
+    NoPlanError if no plan satisfies them.
+    `again=True`: search again. By default the cached plan of an earlier equal search on this machine is reused if no
+    price has become worse (remember.py).
+    `allow_caller=False`: always run the compiled plan. By default, on the CPU, the program is timed against the unfused
+    graph and against calls of `source` on the examples; a rival that is faster by more than noise is run instead, as
+    `report.runs` and `report.compared` say.
+    `trust=True`: allow model formats that can run code while loading (.pt2).
+
+    Raises the classes of `tensor_graphs.errors`: UsageError, BadModelError, UnsupportedError, NoPlanError, …;
+    VerificationError only for a miscompile.
     """
     options = Options(
         backend or settings.current().backend,
@@ -464,7 +503,7 @@ def _optimized(
     session: Session, source: Any, example_inputs: Any, params: Mapping[str, Any] | None, dims: Mapping[str, int] | None,
     fixed: Mapping[str, int] | bool, dynamic_shapes: Any, example_kwargs: Mapping[str, Any] | None, trust: bool,
 ) -> Program:  # fmt: skip
-    """`optimize` within a session."""
+    """Body of `optimize`: load the source, compare it with the caller's function, optimize the graph."""
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""), kept_warnings(session):
         given = fixed if isinstance(fixed, Mapping) else {}
         refuse_no_sizes(given)
@@ -495,7 +534,7 @@ def _optimized(
 
 
 def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | None = None) -> Program:
-    """`optimize` on a loaded graph, within a session."""
+    """Optimize a loaded graph within a session."""
     options = session.options
     backends = backends_of(options)
     if missing := sorted({str(n.attr("name")) for n in graph.leaves("param")} - set(graph.params)):
@@ -537,8 +576,10 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
 
 
 def backends_of(options: Options) -> list[Backend]:
-    """The backends that kernels are drawn from; where every bit counts and nothing was said, NumPy's. DeviceUnavailableError where
-    what is to be measured or verified needs a GPU that is elsewhere."""
+    """Backends that provide kernels; NumPy for "exact" with backend "auto".
+
+    Raises DeviceUnavailableError if measuring or verifying needs a GPU that is not in this machine (setting `gpu`).
+    """
     if elsewhere(options.backend) and (options.measure or options.verify):
         raise DeviceUnavailableError(
             f"plans for {gpu_machine().device} can be made here, and neither measured nor verified", where="TENSOR_GRAPHS_GPU",
@@ -549,7 +590,7 @@ def backends_of(options: Options) -> list[Backend]:
 
 @contextmanager
 def measuring_begun(session: Session) -> Iterator[None]:
-    """What measures on a GPU starts its processes before the model is loaded: that takes seconds, as loading and rewriting do."""
+    """Context that starts the GPU measuring processes before the model is loaded: both take seconds."""
     options = session.options
     with session.clock.running("start"):
         backends = backends_of(options)
@@ -560,12 +601,12 @@ def measuring_begun(session: Session) -> Iterator[None]:
     try:
         yield
     finally:
-        if session.begun is not None:  # a plan was remembered, or there was nothing to search
+        if session.begun is not None:  # unused: the plan came from the cache, or the search did not start
             session.begun[1].close()
 
 
 def _searched(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Program:
-    """The program that a search finds: for every size, where that is possible."""
+    """Search for a size-polymorphic program if possible, else for one at fixed sizes."""
     session.symbolic = for_every_size(session, graph, prepared, backends)
     if session.symbolic is None:
         return _found(session, prepared, backends)
@@ -580,8 +621,9 @@ def _searched(session: Session, graph: Graph, prepared: Prepared, backends: Sequ
 def memory_of(
     options: Options, graph: Graph, dims: Mapping[str, int] | None, backends: Sequence[Backend]
 ) -> Memory | None:  # fmt: skip
-    """Where the plan of this search is remembered; None for searches that measure nothing, which depend on what the store holds
-    just now."""
+    """Plan cache entry of this search; None for searches without measuring, whose result depends on the store's current
+    content.
+    """
     if not options.measure or options.deterministic:
         return None
     chosen = {
@@ -594,7 +636,7 @@ def memory_of(
 
 
 def _held(session: Session, memory: Memory | None) -> Mapping[str, Any] | None:
-    """What was kept of an earlier search; None where there is nothing, or it is not to be used."""
+    """Cached data of an earlier equal search; None if there are none or they must not be used."""
     if memory is None or session.options.again:
         return None
     try:
@@ -607,8 +649,10 @@ def _held(session: Session, memory: Memory | None) -> Mapping[str, Any] | None:
 def _recalled(
     session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend], memory: Memory, held: Mapping[str, Any]
 ) -> Program:  # fmt: skip
-    """The program of an earlier search, verified for these weights; Stale where it is not what it was any more. What that search
-    had no time for, verification on all inputs and timing, is made up for."""
+    """The program of a cached plan, verified for these weights. Stale if it is no longer valid.
+
+    Also does what the earlier search had no time for: verification on all inputs, end-to-end timing.
+    """
     options = session.options
     found, program, symbolic = _rebuilt(session, graph, prepared, backends, held)
     report, verified = found.report, found.verified if options.verify else ""
@@ -653,7 +697,7 @@ def _recalled(
 def _rebuilt(
     session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend], held: Mapping[str, Any]
 ) -> tuple[Remembered, Program, Symbolic | None]:
-    """What a file remembers, and its program; Stale where kernels, prices or the program's text have changed since."""
+    """Rebuild a cached plan and its program. Stale if kernels, prices or the emitted text have changed."""
     options = session.options
     with session.stage("recall"):
         symbolic = for_every_size(session, graph, prepared, backends) if held["plan"].get("sizes") else None
@@ -662,7 +706,8 @@ def _rebuilt(
         found = Remembered.of(dict(held), whole, symbolic.lift if symbolic else None)
         if bool(found.plan.sizes) != (symbolic is not None):
             raise Stale("it is one for other sizes")
-        if not found.as_written and found.store != listing(store_root(options)):  # that was timed as a whole
+        # an as-written result was timed as a whole, so prices do not matter
+        if not found.as_written and found.store != listing(store_root(options)):
             with open_store(session) as store:
                 refuse_dearer(found.plan, store)
         program = Program(found.plan)
@@ -674,7 +719,7 @@ def _rebuilt(
 def _verified_again(
     session: Session, prepared: Prepared, program: Program, symbolic: Symbolic | None
 ) -> Verification | None:  # fmt: skip
-    """The verdict on a program that was right for other weights; None where it is not for these. Halted by Ctrl-C."""
+    """Verdict on a cached program for the current weights; None if it fails. Raises Halted after Ctrl-C."""
     options, over, poll = session.options, lambda: session.over, session.polled()
     with session.stage("verify"):
         verdict = verify(
@@ -688,7 +733,7 @@ def _verified_again(
 
 
 def _attached(program: Program, graph: Graph, symbolic: Symbolic | None) -> None:
-    """The program keeps what it was made from; where its sizes are free, at those at which the rules were applied."""
+    """Attach the provenance to a program; for free sizes, at the generic sizes of the rewriting."""
     if symbolic is not None:
         attach(program, symbolic.work, symbolic.generic)
     else:
@@ -696,8 +741,9 @@ def _attached(program: Program, graph: Graph, symbolic: Symbolic | None) -> None
 
 
 def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
-    """The graph on its way to a program for all of its sizes; None if it has no free ones, or something stands in the way,
-    of which the report tells."""
+    """Set up a size-polymorphic search; None if the graph has no free dimensions, or if it is impossible (the report
+    says why).
+    """
     if not graph.free_dims:
         return None
     why = "programs on a GPU do" if on_gpu(backends) else why_fixed(graph)
@@ -712,7 +758,7 @@ def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends:
 
 
 def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) -> Program:
-    """The program of a prepared graph."""
+    """Search, build, verify and time a program for a prepared graph."""
     options, symbolic = session.options, session.symbolic
     work = prepared.work if symbolic is None else symbolic.work
     begun, session.begun = session.begun, None
@@ -721,7 +767,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     measurer = begun[1] if begun else measurer_of(options, backends, store)
     early: Meanwhile | None = None
     if isinstance(measurer, GpuMeasurer):
-        session.lowerings.pool.begin()  # takes as long as rewriting does
+        session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
         early = meanwhile(session, work, backends, store, measurer)
     try:
         view, blocks, views = saturated(session, work)
@@ -729,7 +775,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
             with session.stage("candidates"):
                 early.matched()
         graphs = hypergraphs(session, work, view, backends, early.graph if early is not None else None)
-        session.lowerings.close()  # its processes take memory
+        session.lowerings.close()  # frees the worker processes' memory
         if options.verify:
             session.reserved = expected_seconds(prepared.graph, graph_flops(list(work.roots)), on_gpu(backends))
         if early is not None:
@@ -740,7 +786,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
             pricer, found, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
                 found, first = _cheapest(session, graphs, pricer, measurer)
-            graphs.clear()  # those that lost take memory
+            graphs.clear()  # frees the memory of the rejected hypergraphs
             acceptance = _acceptance(session, prepared, work, backends, pricer, measurer, first, _fired(session, views))
             acceptance.ahead = ahead
             checked: Verification | None = None
@@ -771,19 +817,21 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     report.timeline = session.timeline
     program.report = report
     _attached(program, prepared.written(backends) if session.kept else prepared.work, symbolic)
-    program.reset()  # verification and timing have used its states
+    program.reset()  # verification and timing have changed the states
     return program
 
 
-LIGHT_S = 1.0  # seconds of verification that may run beside rewriting
+LIGHT_S = 1.0  # maximum expected seconds of a reference that is computed in parallel with rewriting
 
 
 def _referring(
     session: Session, prepared: Prepared, work: Graph, backends: Sequence[Backend]
 ) -> Callable[[], dict[int, Reference]]:  # fmt: skip
-    """Have what a program will be compared with computed on the GPU while rewriting needs the host, where that is little: the device
-    is ready then, too. What gives it; nothing where something was in its way, of which verification will tell. While kernels are timed
-    it takes turns with that."""
+    """Compute the first verification reference on the GPU in the background during rewriting, if it is cheap.
+
+    Returns a function that waits for the result; {} if there is none (verification then reports the error). Shares the
+    GPU lock with kernel timing.
+    """
     options, flops = session.options, graph_flops(list(work.roots))
     light = expected_seconds(prepared.graph, flops, True) < LIGHT_S
     if not on_gpu(backends) or not gpu_facts() or not options.verify or options.exact or not light:
@@ -812,8 +860,9 @@ def _referring(
 
 
 def _stays(session: Session, prepared: Prepared, unoptimized: Program, report: Report) -> bool:
-    """Whether the unoptimized program, which was the faster one, is returned: not where it is wrong, nor where limits were asked
-    for, which it may not keep. The report tells of it then."""
+    """Whether the unoptimized program, which was faster, is returned. Not if it fails verification, or if memory or
+    error limits are set, which it may violate. The report records the decision.
+    """
     options = session.options
     if options.memory_limit is not None or options.error_budget is not None:
         return False
@@ -841,7 +890,7 @@ def _acceptance(
     session: Session, prepared: Prepared, work: Graph, backends: Sequence[Backend], pricer: CostPricer,
     measurer: CpuMeasurer | GpuMeasurer | None, first: Choice | None, fired: list[Rule],
 ) -> Acceptance:  # fmt: skip
-    """What looks for a plan within tolerance. `first`: the choice of its hypergraph that was made already."""
+    """Set up the verify-or-retry loop. `first`: the choice already made for its hypergraph, if any."""
     options, symbolic = session.options, session.symbolic
     made = [] if first is None else [first]
 
@@ -849,7 +898,7 @@ def _acceptance(
         known = made.pop() if made and made[0].hypergraph is found else None
         choice = known or choose(session, found, pricer, measurer, limits=limits)
         if isinstance(measurer, CpuMeasurer):
-            measurer.close()  # what it holds is free for verification; where more is to be measured, it starts again
+            measurer.close()  # frees memory for verification; the worker restarts if more is to be measured
         elif isinstance(measurer, GpuMeasurer):
             with session.stage("build"):
                 measurer.compile(_untried(choice))
@@ -874,7 +923,9 @@ def _acceptance(
 
 
 def _untried(choice: Choice) -> Iterator[tuple[Template, Call]]:
-    """The generated kernels of a choice that were never measured, in the schedules that its plan gives them."""
+    """Generated kernels of a choice that were never measured, with the schedules of the plan, to be compiled in
+    advance.
+    """
     for i in choice.chosen:
         candidate, price = choice.hypergraph.candidates[i], choice.prices[i]
         if candidate.template.space is not None and price.source != "measured":
@@ -882,19 +933,19 @@ def _untried(choice: Choice) -> Iterator[tuple[Template, Call]]:
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> CpuMeasurer | GpuMeasurer | None:
-    """What measures kernels, its processes starting; None where nothing is to be measured."""
+    """The kernel measurer of the backends, with its processes starting; None if nothing is to be measured."""
     if not options.measure or options.deterministic:
         return None
     if not on_gpu(backends):
         return CpuMeasurer(store)
     measurer = GpuMeasurer(store)
-    with suppress(WorkerError):  # said by the first kernel to be measured
-        measurer.start()  # takes as long as rewriting does
+    with suppress(WorkerError):  # the error is raised again by the first measurement
+        measurer.start()  # takes as long as rewriting
     return measurer
 
 
 def _fired(session: Session, views: Sequence[EGraphView]) -> list[Rule]:
-    """The rules that matched in any of the blocks."""
+    """Rules that matched in any block."""
     matched = {name for v in views for name, count in v.report.matches.items() if count}
     return [r for r in session.options.rules if {r.name, *(d.name for d in r.directions)} & matched]
 
@@ -904,7 +955,7 @@ def make_report(
     session: Session, prepared: Prepared, view: EGraphView, blocks: Blocks, views: Sequence[EGraphView],
     choice: Choice, backends: Sequence[Backend], store: Store,
 ) -> Report:  # fmt: skip
-    """Everything but the end-to-end times and the verdict."""
+    """The report of a search, without end-to-end times and verdict."""
     uses = Counter(i.block for i in blocks.instances)
     found = [
         BlockReport(
@@ -933,25 +984,29 @@ def make_report(
 
 
 def _searched_with(options: Options, blocks: Sequence[BlockReport]) -> dict[str, Any]:
-    """What it takes to rewrite the blocks as they were."""
+    """Options needed to repeat the rewriting of the blocks."""
     return {
         "limits": asdict(options.limits), "effort": options.effort, "exact": options.exact,
         "rounds": max([b.iterations for b in blocks], default=0), "rules": [asdict(r) for r in options.rules[len(ALL) :]],
     }  # fmt: skip
 
 
-SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # times the estimate, and µs beyond it, from which the report says so
-CALL_US = 300.0  # a call from Python on a GPU: inputs copied, a graph launched, outputs copied
-UNTIMED = "timing of the whole program"  # what a report calls it where it was left out
-LOOK_S, NOISE = 0.1, 0.03  # seconds of timing where there is doubt; share that is no difference
-LARGE = 1 << 30  # bytes of two programs above which only one is bound at a time
+SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # factor and additive µs over the estimate from which the report warns
+CALL_US = 300.0  # overhead in µs of a call from Python on a GPU: copy inputs, launch a graph, copy outputs
+UNTIMED = "timing of the whole program"  # name of the omitted stage in a report
+LOOK_S, NOISE = 0.1, 0.03  # extra seconds of timing if kernels are unmeasured; relative difference treated as noise
+LARGE = 1 << 30  # combined bytes of two programs above which only one is bound at a time
 
 
 def _time_whole(
     session: Session, prepared: Prepared, program: Program, backends: Sequence[Backend], report: Report
 ) -> Program | None:
-    """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget, and a little beyond it
-    where kernels of the program were never measured (of programs that take long on a GPU only). The unoptimized program where that is the faster one."""
+    """Measure end-to-end latency of the program and of the unfused baseline, interleaved; return the baseline program
+    if it is faster.
+
+    Runs within the remaining budget, or LOOK_S beyond it if kernels of the program were never measured (except CPU
+    programs that take longer).
+    """
     from .timing import clock_of, is_surely_faster, sampled
 
     device, graph = on_gpu(backends), prepared.written(backends)
@@ -972,7 +1027,7 @@ def _time_whole(
         until = session.now() + LOOK_S if doubted else 0.0
         ended = lambda: pressed() or (session.left <= 0 and session.now() >= until)
 
-        def first() -> None:  # a position that each call moves on would leave its cache
+        def first() -> None:  # states that advance with each call would run past the end of their cache
             before.reset()
             program.reset()
 
@@ -980,7 +1035,7 @@ def _time_whole(
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
         if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
             samples = timed(calls)
-        else:  # one after the other: two copies of the weights would be the peak of all memory
+        else:  # sequentially: two copies of the weights would double the peak memory
             program.unbind()
             samples = timed({"before": calls["before"]})
             before.unbind()
@@ -1002,8 +1057,11 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
              memory_limit: float | None = None, error_budget: float | None = None, effort: int = 1,
              rules: Sequence[Rule] = (), progress: Progress | None = None, example_kwargs: Mapping[str, Any] | None = None,
              trust: bool = False) -> Explorer:  # fmt: skip
-    """The saturated e-graph of anything `optimize` takes, with candidate kernels and their known prices: an `Explorer`
-    that shows its e-classes in a notebook. `.view` is the bare EGraphView."""
+    """Rewrite anything that `optimize` takes, without measuring; return an `Explorer`.
+
+    The Explorer holds the saturated e-graph with candidate kernels and their current prices and shows its e-classes in
+    a notebook; `.view` is the bare EGraphView. Arguments and errors as for `optimize`; `budget`: seconds for rewriting.
+    """
     options = Options(
         backend or settings.current().backend, tolerance, budget, limits or Limits(), costdb, measure=False,
         memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=beside_ours(rules),
@@ -1025,8 +1083,11 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
 
 @dataclass(frozen=True)
 class RunnablePlan:
-    """One complete way to compute a graph, with its estimated cost: `program()` runs it. `difference`: the least share of
-    its kernels that any one of the paths before it does without (1 for the first)."""
+    """One complete plan of a graph with its estimated cost. `program()` builds the runnable program.
+
+    `rank`: position by estimated cost, 0 is cheapest. `difference`: smallest fraction of its kernels that any single
+    earlier plan lacks (1 for the first plan).
+    """
 
     plan: Plan
     graph: Graph
@@ -1039,7 +1100,7 @@ class RunnablePlan:
         return self.plan.cost
 
     def program(self) -> Program:
-        """The runnable program of this plan."""
+        """Build the runnable program of this plan (not verified)."""
         program = Program(self.plan)
         program.report = Report.of_plan(self.plan)
         attach(program, self.graph)
@@ -1055,9 +1116,15 @@ def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: M
           diversity: float = 0.0, costdb: str | Path | None = None, limits: Limits | None = None,
           memory_limit: float | None = None, error_budget: float | None = None,
           effort: int = 1, rules: Sequence[Rule] = (), budget: float = 60.0) -> Iterator[RunnablePlan]:  # fmt: skip
-    """Up to `count` distinct complete plans in rising estimated cost, each runnable, up to (1 + `max_gap`) times the cheapest.
-    `diversity`: least share of each one's kernels that every earlier plan does without. `memory_limit`, `error_budget`, `effort`,
-    `rules`: as for `optimize`; all plans keep them. `budget`: seconds for rewriting, as for `saturate`."""
+    """Iterate over up to `count` distinct complete plans in order of estimated cost, up to (1 + `max_gap`) times the
+    cheapest.
+
+    `diversity`: minimum fraction of a plan's kernels that every earlier plan lacks. `budget`: seconds for rewriting.
+    Other arguments as for `optimize`; all plans satisfy `memory_limit` and `error_budget`.
+
+        for plan in tg.paths(f, [x], count=3):
+            print(plan, plan.program()(x))
+    """
     explorer = saturate(
         source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits,
         memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=rules, budget=budget,
@@ -1066,7 +1133,7 @@ def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: M
 
 
 def runnable(explorer: Explorer, choices: Iterable[Choice]) -> Iterator[RunnablePlan]:
-    """Choices of kernels on an explorer's e-graph as plans that run."""
+    """Convert choices on an explorer's e-graph to runnable plans."""
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
     seen: list[set[Any]] = []
     for rank, choice in enumerate(choices):

@@ -1,6 +1,6 @@
-"""Plain data from files of strangers: bounded reading, strict JSON, and its decoding into declared types with the place of an error.
+"""Parsing of untrusted files: bounded reading, strict JSON, and decoding into declared types with located errors.
 
-`decode` takes the type that is wanted, in annotations of the standard library, and returns a value of it or raises `Malformed`:
+`decode` takes the wanted type as standard annotations and returns a value of that type or raises `Malformed`:
 
     Size = Annotated[int, Within(0, 1 << 62)]
     decode(dict[str, tuple[str, list[Size]]], strict_json(text))
@@ -21,12 +21,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 
 class Malformed(ValueError):
-    """Data of another form than declared. Its text begins with the place: `inputs[3][1]: a whole number is wanted, not 'x'`."""
+    """Data that do not match the declared type. The message begins with the location: `inputs[3][1]: a whole number is
+    wanted, not 'x'`.
+    """
 
 
 @dataclass(frozen=True)
 class Within:
-    """Bounds of a number, both included."""
+    """Inclusive bounds of a number."""
 
     low: float
     high: float
@@ -37,9 +39,11 @@ Natural = Annotated[int, Within(0, 1 << 62)]
 
 # ---------------------------------------------------------------- reading
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a plain file of at most `most` bytes; links are followed. OSError if it cannot be read, Malformed if it is another
-    kind of file (a pipe, a device) or too large."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # opening a pipe must not wait
+    """Content of a regular file of at most `most` bytes; links are followed.
+
+    Raises OSError if it cannot be read, Malformed if it is another kind of file (a pipe, a device) or too large.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # opening a pipe must not block
     with open(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Malformed(f"{path.name} is not a plain file")
@@ -50,7 +54,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def strict_json(text: bytes | str) -> Any:
-    """Parsed JSON; ValueError for repeated keys, NaN or Infinity literals, over-long numbers, or too deep a nesting."""
+    """Parse JSON. ValueError for duplicate keys, NaN or Infinity literals, over-long numbers, or too deep nesting."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
@@ -74,10 +78,10 @@ def _refuse_constant(text: str) -> Any:
 
 # ---------------------------------------------------------------- decoding
 def decode(kind: Any, value: Any, place: str = "") -> Any:
-    """A value of the type `kind` out of parsed JSON; Malformed, with the place, for anything else.
+    """Convert parsed JSON to a value of type `kind`; Malformed (with the location `place`) for anything else.
 
-    Types: bool, int, float (finite; whole numbers too), str, None, Any, Literal, `A | B`, Annotated with `Within`, list[T],
-    tuple[A, B], tuple[T, ...], dict[str, T], and dataclasses of these (objects; keys that the class does not have are ignored).
+    Types: bool, int, float (finite; integers accepted), str, None, Any, Literal, `A | B`, Annotated with `Within`,
+    list[T], tuple[A, B], tuple[T, ...], dict[str, T], and dataclasses of these (objects; unknown keys are ignored).
     """
     return _decoder(kind)(value, place)
 
@@ -98,7 +102,7 @@ def _wrong(wanted: str, value: Any, place: str) -> Malformed:
 
 @cache
 def _decoder(kind: Any) -> Decoder:
-    """The function that decodes a type."""
+    """The decoding function of a type."""
     if kind is Any:
         return lambda value, place: value
     if kind in _NAMES:

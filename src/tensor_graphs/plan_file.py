@@ -1,8 +1,9 @@
-"""Plans as JSON files: values, steps, weights, and the names of kernels.
+"""JSON serialization of plans: values, steps, weights and kernel names.
 
-The file holds no code. A library kernel is stored as its name, a generated kernel as its term, from which it is generated
-again; a C kernel for every size as the kernel at the generic sizes that it was written from. Each has the hash of its body: a
-kernel that this version does not have, or has with another body, is a UsageError. Sizes and types are checked as in model files.
+The file contains no code. A library kernel is stored by name, a generated kernel by its term, from which it is
+generated again, a size-polymorphic C kernel by the kernel at generic sizes from which it was lifted. Each has the hash
+of its body; a kernel that is missing in this version, or has another body, is a UsageError. Sizes and types are checked
+as in model files.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from .extract.kernel import Call, Operand, Plan, Priced, Step, Template, Value
 from .extract.sizes import bound_call
 from .models.native import dim_from_json, dim_to_json, graph_from_json, graph_to_json
 
-LARGEST_CONSTANT = 1 << 16  # bytes of a constant of a plan's own that is written into the file
+LARGEST_CONSTANT = 1 << 16  # maximum bytes of a constant that the plan has and the graph lacks
 ORIGINS = ("input", "state", "weight", "kernel", "view")
 
 Json = dict[str, Any]
 Lift = Callable[[Template, Call], Sized | None]
-"""A kernel at the generic sizes of a graph, with its call -> the kernel for every size (`Symbolic.lift`)."""
+"""Function from a kernel at a graph's generic sizes and its call to the size-polymorphic kernel (`Symbolic.lift`)."""
 
 
 # ---------------------------------------------------------------- writing
 def plan_to_json(plan: Plan) -> Json:
-    """The plan without its graph. UsageError where it has something that no file can hold."""
+    """The plan as JSON, without its graph. UsageError if it contains something not serializable."""
     templates: dict[Template, int] = {}
     kernels: list[Json] = []
     steps = []
@@ -58,7 +59,7 @@ def _kernel_out(template: Template, call: Call) -> Json:
 
 
 def there(plan: Plan, call: Call) -> Call:
-    """A plan's call at the sizes that it was searched at."""
+    """A plan's call at the sizes of the search."""
     return bound_call(call, plan.sizes) if plan.sizes else call
 
 
@@ -102,7 +103,9 @@ def _out(value: Any) -> Any:
 
 
 def _weights_out(plan: Plan) -> Json | None:
-    """The terms of weights as a graph, with the data of its constants: as they are, or as the digest of one in the graph."""
+    """The terms of the weights as a graph, with their constants' data: inline, or as the digest of a constant of the
+    plan's graph.
+    """
     if not plan.weights:
         return None
     terms = Graph.of({str(number): term for number, term in plan.weights.items()})
@@ -126,7 +129,7 @@ def _weights_out(plan: Plan) -> Json | None:
 # ---------------------------------------------------------------- reading
 @dataclass(frozen=True)
 class _Held:
-    """An array where a lazy one is expected."""
+    """An in-memory array with the interface of lazily loaded data."""
 
     array: np.ndarray[Any, Any]
 
@@ -136,8 +139,10 @@ class _Held:
 
 
 def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
-    """The plan of a graph. `lift` is needed where the graph has free dimensions and the plan has C kernels. UsageError (or
-    another named error) says what is wrong with the file, or which kernel has changed."""
+    """Parse the plan of a graph. `lift` is required if the graph has free dimensions and the plan has C kernels.
+
+    UsageError (or another named error) says what is malformed, or which kernel has changed.
+    """
     try:
         sizes = {str(k): _int(v) for k, v in data["sizes"].items()}
         values = [_value(i, item) for i, item in enumerate(data["values"])]
@@ -242,8 +247,10 @@ def _weights(item: Json | None, graph: Graph) -> Mapping[int, Tensor]:
 
 
 def priced_steps(plan: Plan) -> list[tuple[Step, Call]]:
-    """The steps that are no views, each with the call under which the cost store knows its time. A kernel for every size is
-    replaced by the one at the searched sizes, which was measured."""
+    """The steps that are not views, each with the call under which the cost store has its time.
+
+    A size-polymorphic kernel is replaced by the kernel at the searched sizes, which was measured.
+    """
     found = []
     for step in plan.steps:
         if isinstance(step.template, SizedTemplate):

@@ -1,9 +1,11 @@
-"""Folders and files that nobody but this user can change: the only places from which compiled code and plans are loaded.
+"""Folders and files that no other user can change: the only places from which compiled code and plans are loaded.
 
-Trust comes from owners and modes: a folder is private if it and all that leads to it belong to this user or to root and can be written
-by nobody else. What lies in it was put there by this user. A checksum at the end of each file finds damage, not attackers.
+Trust is based on ownership and permissions: a folder is private if it and all its parents belong to this user or to
+root and nobody else can write to them. So this user wrote its content. The checksum at the end of each file detects
+damage, not attacks.
 
-The functions use the standard library alone and name no constants of this module: emitted programs contain copies of their text.
+The functions use only the standard library and no constants of this module: emitted programs contain copies of their
+source, docstrings included.
 """
 
 from __future__ import annotations

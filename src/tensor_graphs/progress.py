@@ -1,4 +1,4 @@
-"""How long work says where it is, and hears that it is to stop."""
+"""Progress messages and the stop request of long work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Progress:
-    """Where messages about long work go, and whether the user asked to stop. The library itself prints nothing."""
+    """Receiver of progress messages, and whether the user asked to stop. The library itself prints nothing.
+
+    `say(stage, message)` is called at stage starts and events; setting `stopped` ends the work with the best result so
+    far.
+    """
 
     say: Callable[[str, str], None] = lambda stage, message: None
     stopped: bool = False

@@ -1,9 +1,9 @@
-"""Plans that were found before: a search for the same model, machine and options need not be made again.
+"""Plan cache: a search for the same model, machine and options is not repeated.
 
-A finished search leaves its plan in the folder of caches, under a key of everything that it depends on: the graph, the sizes, all
-options but the budget, the folder of the cost store, the machine with its tools, and this package's own source. What is found
-there is believed only if it is as it was: its kernels are the same, the program's text is, and no price in the store has become
-worse. Whether it is right was verified for the weights' bytes that it was verified with: for others it is verified again.
+A finished search stores its plan in the cache folder under a key of everything that the result depends on: the graph,
+sizes, all options but the budget, the cost store's folder, the machine with its tools, and this package's source. A
+cached plan is used only if it is still valid: same kernels, same emitted program text, and no price in the store has
+become worse. Verification holds for the weights it was made with; other weights are verified again.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from .writing import replacing_raw
 
 FORMAT = 1
 FOLDER = "plans"
-WORSE = 1.1  # times what a plan cost, from which on the store is taken to have changed for the worse
-LARGEST = 1 << 28  # bytes of a plan's file
-MOST = 256  # plans that are kept: the latest used
-PIECE, AHEAD = 1 << 25, 16  # bytes of weights that are hashed at a time, and pieces that may wait
+WORSE = 1.1  # cost ratio to the cached cost from which a plan is stale
+LARGEST = 1 << 28  # maximum bytes of a plan file
+MOST = 256  # maximum number of cached plans; the most recently used are kept
+PIECE, AHEAD = 1 << 25, 16  # bytes hashed per piece, maximum number of queued pieces
 
 
 class Stale(Exception):
-    """A plan that was kept is not taken again; its text says why, as the end of a sentence about the plan."""
+    """A cached plan cannot be reused; the text completes a sentence about the plan."""
 
 
 # ---------------------------------------------------------------- the key
 def key_of_search(graph: Graph, sizes: object, backends: Sequence[Backend], options: Mapping[str, Any]) -> str:
-    """A name for a search: equal only where everything that its result depends on is."""
+    """Cache key of a search: equal only if everything that the result depends on is equal."""
     shape, _ = graph_to_json(graph)
     constants = [str(n.attr("digest")) for n in graph.nodes() if n.op == "constant"]
     kernels = [(b.name, machine_of(b.name), sorted(t.identity for t in b.templates)) for b in backends]
@@ -72,9 +72,9 @@ def key_of_search(graph: Graph, sizes: object, backends: Sequence[Backend], opti
 
 @cache
 def package_digest() -> str:
-    """A hash of this package's source: rules, kernels and emitters are what it says."""
+    """Hash of this package's source, which defines rules, kernels and emitters."""
     root, total = Path(__file__).parent, blake2b(digest_size=16)
-    folders = os.walk(root, followlinks=True)  # an editable install links folders
+    folders = os.walk(root, followlinks=True)  # an editable install contains links to folders
     files = sorted(Path(folder, name) for folder, _, names in folders for name in names if not name.endswith(".pyc"))
     for path in files:
         total.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
@@ -82,8 +82,11 @@ def package_digest() -> str:
 
 
 def content_digest(params: Mapping[str, Data]) -> str:
-    """A hash of all weights' bytes, with their names, shapes and dtypes. Pieces are hashed side by side, so that one large table
-    takes no longer than the rest; weights are read one by one, and let go of."""
+    """Hash of all weights' bytes, names, shapes and dtypes.
+
+    Pieces are hashed in parallel, so that one large table does not dominate; weights are loaded one at a time and
+    released.
+    """
 
     def hashed(flat: np.ndarray[Any, Any], start: int) -> str:
         return sha256(flat[start : start + PIECE].data).hexdigest()
@@ -96,7 +99,7 @@ def content_digest(params: Mapping[str, Data]) -> str:
             lines.append(f"{name} {array.dtype} {array.shape}")
             flat = array.reshape(-1).view(np.uint8)
             for start in range(0, flat.size, PIECE):
-                while len(pieces) >= AHEAD:  # (those that wait hold their weights)
+                while len(pieces) >= AHEAD:  # queued pieces keep their weights in memory
                     lines.append(pieces.popleft().result())
                 pieces.append(threads.submit(hashed, flat, start))
         lines += [piece.result() for piece in pieces]
@@ -106,19 +109,22 @@ def content_digest(params: Mapping[str, Data]) -> str:
 # ---------------------------------------------------------------- files
 @dataclass
 class Remembered:
-    """What a file says: the plan, the report of its search, the program's text by hash, and the hash of the weights that it was
-    verified with (empty: it was not)."""
+    """Content of a plan file. `source`: hash of the program's text. `verified`: hash of the weights it was verified
+    with, "" if unverified.
+    """
 
     plan: Plan
     report: Report
     source: str
     verified: str
-    store: str  # the listing of the cost store after the search
-    as_written: bool = False  # nothing faster than the graph as it is written was found
+    store: str  # `listing` of the cost store after the search
+    as_written: bool = False  # the unfused graph was the fastest found
 
     @staticmethod
     def of(data: Json, graph: Graph, lift: Lift | None = None) -> Remembered:
-        """As a plan of a graph (`lift`: see `plan_from_json`); Stale where a kernel has changed or the file is damaged."""
+        """Parse a plan file for a graph (`lift`: see `plan_from_json`). Stale if a kernel has changed or the file is
+        damaged.
+        """
         try:
             plan, report = plan_from_json(data["plan"], graph, lift), Report.of_json(data["report"])
             source, verified, store = (str(data[key]) for key in ("source", "verified", "store"))
@@ -131,7 +137,7 @@ class Remembered:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How the search of a plan's file ended."""
+    """How the cached search ended."""
 
     search_stopped: str
     cut: list[str]
@@ -139,10 +145,10 @@ class _Ended:
 
 @dataclass(frozen=True)
 class _Head:
-    """The members of a plan's file that say whether the rest is looked at."""
+    """The members of a plan file that decide whether the rest is parsed."""
 
     format: int
-    budget: Any  # a number, which may be infinite
+    budget: Any  # a number, possibly infinite
     report: _Ended
     plan: dict[str, Any]
     source: str
@@ -153,18 +159,19 @@ class _Head:
 
 @dataclass(frozen=True)
 class Memory:
-    """The place of one search's plan."""
+    """The plan cache entry of one search."""
 
     path: Path
 
     @staticmethod
     def of(key: str) -> Memory:
-        """Under the folder of caches."""
+        """The entry of a key, in the cache folder."""
         return Memory(settings.private(FOLDER) / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
-        """What the file holds; None where there is none. Stale where it is damaged, or its search was cut by a smaller budget than
-        this."""
+        """The stored JSON; None if there is none. Stale if damaged, or if that search was cut short by a smaller budget
+        than `budget`.
+        """
         try:
             data = json.loads(read_sealed(self.path, LARGEST))
             head = decode(_Head, data)
@@ -185,8 +192,11 @@ class Memory:
         self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False,
         lift: Lift | None = None,
     ) -> str:  # fmt: skip
-        """Write a plan that was found with the cost store as it is now, or the fact that the graph stays `as_written`. Returns why
-        it could not be written, '' if it was: the plan is read back first (`lift`: see `plan_from_json`)."""
+        """Store a plan found with the cost store's current content; `as_written`: the result is the unfused graph.
+
+        The plan is parsed back first (`lift`: see `plan_from_json`). Returns the reason if it could not be stored, else
+        "".
+        """
         try:
             written = plan_to_json(plan)
             data: Json = {
@@ -209,25 +219,27 @@ class Memory:
     def _make_room(self) -> None:
         used: dict[Path, float] = {}
         for path in self.path.parent.glob("*.json"):
-            with suppress(FileNotFoundError):  # another process or thread makes room as well
+            with suppress(FileNotFoundError):  # another process may be evicting entries, too
                 used[path] = path.stat().st_mtime
         for old in sorted(used, key=lambda p: used[p], reverse=True)[MOST:]:
             old.unlink(missing_ok=True)
 
 
 def text_digest(source: str) -> str:
-    """A program's text by hash."""
+    """Hash of a program's text."""
     return blake2b(source.encode(), digest_size=16).hexdigest()
 
 
-# ---------------------------------------------------------------- is it still so?
+# ---------------------------------------------------------------- validity of a cached plan
 def listing(root: Path) -> str:
-    """A hash of the names of a store's shards, which name their contents."""
+    """Hash of the names of a store's shards, which are content hashes."""
     return blake2b("\n".join(sorted(s.name for s in shards.find(root))).encode(), digest_size=16).hexdigest()
 
 
 def refuse_dearer(plan: Plan, store: Store) -> None:
-    """Stale unless the store prices a plan's kernels about as it did: what was measured is, and all together are no dearer."""
+    """Raise Stale unless the plan's kernels have about their old prices: all measured ones still are, and the sum has
+    not grown by WORSE.
+    """
     found = priced_steps(plan)
     places = [Candidate(s.template, Vertex(-1, call.output.strides), (), call) for s, call in found]
     prices = CostPricer(store).price(places)
@@ -239,6 +251,6 @@ def refuse_dearer(plan: Plan, store: Store) -> None:
     before = sum(s.cost.us for _, s in pairs)
     now = sum(
         p.us if p.source == "measured" else s.cost.us for p, s in pairs
-    )  # predictions move with what else is measured
+    )  # predictions change with other measurements
     if now > WORSE * before:
         raise Stale(f"its kernels are known to take {now:.1f} µs by now, {before:.1f} µs when it was found")

@@ -1,4 +1,4 @@
-"""What an optimization did, for people and for programs: plain fields, JSON, a table, and a self-contained HTML page."""
+"""Report of an optimization: plain fields, JSON, a text table, and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from .extract.kernel import Plan, Priced, Template
 from .timeline import Rows
 from .timeline import html as timeline_html
 
-#: What a program's calls are: the plan that was found, the graph's ops by libraries' kernels, or the caller's module or function.
+#: What a program's calls run: the plan that was found, the unfused graph by library kernels, or the caller's module
+#: or function.
 PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
 
 
 @dataclass
 class BlockReport:
-    """One unique block: how often it occurs, its size, and how its saturation went."""
+    """One unique block: number of instances, size, and outcome of its saturation (`stopped`: the limit that ended
+    it).
+    """
 
     instances: int
     nodes: int
@@ -30,17 +33,17 @@ class BlockReport:
 
 @dataclass
 class KernelReport:
-    """One kernel of the plan."""
+    """One kernel of the plan, with all its calls."""
 
     name: str
     backend: str
     count: int
     us: float  # all calls together
-    source: str  # measured, predicted, bound
+    source: str  # price source: measured, predicted, bound or failed
 
 
 def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
-    """Kernel calls by kernel and source of their price, the dearest first; views are none."""
+    """Group kernel calls by kernel and price source, most expensive first; without views."""
     grouped: dict[tuple[str, str], KernelReport] = {}
     for template, price in calls:
         if template.family == "view":
@@ -54,17 +57,17 @@ def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
 
 @dataclass
 class Report:
-    """Everything that `optimize` can say about its result. Times in µs unless a name says seconds."""
+    """The result of `optimize` as data. Times in µs unless the name says seconds."""
 
     model: str
     backend: str
-    dims: dict[str, int] = field(default_factory=dict)  # what free dimensions were bound to, or searched at
+    dims: dict[str, int] = field(default_factory=dict)  # sizes that free dimensions were bound to, or searched at
     nodes: int = 0
     e_nodes: int = 0
     classes: int = 0
     blocks: list[BlockReport] = field(default_factory=list)
     stopped: str = ""
-    rules: dict[str, tuple[int, float]] = field(default_factory=dict)  # name -> matches, seconds
+    rules: dict[str, tuple[int, float]] = field(default_factory=dict)  # rule name -> (matches, seconds)
     candidates: int = 0
     kernels_before: int = 0
     kernels_after: int = 0
@@ -73,32 +76,34 @@ class Report:
     lower_bound_us: float = 0.0
     optimal: bool = False
     method: str = ""
-    priced: dict[str, int] = field(default_factory=dict)  # measured / predicted / bound -> kernels of the plan
+    # price source (measured, predicted, bound) -> number of kernels in the plan
+    priced: dict[str, int] = field(default_factory=dict)
     measured_now: int = 0
     optimism_us: float = 0.0
     search_stopped: str = ""
-    remembered: bool = False  # whether the plan was found by an earlier search
-    memory: list[str] = field(default_factory=list)  # why it was not, where there was one; why this one is not kept
+    remembered: bool = False  # whether the plan came from the plan cache
+    memory: list[str] = field(default_factory=list)  # why a cached plan was not used; why this plan was not cached
     latency_before_us: float | None = None
     latency_after_us: float | None = None
-    caller_us: float | None = None  # whole calls of the caller's own module or function, where it was compared
-    program_us: float | None = None  # whole calls of the program beside them
-    compared: str = ""  # what that comparison led to, or why there was none
-    runs: str = PROGRAM  # what calls of the program run
+    caller_us: float | None = None  # whole calls of the caller's module or function, if compared
+    program_us: float | None = None  # whole calls of the program, timed alongside
+    compared: str = ""  # outcome of that comparison, or why there was none
+    runs: str = PROGRAM  # what calls of the program run: PROGRAM, AS_WRITTEN or CALLER
     verification: dict[str, Any] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    measuring: dict[str, float] = field(default_factory=dict)  # on a GPU: seconds by part, and counts
-    timeline: Rows = field(default_factory=dict)  # seconds since the call at which each part of it was under way
-    cut: list[str] = field(default_factory=list)  # what the budget, or Ctrl-C, left out
-    searched: dict[str, Any] = field(default_factory=dict)  # limits, effort, and the most rounds that a block had
+    measuring: dict[str, float] = field(default_factory=dict)  # GPU only: seconds by part, and counts
+    timeline: Rows = field(default_factory=dict)  # spans of each activity, in seconds since the call
+    cut: list[str] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
+    # saturation limits, effort, rules, and the largest iteration count of a block
+    searched: dict[str, Any] = field(default_factory=dict)
     snapshot: str = ""
-    source: str = ""  # where the emitted source lies, once saved
+    source: str = ""  # path of the emitted source, once saved
     warnings: list[str] = field(default_factory=list)
-    sizes: dict[str, str] = field(default_factory=dict)  # those that stayed free: "1..2048 (searched at 128)"
+    sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Report:
-        """What is known of a plan that was made without a search: its kernels and their prices."""
+        """Report of a plan that was made without a search: its kernels and their prices."""
         kernels = kernel_rows((s.template, s.cost) for s in plan.steps)
         priced: dict[str, int] = {}
         for k in kernels:
@@ -110,14 +115,14 @@ class Report:
         )  # fmt: skip
 
     def fields(self) -> dict[str, Any]:
-        """All fields as JSON values; `of_json` reads them."""
+        """All fields as JSON values, the input of `of_json`."""
         from dataclasses import asdict
 
         return asdict(self)
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Report:
-        """The report of `fields`; KeyError, TypeError or ValueError for anything else."""
+        """Inverse of `fields`. KeyError, TypeError or ValueError for anything else."""
         blocks = [BlockReport(**b) for b in data["blocks"]]
         kernels = [KernelReport(**k) for k in data["kernels"]]
         rules = {str(name): (int(matches), float(seconds)) for name, (matches, seconds) in data["rules"].items()}
@@ -125,23 +130,23 @@ class Report:
 
     @property
     def instances(self) -> int:
-        """Blocks of the model, repeats counted."""
+        """Number of block instances in the model."""
         return sum(b.instances for b in self.blocks)
 
     @property
     def gap(self) -> float:
-        """Relative distance of cost and proven bound."""
+        """Relative distance of cost and proven lower bound."""
         return (self.cost_us - self.lower_bound_us) / self.cost_us if self.cost_us > 0 else 0.0
 
     @property
     def speedup(self) -> float | None:
-        """Measured latency before over after."""
+        """Measured latency before divided by after; None if not measured."""
         if not self.latency_before_us or not self.latency_after_us:
             return None
         return self.latency_before_us / self.latency_after_us
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as plain data."""
+        """All fields and derived values as plain data."""
         from dataclasses import asdict
 
         found = asdict(self)
@@ -150,7 +155,7 @@ class Report:
         return found
 
     def rows(self) -> list[tuple[str, str]]:
-        """The summary, as label and text."""
+        """The summary as (label, text) pairs."""
         v = self.verification
         rows = [
             ("model", f"{self.model}, {self.nodes} nodes" + "".join(f", {n}={s}" for n, s in self.dims.items())),
@@ -214,7 +219,7 @@ class Report:
         return body + "".join(f"<details><summary>{t}</summary>{html}</details>" for t, html in parts)
 
     def html(self) -> str:
-        """A page of its own: no script, no network."""
+        """The report as a self-contained HTML page: no script, no network."""
         style = (
             "body{font:14px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;color:#222}td,th{padding:.1rem .8rem;"
             "text-align:left;vertical-align:top}summary{cursor:pointer;font-weight:600;margin-top:1rem}"
@@ -235,7 +240,7 @@ def _time(us: float) -> str:
 
 
 class _Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
 
 def _bar(share: float) -> _Html:

@@ -1,4 +1,4 @@
-"""Which rules turned a model into its plan: for every unique block the chosen term and the steps that lead to it."""
+"""Explanation of rewriting: per unique block, the chosen term and the rule applications that lead to it."""
 
 from __future__ import annotations
 
@@ -31,35 +31,34 @@ from .session import Options, Session, open_store
 from .source import as_graph
 from .verify import index_bounds
 
-REPLAYED_FLOPS = 1e11  # blocks with more arithmetic are explained, but replayed only if asked for
-REPLAYED_SIZE = (
-    1 << 25
-)  # and so are those with a value of more elements: some of each step are held side by side in float64
-WHOLE_FLOPS = 1e9  # where all steps together have more, each is replayed on its subterm alone
+REPLAYED_FLOPS = 1e11  # flops above which a block is replayed only on request
+REPLAYED_SIZE = 1 << 25  # elements of the largest value, likewise: replaying holds several float64 values per step
+WHOLE_FLOPS = 1e9  # total flops of all steps above which each step is replayed on its subterm alone
 
 
 @dataclass(frozen=True)
 class BlockRewrites:
-    """One unique block: how often it occurs, and per output the steps to the chosen term and what replaying them found
-    (None where the block is too large to be replayed in passing)."""
+    """The rewriting of one unique block: per output the steps to the chosen term and the result of replaying them (None
+    if the block is too large for an automatic replay).
+    """
 
     number: int
     instances: int
     nodes: int
     e_nodes: int
-    inside: int = 0  # outputs that no kernel makes: they are inside kernels that reach beyond the block
+    inside: int = 0  # outputs without a kernel of their own: fused into kernels that extend beyond the block
     explanations: tuple[Explanation, ...] = ()
     checked: tuple[Checked | None, ...] = ()
-    given_up: str = ""  # why there are no explanations
+    given_up: str = ""  # reason why there are no explanations, or ""
 
     @property
     def steps(self) -> int:
-        """Steps of all outputs."""
+        """Total steps of all outputs."""
         return sum(len(e.steps) for e in self.explanations)
 
     @property
     def verdict(self) -> str:
-        """What is known of the steps."""
+        """Summary of the steps' checks as text."""
         if self.given_up:
             return f"not explained: {self.given_up}"
         missing = sum(not s.reconstructed for e in self.explanations for s in e.steps)
@@ -90,7 +89,9 @@ class BlockRewrites:
 def explain_choice(
     graph: Graph, view: EGraphView, choice: Choice, rules: Iterable[Rule] = ALL, *, replay: bool | None = None
 ) -> tuple[list[Explanation], list[Checked | None]]:
-    """Steps from a graph's roots to the chosen terms, and their check (`replay` None: unless that takes long)."""
+    """Return (steps from each root to its chosen term, check of each; None if not replayed). `replay` None: only if
+    cheap.
+    """
     fired = [d for r in rules for d in r.directions if not view.report.matches or view.report.matches.get(d.name)]
     found = explain(view, fired, graph.roots, origin_of(plan_of(choice, graph), graph).chosen)
     flops = graph_flops(list(graph.roots))
@@ -101,14 +102,17 @@ def explain_choice(
 
 
 def _small(block: Graph) -> bool:
-    """Whether a block is replayed in passing."""
+    """Whether a block is small enough for an automatic replay."""
     largest = max(math.prod(concrete(n.shape)) for n in block.nodes())
     return largest <= REPLAYED_SIZE and graph_flops(list(block.roots)) <= REPLAYED_FLOPS
 
 
 def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> Explanation | None:
-    """Why two expressions are equal: the rule applications that lead from the one to the other; None where the rules do
-    not prove it within the limits. UsageError: their types differ."""
+    """The rule applications that lead from one expression to the other; None if the rules do not prove them equal
+    within the limits.
+
+    Raises UsageError if their types differ.
+    """
     return derive(a, b, ALL, limits)
 
 
@@ -122,10 +126,11 @@ def explain_rewrites(
     replay: bool | None = None,
     trust: bool = False,
 ) -> list[BlockRewrites]:
-    """For every unique block of a model, the rules that lead from its original form to the one chosen at known prices.
+    """Explain the rewriting of a model: per unique block, the rule applications that lead to the form chosen at current
+    prices.
 
-    Each block is extracted by itself; the plan of the whole model may choose differently where blocks meet. Nothing is
-    measured. Takes what `optimize` takes.
+    Each block is extracted alone; the plan of the whole model may differ at block boundaries. Nothing is measured.
+    Takes the sources of `optimize`. `replay`: evaluate every step numerically; None: only for small blocks.
     """
     session = Session(Options(backend, limits=limits or Limits(), measure=False))
     graph = as_graph(source, example_inputs, dims=dims, trust=trust)
@@ -143,11 +148,11 @@ def explain_saved(
     replay: bool | None = None,
     seconds: float = math.inf,
 ) -> list[BlockRewrites]:
-    """For every unique block of the graph that a saved program was made from, and each form in which its instances were
-    chosen, the rules (ours, and `rules`) that lead to that form. The blocks are rewritten again, within the same limits. No form is begun after
-    `seconds`; one that is not explained says why.
+    """Explain a saved program: per unique block and distinct chosen form, the rule applications (built-in and `rules`)
+    that lead to it.
 
-    UsageError where the program keeps no graph; BadModelError where its terms are not among what the rules reach now.
+    The blocks are rewritten again within the given limits. No form is started after `seconds`; an unexplained form says
+    why. UsageError if the program has no provenance, BadModelError if the rules no longer reach its terms.
     """
     origin = read_origin(Path(folder))
     roots, chosen = origin.roots, origin.chosen
@@ -180,7 +185,9 @@ def _saved_blocks(
     blocks: Blocks, views: Sequence[EGraphView], classes: Mapping[Tensor, int], terms: Mapping[int, Tensor],
     rules: Sequence[Rule], replay: bool | None, until: float,
 ) -> Iterator[BlockRewrites]:  # fmt: skip
-    """The chosen forms of each block: cut out of the whole at the block's leaves, equal ones of several instances once."""
+    """The chosen forms of each block, cut out of the whole graph at the block's leaves and deduplicated over
+    instances.
+    """
     for number, (block, view) in enumerate(zip(blocks.unique, views)):
         forms: dict[tuple[Tensor | None, ...], int] = {}
         for instance in blocks.instances:
@@ -200,7 +207,7 @@ def _saved_blocks(
 def _form(
     block: Graph, view: EGraphView, form: Sequence[Tensor | None], rules: Sequence[Rule], replay: bool | None
 ) -> tuple[tuple[Explanation, ...], tuple[Checked | None, ...]]:
-    """The steps from a block's outputs to the terms chosen for them, and their check."""
+    """Return (steps from a block's outputs to their chosen terms, check of each)."""
     pairs = [(r, t) for r, t in zip(block.roots, form) if t is not None]
     fired = [d for r in rules for d in r.directions if view.report.matches.get(d.name)]
     steps = explain(view, fired, [r for r, _ in pairs], [t for _, t in pairs])
@@ -212,8 +219,9 @@ def _form(
 def _cut(
     block: Graph, instance: Instance, classes: Mapping[Tensor, int], terms: Mapping[int, Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """The terms chosen for a block's outputs, over its leaves; None for an output that no kernel makes: it is inside one
-    that reaches beyond the block."""
+    """Terms chosen for a block's outputs, over its leaves; None for an output without a kernel of its own (fused beyond
+    the block).
+    """
     leaves = {str(t.attr("name")): t for t in block.nodes() if t.op in ("input", "param", "state")}
     ends = {
         classes[value]: leaves[f"{prefix}{k}"]

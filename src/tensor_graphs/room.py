@@ -1,4 +1,4 @@
-"""Room on the host: what certainly does not fit is refused by arithmetic, and what found no room is named with its bytes."""
+"""Host and device memory checks: refuse by arithmetic what cannot fit, and name sizes when an allocation fails."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
 
 
 def host_bytes() -> int:
-    """Bytes of memory that this process can ever have: the machine's, or its container's where that is less."""
+    """Memory limit of this process in bytes: the machine's memory, or the container's limit if smaller."""
     found = machine_memory()
-    with suppress(OSError, ValueError):  # no such file, or "max"
+    with suppress(OSError, ValueError):  # no cgroup file, or "max"
         found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return found
 
 
 def in_and_out(graph: Graph) -> int:
-    """Bytes of inputs, states and results, which a program holds all at once."""
+    """Bytes of inputs, states and results, all of which a program holds at once."""
     return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
 
 
 def refuse_too_large(graph: Graph) -> None:
-    """TooLargeError for a graph of known sizes whose inputs and results alone do not fit into this machine."""
+    """TooLargeError if a graph of known sizes has inputs and results that exceed this machine's memory."""
     if (needed := in_and_out(graph)) > (have := host_bytes()):
         raise TooLargeError(
             f"inputs and results take {needed} bytes, this machine has {have}", where=graph.name, hint=_HINT
@@ -35,9 +35,10 @@ def refuse_too_large(graph: Graph) -> None:
 
 
 def refuse_too_large_for_gpu(graph: Graph) -> None:
-    """DeviceMemoryError for a graph of known sizes whose inputs and results alone do not fit into the GPU here, whatever else is
-    in its memory. Nothing is asked of it but its size."""
-    have = int(gpu_facts().get("memory_bytes", 0))  # none where it is only rehearsed
+    """DeviceMemoryError if a graph of known sizes has inputs and results that exceed this machine's GPU memory. Queries
+    only its total size.
+    """
+    have = int(gpu_facts().get("memory_bytes", 0))  # 0 without a real GPU (dry run)
     if have and (needed := in_and_out(graph)) > have:
         raise DeviceMemoryError(
             f"inputs and results take {needed} bytes, the GPU has {have}", where=graph.name, hint=_HINT
@@ -46,7 +47,7 @@ def refuse_too_large_for_gpu(graph: Graph) -> None:
 
 @contextmanager
 def memory_errors_named(graph: Graph) -> Iterator[None]:
-    """TooLargeError in place of a MemoryError."""
+    """Convert a MemoryError of the block to a TooLargeError that names the largest value."""
     try:
         yield
     except MemoryError as error:

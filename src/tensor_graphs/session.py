@@ -1,4 +1,4 @@
-"""One optimization under way: what was asked for, its clock, its cost store, and what it has to say in the end."""
+"""State of one optimization: options, deadline clock, cost store, and messages for the report."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from .symbolic import Symbolic
 from .timeline import Rows, timeline
 from .verify import Tolerance, allowed_error, spare
 
-LATE = 0.25  # of the budget: what looking for a plan within tolerance may take beyond it
+LATE = 0.25  # fraction of the budget by which the search for a plan within tolerance may exceed it
 
 
-#: option -> what it may be, and how that is called
+#: option -> allowed types, and their description in an error
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "backend": ((str,), "a name"),
     "budget": ((Real,), "a number of seconds"),
@@ -47,7 +47,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller can choose; see `optimize`."""
+    """Options of an optimization; see `optimize`."""
 
     backend: str = "auto"
     tolerance: Tolerance = "eager"
@@ -73,7 +73,7 @@ class Options:
             raise UsageError(f"a budget of {self.budget} seconds", hint="give a number from 0 on")
         if self.seed < 0:
             raise UsageError(f"seed={self.seed}", hint="give an integer from 0 on")
-        allowed_error(self.tolerance, 0.0, "float32")  # refuses what is none
+        allowed_error(self.tolerance, 0.0, "float32")  # raises UsageError for an invalid tolerance
 
     @property
     def exact(self) -> bool:
@@ -83,37 +83,34 @@ class Options:
 
 @dataclass
 class Session:
-    """One optimization under way: options, the clock of its stages, and what it has found so far."""
+    """One running optimization: options, stage clock, and intermediate results."""
 
     options: Options
     progress: Progress = field(default_factory=Progress)
     clock: Clock = field(default_factory=Clock)
     now: Callable[[], float] = time.monotonic
     warnings: list[str] = field(default_factory=list)
-    smaller: list[EGraphView] = field(default_factory=list)  # what less effort would have searched
-    symbolic: Symbolic | None = None  # where the program is to run at every size
-    cut: list[str] = field(default_factory=list)  # what the budget or Ctrl-C left out, in words
-    reserved: float = 0.0  # seconds that verification is expected to take
-    begun: tuple[Store, CpuMeasurer | GpuMeasurer] | None = (
-        None  # what measures on a GPU, if its processes started ahead
-    )
+    smaller: list[EGraphView] = field(default_factory=list)  # views of lower effort levels
+    symbolic: Symbolic | None = None  # set for a size-polymorphic search
+    cut: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
+    reserved: float = 0.0  # expected seconds of verification
+    begun: tuple[Store, CpuMeasurer | GpuMeasurer] | None = None  # GPU measurer whose processes were started in advance
     memory: list[str] = field(
         default_factory=list
-    )  # why no plan of an earlier search was taken, and this one is not kept
-    kept: bool = False  # whether the graph runs as it is written, for nothing faster was found in the time
-    caller: Caller | None = None  # what the graph was made of, where that can be called instead
+    )  # messages: why no cached plan was used; why this plan was not cached
+    kept: bool = False  # whether the unfused graph is returned because nothing faster was found
+    caller: Caller | None = None  # the source as a callable with examples, if it is one
 
-    clocks: list[tuple[str, Clock]] = field(default_factory=list)  # of others who take part, for the timeline
+    clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
 
     def __post_init__(self) -> None:
-        self.lowerings = Lowerings(spare(self.options.tolerance), LowerPool())  # kernels that are generated for it
+        self.lowerings = Lowerings(spare(self.options.tolerance), LowerPool())  # kernel generation for this session
         self.start = self.now()
         self.began = time.monotonic()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The time in which the optimization is under way. In the end its processes end, and what was kept to be computed once is
-        dropped."""
+        """Context of the whole optimization. At its end worker processes stop and memoized results are dropped."""
         try:
             yield
         finally:
@@ -122,52 +119,52 @@ class Session:
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
-        """Time a stage and say that it began."""
+        """Context that times a stage and reports its start."""
         self.progress.say(name, message)
         with self.clock.running(name):
             yield
 
     @property
     def timeline(self) -> Rows:
-        """What was done when, by whom."""
+        """Spans of all activities, for the report."""
         return timeline(self.began, [("stage", self.clock), *self.clocks])
 
     @property
     def left(self) -> float:
-        """Seconds of the budget that remain."""
+        """Remaining seconds of the budget; negative once exceeded."""
         return self.options.budget - (self.now() - self.start)
 
     def loaded(self) -> None:
-        """Warn where loading the model alone took the whole budget."""
+        """Warn if loading the model alone took longer than the budget."""
         if (took := self.options.budget - self.left) > self.options.budget > 0:
             self.warnings.append(f"loading took {took:.1f} s, more than the budget of {self.options.budget:g} s")
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be begun that can be left out."""
+        """Whether the budget is used up: no further optional work is started."""
         return self._past(0.0)
 
     @property
     def late(self) -> bool:
-        """Whether not even another plan is to be looked for where one is over tolerance: that may take a little more."""
+        """Whether the budget plus LATE is used up: no further plan is sought if one is over tolerance."""
         return self._past(LATE)
 
     def _past(self, share: float) -> bool:
-        """Whether the budget and a share of it more are gone, or nobody wants to wait."""
+        """Whether the budget plus `share` of it is used up, or the user asked to stop."""
         return self.progress.stopped or (self.left <= -share * self.options.budget and not self.options.deterministic)
 
     def refused(self, reason: Exception) -> None:
-        """Say why the plan of an earlier search is not taken again."""
+        """Record why a cached plan is not used."""
         self.memory.append(f"the plan of an earlier search is not used: {reason}")
         self.progress.say("recall", self.memory[-1])
 
     def interrupted(self) -> Callable[[], bool]:
-        """Whether Ctrl-C came since this was asked for: it ends the stage under way, and what later ones could leave out."""
+        """Return a predicate: Ctrl-C arrived since this call."""
         before = self.progress.stopped
         return lambda: self.progress.stopped and not before
 
     def polled(self) -> Callable[[], None]:
-        """What raises Halted once that is so."""
+        """Return a function that raises Halted once Ctrl-C has arrived since this call."""
         pressed = self.interrupted()
 
         def poll() -> None:
@@ -178,8 +175,11 @@ class Session:
 
 
 def beside_ours(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules in force: the built-in ones and a caller's, each of which is tried on random instances first. RuleError where one is
-    malformed or refuted (with the counterexample), UsageError where it is no rule or its name is taken."""
+    """The built-in rules and the caller's rules, each of the latter tested on random instances first.
+
+    RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is
+    taken.
+    """
     if not rules:
         return ALL
     from .rules import EVERY, partial
@@ -204,14 +204,14 @@ def store_root(options: Options) -> Path:
 
 
 def store_of(session: Session) -> Store:
-    """The cost store of the session; nothing is read yet."""
-    with kept_warnings(session):  # of a folder that cannot be written
+    """The session's cost store, not loaded yet."""
+    with kept_warnings(session):  # warnings about an unwritable folder
         return Store(store_root(session.options), frozen=session.options.deterministic)
 
 
 @contextmanager
 def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
-    """The cost store of the session; its warnings are kept for the report."""
+    """Context of the session's cost store; warnings go to the report, and new rows are flushed at the end."""
     with kept_warnings(session):
         store = store or store_of(session)
         yield store
@@ -220,6 +220,6 @@ def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
 
 @contextmanager
 def kept_warnings(session: Session) -> Iterator[None]:
-    """Keep what the block warns of for the report."""
+    """Context that collects warnings for the report."""
     with warnings_into(session.warnings):
         yield

@@ -1,6 +1,6 @@
-"""The few knobs that come from outside a call: environment variables, with a context manager for tests and notebooks.
+"""Process-wide settings from environment variables, with a context manager for tests and notebooks.
 
-Precedence: argument > `override(...)` > environment > default.
+Precedence: argument > `override(...)` > environment variable > default.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .private import private_folder
 
 @dataclass(frozen=True)
 class Settings:
-    """One field per knob; its environment variable is TENSOR_GRAPHS_<NAME in capitals>."""
+    """One field per setting; its environment variable is TENSOR_GRAPHS_<NAME IN CAPITALS>."""
 
     home: str = ""  # folder of caches and the default cost store; empty: the platform's user cache folder
     costdb: str = ""  # folder of the cost store; empty: <home>/costdb
     backend: str = "auto"  # auto, numpy, torch, gpu, cuda, triton, triton-only, generated
     threads: int = 0  # CPU threads for kernels; 0: all cores
-    gpu: str = ""  # the GPU that plans are for, where it is not here: its key's device|driver|toolchain
-    workers: int = 0  # saturation worker processes; 0: as many as cores, at most 4
-    file_memory: int = 0  # bytes of memory that the contents of an e-graph file may take; 0: from the file's size
-    max_nodes: int = 250_000  # operations of a model; larger ones are refused when they are loaded
+    gpu: str = ""  # plan for a GPU that is not in this machine: its device key "device|driver|toolchain"
+    workers: int = 0  # saturation worker processes; 0: one per core, at most 4
+    file_memory: int = 0  # memory limit in bytes for parsing an e-graph file; 0: derived from the file's size
+    max_nodes: int = 250_000  # maximum number of operations of a model; larger models are refused on loading
     log: str = ""  # e.g. "saturate:debug,extract:info"
 
 
@@ -38,7 +38,7 @@ _override: ContextVar[Settings | None] = ContextVar("tensor_graphs_settings", de
 
 
 def current() -> Settings:
-    """The settings in force here: an enclosing `override`, else the environment, else the defaults."""
+    """The current settings: those of an enclosing `override`, else the environment, else defaults."""
     overridden = _override.get()
     if overridden is not None:
         return overridden
@@ -51,7 +51,7 @@ def current() -> Settings:
 
 
 def _number(variable: str, text: str) -> int:
-    """A number of threads or processes. UsageError for anything else than 0..4096."""
+    """Parse an integer setting. UsageError outside 0..4096."""
     try:
         number = int(text or "0")
     except ValueError:
@@ -63,7 +63,7 @@ def _number(variable: str, text: str) -> int:
 
 @contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Use other settings inside a `with` block: `with settings.override(backend="numpy"): ...`. UsageError for unknown ones."""
+    """Context with changed settings: `with settings.override(backend="numpy"): ...`. UsageError for unknown names."""
     if unknown := sorted(changes.keys() - {f.name for f in fields(Settings)}):
         raise UsageError(f"no settings are called {unknown}", hint=f"they are {[f.name for f in fields(Settings)]}")
     token = _override.set(replace(current(), **changes))
@@ -74,7 +74,7 @@ def override(**changes: Any) -> Iterator[Settings]:
 
 
 def home() -> Path:
-    """The folder for caches, created private to the user; falls back to a fresh temporary folder if not writable."""
+    """The cache folder, created with mode 0700; a temporary folder of this process if it is not writable."""
     configured = current().home
     if configured:
         folder = Path(configured)
@@ -98,8 +98,10 @@ def home() -> Path:
 
 
 def private(name: str) -> Path:
-    """The folder `name` below `home()`, for code and plans: nobody but this user can write to it. Where others could, a folder of this
-    process alone takes its place, and a warning says why."""
+    """The folder `name` below `home()` for code and plans, writable by this user only.
+
+    If other users could write to it, a temporary folder of this process is used instead, with a warning.
+    """
     folder = home() / name
     why = private_folder(folder)
     if not why:
@@ -119,7 +121,7 @@ _making = Lock()
 
 
 def _temporary_folder() -> Path:
-    """A private folder for as long as this process lives."""
+    """A private temporary folder, removed at process exit."""
     with _making:
         if not _temporary:
             import atexit
@@ -131,7 +133,7 @@ def _temporary_folder() -> Path:
 
 
 def _removed(folder: Path, owner: int) -> None:
-    """Remove the folder at the end of the process that made it, not of one that was forked from it."""
+    """Remove the folder when its creating process exits, but not when a fork of that process does."""
     if os.getpid() == owner:
         import shutil
 

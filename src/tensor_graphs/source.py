@@ -1,4 +1,4 @@
-"""What a user gives, as a graph: expressions, functions, modules, paths; weights bound, sizes by name."""
+"""Conversion of an optimization source (expression, function, module, path) to a graph with bound weights and sizes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ def as_graph(
     example_kwargs: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> Graph:
-    """The graph of an expression, a sequence or dict of them, a Graph, a function, an nn.Module, an ExportedProgram, or a
-    path. `params` are bound by name, and `dims` fix free dimensions of what is loaded or exported. UsageError for anything else,
-    and for names that the graph does not have, TooLargeError for more operations than the setting `max_nodes`."""
+    """The graph of an expression (or a sequence or dict of expressions), Graph, function, nn.Module, ExportedProgram or
+    path.
+
+    `params` are bound by name; `dims` fix free dimensions of what is loaded or exported. UsageError for other sources
+    and for unknown names, TooLargeError for more operations than the setting `max_nodes`.
+    """
     module = is_module(source)
     if example_kwargs and not module:
         raise UsageError("example_kwargs are for an nn.Module", hint="give a function its example_inputs by position")
@@ -59,7 +62,7 @@ def as_graph(
             f"cannot optimize a {type(source).__name__}",
             hint="give an expression, a function with example_inputs, an nn.Module with example_inputs, or a model's path",
         )
-    if not (isinstance(source, str | Path) or module):  # loaders have bound them, or refused
+    if not (isinstance(source, str | Path) or module):  # loaders have bound these names, or refused them
         _refuse_unknown("no dimension is called", dims or {}, graph.free_dims)
     check_count(len(graph.nodes()), where=graph.name)
     return _with_params(graph, params) if params else graph
@@ -76,7 +79,7 @@ def _refuse_unknown(message: str, names: Iterable[str], known: Iterable[str]) ->
 
 
 def _with_params(graph: Graph, params: Mapping[str, Any]) -> Graph:
-    """The graph with weights and states bound by name, and checked."""
+    """The graph with weights and states bound by name, and type-checked."""
     leaves = {str(n.attr("name")) for op in ("param", "state") for n in graph.leaves(op)}
     _refuse_unknown("no params are called", params, leaves)
     graph = replace(graph, params={**graph.params, **{n: _array(v) for n, v in params.items()}})
@@ -85,8 +88,11 @@ def _with_params(graph: Graph, params: Mapping[str, Any]) -> Graph:
 
 
 def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes: Any) -> Graph:
-    """Traced with tensors of ours. With Torch's as examples it means what it means there (a sum of bools counts, `==` compares)
-    and is exported, unless it hands them to functions of ours."""
+    """Trace a function: with tensor_graphs' traced arrays, or by torch.export if the examples are Torch tensors.
+
+    Export keeps Torch semantics (a sum of bools counts, `==` compares elementwise). If export fails, tracing is tried,
+    for functions that pass their arguments to functions of this package.
+    """
     from .models.trace import trace
 
     if not any(type(e).__module__.partition(".")[0] == "torch" for e in examples):
@@ -105,19 +111,22 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
         try:
             return trace(function, examples, arrays=False)
         except (TensorGraphsError, TypeError, AttributeError) as problem:
-            cause = error.__cause__  # of ours: what Torch's tensors lack, or a named error
+            # an error of this package inside export: a missing attribute of a Torch tensor, or a named error
+            cause = error.__cause__
             ours = isinstance(cause, TensorGraphsError | AttributeError) and isinstance(problem, TensorGraphsError)
             raise (problem if ours else error) from None
 
 
 def refuse_no_sizes(sizes: Mapping[str, int] | None) -> None:
-    """UsageError for sizes that are no integers."""
+    """UsageError for sizes that are not integers."""
     if wrong := {n: s for n, s in (sizes or {}).items() if not isinstance(s, Integral) or isinstance(s, bool)}:
         raise UsageError(f"no sizes: {wrong}", hint="give each dimension an integer")
 
 
 def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
-    """Sizes by the graph's names of its free dimensions: a file's names need not be identifiers. UsageError for others."""
+    """Sizes by the graph's names of its free dimensions; names from a file need not be identifiers. UsageError for
+    unknown names.
+    """
     free = graph.free_dims
     refuse_no_sizes(sizes)
     found = {n if n in free else re.sub(r"\W+", "_", n).strip("_"): s for n, s in (sizes or {}).items()}
@@ -126,12 +135,12 @@ def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
 
 
 def is_module(source: Any) -> bool:
-    """Whether a source is an nn.Module; torch is not imported for it."""
+    """Whether a source is an nn.Module, without importing Torch."""
     return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(source).__mro__)
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
-    """Example inputs as the arguments of a call."""
+    """Example inputs as a tuple of positional arguments."""
     if values is None:
         return ()
     return tuple(values) if isinstance(values, list | tuple) else (values,)
@@ -146,7 +155,9 @@ def _array(value: Any) -> Any:
 
 
 def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
-    """The graph at concrete sizes: those given, batch 1 and sequence 128 for the others; and all sizes used."""
+    """Return (graph at concrete sizes, all sizes). Defaults: batch 1, sequence 128, clamped to the dimension's
+    range.
+    """
     chosen = dict(sizes or {})
     for name, atom in graph.free_dims.items():
         if name not in chosen:

@@ -1,8 +1,8 @@
-"""Verification of outputs that are too large for a float64 reference of the whole: strip by strip.
+"""Strip-wise verification of outputs that are too large for a float64 reference of the whole.
 
-The program runs once, on whole inputs. Its outputs are compared with references of stretches of one axis, each computed from the
-stretches of the inputs that it depends on. The first and the last stretch and LEAST others drawn at random are always compared, all
-of them where there is time; the verdict says which share of the elements was.
+The program runs once on complete inputs. Its outputs are compared with references of slices (strips) along one axis,
+each computed from the slices of the inputs that it depends on. The first, the last and LEAST random strips are always
+compared, all others while time is left; the verdict gives the fraction of elements compared.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .egraph.strips import Axes, axes_of, stretch
 from .errors import VerificationError
 from .verify import Array, OutputError, Tolerance, Verification, compare_output, of_all
 
-PIECE = 1 << 22  # elements of an output that are compared at a time
-LEAST = 6  # strips of each output that are compared, beside the first and the last, however late it is
+PIECE = 1 << 22  # maximum elements of a strip
+LEAST = 6  # random strips of each output that are compared even without remaining time, besides the first and last
 
 
 def strips_of(graph: Graph) -> list[Axes] | None:
-    """How each root of a graph is computed in strips; None where one of them cannot be."""
+    """Per root: the axis along which it can be computed in strips; None if a root cannot."""
     found = []
     for root in graph.roots:
         if (axes := axes_of(root)) is None:
@@ -48,9 +48,9 @@ def verify_strips(
     enough: Callable[[], bool],
     poll: Callable[[], object],
 ) -> Verification:
-    """Compare `run` with the graph on one random input, strip by strip until `enough` says so; see `verify`.
+    """Compare `run` with the graph on one random input, strip by strip until `enough()`; see `verify`.
 
-    VerificationError where the program writes to its inputs, which are not copied for it.
+    VerificationError if the program writes to its inputs, which are not copied for it.
     """
     rng = np.random.default_rng((seed, 0))
     inputs = drawing.inputs(graph, rng)
@@ -76,14 +76,14 @@ def verify_strips(
 
 
 def _fingerprint(arrays: Mapping[str, Array]) -> list[int]:
-    """A sum of the bytes of each array, as words where they lie next to each other."""
+    """Checksum of each array: sum of its bytes as 64-bit words."""
     flat = [a.reshape(-1).view(np.uint8) for a in arrays.values()]
     return [int(np.add.reduce(f[: f.size // 8 * 8].view(np.uint64))) + int(f[f.size // 8 * 8 :].sum()) for f in flat]
 
 
 @dataclass
 class _Root:
-    """One output under comparison, and the errors found so far."""
+    """One output under comparison, and the errors of the strips so far."""
 
     name: str
     root: Tensor
@@ -91,8 +91,8 @@ class _Root:
     value: Array
     rng: np.random.Generator
     tolerance: Tolerance
-    errors: list[OutputError] = field(default_factory=list)  # one a strip
-    places: int = 0  # indices of the cut axis that were compared
+    errors: list[OutputError] = field(default_factory=list)  # one per strip
+    places: int = 0  # number of compared indices of the strip axis
 
     def __post_init__(self) -> None:
         shape = concrete(self.root.shape)
@@ -105,11 +105,11 @@ class _Root:
 
     @property
     def compared(self) -> float:
-        """Share of the elements that were compared."""
+        """Fraction of the elements that were compared."""
         return self.places / self.axes.size
 
     def compare(self, turn: int, graph: Graph, inputs: Mapping[str, Array], poll: Callable[[], object]) -> None:
-        """Compare one more strip, if there is one."""
+        """Compare strip number `turn`, if there is one."""
         if turn >= len(self.todo) or not self.fits:
             return
         start = self.todo[turn]
@@ -126,7 +126,7 @@ class _Root:
         self.errors.append(compare_output(self.name, self.root.dtype, y, wide, own, self.tolerance))
 
     def error(self) -> OutputError:
-        """The verdict on this output: that of its worst strip."""
+        """The output's error: that of its worst strip."""
         if not self.fits:
             shape, discrete = tuple(self.value.shape), not dtypes.is_float(self.root.dtype)
             where = Worst(where=f"its shape is {shape}, not {concrete(self.root.shape)}")

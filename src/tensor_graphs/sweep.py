@@ -1,5 +1,7 @@
-"""Timing the best few whole plans of a model, because kernel times do not add up exactly. What was timed is kept, so that
-a sweep that was stopped can go on where it ended."""
+"""End-to-end timing of the best few plans of a model, since kernel times do not add up exactly.
+
+Results are stored, so that an interrupted sweep can resume.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,18 @@ from .timing import clock_of, interleaved
 from .verify import index_bounds, sample_inputs
 from .writing import replacing_raw
 
-LARGEST = 1 << 26  # bytes of the times of a sweep
-LEAST, MOST = 0.2, 3.0  # seconds for one plan
-SEARCHING = 0.6  # share of the budget that `optimize` has
-CHOOSING = 0.3  # share of what is left then in which plans are looked for
-ROUNDS = 3  # fewest rounds of a plan and the best one: two to warm up, one that counts
-DIVERSITY = 0.05  # share of a plan's estimated time in kernels that another one lacks, below which they are alike
-NAMED = 4  # kernels that a line lists
+LARGEST = 1 << 26  # maximum bytes of a file of times
+LEAST, MOST = 0.2, 3.0  # minimum and maximum seconds of timing per plan
+SEARCHING = 0.6  # fraction of the budget for `optimize`
+CHOOSING = 0.3  # fraction of the then remaining time for enumerating plans
+ROUNDS = 3  # minimum rounds of a plan and the best plan: two warm-ups, one counted
+# plans are alike if less than this fraction of either's estimated time is in kernels that the other lacks
+DIVERSITY = 0.05
+NAMED = 4  # maximum kernels listed per line
 
 
 def plan_digest(plan: Plan) -> str:
-    """32 hex digits of what a plan computes and with which kernels on this machine, however its values are numbered."""
+    """Plan identity: 32 hex digits of the terms and kernels on this machine, independent of value ids."""
     kernels = sorted(key_of(s.template, s.call).digest for s in plan.steps if not s.is_view)
     roots = [structural_digest(root).hex() for root in meaning(plan)[0]]
     return blake2b("\n".join([*roots, *kernels]).encode(), digest_size=16).hexdigest()
@@ -49,28 +52,28 @@ def plan_digest(plan: Plan) -> str:
 
 @dataclass
 class Times:
-    """Times of whole plans in µs by digest, in a file that is replaced after every plan."""
+    """End-to-end times of plans in µs by digest, stored in a file that is replaced after every plan."""
 
     file: Path
     us: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path) -> Times:
-        """What an earlier sweep left; nothing where the file is missing or is no such file."""
+        """Load the times of an earlier sweep; empty if the file is missing or malformed."""
         with suppress(OSError, ValueError):
             found = decode(dict[str, float], strict_json(read_bytes(file, LARGEST)))
             return cls(file, {k: v for k, v in found.items() if v > 0})
         return cls(file)
 
     def add(self, digest: str, us: float) -> None:
-        """Keep one time. A folder that cannot be written only costs the next sweep its head start."""
+        """Store one time. Write errors are ignored: they only cost a later sweep its resume data."""
         self.us[digest] = us
         with suppress(OSError), replacing_raw(self.file) as file:
             file.write(json.dumps(self.us).encode())
 
 
 def times_file(graph: Graph, backend: str) -> Path:
-    """Where the times of a model's plans lie: in the cache folder, under a name made of the graph's structure."""
+    """The file of a model's times in the cache folder, named by a hash of the graph's structure and backend."""
     digest = blake2b(backend.encode(), digest_size=12)
     for root in graph.roots:
         digest.update(structural_digest(root))
@@ -81,13 +84,14 @@ def profile(
     model: str, count: int, dims: Mapping[str, int], backend: str, budget: float, costdb: Path | None,
     progress: Progress, *, trust: bool = False, resume: bool = False, workers: int = 0, diversity: float = DIVERSITY,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
-    """Optimize (which measures what is missing), then time the best few different plans whole, each in turn with the best one.
+    """Optimize a model (which measures missing kernels), then time the best `count` distinct plans end to end; return
+    (JSON document, text).
 
-    `budget`: seconds for all of it; beyond it goes at most what `optimize` needs for any program, and the plan under way: a
-    build and three rounds. No program is returned, so none is verified. `diversity`: least share of its estimated time that one of any two plans spends in kernels which
-    the other lacks; plans that differ less are left out. `resume` takes the times that an
-    earlier sweep of this model left. `workers`: processes that rewrite blocks side by side (0: the setting); kernels are
-    always timed one after the other, as they would disturb each other.
+    Each plan is timed interleaved with the best one. `budget`: seconds for everything; it is exceeded at most by the
+    mandatory work of `optimize` and by the current plan (a build and three rounds). Programs are not verified, as none
+    is returned. `diversity`: minimum fraction of estimated time that one of any two plans spends in kernels that the
+    other lacks; more similar plans are skipped. `resume`: reuse times of an earlier sweep. `workers`: rewriting
+    processes (0: the setting); kernels are always timed one at a time.
     """
     if count < 1 or workers < 0:
         raise UsageError(
@@ -96,7 +100,7 @@ def profile(
     until = time.monotonic() + budget
     with settings.override(**({"workers": workers} if workers else {})):
         free = as_graph(model, trust=trust)
-        graph, _ = bound(free, sizes_of(free, dims))  # plans of one size: what is measured is what they call
+        graph, _ = bound(free, sizes_of(free, dims))  # plans for one size: the measured kernels are those they call
         first = pipeline.optimize(
             graph, backend=backend, budget=SEARCHING * budget, costdb=costdb, again=True, progress=progress, verify=False,
         )  # fmt: skip
@@ -120,7 +124,7 @@ def profile(
 
 @dataclass(frozen=True)
 class Called:
-    """A kernel as a plan calls it: how often, the estimated µs of all calls together, and the template's name."""
+    """Calls of one kernel in a plan: count, estimated µs of all calls together, template name."""
 
     count: int
     us: float
@@ -128,7 +132,7 @@ class Called:
 
 
 def kernels_of(plan: Plan) -> dict[str, Called]:
-    """The kernels that a plan calls, by the digest of their keys in the cost store."""
+    """The kernels of a plan by their cost store key digest."""
     found: dict[str, Called] = {}
     for step, call in priced_steps(plan):
         digest = key_of(step.template, call).digest
@@ -138,8 +142,9 @@ def kernels_of(plan: Plan) -> dict[str, Called]:
 
 
 def beyond(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[float, dict[str, int]]:
-    """The share of one plan's estimated time that is spent in kernels which another plan does not call, or not as often; and how
-    many calls these are, by template name."""
+    """Return (fraction of `mine`'s estimated time in calls that `theirs` lacks, number of these calls by template
+    name).
+    """
     more = {k: c.count - theirs[k].count if k in theirs else c.count for k, c in mine.items()}
     us, names = 0.0, dict[str, int]()
     for k, n in more.items():
@@ -153,8 +158,11 @@ def beyond(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[fl
 def distinct(
     paths: Iterable[pipeline.RunnablePlan], count: int, diversity: float
 ) -> tuple[list[pipeline.RunnablePlan], int]:
-    """The first `count` plans of which none is like one before it, and how many plans were skipped. Two plans are alike where each
-    spends less than `diversity` of its estimated time in kernels that the other lacks, or where both call the same kernels."""
+    """Return (first `count` plans, pairwise unlike; number of skipped plans).
+
+    Two plans are alike if each spends less than `diversity` of its estimated time in kernels that the other lacks, or
+    if both call the same kernels.
+    """
     chosen: list[pipeline.RunnablePlan] = []
     known: list[dict[str, Called]] = []
     alike = 0
@@ -174,8 +182,9 @@ def distinct(
 def _time(
     chosen: Sequence[pipeline.RunnablePlan], times: Times, until: float, device: str, progress: Progress
 ) -> None:  # fmt: skip
-    """Time the plans that have no time yet, the best one first, each for an equal part of the seconds that are left. One for which
-    they would not suffice, as far as the one before tells, ends the sweep."""
+    """Time the plans without a stored time, best plan first, dividing the remaining seconds equally. Ends when the
+    previous plan's duration exceeds what is left.
+    """
     calls, needed = _Calls(chosen[0].graph), 0.0
     new = [p for p in chosen if plan_digest(p.plan) not in times.us]
     for number, path in enumerate(new):
@@ -208,17 +217,17 @@ def _row(
 
 
 class _Calls:
-    """Programs as functions without arguments, on inputs that all share; two programs at most hold their weights."""
+    """Plans' programs as calls without arguments on shared inputs. At most two programs hold their weights."""
 
     def __init__(self, graph: Graph) -> None:
         self.inputs = sample_inputs(
             [*graph.inputs, *graph.leaves("state")], np.random.default_rng(0), index_bounds(graph)
         )
         self.best: Callable[[], Any] | None = None
-        self.programs: dict[bool, Program] = {}  # the best one, and the latest other one
+        self.programs: dict[bool, Program] = {}  # keys: True for the best one, False for the latest other one
 
     def of(self, path: pipeline.RunnablePlan) -> Callable[[], Any]:
-        """A call of the path's program."""
+        """A call of the plan's program."""
         if path.rank == 0 and self.best is not None:
             return self.best
         program = path.program()
@@ -231,7 +240,7 @@ class _Calls:
         return call
 
     def reset(self) -> None:
-        """Every call is a first one: what states count would leave the tensors that it points into."""
+        """Reset states, so that every call is a first one: advancing states would run past the end of their buffers."""
         for program in self.programs.values():
             program.reset()
 
@@ -255,7 +264,7 @@ def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
 
 
 def _changes(row: Mapping[str, Any]) -> str:
-    """What a plan calls more and less often than the best one does."""
+    """Text of the kernels that a plan calls more and less often than the best plan."""
 
     def named(counts: Mapping[str, int], sign: str) -> list[str]:
         most = sorted(counts.items(), key=lambda p: (-p[1], p[0]))

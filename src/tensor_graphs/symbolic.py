@@ -1,8 +1,9 @@
-"""Programs for every size: search at one choice of sizes, keep what holds at all of them, run at others to be sure.
+"""Size-polymorphic programs: search at one choice of sizes, keep what holds at all sizes, verify at others.
 
-A graph with free dimensions is saturated at generic sizes (`egraph/lift.py`), so that every number in the e-graph can be
-written as an expression in the dimensions again. E-nodes and kernels that hold at generic sizes only are left out before
-anything is chosen; what is left is priced at the sizes that the caller names, and the chosen plan is written in free sizes.
+A graph with free dimensions is saturated at generic sizes (`egraph/lift.py`), chosen such that every number in the
+e-graph can be converted back to an expression in the dimensions. E-nodes and kernels that hold only at the generic
+sizes are removed before extraction. The rest is priced at the sizes that the caller names, and the chosen plan is
+lifted to free sizes.
 """
 
 from __future__ import annotations
@@ -40,22 +41,27 @@ from .extract.work import graph_flops
 from .verify import FACTORS, KEPT_BYTES, OutputError, Tolerance, verify
 
 Sizes = dict[str, int]
-PROBES = (2, 63)  # sizes at which kernels are asked whether they apply
-ODD = (3, 5, 7, 11, 13, 17, 19, 23)  # sizes at which programs are run
+PROBES = (2, 63)  # sizes at which the kernels' applicability is probed
+ODD = (3, 5, 7, 11, 13, 17, 19, 23)  # sizes at which programs are verified
 EVEN = (4, 6, 10, 14, 16, 22, 26)
-EXTRA, EXTRA_SECONDS = 10, 1.0  # further choices of sizes at which programs are run, as long as that takes no longer
-SLACK = 10.0  # times the error that is allowed, at other sizes than the searched ones
-LARGE_FLOPS, LARGE_BYTES = 4e9, 1 << 26  # of the model, of a value; beyond, it is run a little above the searched size
+EXTRA, EXTRA_SECONDS = 10, 1.0  # additional random choices of sizes for verification, within this many seconds
+SLACK = 10.0  # allowed error multiple at sizes other than the searched ones
+# flops of the model and bytes of a value above which it is verified only slightly above the searched size
+LARGE_FLOPS, LARGE_BYTES = 4e9, 1 << 26
 
 
 def ranges(graph: Graph) -> dict[str, Atom]:
-    """The free dimensions, by name in order."""
+    """The free dimensions by name, sorted."""
     return dict(sorted(graph.free_dims.items()))
 
 
 def within(graph: Graph, searched: Mapping[str, int]) -> Graph:
-    """The graph with its dimensions' ranges narrowed to what its ops allow, the others as they are searched at: a table of
-    512 positions is sliced at no larger size. Sizes of 0 are left out: kernels need not know what to do with nothing."""
+    """The graph with its dimensions narrowed to the ranges that its ops allow, others at searched sizes, found by
+    bisection.
+
+    Example: a table of 512 positions limits the sequence length to 512. Size 0 is excluded, since kernels need not
+    handle empty tensors.
+    """
 
     def means(name: str, size: int) -> bool:
         try:
@@ -78,7 +84,7 @@ def within(graph: Graph, searched: Mapping[str, int]) -> Graph:
 
 
 def why_fixed(graph: Graph) -> str:
-    """Why a graph can only be a program at one choice of sizes; empty where nothing stands in the way."""
+    """Why a graph cannot be compiled for free sizes; "" if it can."""
     for leaf in (*graph.leaves("state"), *graph.leaves("param")):
         if any(isinstance(d, Expr) for d in leaf.shape):
             return f"the {leaf.op} {leaf.attr('name')!r} has free sizes"
@@ -91,26 +97,26 @@ def why_fixed(graph: Graph) -> str:
 
 @dataclass
 class Symbolic:
-    """One graph with free dimensions on its way to a program for all of its sizes."""
+    """A graph with free dimensions during a size-polymorphic search."""
 
-    graph: Graph  # as it came
+    graph: Graph  # the original, with narrowed ranges
     searched: Sizes
     generic: Sizes
     work: Graph  # simplified and widened, at the generic sizes
     numbers: Numbers
     probes: list[Sizes]
-    lost: dict[str, int] = field(default_factory=dict)  # e-nodes by op
-    refused: dict[str, int] = field(default_factory=dict)  # kernels by name
-    failed: list[str] = field(default_factory=list)  # where a plan was wrong at other sizes
+    lost: dict[str, int] = field(default_factory=dict)  # e-nodes that do not lift: count by op
+    refused: dict[str, int] = field(default_factory=dict)  # kernels that do not lift: count by name
+    failed: list[str] = field(default_factory=list)  # sizes at which a plan failed, with the error
     _calls: dict[tuple[int, int], Sized | None] = field(default_factory=dict)
     _free: dict[int, Sized] = field(default_factory=dict)  # by id of the call at the searched sizes
     _lifted: dict[int, Lifted] = field(default_factory=dict)
-    _held: list[Any] = field(default_factory=list)  # ids are keys: what they name stays
+    _held: list[Any] = field(default_factory=list)  # keeps objects alive whose ids are keys
     _references: dict[tuple[int, ...], dict[int, Any]] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: Graph, searched: Mapping[str, int], *, exact: bool) -> Symbolic:
-        """The graph prepared. ShapeError where it holds at no generic sizes."""
+        """Prepare a graph. ShapeError if no generic sizes satisfy its constraints."""
         searched = {name: searched[name] for name in graph.free_dims}
         graph = within(graph, searched)
         work = simplify(graph, exact=exact)
@@ -122,9 +128,9 @@ class Symbolic:
         found.probes = list(found._probes())
         return found
 
-    # ------------------------------------------------------------ what holds at all sizes
+    # ------------------------------------------------------------ lifting
     def view(self, view: EGraphView) -> EGraphView:
-        """The view at generic sizes without what does not lift."""
+        """The view at generic sizes without e-nodes that do not lift."""
         made = lifted(view, self.numbers)
         for op, count in made.lost.items():
             self.lost[op] = self.lost.get(op, 0) + count
@@ -132,7 +138,7 @@ class Symbolic:
         return made.generic
 
     def hypergraph(self, found: Hypergraph) -> Hypergraph:
-        """The candidates of a lifted view that hold at all sizes, their calls at the sizes that are searched at."""
+        """The candidates of a lifted view that hold at all sizes, with their calls at the searched sizes."""
         with no_collection():
             lifted = [(c, self._made(c.template, c.call)) for c in found.candidates]
             kept = [replace(c, template=m.template, call=m.call) for c, m in lifted if m is not None]
@@ -150,8 +156,9 @@ class Symbolic:
         return self._calls[key]
 
     def lift(self, template: Template, call: Call) -> Sized | None:
-        """A kernel and its call at the generic sizes -> both at the searched sizes and in free sizes; None if it holds at one size
-        only."""
+        """Lift a kernel and its call from the generic sizes: to the searched sizes and to free sizes. None if it does
+        not hold at all sizes.
+        """
         if isinstance(template, Generated):
             return sized(template, call, self.numbers, self.searched, self._others)
         free = lifted_call(template, call, self.numbers)
@@ -162,7 +169,9 @@ class Symbolic:
         return Sized(template, there, template, replace(free, tuned=tuned))
 
     def _probes(self) -> Iterator[Sizes]:
-        """Sizes all over the ranges, of 1 apart: there kernels have shorter ways, which must not be needed."""
+        """Sizes across the ranges at which kernels are checked. 1 is excluded: kernels have special cases there, which
+        must not be required.
+        """
         atoms = ranges(self.graph)
 
         def inside(name: str, n: int) -> int:
@@ -177,8 +186,11 @@ class Symbolic:
 
     @cached_property
     def _others(self) -> list[Sizes]:
-        """Odd and even sizes other than the generic ones that loops are seldom unrolled or cut into blocks for: what is
-        generated for them is the general form. None where a range has no other sizes."""
+        """One odd and one even choice of sizes, other than the generic one, at which loops are rarely unrolled or
+        blocked.
+
+        Kernels generated there have the general form. Empty if a range has no other sizes.
+        """
         fits = {
             name: sorted(set(range(max(2, a.min), min(a.max, 1 << 10) + 1)) - {self.generic[name]}, key=_plainness)
             for name, a in ranges(self.graph).items()
@@ -190,9 +202,9 @@ class Symbolic:
                 found.append({name: sizes[i % len(sizes)] for i, (name, sizes) in enumerate(some.items())})
         return found
 
-    # ------------------------------------------------------------ the plan in free sizes
+    # ------------------------------------------------------------ plan in free sizes
     def plan(self, choice: Choice) -> Plan:
-        """The choice as a plan for every size."""
+        """The choice as a plan in free sizes."""
         found = choice.hypergraph
         made = self._lifted[id(found.view)]
         candidates = list(found.candidates)
@@ -230,10 +242,11 @@ class Symbolic:
         strides: Strides = self.numbers.shape(vertex.strides)  # type: ignore[assignment]
         return Vertex(vertex.cls, strides)
 
-    # ------------------------------------------------------------ other sizes
+    # ------------------------------------------------------------ verification at other sizes
     def others(self) -> list[Sizes]:
-        """Sizes to run a program at beside the searched ones: the least, odd, even, larger ones; those where the graph
-        holds."""
+        """Sizes at which a program is verified besides the searched ones: minimal, small odd, small even, larger; only
+        valid ones.
+        """
         atoms = ranges(self.graph)
         found: list[Sizes] = []
         for wanted in (self._least(atoms), self._small(atoms, ODD), self._small(atoms, EVEN), self._larger(atoms)):
@@ -266,11 +279,11 @@ class Symbolic:
             sizes = {n: min(grow(s), atoms[n].max) for n, s in self.searched.items()}
             if self._means(sizes) and self._light(sizes):
                 yield sizes
-        for name, size in self.searched.items():  # a large model: one dimension one further, the others at their least
+        for name, size in self.searched.items():  # large models: one dimension plus one, the others minimal
             yield {n: min(size + 1, a.max) if n == name else min(a.min, self.searched[n]) for n, a in atoms.items()}
 
     def _drawn(self, seed: int) -> Iterator[Sizes]:
-        """Further sizes, small ones mostly; those where the graph holds and little is to be computed."""
+        """Additional random sizes, mostly small; only valid ones with little computation."""
         rng, atoms = random.Random(seed), ranges(self.graph)
         for k in range(EXTRA):
             most = 16 << k
@@ -279,7 +292,7 @@ class Symbolic:
                 yield sizes
 
     def _light(self, sizes: Sizes, flops: float = LARGE_FLOPS, size: float = LARGE_BYTES) -> bool:
-        """Whether the graph is soon computed at these sizes, no value taking much memory."""
+        """Whether the graph at these sizes stays below the given flops and bytes per value."""
         there = self.graph.bind(sizes)
         return graph_flops(list(there.roots)) <= flops and all(n.type.nbytes <= size for n in there.nodes() if n.args)
 
@@ -287,8 +300,10 @@ class Symbolic:
         self, program: Program, tolerance: Tolerance, seed: int, enough: Callable[[], bool] = lambda: False,
         poll: Callable[[], object] = lambda: None,
     ) -> str:  # fmt: skip
-        """What is wrong with a program at other sizes, in words; empty if nothing is. `enough`: whether the sizes that it need
-        not be run at are left out; `poll`: see `verify`."""
+        """Verify a program at other sizes; return the problem as text, "" if there is none.
+
+        `enough()`: skip the optional sizes; `poll`: see `verify`.
+        """
         start = time.monotonic()
         for number, sizes in enumerate(chain(needed := self.others(), self._drawn(seed))):
             if number >= len(needed) and (enough() or time.monotonic() - start > EXTRA_SECONDS):
@@ -312,13 +327,13 @@ class Symbolic:
         self.failed.append(f"at {at}: {what}")
         return self.failed[-1]
 
-    # ------------------------------------------------------------ what is said about it
+    # ------------------------------------------------------------ report
     def spelled(self) -> dict[str, str]:
-        """Each dimension's range and where it was searched: `1..2048 (searched at 128)`."""
+        """Per dimension: range and searched size, as `1..2048 (searched at 128)`."""
         return {name: range_text(atom.min, atom.max, self.searched[name]) for name, atom in ranges(self.graph).items()}
 
     def notes(self) -> list[str]:
-        """Sentences about what was left out."""
+        """Report sentences about what was removed."""
         found = []
         if self.lost:
             parts = ", ".join(f"{n} {op}" for op, n in sorted(self.lost.items(), key=lambda p: -p[1])[:5])
@@ -328,8 +343,11 @@ class Symbolic:
 
 
 def _tolerable(output: OutputError, tolerance: Tolerance) -> bool:
-    """Whether an output is right at another size than the searched one. What rounding of the unoptimized graph loses is a
-    measure where there are many numbers to average over; at the least sizes there are few."""
+    """Whether an output is correct at another size than the searched one.
+
+    Uses SLACK: the unoptimized graph's rounding error is a reliable measure only for large outputs, and minimal sizes
+    have few elements.
+    """
     if output.discrete and tolerance != "exact":
         return not output.miscompiled
     slack = SLACK if tolerance in FACTORS else 1.0
@@ -337,13 +355,13 @@ def _tolerable(output: OutputError, tolerance: Tolerance) -> bool:
 
 
 def _plainness(n: int) -> tuple[bool, bool, int]:
-    """Primes from 11 on and twice such first, then other primes, then the rest."""
+    """Sort key: primes from 11 on and twice such primes first, then other primes, then the rest."""
     half = n if n % 2 else n // 2
     return not is_prime(half), half < 11, n
 
 
 def range_text(low: int, high: int, searched: int) -> str:
-    """A range of sizes in words."""
+    """A range of sizes as text."""
     return f"{low}..{high if high < NO_LIMIT else ''} (searched at {searched})"
 
 

@@ -1,4 +1,4 @@
-"""What an optimization and its processes did when, for reports: rows of spans, in seconds since the call."""
+"""Timeline of an optimization and its processes: rows of time spans in seconds since the call."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import pairwise
 
 from .extract.clock import Clock
 
-MOST = 24  # spans of a row: the shortest pauses between more of them are not kept
-WIDTH = 80  # characters of a line that is drawn
+MOST = 24  # maximum spans per row; the shortest gaps are merged
+WIDTH = 80  # characters per drawn line
 
-Rows = dict[str, list[list[float]]]  # what: beginnings and ends
+Rows = dict[str, list[list[float]]]  # activity -> [begin, end] pairs
 
 
 def timeline(start: float, clocks: Iterable[tuple[str, Clock]]) -> Rows:
-    """The spans of clocks by "who: what"; `start` is the moment of the call."""
+    """The spans of clocks by "who: what". `start`: monotonic time of the call."""
     found: dict[str, list[tuple[float, float]]] = {}
     for who, clock in clocks:
         for what, spans in clock.spans.items():
@@ -24,7 +24,7 @@ def timeline(start: float, clocks: Iterable[tuple[str, Clock]]) -> Rows:
 
 
 def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Spans in order, as one where they touch or where there are too many of them."""
+    """Sorted spans; overlapping ones are merged, and the shortest gaps if there are more than MOST."""
     kept: list[tuple[float, float]] = []
     for a, b in sorted(spans):
         if kept and a <= kept[-1][1]:
@@ -39,7 +39,7 @@ def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def drawn(rows: Mapping[str, Sequence[Sequence[float]]], width: int = WIDTH) -> str:
-    """A line a row: its name, when it began, its seconds, and where in the whole time these lie."""
+    """Text rendering: one line per row with name, begin, total seconds, and a bar."""
     if not rows:
         return ""
     whole, names = max(end for spans in rows.values() for _, end in spans), max(map(len, rows))
@@ -55,7 +55,7 @@ def drawn(rows: Mapping[str, Sequence[Sequence[float]]], width: int = WIDTH) -> 
 
 
 def html(rows: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """The same as a table with bars."""
+    """HTML table rendering with bars."""
     whole = max((end for spans in rows.values() for _, end in spans), default=0.0) or 1.0
     lines = []
     for name, spans in rows.items():

@@ -1,4 +1,4 @@
-"""End-to-end times of a few callables, interleaved so that drift of the machine hits all alike."""
+"""End-to-end timing of callables, interleaved so that machine drift affects all alike."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Run = Callable[[], Any]
 
 
 def wall_us(call: Run) -> float:
-    """µs of a call on the host's clock."""
+    """Wall-clock time of a call in µs."""
     began = time.perf_counter_ns()
     call()
     return (time.perf_counter_ns() - began) / 1e3
 
 
 def gpu_us(call: Run) -> float:
-    """µs of a call between two events on the current CUDA stream."""
+    """Time of a call in µs between two CUDA events on the current stream."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -31,16 +31,18 @@ def gpu_us(call: Run) -> float:
 
 
 def clock_of(device: str) -> Callable[[Run], float]:
-    """What times a call on a device."""
+    """The timing function for a device: wall clock for "cpu", CUDA events otherwise."""
     return wall_us if device == "cpu" else gpu_us
 
 
 SETTLED = 0.02
-"""Standard error of a median, as a share of it, from which on more rounds would tell nothing that a reader could use."""
+"""Relative standard error of a median at which sampling may stop."""
 
 
 def is_settled(samples: Sequence[float]) -> bool:
-    """Whether the median of some times is known to about SETTLED, by their median absolute deviation."""
+    """Whether the standard error of the samples' median, estimated from their median absolute deviation, is below
+    SETTLED.
+    """
     middle = median(samples)
     spread = median([abs(s - middle) for s in samples])
     return 1.2533 * 1.4826 * spread <= SETTLED * middle * sqrt(len(samples))
@@ -50,9 +52,11 @@ def sampled(
     calls: Mapping[str, Run], *, seconds: float = 2.0, settled: float = inf, least: int = 5, most: int = 200,
     clock: Callable[[Run], float] = wall_us, ended: Callable[[], bool] = lambda: False, first: Run = lambda: None,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """µs of each call. Rounds of one call each, in turn, after two warm-up rounds, for about `seconds`, or from
-    `settled` seconds on until all medians are; `ended`: asked after each round, of which there is one at least.
-    `first`: done before each call, and not timed."""
+    """Sample the µs of each call in interleaved rounds, after two warm-up rounds.
+
+    Stops after `seconds`, or after `settled` seconds once all medians are settled, or when `ended()` (polled after each
+    round, at least one is counted); `least` and `most` rounds otherwise. `first()` runs untimed before each call.
+    """
     samples: dict[str, list[float]] = {n: [] for n in calls}
     start = time.perf_counter()
     for turn in range(most + 2):
@@ -72,20 +76,23 @@ def sampled(
 
 
 def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
-    """Median µs of each call; `how` is `sampled`'s."""
+    """Median µs of each call; keywords as for `sampled`."""
     return {n: median(s) for n, s in sampled(calls, **how).items()}
 
 
 FEW, FEW_NOISE = 5, 0.25
-"""Samples below which a difference must be larger than noise is, and the share that it must be then."""
+"""Below FEW samples, differences must exceed FEW_NOISE (relative)."""
 
 
 def is_surely_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """`is_faster`, of fewer than FEW samples by FEW_NOISE."""
+    """`is_faster`, with FEW_NOISE for fewer than FEW samples."""
     return is_faster(one, other, FEW_NOISE if min(len(one), len(other)) < FEW else noise)
 
 
 def is_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """Whether samples of one call say that it is faster than the other by more than `noise`, a share: by their medians and by the
-    fastest of each. Others at work on the machine only ever add time, and not to both alike."""
+    """Whether one call's samples are faster than the other's by more than the fraction `noise`, both in median and in
+    minimum.
+
+    Interference on the machine only ever adds time, and not equally to both.
+    """
     return all(of(one) * (1 + noise) < of(other) for of in (median, min))

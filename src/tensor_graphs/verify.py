@@ -1,14 +1,14 @@
-"""Is the plan right? Its outputs against the original graph in float64, with the tolerance that was asked for.
+"""Verification: a program's outputs against a float64 run of the original graph, within the requested tolerance.
 
-The measure of a float output is the relative Frobenius error ‖y − r‖ / ‖r‖ against the float64 run r of the original. What is
-allowed depends on what the original graph itself loses when run in its own dtypes: 1.25 times that for "eager", 2 times for
-"fast", plus two units in the last place of the output dtype. Every place and every slice has a limit of its own beside that
-(`backends/compare.py`), so that nothing small hides beside large values. NaN and infinities must stand where the reference, or the
-unoptimized graph in its own dtypes, has them. Whole numbers and truth values must be equal.
+The error of a float output is the relative Frobenius norm ‖y − r‖ / ‖r‖ against the float64 result r of the original.
+The allowed error is relative to the error of the original graph in its own dtypes: 1.25 times that for "eager", 2 times
+for "fast", plus two units in the last place of the output dtype. In addition every element and every slice has a limit
+of its own (`backends/compare.py`), so that errors in small values are not hidden by large values. NaN and infinities
+must be where the reference, or the unoptimized graph in its own dtypes, has them. Integers and booleans must be equal.
 
-Only where rounding decides a value (near ties, numbers beside a jump, cancellation) may it differ: further float64 runs in which
-every value is off by the size of its rounding say where that is (`backends/disturb.py`). They are made only if something differs,
-and the places are counted.
+Elements may differ only where rounding decides them (near ties, values next to a discontinuity, cancellation).
+Additional float64 runs with every value perturbed by the size of its rounding error find these elements
+(`backends/disturb.py`); they run only if something differs, and the exempt elements are counted.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Tolerance = str | float
 Values = dict[str, Any]  # inputs and states by name: arrays, or tensors on one device
 
 FACTORS = {"eager": 1.25, "fast": 2.0}
-MISCOMPILE = 1e3  # an error this many times the allowed one, and
-WRONG = 0.02  # beyond this in itself, is no rounding
-FAR = 10.0  # times what is allowed: an output that is farther off is so as a whole
-ODD = 4.0  # times what is allowed where inputs have a few large numbers, which alone make up an output's norm
-LARGE_FLOPS = 2e10  # above this, one seed instead of three (the report says so)
-LARGE_BYTES = 1 << 28  # of inputs and outputs: above this too
+MISCOMPILE = 1e3  # a miscompile has more than this multiple of the allowed error
+WRONG = 0.02  # and more than this error in absolute terms
+FAR = 10.0  # multiple of the allowed norm error above which elements are not reconsidered
+ODD = 4.0  # slack for inputs with a few large values, which dominate an output's norm
+LARGE_FLOPS = 2e10  # flops above which one seed is used instead of three (noted in the report)
+LARGE_BYTES = 1 << 28  # bytes of inputs and outputs, likewise
 
 
 NOWHERE = Worst()
@@ -54,38 +54,40 @@ NOWHERE = Worst()
 
 @dataclass(frozen=True)
 class OutputError:
-    """One output's errors, worst over seeds."""
+    """Errors of one output, worst over seeds."""
 
     name: str
-    plan: float  # relative Frobenius error of the plan against float64
+    plan: float  # relative Frobenius error of the program against float64
     original: float  # the same of the unoptimized graph in its own dtypes
     allowed: float
-    finite: bool = True  # NaN and infinities stand where they may
-    discrete: bool = False  # of integers and bools, or bit by bit: `plan` is the share of places that differ
-    off: float | None = None  # relative error of floats that are compared bit by bit
-    worst: Worst = NOWHERE  # the place or slice that is nearest to its own limit, or farthest beyond
+    finite: bool = True  # NaN and infinities are only where allowed
+    discrete: bool = False  # integers, bools, or bitwise comparison: `plan` is the fraction of unequal elements
+    off: float | None = None  # relative error of floats that are compared bitwise
+    worst: Worst = NOWHERE  # the element or slice with the largest error relative to its own limit
 
     @property
     def passed(self) -> bool:
-        """Within tolerance as a whole, in every slice and at every place, and NaN and infinities in place."""
+        """Whether the norm, every slice and every element are within tolerance, and NaN and infinities in place."""
         return self.finite and self.excess <= 1
 
     @property
     def excess(self) -> float:
-        """The error over what is allowed: of the whole, or of the worst place or slice if that is more; beyond 1 it fails."""
+        """Error divided by the allowed error: of the norm, or of the worst element or slice if larger. Above 1 it
+        fails.
+        """
         whole = self.plan / self.allowed if self.allowed else (math.inf if self.plan else 0.0)
         return whole if self.discrete else max(whole, self.worst.ratio)
 
     @property
     def said(self) -> str:
-        """What is wrong with it, in words."""
+        """Description of the error as text."""
         away = f"is off by {self.plan:.3g}" if self.finite else "has NaN or infinities where they may not be"
         place = f" ({self.worst.said if not self.discrete else self.worst.where})" if self.worst.where else ""
         return f"output {self.name!r} {away}, allowed {self.allowed:.3g}{place}"
 
     @property
     def miscompiled(self) -> bool:
-        """Beyond anything that rounding explains."""
+        """Whether the error is larger than rounding explains."""
         if not self.finite:
             return True
         if self.off is not None:
@@ -98,16 +100,16 @@ class OutputError:
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdict on one program."""
+    """Verdict on one program."""
 
     outputs: tuple[OutputError, ...]
     seeds: int
     tolerance: Tolerance
     note: str = ""
     attempts: int = 1
-    dropped: tuple[str, ...] = field(default_factory=tuple)  # kernels excluded on the way
-    left_out: int = 0  # inputs that it was not run on for want of time
-    compared: float = 1.0  # least share of an output's elements that were compared
+    dropped: tuple[str, ...] = field(default_factory=tuple)  # what earlier attempts excluded
+    left_out: int = 0  # number of inputs skipped for lack of time
+    compared: float = 1.0  # smallest fraction of an output's elements that were compared
 
     @property
     def passed(self) -> bool:
@@ -121,19 +123,22 @@ class Verification:
 
     @property
     def cut(self) -> str:
-        """What there was no time for, in words."""
+        """What was skipped for lack of time, as text."""
         if self.compared < 1.0:
             return f"verification of {100 * (1 - self.compared):.3g} % of the outputs' elements"
         return f"verification on {self.left_out} of {self.left_out + self.seeds} inputs" if self.left_out else ""
 
     @property
     def worst(self) -> OutputError:
-        """The output that is nearest to, or farthest beyond, what is allowed."""
+        """The output with the largest excess."""
         return max(self.outputs, key=lambda o: (not o.finite, o.excess))
 
     def of_unoptimized(self) -> Verification:
-        """The verdict where the program is the unoptimized graph itself: its error on this backend is the measure, as the
-        interpreter's may be smaller by luck (an output of one number has no average)."""
+        """The verdict if the program is the unoptimized graph itself: its own error on this backend becomes the allowed
+        error.
+
+        The interpreter's error may be smaller by chance, for example for an output of one element.
+        """
         outputs = tuple(
             replace(o, original=max(o.original, o.plan), allowed=max(o.allowed, o.plan),
                     worst=replace(o.worst, ratio=min(o.worst.ratio, 1.0)))
@@ -143,7 +148,7 @@ class Verification:
         return replace(self, outputs=outputs, note="; ".join(filter(None, (self.note, note))))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Plain data."""
         w = self.worst
         return {
             "passed": self.passed, "error_before": w.original, "error_after": w.plan, "allowed": w.allowed,
@@ -157,8 +162,12 @@ class Verification:
 def sample_inputs(
     leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None = None
 ) -> dict[str, Array]:
-    """Random values for inputs and states: floats from a unit normal, bools by coin, ints below `bounds[name]` (default 2):
-    different ones along each axis that is short enough, for which of two writes to one place comes last is not defined."""
+    """Random values for inputs and states: standard normal floats, fair bools, integers below `bounds[name]` (default
+    2).
+
+    Integers are distinct along each sufficiently short axis, because the order of two writes to the same index is
+    undefined.
+    """
     found = {}
     for leaf in leaves:
         shape, name = concrete(leaf.shape), str(leaf.attr("name"))
@@ -174,7 +183,9 @@ def sample_inputs(
 
 
 def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Values:
-    """Random values for a graph's inputs: tensors on a device of Torch's, or arrays ("", or where they are too large)."""
+    """Random values for a graph's inputs: tensors on a Torch device, or arrays if `device` is "" or its memory is
+    insufficient.
+    """
     if not device or not _fits(device, sum(t.type.nbytes for t in graph.inputs)):
         return sample_inputs(graph.inputs, rng, index_bounds(graph))
     from .on_device import sample_tensors
@@ -182,30 +193,34 @@ def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Va
     return sample_tensors(graph.inputs, rng, index_bounds(graph), device)
 
 
-KEPT_BYTES = 1 << 22  # of outputs whose reference stays while a program runs at other sizes, and between those
-PIECE = 1 << 20  # elements compared at a time: large outputs need no float64 copies as a whole
+KEPT_BYTES = 1 << 22  # maximum output bytes of a reference that is kept in memory between sizes
+PIECE = 1 << 20  # elements compared at a time, to avoid float64 copies of whole outputs
 
 
 def _pieces(*arrays: Array) -> Iterator[list[Array]]:
-    """The same stretches of arrays of one shape, in float64."""
+    """Corresponding flat slices of equally shaped arrays, in float64."""
     flat = [np.asarray(a).reshape(-1) for a in arrays]
     for start in range(0, flat[0].size, PIECE):
         yield [a[start : start + PIECE].astype(np.float64) for a in flat]
 
 
 def relative_error(value: Array, reference: Array) -> float:
-    """‖value − reference‖ / ‖reference‖ in float64 over the finite places; 0 for two empty or two zero arrays."""
+    """‖value − reference‖ / ‖reference‖ in float64 over the finite elements; 0 for two empty or two zero arrays."""
     return compare.Measured(np.asarray(value), np.asarray(reference, np.float64), None).errors[0]
 
 
 def misplaced(value: Array, reference: Array, original: Array) -> bool:
-    """Whether NaN, +inf, -inf or a finite number stands where neither the reference nor the original run has it."""
+    """Whether NaN, +inf, -inf or a finite number is where neither the reference nor the original run has it."""
     dtype = dtypes.name_of(np.asarray(original).dtype)
     return any(compare.misplaced(np, v, r, o, dtype).any() for v, r, o in _pieces(value, reference, original))
 
 
 def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
-    """The largest relative error that the tolerance allows for an output of a dtype."""
+    """Largest relative error that the tolerance allows for an output of `dtype`. `original`: error of the unoptimized
+    graph.
+
+    UsageError for an invalid tolerance.
+    """
     if isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and tolerance >= 0:
         return float(tolerance)
     if tolerance == "exact":
@@ -217,12 +232,14 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
 
 
 def spare(tolerance: Tolerance) -> float:
-    """What a kernel may lose by rounding operands to fewer digits than they have (relative), so that it is worth trying: all that
-    is allowed where that is a number, else two units in the last place of float32, and nothing where every bit counts."""
+    """Largest relative error from rounding operands to fewer digits at which a kernel is a candidate.
+
+    A numeric tolerance itself; two float32 ulps for "eager" and "fast"; 0 for "exact".
+    """
     return allowed_error(tolerance, 0.0, "float32")
 
 
-Reference = tuple[Values, list[Any], list[Any]]  # values, float64 run, own-dtype run
+Reference = tuple[Values, list[Any], list[Any]]  # (inputs, float64 run, own-dtype run)
 
 
 def verify(
@@ -238,14 +255,14 @@ def verify(
     enough: Callable[[], bool] = lambda: False,
     poll: Callable[[], object] = lambda: None,
 ) -> Verification:
-    """Compare `run` (inputs and states by name -> outputs, then updates) with the graph on random inputs, of three seeds
-    unless the model is large or `seeds` says otherwise.
+    """Compare `run` with the graph on random inputs: one if the model is large, else three, or `seeds`.
 
-    `references` keeps (inputs, float64 run, own-dtype run) per seed between attempts on the same graph. `device`: Torch's name
-    of the device that `run` takes and gives tensors of; there all is drawn, computed and compared (arrays on the host: "").
-    Outputs of more than LARGE_BYTES, inputs included, are compared strip by strip where they can be computed so (strips.py).
-    `enough`: asked before each seed but the first; where it says so the rest is left out, and the verdict says that. `poll` is
-    called before every operation of a reference run: Halted there ends the verification, before the first seed's end by Halted.
+    `run`: maps inputs and states by name to outputs, then updated states. `flops`: of the graph. `references`: cache of
+    (inputs, float64 run, own-dtype run) per seed, shared between attempts. `device`: Torch device of the tensors that
+    `run` takes and returns, where everything is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs
+    and outputs are compared in strips if possible (strips.py). `enough()`: polled before each seed but the first; the
+    rest is then skipped and counted in `left_out`. `poll()`: called before every operation of a reference run; Halted
+    raised by it ends the verification, and propagates if no seed is complete.
     """
     size = in_and_out(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
@@ -293,8 +310,9 @@ def verify(
 def first_reference(
     graph: Graph, device: str, *, seed: int = 0, poll: Callable[[], object] = lambda: None
 ) -> dict[int, Reference]:  # fmt: skip
-    """What `verify` compares with on its first input, computed on a device before there is a program: `references` for it. Empty where
-    that has no room. Halted by `poll`."""
+    """Reference of the first input, computed on a device before the program exists, for `references` of `verify`. Empty
+    if device memory is insufficient. Raises Halted through `poll`.
+    """
     if _unsigned(graph) or not _fits(device, 3 * in_and_out(graph)):
         return {}
     import torch
@@ -312,7 +330,7 @@ def _expanded(graph: Graph) -> Graph:
 
 
 def of_all(found: Sequence[OutputError]) -> OutputError:
-    """The worst of one output's errors on several inputs, with the exempt places of all of them."""
+    """The worst of one output's errors over several inputs, with the exempt elements of all of them."""
     worst = max(found, key=lambda o: (not o.finite, o.excess))
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
 
@@ -320,15 +338,16 @@ def of_all(found: Sequence[OutputError]) -> OutputError:
 def _reconsidered(
     judged: OutputError, k: int, y: Any, exact: Any, own: Any, disturbed: Disturbed, dtype: str
 ) -> OutputError:
-    """An output's errors without the places whose value rounding decides, where it is beyond its limits otherwise. What the norm
-    of the whole may be stays."""
+    """An output's error without the elements that rounding decides, if it is over a limit. The norm limit is
+    unchanged.
+    """
     if judged.passed or judged.off is not None or tuple(y.shape) != tuple(exact.shape):
         return judged
     discrete = not dtypes.is_float(dtype)
     if not discrete and (not judged.finite or judged.plan > FAR * judged.allowed):
         return judged
     if judged.discrete and not discrete:
-        return judged  # bit by bit
+        return judged  # bitwise comparison
     y = _near(y, exact)
     while judged.worst.ratio > (0 if discrete else 1) and disturbed.further():
         if discrete:
@@ -341,7 +360,7 @@ def _reconsidered(
 
 
 def _near(y: Any, like: Any) -> Any:
-    """An output as its reference is: an array, or a tensor on its device."""
+    """An output in its reference's form: an array, or a tensor on the reference's device."""
     if is_torch(like):
         from .on_device import near
 
@@ -349,19 +368,21 @@ def _near(y: Any, like: Any) -> Any:
     return array_of(y) if is_torch(y) else np.asarray(y)
 
 
-HOST_FLOPS, HOST_BYTES = 2e10, 1e9  # about, a second, of reference runs on the host
+HOST_FLOPS, HOST_BYTES = 2e10, 1e9  # flops and bytes of reference runs per second on the host, roughly
 DEVICE_FLOPS, DEVICE_BYTES = 1e13, 1e11  # the same on a GPU
 
 
 def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
-    """About how long verification on one input takes: two runs, each of whose values is written and read once or twice."""
+    """Approximate seconds of verification on one input: two runs, each writing every value once and reading it once or
+    twice.
+    """
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     rates = (DEVICE_FLOPS, DEVICE_BYTES) if on_gpu else (HOST_FLOPS, HOST_BYTES)
     return 2 * flops / rates[0] + 4 * nbytes / rates[1]
 
 
 def _unsigned(graph: Graph) -> bool:
-    """Whether whole numbers without a sign are computed with that Torch does not compare."""
+    """Whether unsigned integers occur that Torch cannot compare."""
     return any(n.dtype in ("uint16", "uint32", "uint64") for n in graph.nodes())
 
 
@@ -383,8 +404,9 @@ def _reference(
     graph: Graph, rng: np.random.Generator, device: str, bitwise: bool, poll: Callable[[], object],
     weights: dict[str, Any] | None = None, turn: int = 0,
 ) -> Reference:  # fmt: skip
-    """Inputs, the float64 run, and the run in the graph's own dtypes: on the program's device; else as arrays, which a GPU
-    computes if there is one and bits do not count. `turn` counts the inputs."""
+    """Return (inputs, float64 run, own-dtype run): tensors on `device`, or arrays, computed on a GPU if there is one
+    and `bitwise` is false. `turn`: index of the input set.
+    """
     if device:
         import torch
 
@@ -394,7 +416,7 @@ def _reference(
             return reference_tensors(graph, rng, device, poll, weights, turn)
         if weights is not None:
             weights.clear()
-        torch.cuda.empty_cache()  # the host has more memory, and takes more time
+        torch.cuda.empty_cache()  # fall back to the host: more memory, but slower
     inputs = drawing.inputs(graph, rng, turn)
     if bitwise and turn == 2:
         inputs = drawing.special_floats(inputs, rng)
@@ -415,8 +437,9 @@ def _reference(
 
 
 def _kept(exact: Array, dtype: str) -> Array:
-    """A float64 run's result as it is kept: beside numbers of 16 bits, whose last place is 2**13 times as large or more, what
-    float32 rounds away cannot be seen."""
+    """Keep a float64 result in float32 beside 16-bit outputs, whose ulp is at least 2**13 times that of float32, unless
+    an element overflows.
+    """
     if dtype not in HALVES:
         return exact
     with np.errstate(over="ignore"):
@@ -427,8 +450,7 @@ def _kept(exact: Array, dtype: str) -> Array:
 def compare_output(
     name: str, dtype: str, y: Any, exact: Any, own: Any, tolerance: Tolerance, slack: float = 1.0
 ) -> OutputError:
-    """How far an output is off, where its reference is: among tensors on a device, or among arrays. `slack`: times what is
-    allowed."""
+    """Compare one output with its reference, as device tensors or as arrays. `slack`: factor on the allowed error."""
     unequal: Any = _unequal
     if is_torch(exact):
         from . import on_device
@@ -454,7 +476,7 @@ def compare_output(
 
 
 def _measured(y: Any, exact: Any, own: Any) -> compare.Measured:
-    """How far a result is off; on the host where the device has no room for that."""
+    """Error measurement, on the host if device memory is insufficient."""
     if is_torch(exact):
         import torch
 
@@ -465,7 +487,7 @@ def _measured(y: Any, exact: Any, own: Any) -> compare.Measured:
 
 
 def _unequal(y: Array, own: Array) -> float:
-    """Share of the places where bits differ, one NaN being as good as another; 1 for another shape."""
+    """Fraction of bitwise unequal elements, all NaNs being equal; 1 for different shapes."""
     if y.shape != own.shape:
         return 1.0
     if not dtypes.is_float(dtypes.name_of(own.dtype)):
@@ -475,7 +497,7 @@ def _unequal(y: Array, own: Array) -> float:
 
 
 def _errors(y: Any, exact: Any, own: Any) -> tuple[float, float, bool]:
-    """Relative errors of two runs, and whether the first has NaN and infinities only where another run has them."""
+    """Return (relative error of `y`, relative error of `own`, whether NaN and infinities are only where allowed)."""
     found = _measured(y, exact, own)
     return (*found.errors, found.finite)
 

@@ -1,7 +1,8 @@
-"""Writing files and folders that somebody asked for: the old one or the new one is there at every moment, whole and on the disk.
+"""Atomic, durable writing of output files and folders: at every moment the complete old or the complete new version
+exists.
 
-Content is written beside its place under a hidden name, forced to the disk and renamed. Whoever writes holds a lock on what is
-being written, so that what a killed process left is known by its free lock and removed by the next one that writes or reads there.
+Content is written next to its target under a hidden name, synced to disk and renamed. A writer holds a lock on its
+hidden file, so what a killed process left is recognized by its free lock and removed by the next writer or reader.
 """
 
 from __future__ import annotations
@@ -22,16 +23,12 @@ from .errors import UnwritableError
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing tells whether a writer is alive but the age of what it left
+except ImportError:  # Windows: leftovers are recognized by age only
     fcntl = None  # type: ignore[assignment]
 
-PART, OLD, KEPT = (
-    ".part",
-    ".old",
-    ".kept",
-)  # endings of hidden names: what is written, a folder or a file being replaced
-TRIES = 50  # to put a folder where others may be putting theirs
-STALE_S = 3600.0  # age from which on something is left behind, where there are no locks
+PART, OLD, KEPT = ".part", ".old", ".kept"  # hidden name suffixes: being written, replaced folder, replaced file
+TRIES = 50  # attempts to rename a folder while other writers do the same
+STALE_S = 3600.0  # age in seconds from which a hidden file is a leftover, if there are no locks
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -39,7 +36,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.EOPNOT
 # ---------------------------------------------------------------- files
 @contextlib.contextmanager
 def named_errors(path: Path | str, needed: int | None = None) -> Iterator[None]:
-    """UnwritableError, with the bytes that were needed and those that are free, in place of an OSError of the block."""
+    """Convert an OSError of the block to UnwritableError, with the needed and free bytes if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -59,16 +56,17 @@ def _unwritable(error: OSError, path: Path, needed: int | None) -> UnwritableErr
 
 
 def _above(path: Path) -> Path:
-    """The nearest folder above a path that exists."""
+    """The nearest existing parent folder of a path."""
     return next(p for p in Path(os.path.abspath(path)).parents if p.exists())
 
 
 @contextlib.contextmanager
 def replacing(path: Path | str, needed: int | None = None) -> Iterator[BinaryIO]:
-    """A file to write whose content takes the place of `path` when the block ends well; else `path` is as it was.
+    """Context that yields a file; its content atomically replaces `path` if the block succeeds, else `path` is
+    unchanged.
 
-    Links are followed; the mode and, where that is allowed, the owner of an older file are kept; missing folders are made. Devices,
-    pipes and what lies in /dev or /proc (/dev/stdout) are written directly. `needed`: the bytes that will be written, for the message
+    Links are followed; mode and, if permitted, owner of an older file are kept; missing folders are created. Devices,
+    pipes and paths in /dev or /proc (/dev/stdout) are written directly. `needed`: bytes to be written, for the message
     of UnwritableError.
     """
     counted = _Counted()
@@ -81,7 +79,7 @@ def replacing(path: Path | str, needed: int | None = None) -> Iterator[BinaryIO]
 
 
 class _Counted:
-    """A binary file that knows how many bytes it was asked to write."""
+    """A binary file that counts the bytes written."""
 
     file: IO[bytes]
 
@@ -94,7 +92,7 @@ class _Counted:
         return self.file.write(content)
 
     def flush(self) -> None:
-        """Hand what is buffered to the system."""
+        """Flush the buffer to the operating system."""
         self.file.flush()
 
     def tell(self) -> int:
@@ -103,20 +101,21 @@ class _Counted:
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
-    """Replace a file's content as `replacing` does."""
+    """Replace a file's content atomically; see `replacing`."""
     with replacing(path, len(content)) as file:
         file.write(content)
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Replace a file's content by a text in UTF-8, as `replacing` does."""
+    """Replace a file's content by a UTF-8 text atomically; see `replacing`."""
     write_bytes(path, text.encode("utf-8", "surrogateescape"))
 
 
 @contextlib.contextmanager
 def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]:
-    """`replacing` that raises OSError as it comes, for callers that go on without the file. `tidy`: look for what killed processes left
-    of it (which takes as long as its folder is large)."""
+    """`replacing` with plain OSErrors, for callers that continue without the file. `tidy`: also remove leftovers of
+    killed processes (takes time proportional to the folder's size).
+    """
     target = Path(os.path.realpath(path))
     if is_stream(path):
         yield from _streamed(Path(path))
@@ -134,7 +133,7 @@ def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]
 
 
 def is_stream(path: Path | str) -> bool:
-    """Whether a path is written directly: it is a device, a pipe or a socket, or lies in /dev or /proc."""
+    """Whether a path is written directly: a device, pipe or socket, or a path in /dev or /proc."""
     text = os.path.abspath(path)
     if text.startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/")):
         return True
@@ -146,7 +145,7 @@ def is_stream(path: Path | str) -> bool:
 
 
 def _streamed(path: Path) -> Iterator[IO[bytes]]:
-    buffer = io.BytesIO()  # all or nothing here too, as far as that goes
+    buffer = io.BytesIO()  # written at once at the end, as atomically as a stream allows
     yield buffer
     names = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
     text = os.path.abspath(path)
@@ -160,13 +159,13 @@ def _streamed(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _part(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A new locked file beside its target, which is gone afterwards unless it was renamed."""
+    """A new locked file next to its target; removed afterwards unless it was renamed."""
     while True:
         part = _hidden(target, PART)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         if _locked(descriptor) and _same(descriptor, part):
             break
-        os.close(descriptor)  # somebody took it for left behind, between its making and its lock
+        os.close(descriptor)  # another process removed it as a leftover between creation and locking
     try:
         with open(descriptor, "wb") as file:
             yield file, part
@@ -176,7 +175,7 @@ def _part(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 
 def _take_over(descriptor: int, target: Path) -> None:
-    """Give a new file the mode of the older one and, where that is allowed, its owner."""
+    """Copy mode and, if permitted, owner of the older file to the new one."""
     try:
         facts = os.stat(target)
     except OSError:
@@ -190,8 +189,10 @@ def _take_over(descriptor: int, target: Path) -> None:
 
 @contextlib.contextmanager
 def undone_on_failure(path: Path) -> Iterator[None]:
-    """A block that replaces `path` and then another file that belongs to it: if the block fails, `path` is as it was. If the process is
-    killed in the block, `kept_versions` has the older file."""
+    """Context for replacing `path` and then another file that belongs to it: if the block fails, `path` is restored.
+
+    If the process is killed in the block, `kept_versions` finds the older file.
+    """
     clean_kept(path)
     kept = _hidden(path, KEPT)
     older = path.is_file()
@@ -213,18 +214,18 @@ def undone_on_failure(path: Path) -> Iterator[None]:
 
 
 def kept_versions(path: Path) -> list[Path]:
-    """Older files in place of `path`, kept by processes that were killed while they replaced it and what belongs to it."""
+    """Older versions of `path`, left by processes killed inside `undone_on_failure`."""
     return _left(path, KEPT)
 
 
 def clean_kept(path: Path) -> None:
-    """Remove the older versions of a file that is known to be whole."""
+    """Remove the older versions of a file that is known to be complete."""
     for kept in kept_versions(path):
         kept.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power loss, where the system can (Windows cannot open folders)."""
+    """Sync a folder so that renames in it survive a power loss (not on Windows, which cannot open folders)."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -237,11 +238,12 @@ def sync_folder(folder: Path) -> None:
 # ---------------------------------------------------------------- folders
 @contextlib.contextmanager
 def replacing_folder(target: Path | str, needed: int | None = None) -> Iterator[Path]:
-    """A new folder that takes the place of `target` when the block ends well; else `target` is as it was. An older folder is removed.
+    """Context that yields a new folder, which replaces `target` if the block succeeds, else `target` is unchanged. The
+    older folder is removed.
 
-    A link is followed. Where the file system can exchange two names in one step, `target` is there at every moment; elsewhere the older
-    folder is moved aside first, and `recover` brings it back if the process is killed between. UnwritableError names what fails, and
-    the bytes `needed` where the disk is full.
+    A link is followed. If the file system can exchange two names atomically, `target` exists at every moment; otherwise
+    the older folder is moved aside first, and `recover` restores it if the process is killed in between.
+    UnwritableError names the cause, and the bytes `needed` if the disk is full.
     """
     place = Path(os.path.realpath(target))
     with named_errors(target, needed), contextlib.ExitStack() as locks:
@@ -263,7 +265,7 @@ def replacing_folder(target: Path | str, needed: int | None = None) -> Iterator[
 
 
 def _new_folder(place: Path, locks: contextlib.ExitStack) -> Path:
-    """A new folder beside its place, locked until `locks` are let go."""
+    """A new folder next to its target, locked until `locks` are released."""
     while True:
         part = _hidden(place, PART)
         part.mkdir()
@@ -279,7 +281,7 @@ def _new_folder(place: Path, locks: contextlib.ExitStack) -> Path:
 
 
 def _into_place(part: Path, place: Path) -> None:
-    """Rename a folder to its place; what was there is removed. Others may do the same at once: the last one stays."""
+    """Rename a folder to its target and remove the older one. Concurrent writers may do the same: the last one wins."""
     for attempt in range(TRIES):
         try:
             if not place.is_dir():
@@ -297,7 +299,7 @@ def _into_place(part: Path, place: Path) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step. False where the system or the file system cannot."""
+    """Exchange two folders atomically. False if the system or the file system does not support it."""
     import ctypes
 
     try:
@@ -314,7 +316,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def _aside(part: Path, place: Path) -> None:
-    """Replace a folder in two steps: the older one is moved aside, and back if the second step fails."""
+    """Replace a folder in two steps: move the older one aside, and back if the second step fails."""
     with contextlib.ExitStack() as locks:
         if os.name != "nt":
             descriptor = os.open(place, os.O_RDONLY)
@@ -334,7 +336,7 @@ def _aside(part: Path, place: Path) -> None:
 
 
 def recover(place: Path) -> None:
-    """Bring back a folder that a killed process had moved aside, and remove what killed processes left beside it."""
+    """Restore a folder that a killed process had moved aside, and remove leftovers of killed processes."""
     if not place.exists():
         for old in _left(place, OLD):
             with contextlib.suppress(OSError), contextlib.ExitStack() as locks:
@@ -344,14 +346,14 @@ def recover(place: Path) -> None:
     clean(place)
 
 
-# ---------------------------------------------------------------- what was left behind
+# ---------------------------------------------------------------- leftovers of killed processes
 def clean(target: Path) -> int:
-    """Remove what killed processes left of writing `target`; returns how many files and folders."""
+    """Remove leftovers of writing `target`; return how many files and folders were removed."""
     return sum(map(remove_abandoned, [*_left(target, PART), *_left(target, OLD)]))
 
 
 def _left(target: Path, ending: str) -> list[Path]:
-    """Hidden files and folders with the names that writing `target` gives them."""
+    """Hidden files and folders with the name pattern of writing `target`."""
     begin = f".{_short(target.name)}."
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         wanted = [e.name for e in entries if e.name.startswith(begin) and e.name.endswith(ending)]
@@ -360,7 +362,7 @@ def _left(target: Path, ending: str) -> list[Path]:
 
 
 def remove_abandoned(path: Path) -> bool:
-    """Remove a hidden file or folder if the process that wrote it is gone. Returns whether it was removed."""
+    """Remove a hidden file or folder if its writer is gone. Returns whether it was removed."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as locks:
         if _abandoned(path, locks):
             if path.is_dir():
@@ -372,8 +374,9 @@ def remove_abandoned(path: Path) -> bool:
 
 
 def _abandoned(path: Path, locks: contextlib.ExitStack) -> bool:
-    """Whether nobody else holds the lock of a hidden file or folder, which is held until `locks` are let go; where there are no locks,
-    whether it is old."""
+    """Whether no process holds the lock of a hidden file or folder; the lock is then held until `locks` are released.
+    Without locks: whether it is old.
+    """
     facts = os.lstat(path)
     if stat.S_ISREG(facts.st_mode) or (stat.S_ISDIR(facts.st_mode) and fcntl is not None):
         if fcntl is not None:
@@ -390,7 +393,7 @@ def _abandoned(path: Path, locks: contextlib.ExitStack) -> bool:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock what is being written, until it is closed. True too where the file system has no locks."""
+    """Lock an open file until it is closed. Also True if the file system has no locks."""
     if fcntl is None:
         return True
     try:
@@ -413,7 +416,7 @@ def _hidden(target: Path, ending: str) -> Path:
 
 
 def _short(name: str) -> str:
-    """The beginning of a name, so short that a hidden name with it is one still."""
+    """A name truncated so that the hidden name made from it is not too long."""
     return os.fsdecode(os.fsencode(name)[:180]) if len(os.fsencode(name)) > 180 else name
 
 
