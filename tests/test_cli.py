@@ -345,7 +345,7 @@ def test_unavailable_backend(model: str, capsys: pytest.CaptureFixture[str], mon
 @pytest.mark.parametrize(
     ("error", "code"),
     [(errors.VerificationError("off"), 5), (errors.NoPlanError("none"), 6), (errors.WorkerError("dead"), 1),
-     (ZeroDivisionError("oh"), 1), (KeyboardInterrupt(), 130), (MemoryError(), 1),
+     (ZeroDivisionError("oh"), 1), (KeyboardInterrupt(), 130), (MemoryError(), 3),
      (errors.UnsupportedError("ops", missing={"Foo": 2}), 3)],
 )  # fmt: skip
 def test_errors_become_exit_codes(

@@ -126,7 +126,7 @@ def test_a_plan_that_is_wrong_for_other_weights_is_searched_again(home: Path, mo
 
     def failing(*given: Any, **more: Any) -> Any:
         verdict = plain(*given, **more)
-        return replace(verdict, outputs=tuple(replace(o, allowed=-1.0) for o in verdict.outputs))
+        return replace(verdict, outputs=tuple(replace(o, finite=False) for o in verdict.outputs))
 
     monkeypatch.setattr(pipeline, "verify", failing)
     report = optimized(params={"w": 2 * W, "g": G}).report
@@ -360,17 +360,17 @@ def test_kernels_in_c_for_every_size_are_taken_again(home: Path, monkeypatch: py
         x = RNG.standard_normal((rows, 24)).astype(np.float32)
         np.testing.assert_array_equal(first(x), second(x))
     (path,) = kept(home)
-    data = json.loads(path.read_text())
+    data = json.loads(read_sealed(path))
     assert "#pragma" not in path.read_text() and "void " not in path.read_text(), "the file holds no code"
     for change in ({"identity": "0" * 24}, {"generic": {}}, {"generic": 3}):
-        damaged = json.loads(path.read_text())
+        damaged = json.loads(read_sealed(path))
         for kernel in damaged["plan"]["kernels"]:
             if "generic" in kernel:
                 kernel |= change
-        path.write_text(json.dumps(damaged))
+        path.write_bytes(sealed(json.dumps(damaged).encode()))
         found = in_c()
         assert not found.report.remembered and found.report.memory and found.source == first.source
-    assert data["plan"]["kernels"] == json.loads(path.read_text())["plan"]["kernels"]
+    assert data["plan"]["kernels"] == json.loads(read_sealed(path))["plan"]["kernels"]
 
 
 # ---------------------------------------------------------------- with a GPU's backends

@@ -22,7 +22,10 @@ from tensor_graphs.extract.kernel import Template, code_identity, identify
 RECORDED = (
     Path(__file__).parents[1] / "data" / "version_0_1"
 )  # written by version 0.1.0, before identities were declared
-REWRITTEN = {"np.gather_elements"}  # kernels whose helper functions compute something else since
+REWRITTEN = {
+    "np.gather_elements",
+    "cuda.gather_elements",
+}  # kernels whose helper functions compute something else since
 MACHINE = Machine("cpu:recorded", "driver:recorded", "toolchain:recorded")
 
 

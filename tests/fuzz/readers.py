@@ -161,7 +161,7 @@ def _good_program(folder: Path) -> list[bytes]:
 
 
 def _read_program(folder: Path, content: bytes) -> None:
-    from tensor_graphs.backends.program import _structured, load_program
+    from tensor_graphs.backends.program import load_program, structured
     from tensor_graphs.explain import _explain_program
     from tensor_graphs.origin import read_origin
 
@@ -170,7 +170,7 @@ def _read_program(folder: Path, content: bytes) -> None:
     try:
         path.write_bytes(content[1:])
         program = load_program(folder, device="cpu")
-        _structured(program.manifest.structure, [0] * len(program.manifest.outputs))
+        structured(program.manifest.structure, [0] * len(program.manifest.outputs))
         for name in program._weights:
             program._weights[name]
         repr(program), program.memory(), _explain_program(folder), read_origin(folder)

@@ -41,15 +41,16 @@ class Replay:
 
     def launched(self) -> Any:
         """One run of the kernels. Whatever the caller's rule for products of float32 is, a library rounds no operands here but
-        where a kernel asks for it."""
+        where a kernel asks for it. The rule is the process' own: one program at a time launches kernels under its own."""
         settings = torch.backends.cuda.matmul
         name, strict = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
-        before = getattr(settings, name)
-        setattr(settings, name, strict)
-        try:
-            return self.launch()
-        finally:
-            setattr(settings, name, before)
+        with vars(torch.cuda).setdefault("_programs_launching", Lock()):
+            before = getattr(settings, name)
+            setattr(settings, name, strict)
+            try:
+                return self.launch()
+            finally:
+                setattr(settings, name, before)
 
     def follow(self) -> None:
         """Calls share memory: on another stream than the last one, wait for it."""
