@@ -1,4 +1,4 @@
-"""The private DuckDB file: verified rows of all shards, rebuilt at will, open for moments and under a file lock."""
+"""The private DuckDB cache: validated rows of all shards, rebuilt on demand, opened briefly under a file lock."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
 CACHE_VERSION = f"{FORMAT}.1"
 GOOD = "ok"
 _DUCKDB_TYPES = {"string": "VARCHAR", "double": "DOUBLE", "int64": "BIGINT", "doubles": "DOUBLE[]"}
-_BATCH_SHARDS, _BATCH_BYTES = 256, 16 << 20  # of shards that are read before their rows are inserted
-PATIENCE_S = 0.5  # longest wait for the cache where its picture and the latest shards say the same
+_BATCH_SHARDS, _BATCH_BYTES = 256, 16 << 20  # limits of one batch of shards read before insertion
+PATIENCE_S = 0.5  # longest wait for the cache if the cache snapshot and the latest shards have the same rows
 
 
 class Busy(Exception):
-    """Another process has the cache open for longer than we are willing to wait."""
+    """Another process holds the cache longer than the permitted wait."""
 
 
 class Unusable(Exception):
-    """No cache file can be kept here (read-only, foreign owner, no space); its text says why."""
+    """No cache file can be kept here (read-only, foreign owner, no space); the text gives the reason."""
 
 
 @dataclass
 class Loaded:
-    """What came out of the cache: the rows, the shards they are from, and what was refused."""
+    """Result of loading: rows, names of the good shards, skipped rows by reason, bad shards with reason, path of a
+    damaged cache file."""
 
     snapshot: Snapshot
     shards: tuple[str, ...]
@@ -52,11 +53,11 @@ class Loaded:
 
 
 def private_folder(root: Path) -> Path:
-    """The folder of this user's cache below a store's root, which nobody else can write; below the user's own cache folder where
-    others can write to the store. Raises Unusable where there is no such folder."""
+    """The folder of this user's cache under a store's root, not writable by others; under the user's own cache folder
+    if others can write to the store. Raises Unusable if neither is possible."""
     folder = root / (f"cache-{os.getuid()}" if hasattr(os, "getuid") else "cache")
     with suppress(OSError):
-        root.mkdir(parents=True, exist_ok=True)  # with the usual mode: stores may be shared
+        root.mkdir(parents=True, exist_ok=True)  # default mode: stores may be shared
     why = private.private_folder(folder)
     if not why:
         return folder
@@ -68,9 +69,9 @@ def private_folder(root: Path) -> Path:
 
 
 def load_file(root: Path, file: Path, wait_s: float) -> Loaded:
-    """Bring the cache file up to date with the shards and read it. Raises Busy or Unusable.
+    """Update the cache file from the shards and read it. Raises Busy or Unusable.
 
-    A file that cannot be opened, read or understood is moved aside as `*.corrupt-<time>` and built anew.
+    A file that cannot be opened, read or understood is renamed to `*.corrupt-<time>` and rebuilt.
     """
     import duckdb
     from filelock import FileLock, Timeout
@@ -95,8 +96,8 @@ def load_file(root: Path, file: Path, wait_s: float) -> Loaded:
 
 
 def load_memory(root: Path, file: Path | None = None) -> Loaded:
-    """Read all shards into a database that lives only for this call: those that the picture of a cache file holds from there,
-    the others one by one."""
+    """Read all shards into an in-memory database for this call: rows in the cache snapshot of `file` from there, the
+    others shard by shard."""
     held = None if file is None else picture.read(picture.path_of(file), CACHE_VERSION, _pictured())
     with _connection(":memory:") as connection:
         _create(connection)
@@ -104,14 +105,14 @@ def load_memory(root: Path, file: Path | None = None) -> Loaded:
             rows, names = held
             present = [shard for shard in shards.find(root) if shard.name in names]
             _note(connection, [(shard, GOOD, Counter()) for shard in present])
-            _append(connection, rows)  # rows of shards that are gone leave with what else is not in step
+            _append(connection, rows)  # rows of deleted shards are removed below
             missing = sorted(names - {shard.name for shard in present})
             connection.execute("DELETE FROM rows WHERE shard IN (SELECT unnest(?))", [missing])
         return _synchronised(connection, root)
 
 
 def _pictured() -> pa.Schema:
-    """The columns that are kept in memory, and which shard a row is from."""
+    """The cache snapshot's schema: the columns kept in memory, and each row's shard."""
     import pyarrow as pa
 
     from .schema import arrow_schema
@@ -121,7 +122,7 @@ def _pictured() -> pa.Schema:
 
 
 def _keep_picture(connection: duckdb.DuckDBPyConnection, file: Path, loaded: Loaded) -> None:
-    """Write the picture of a cache that has outgrown it; where that is not possible, there is none."""
+    """Write a new cache snapshot if it is due; write errors are ignored."""
     target = picture.path_of(file)
     if not picture.is_due(target, CACHE_VERSION, len(loaded.shards)):
         return
@@ -133,7 +134,7 @@ def _keep_picture(connection: duckdb.DuckDBPyConnection, file: Path, loaded: Loa
 
 
 def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int, list[float]]]:
-    """(digest, regime, run, time in µs, samples in µs) of all timings of the keys, straight from the shards."""
+    """(digest, regime, run, time in µs since 1970, samples in µs) of all timings of the keys, read from the shards."""
     wanted = set(digests)
     found = set()
     for shard in shards.find(root):
@@ -149,7 +150,7 @@ def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int
 
 
 def set_aside(file: Path) -> Path:
-    """Move a broken cache (and its write-ahead log) out of the way; returns its new path."""
+    """Rename a broken cache (and its write-ahead log); returns its new path."""
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{time.time_ns() % 1_000_000_000:09d}"
     aside = file.with_name(f"{file.name}.corrupt-{stamp}")
     os.replace(file, aside)
@@ -164,7 +165,7 @@ class _WrongVersion(Exception):
 
 
 def _raise_if_no_room(error: Exception) -> None:
-    """A full or read-only disk is no reason to throw the cache away."""
+    """Raise Unusable for a full or read-only disk, which is no damage of the cache."""
     text = str(error).lower()
     if any(sign in text for sign in ("no space left", "read-only file system", "permission denied", "disk quota")):
         raise Unusable(f"the cache cannot be written ({text.splitlines()[0][:200]})") from error
@@ -196,7 +197,7 @@ INTERRUPTED = "interrupted"
 
 @contextmanager
 def _connection(target: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database that can reach nothing outside itself: no other files, no network, no extensions."""
+    """An isolated database connection: no other files, no network, no extensions."""
     import duckdb
 
     connection = duckdb.connect(
@@ -213,7 +214,8 @@ def _connection(target: str) -> Iterator[duckdb.DuckDBPyConnection]:
         connection.execute("SET lock_configuration = true")
         yield connection
     except (RuntimeError, duckdb.Error) as error:
-        if INTERRUPTED in str(error).lower():  # how DuckDB passes on what a signal handler raised: no fault of the file
+        # DuckDB's report of an exception from a signal handler: not a fault of the file
+        if INTERRUPTED in str(error).lower():
             raise KeyboardInterrupt from error
         raise
     finally:
@@ -265,11 +267,11 @@ def _synchronised(connection: duckdb.DuckDBPyConnection, root: Path) -> Loaded:
     return _read(connection)
 
 
-Fact = tuple[shards.ShardFile, str, "Counter[str]"]  # a shard, whether it is good, and why rows of it were skipped
+Fact = tuple[shards.ShardFile, str, "Counter[str]"]  # (shard, status, skipped rows by reason)
 
 
 def _import(connection: duckdb.DuckDBPyConnection, root: Path, new: Sequence[shards.ShardFile]) -> None:
-    """Read shards side by side, each of which may be bad at its own cost only, and insert them in batches."""
+    """Read shards in parallel and insert them in batches; a bad shard does not affect the others."""
     with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
         for batch in _batches(new):
             good: list[tuple[shards.ShardFile, pa.Table]] = []
@@ -285,7 +287,7 @@ def _import(connection: duckdb.DuckDBPyConnection, root: Path, new: Sequence[sha
 
 
 def _batches(new: Sequence[shards.ShardFile]) -> Iterator[list[shards.ShardFile]]:
-    """Shards whose rows are in memory together."""
+    """Batches of shards, limited in number and bytes."""
     batch: list[shards.ShardFile] = []
     for shard in new:
         if batch and (len(batch) == _BATCH_SHARDS or sum(s.size for s in batch) + shard.size > _BATCH_BYTES):
@@ -300,7 +302,8 @@ UNREADABLE = "cannot-be-read"
 
 
 def _read_shard(shard: shards.ShardFile) -> tuple[str, pa.Table | None]:
-    """A shard's rows as they are, or what is wrong with it ("": it was compacted away since it was listed)."""
+    """(status, rows) of a shard; the status is a reason if rows are None ("": the shard was compacted away since
+    listing)."""
     try:
         return GOOD, shards.read(shard.path)
     except shards.BadShard as error:
@@ -314,8 +317,8 @@ def _read_shard(shard: shards.ShardFile) -> tuple[str, pa.Table | None]:
 def _insert(
     connection: duckdb.DuckDBPyConnection, good: Sequence[tuple[shards.ShardFile, pa.Table]], facts: list[Fact]
 ) -> None:
-    """Note shards, and insert the usable rows of the good ones. All are judged at once, one by one only where some are refused:
-    judging takes as long for one row as for thousands."""
+    """Record shards, and insert the valid rows of the good ones. A batch is validated as one table, and shard by shard
+    only if rows are refused: validation takes as long for one row as for thousands."""
     import pyarrow as pa
 
     tables = [table for _, table in good]
@@ -335,7 +338,7 @@ def _insert(
 
 
 def _note(connection: duckdb.DuckDBPyConnection, facts: Sequence[Fact]) -> None:
-    """Note what is known of shards. (As one table: row by row would take longer than reading them.)"""
+    """Record the status of shards. (As one table: row by row would take longer than reading the shards.)"""
     import pyarrow as pa
 
     rows = [(s.name, s.size, s.mtime_ns, status, json.dumps(dict(skipped))) for s, status, skipped in facts]

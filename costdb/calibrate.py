@@ -1,5 +1,5 @@
-"""Measure what bounds every CPU kernel: bandwidths, float32 arithmetic, and the overhead of one NumPy call. What bounds those of a
-GPU is measured where that is (backends/gpu_calibrate.py); here is what a store is told of it."""
+"""Calibration probes of the roofline: on a CPU memory bandwidths, float32 flops rate and NumPy call overhead. GPU
+probes run in backends/gpu_calibrate.py; `calibration_rows` turns their results into rows of the store."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from .store import Store
 
 VERSION, GPU_VERSION = "1", "1"
-_LARGE = 8 << 20  # float32 values: 32 MiB an array, so that a copy's two do not fit the usual last-level cache
-_SMALL = 32 << 10  # 128 KiB an array: stays in a core's second-level cache
+_LARGE = 8 << 20  # float32 values: 32 MiB per array, so that a copy's two arrays exceed the usual last-level cache
+_SMALL = 32 << 10  # 128 KiB per array: fits a core's L2 cache
 _ORDER = 768
 
 
 def measure(threads: int = 0, *, seconds: float = 0.6) -> list[Timing]:
-    """Timings of a large copy, a large read, a copy in cache, a float32 product and a tiny ufunc, within `seconds`."""
+    """Timings of a large copy, a large read, a copy in cache, a float32 GEMM and a tiny ufunc, measured within
+    `seconds`."""
     random = np.random.default_rng(0)
     large, target = random.random(_LARGE, dtype=np.float32), np.zeros(_LARGE, dtype=np.float32)
     small, near = large[:_SMALL].copy(), np.zeros(_SMALL, dtype=np.float32)
@@ -51,13 +52,13 @@ def measure(threads: int = 0, *, seconds: float = 0.6) -> list[Timing]:
 
 
 def calibrate(store: Store, threads: int = 0) -> Roofline:
-    """Measure this CPU, store the rows, and return the roofline that follows for NumPy in float32."""
+    """Measure this CPU, store the rows, and return the resulting roofline for NumPy in float32."""
     store.add(measure(threads))
     return store.predictor().rooflines.of(device_key(threads), "numpy")
 
 
 def calibration_rows(probes: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """The rows of a GPU's probes (name, dtype, flops, bytes, samples in µs): limits hold in every regime."""
+    """The rows of a GPU's probes (name, dtype, flops, bytes, samples in µs), repeated for every cache regime."""
     return [row for probe in probes for row in _rows(probe)]
 
 
@@ -88,7 +89,8 @@ def _key(name: str, threads: int) -> KernelKey:
 
 
 def _sample(call: Callable[[], object], repeats: int, seconds: float) -> tuple[float, ...]:
-    """µs per call, at least three samples of `repeats` calls each, after one warm-up, for as long as time allows."""
+    """Samples in µs per call: at least three, at most 50, of `repeats` calls each, after one warm-up, within
+    `seconds`."""
     call()
     samples: list[float] = []
     deadline = time.perf_counter() + seconds * 0.7

@@ -1,4 +1,4 @@
-"""The names of the processor, the system and the tool versions that a measurement was made with."""
+"""Identification of the processor, operating system and tool versions under which a time is measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from .. import settings
 from ..errors import UsageError
 
-_KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # what NVIDIA's kernel module says of itself
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # version file of NVIDIA's kernel module
 _ISA_LEVELS = (
     ("avx512", {"X86_V4", "AVX512_SKX", "AVX512F"}),
     ("avx2", {"X86_V3", "AVX2"}),
@@ -29,7 +29,7 @@ _ISA_LEVELS = (
 
 
 def machine_memory() -> int:
-    """Physical memory in bytes, 2**40 where the platform does not tell."""
+    """Physical memory in bytes; 2**40 if the platform does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -37,28 +37,28 @@ def machine_memory() -> int:
 
 
 def cores() -> int:
-    """CPU cores this process may use."""
+    """Number of CPU cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def device_key(threads: int = 0) -> str:
-    """The CPU as a key: model, stepping, ISA level, cores usable and threads used (0: as the settings say)."""
+    """The CPU as a key: model, stepping, ISA level, usable cores and threads used (0: the setting `threads`)."""
     available = cores()
     used = threads or settings.current().threads or available
     return f"cpu:{_cpu_model()}:{_isa_level()}:cores={available}:threads={used}"
 
 
 def driver_key() -> str:
-    """What plays the part of a driver for a CPU: operating system and machine, without its patch level."""
+    """A CPU's substitute for a driver version: operating system and machine, without patch level."""
     return f"{sys.platform}-{platform.machine()}"
 
 
 def toolchain_key(backend: str = "numpy") -> str:
-    """Versions that can change a kernel's time: Python, NumPy and its BLAS; torch too for backends built on it.
+    """Versions that can affect a kernel's time: Python, NumPy and its BLAS; also those of the backend's own tools.
 
-    What else happens to be imported does not count, so one kernel has one key in every process.
+    Independent of other imported modules, so that a kernel has the same key in every process.
     """
     parts = [f"python={platform.python_version()}", *_numpy_parts()]
     if backend != "numpy":
@@ -72,7 +72,7 @@ def toolchain_key(backend: str = "numpy") -> str:
 
 @lru_cache(maxsize=1)
 def c_compiler() -> str:
-    """The first line of the C compiler's version, "" without one."""
+    """The first line of `cc --version` (or $CC); empty without a C compiler."""
     command = [*shlex.split(os.environ.get("CC") or "cc"), "--version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
@@ -82,7 +82,7 @@ def c_compiler() -> str:
 
 
 class Machine(NamedTuple):
-    """The three fields of a key that say where a time was taken."""
+    """The three key fields that identify where a time was measured."""
 
     device: str
     driver: str
@@ -90,13 +90,13 @@ class Machine(NamedTuple):
 
 
 def gpu_machine() -> Machine:
-    """The GPU that plans are made for: the setting `gpu` (a machine elsewhere: its three fields, joined by "|"), else the
-    first one here, else this CPU interpreting its kernels. UsageError for a setting of another form."""
+    """The target GPU: the setting `gpu` (three fields joined by "|", for a machine elsewhere), otherwise the first
+    local GPU, otherwise this CPU as an interpreter of GPU kernels. UsageError if the setting has another form."""
     return _gpu_machine(settings.current().gpu)
 
 
 def machine_here() -> Machine:
-    """The first GPU here, whatever plans are made for; else this CPU interpreting its kernels."""
+    """The first local GPU, regardless of the setting `gpu`; otherwise this CPU as an interpreter."""
     return _gpu_machine("")
 
 
@@ -119,7 +119,7 @@ def _gpu_machine(chosen: str) -> Machine:
 
 @lru_cache(maxsize=1)
 def gpu_facts() -> dict[str, Any]:
-    """The first NVIDIA GPU as Torch sees it; empty where there is none. The driver's version without its patch level."""
+    """Properties of the first NVIDIA GPU from Torch; empty if there is none. The driver version has no patch level."""
     try:
         import torch
     except ImportError:
@@ -139,8 +139,8 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def _nvidia_driver() -> str:
-    """The driver's version without its patch level: as the kernel says, which takes no time, else as the driver's own tool does,
-    which may take a second."""
+    """Major driver version: from the kernel module's version file (fast), otherwise from nvidia-smi (may take a
+    second)."""
     with suppress(OSError):
         told = _KERNEL_MODULE.read_text(encoding="ascii", errors="replace")
         if found := re.search(r"^NVRM version:.*?\s(\d+)\.\d+", told, re.MULTILINE):
@@ -181,7 +181,7 @@ def _isa_level() -> str:
 
 @lru_cache(maxsize=1)
 def _cpu_model() -> str:
-    """Model name with family, model and stepping where the system tells: cloud machines share marketing names."""
+    """CPU model name with family, model and stepping if available: cloud machines share marketing names."""
     wanted = ("model name", "cpu family", "model", "stepping")
     facts: dict[str, str] = {}
     try:

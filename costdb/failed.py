@@ -1,4 +1,4 @@
-"""What a store knows of kernels and schedules that gave no time: how many of each kind of kernel, why, and an example."""
+"""Statistics of failed kernels and schedules in a store: counts per kernel and kind of failure, with an example."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, repr=False)
 class Failed(Report):
-    """One way in which kernels of a name failed: `keys` of the `of` that were tried (a key is a kernel in one shape, layout and
-    schedule), with the schedule and message of the latest."""
+    """One kind of failure of the kernels of one name: `keys` of the `of` tried keys failed (a key is a kernel in one
+    shape, layout and schedule); schedule and message are those of the latest failure."""
 
     name: str
     backend: str
@@ -33,14 +33,14 @@ class Failed(Report):
     message: str
 
     def lines(self) -> list[tuple[str, str]]:
-        """One line."""
+        """One line of text."""
         what = f"{self.keys} of {self.of} ({self.keys / self.of:.1%}) {self.status} in {self.stage}"
         return [(shown(self.name), f"{what}, as {shown(self.schedule)}: {shown(self.message[:120])}")]
 
 
 @dataclass(frozen=True, repr=False)
 class FailedReport(Report):
-    """Answer to `failed`: the ways in which kernels failed, the most frequent first, of all keys that were tried."""
+    """Answer to `failed`: kinds of failures, the most frequent first; `keys` of `of` tried keys failed."""
 
     root: str
     keys: int
@@ -48,7 +48,7 @@ class FailedReport(Report):
     ways: tuple[Failed, ...] = ()
 
     def lines(self) -> list[tuple[str, str]]:
-        """The totals, the ways one by one."""
+        """The totals, then one line per kind."""
         return [
             *(line for line in super().lines() if line[0] != "ways"),
             *(x for way in self.ways for x in way.lines()),
@@ -56,8 +56,8 @@ class FailedReport(Report):
 
 
 def failed(root: Path) -> FailedReport:
-    """What failed among all that was tried, from the good shards under a store's root. A key that was timed as well, in another
-    run, counts: a kernel that is wrong now and then is wrong."""
+    """Failures among all tried keys, from the good shards under a store's root. A key that was also timed, in another
+    run, counts as failed: a kernel that is sometimes wrong is wrong."""
     tried: dict[tuple[str, str], set[str]] = {}
     ways: dict[tuple[str, str, str, str], dict[str, Row]] = {}
     for row in _rows(root):
@@ -85,6 +85,6 @@ def _rows(root: Path) -> Iterator[Row]:
     for shard in shards.find(root):
         try:
             table: pa.Table = checked(shards.read(shard.path))[0]
-        except (shards.BadShard, OSError):  # `db check` says which
+        except (shards.BadShard, OSError):  # `db check` names bad shards
             continue
         yield from table.select(COLUMNS).to_pylist()

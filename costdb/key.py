@@ -1,4 +1,4 @@
-"""What a measured time belongs to: the key of a kernel, its digest, and the arithmetic and traffic it cannot avoid."""
+"""Keys of measurements: everything a kernel's time depends on, the key's digest, and the kernel's compulsory work."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from .source import source_hash
 __all__ = ["FAMILIES", "KernelKey", "Plain", "Work", "device_key", "driver_key", "source_hash", "toolchain_key"]
 
 Plain: TypeAlias = "str | int | float | tuple[Plain, ...]"
-"""What key fields hold. Floats and bools are turned into texts when a key is made, so a finished key has none."""
+"""Types of key fields. Floats and bools become texts when a key is made."""
 
 FAMILIES = (
     "pointwise", "reduction", "contraction", "attention", "conv", "gather", "scatter", "copy", "view", "sort",
     "calibration", "other",
 )  # fmt: skip
-"""The families prediction falls back on; another text is allowed and forms a family of its own."""
+"""The families used by prediction; any other text is allowed and forms a family of its own."""
 
 TEXT_FIELDS = ("kernel", "backend", "emitter", "source", "device", "driver", "toolchain")
 TUPLE_FIELDS = ("constants", "shapes", "dtypes", "strides", "schedule")
 IDENTITY_FIELDS = TEXT_FIELDS + TUPLE_FIELDS
-"""The fields that make the digest, in its order."""
+"""The fields hashed into the digest, in this order."""
 LABEL_FIELDS = ("name", "family")
-"""Fields that only describe: they steer prediction and display, and renaming them keeps every measurement."""
+"""Descriptive fields, for prediction and display: changing these keeps every measurement."""
 
 _LONGEST_TEXT = 2000
 
 
 @dataclass(frozen=True)
 class Work:
-    """What any implementation must do: `flops` arithmetic operations and `bytes` of compulsory memory traffic."""
+    """Work of any implementation: `flops` arithmetic operations and `bytes` of compulsory memory traffic. UsageError if
+    negative or not finite."""
 
     flops: float
     bytes: float
@@ -51,13 +52,14 @@ class Work:
 
 @dataclass(frozen=True)
 class KernelKey:
-    """Everything a kernel's time depends on. Equal keys have equal digests; `name` and `family` do not count.
+    """Everything a kernel's time depends on. Equal keys have equal digests; `name` and `family` are not part of the
+    digest.
 
     `kernel` is the structural hash of the body without shapes, `source` the `source_hash` of the code, `emitter` the
-    version of what wrote it, `schedule` the chosen tiling and options (a mapping is sorted). Lists become tuples,
+    version of the code generator, `schedule` the tuning parameters (a mapping is sorted). Lists become tuples,
     NumPy integers ints, floats and bools texts (`float:0x1.8p+0`, `bool:true`); a text above 2,000 characters is
     replaced by its beginning and its hash. Raises UsageError for other types or an empty `kernel`, `backend` or
-    `source`: two codes without a name for their difference must not share a price.
+    `source`: different codes must not share a price.
     """
 
     kernel: str
@@ -89,7 +91,7 @@ class KernelKey:
 
     @cached_property
     def columns(self) -> dict[str, str]:
-        """The key as texts: one per field, tuples as compact JSON. This is what shards hold."""
+        """The key as texts, as stored in shards: one per field, tuples as compact JSON."""
         texts = {label: getattr(self, label) for label in TEXT_FIELDS + LABEL_FIELDS}
         return texts | {label: _json(getattr(self, label)) for label in TUPLE_FIELDS}
 
@@ -99,7 +101,7 @@ class KernelKey:
         return digest_of([self.columns[label] for label in IDENTITY_FIELDS])
 
     def with_schedule(self, schedule: Mapping[str, int]) -> KernelKey:
-        """The key of the same kernel in another schedule; much cheaper than a key from the beginning."""
+        """The key of the same kernel with another schedule; much cheaper than building a key."""
         made = object.__new__(KernelKey)
         found = canonical(schedule, "schedule")
         kept = {name: value for name, value in self.__dict__.items() if name != "digest"}
@@ -108,14 +110,14 @@ class KernelKey:
 
 
 def digest_of(identity: Sequence[str]) -> str:
-    """The digest of a key given as the texts of its identity fields (in the order of `IDENTITY_FIELDS`)."""
+    """The digest for the texts of the identity fields (in the order of `IDENTITY_FIELDS`)."""
     return blake2b(_json(list(identity)).encode("ascii"), digest_size=16).hexdigest()
 
 
 def canonical(value: object, label: str = "value") -> Plain:
-    """`value` with one spelling per meaning; applying it twice changes nothing. Raises UsageError for other types."""
+    """Canonical form of `value`, idempotent. Raises UsageError for unsupported types."""
     kind = type(value)
-    if kind is int:  # the exact types first: asking the abstract ones takes ten times as long
+    if kind is int:  # exact types first: checks of abstract types take ten times as long
         return value  # type: ignore[return-value]
     if kind is tuple:
         return tuple([canonical(part, label) for part in value])  # type: ignore[attr-defined]
@@ -139,7 +141,7 @@ def canonical(value: object, label: str = "value") -> Plain:
 
 
 def _text(value: str) -> str:
-    """`value` as valid UTF-8 (lone surrogates written out), shortened to its beginning and hash when very long."""
+    """`value` as valid UTF-8 (lone surrogates escaped); a very long text is shortened to its beginning and hash."""
     if not value.isascii():
         value = value.encode("utf-8", "backslashreplace").decode("utf-8")
     if len(value) <= _LONGEST_TEXT:

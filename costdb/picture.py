@@ -1,10 +1,9 @@
-"""What the cache held when somebody last brought it up to date, as one file that is read without a lock.
+"""Cache snapshot: the rows of the DuckDB cache in one Arrow file that is read without a lock.
 
-While another process has the cache open, a store's rows would have to be read from its shards, one small file a measured kernel:
-milliseconds each, which for some thousand shards is most of a minute. The picture beside the cache holds the rows of all but the
-latest shards; it is replaced as a whole, so that whoever reads it needs nobody's leave. A
-checksum at its end finds damage.
-"""
+While another process has the cache open, a store would have to read its rows from the shards, one small file per
+measured kernel: milliseconds each, most of a minute for some thousand shards. The cache snapshot beside the cache holds
+the rows of all but the latest shards. It is replaced atomically, so readers need no lock. A trailing checksum detects
+damage."""
 
 from __future__ import annotations
 
@@ -22,23 +21,23 @@ if TYPE_CHECKING:
 LEAST, GROWTH = (
     64,
     0.125,
-)  # shards beyond those of the picture, or a share of these, from which on a new one is worth its writing
+)  # a new cache snapshot is written when this number of shards, or this share of those in the old one, is missing
 _VERSION, _SHARDS = b"tensor_graphs.version", b"tensor_graphs.shards"
 
 
 def path_of(file: Path) -> Path:
-    """The picture of a cache file."""
+    """The cache snapshot's path for a cache file."""
     return file.with_suffix(".arrow")
 
 
 def is_due(file: Path, version: str, count: int) -> bool:
-    """Whether a cache of so many shards has outgrown its picture."""
+    """Whether a cache of `count` shards should get a new cache snapshot."""
     held = names(file, version)
     return count - len(held) >= max(LEAST, GROWTH * len(held))
 
 
 def names(file: Path, version: str) -> frozenset[str]:
-    """The shards that a picture holds; none where there is no such file, or one of another version."""
+    """Names of the shards in a cache snapshot; empty if the file is missing or of another version."""
     import pyarrow as pa
 
     try:
@@ -51,7 +50,8 @@ def names(file: Path, version: str) -> frozenset[str]:
 
 
 def write(file: Path, version: str, rows: pa.Table, held: Sequence[str]) -> None:
-    """Replace the picture by these rows, which are all that these shards hold. OSError where that is not possible."""
+    """Replace the cache snapshot by `rows`, which are all rows of the shards `held`. Raises OSError if it cannot be
+    written."""
     import pyarrow as pa
 
     facts = {_VERSION: version.encode(), _SHARDS: json.dumps(list(held)).encode()}
@@ -62,8 +62,8 @@ def write(file: Path, version: str, rows: pa.Table, held: Sequence[str]) -> None
 
 
 def read(file: Path, version: str, schema: pa.Schema) -> tuple[pa.Table, frozenset[str]] | None:
-    """The rows, and the shards that they are all of; None where there is no picture, a damaged one, or one of another version or
-    with other columns."""
+    """(rows, names of the shards that they come from); None if the file is missing, damaged, of another version or has
+    other columns."""
     import pyarrow as pa
 
     try:

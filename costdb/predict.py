@@ -1,7 +1,8 @@
-"""A price for every kernel: what was measured, else what its nearest measured relatives suggest, else the roofline.
+"""Price prediction: the measured time, otherwise an estimate from the nearest measured relatives, otherwise the
+roofline.
 
-The quantity interpolated is log(time / roofline): how far a kernel stays from its bound. It varies slowly with size,
-while time itself spans six decades and is not linear in any one measure of size.
+The interpolated quantity is log(time / roofline), the distance from the lower bound. It varies slowly with size,
+while time spans six decades and is not linear in any one measure of size.
 """
 
 from __future__ import annotations
@@ -26,59 +27,62 @@ if TYPE_CHECKING:
 _PLACED = ("kernel", "name", "family", "backend", "device")
 
 Source: TypeAlias = Literal["measured", "predicted", "bound"]
-Place: TypeAlias = tuple[str, str, str, str]  # level, its label, backend, device
+Place: TypeAlias = tuple[str, str, str, str]  # (level, label, backend, device)
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 UNKNOWN_FACTOR = 30.0
-"""A kernel of which nothing is known is taken to be at most this much slower than its bound."""
+"""Assumed largest ratio of time to lower bound for a kernel without relatives."""
 
 IMPLAUSIBLE_FACTOR = 100.0
-"""A stored time this far below the bound is an error or a lie: it teaches nothing, and counts as measured only if this
-process measured it itself (then the work was overstated)."""
+"""A stored time below the bound by more than this factor is implausible: prediction ignores it, and it counts as
+measured only if this process measured it (then the work was overstated)."""
 
 _LEVELS = (("kernel", 1), ("name", 2), ("family", 3))
-"""What relatives share (besides backend and device), nearest first, and how many of them it takes."""
+"""Field that relatives share (besides backend and device), nearest level first, and the number of relatives
+required."""
 
 _LABEL_DISTANCE = {
     "dtypes": 1.0, "rows": 1.0, "schedule": 0.7, "order": 0.5, "form": 0.5, "source": 0.3, "toolchain": 0.1,
 }  # fmt: skip
-"""How far apart two kernels of equal work are that differ in this, in units of a factor e of work. `order`: which axes of the
-operands lie how close in memory. `rows`: at multiples of how many bytes their rows begin. `form`: which numbers a schedule has."""
+"""Distance between two kernels of equal work that differ in this label, in units of a factor e of work. `order`: memory
+order of the operands' axes. `rows`: alignment in bytes of the operands' rows. `form`: names of the schedule's
+parameters."""
 
 _WIDEST = 16
-"""Bytes that one instruction loads at most, from addresses that are multiples of it. Where rows of an operand begin at others, as many
-times more instructions load the same; a kernel that arithmetic bounds, which loads each element many times, may take as many times as
-long as relatives whose rows are aligned, and is taken to lie in the middle where no relative's are as narrow."""
+"""Widest vectorized load in bytes, which requires an address aligned to it. With rows aligned to less, as many times
+more instructions load the same data; a compute-bound kernel, which loads each element many times, may be slower than
+aligned relatives by that factor. If no relative is aligned as little, the prediction is the middle, and the interval
+covers the factor."""
 
 _ELSEWHERE = 0.25
-"""A kernel whose operands no relative has in the same order, or whose schedule in the same form, may come this share of the way to
-its bound (of the logarithm) that its relatives stay from it: images with channels innermost ran 5 times as fast as others,
-attention whose warps have roles 2.5 times as fast as one that could not have them."""
+"""Share of the relatives' log distance from the bound at which the interval begins, for a kernel whose operand order or
+schedule form no relative has: channels-last images ran 5 times as fast as others, warp-specialized attention 2.5 times
+as fast as attention without warp specialization."""
 
 _NEAREST = 8
-_CLOSE = 0.1  # distances below count alike: two neighbours this near differ by noise, not by shape
+_CLOSE = 0.1  # smaller distances count alike: neighbours this near differ by noise
 _QUANTILES = (0.1, 0.9)
-_FEW = 4  # below this many residuals the spread is the largest seen, and at least _FEW_SPREAD
+_FEW = 4  # with fewer residuals the spread is the largest residual, and at least _FEW_SPREAD
 _FEW_SPREAD, _LEAST_SPREAD, _PER_DISTANCE = math.log(1.5), math.log(1.05), 0.1
-_LARGEST_GROUP = 256  # rows a group is thinned to: residuals cost its square
+_LARGEST_GROUP = 256  # largest group: residuals take quadratic time
 
 
 @dataclass(frozen=True)
 class Query:
-    """A kernel whose price is wanted, and the work it has to do."""
+    """A kernel to be priced: its key and work."""
 
     key: KernelKey
     work: Work
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What its key has of each label."""
+        """The key's value of each label in _LABEL_DISTANCE."""
         return {name: _label(self.key.columns, name) for name in _LABEL_DISTANCE}
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A time in µs with an interval, where it comes from, and how many runs or relatives stand behind it."""
+    """A time in µs with its prediction interval, its source, and the number of runs or relatives it is based on."""
 
     us: float
     low: float
@@ -88,7 +92,7 @@ class Price:
 
 
 class Predictor:
-    """Prices from one snapshot in one cache regime. Equal snapshots give equal prices, bit for bit."""
+    """Prices from one snapshot in one cache regime. Deterministic: equal snapshots give bitwise equal prices."""
 
     def __init__(self, snapshot: Snapshot, regime: str = "hot") -> None:
         self.rooflines = Rooflines(snapshot, regime)
@@ -97,9 +101,9 @@ class Predictor:
         self._groups: dict[Place, _Group] = {}
 
     def price(self, queries: Sequence[Query]) -> list[Price]:
-        """One price per query, in order. A plausible measurement wins; then the relatives of the first level that has
-        enough of them (same kernel, same name, same family; always on the same backend and device); then the bound.
-        """
+        """One price per query, in order. A plausible measurement has precedence; then the relatives of the first level
+        with enough of them (same kernel, same name, same family; always on the same backend and device); then the
+        bound."""
         prices: list[Price | None] = []
         waiting: dict[Place, list[tuple[int, float]]] = {}
         for index, query in enumerate(queries):
@@ -128,7 +132,7 @@ class Predictor:
         return self.rooflines.of(key.device, key.backend, str(first))
 
     def _relatives(self, key: KernelKey) -> Place | None:
-        """The nearest group with enough members that can teach."""
+        """The nearest group with enough members that have usable times."""
         members = self._places()
         for level, needed in _LEVELS:
             place = (level, getattr(key, level), key.backend, key.device)
@@ -143,7 +147,7 @@ class Predictor:
         return self._members
 
     def learn(self, digests: Iterable[str]) -> None:
-        """Take notice of keys that were added to the snapshot; what they do not touch stays fitted."""
+        """Register keys that were added to the snapshot; other fitted groups stay valid."""
         members = self._places()
         for digest in digests:
             row = self._snapshot.first_row(digest, _PLACED)
@@ -155,13 +159,13 @@ class Predictor:
     def _group(self, place: Place) -> _Group:
         if place not in self._groups:
             digests = sorted(self._places()[place])
-            if len(digests) > _LARGEST_GROUP:  # digests are random numbers: this is an even and repeatable sample
+            if len(digests) > _LARGEST_GROUP:  # digests are uniformly distributed: an even and repeatable sample
                 digests = [digests[int(at)] for at in np.linspace(0, len(digests) - 1, _LARGEST_GROUP)]
             self._groups[place] = _Group(self._snapshot, self._regime, self.rooflines, digests, place[0] != "kernel")
         return self._groups[place]
 
     def held_out(self) -> tuple[FamilyStats, ...]:
-        """Per family and backend, the error of predicting keys (at most 256 a device) as if they were not measured."""
+        """Per family and backend, the leave-out error of predicting keys (at most 256 per device)."""
         members = self._places()
         pooled: dict[tuple[str, str], tuple[int, list[float]]] = {}
         for place in sorted(place for place in members if place[0] == "family"):
@@ -170,7 +174,7 @@ class Predictor:
         return tuple(_family_stats(*names, keys, errors) for names, (keys, errors) in pooled.items() if keys)
 
     def _errors(self, place: Place) -> list[float]:
-        """|log(predicted / measured)| of a family's keys, each predicted at the level it would be without itself."""
+        """|log(predicted / measured)| of a family's keys, each predicted at the level it would have without itself."""
         wanted = self._group(place).digests
         rows = {digest: self._snapshot.first_row(digest) for digest in wanted}
         found: dict[str, float] = {}
@@ -184,9 +188,8 @@ class Predictor:
 
 
 class _Group:
-    """Relatives and how well they predict each other. With `apart`, a key is judged by keys of other kernels only, as
-    a kernel that was never measured would be.
-    """
+    """Relatives, and the residuals of predicting each from the others. With `apart`, a key is predicted only from keys
+    of other kernels, like a kernel that was never measured."""
 
     def __init__(
         self, snapshot: Snapshot, regime: str, rooflines: Rooflines, digests: Sequence[str], apart: bool
@@ -207,7 +210,7 @@ class _Group:
         self._low, self._high = _spread(self.residuals[np.isfinite(self.residuals)])
 
     def predict(self, queries: Sequence[Query]) -> list[tuple[float, float, float, int]]:
-        """For every query the factor over its bound (low, middle, high) and the number of neighbours used."""
+        """For each query (low, middle, high factor over its bound, number of neighbours used)."""
         features = _features([(query.work.flops, query.work.bytes) for query in queries])
         labels = {
             name: np.array([codes.get(query.labels[name], -1) for query in queries])
@@ -223,8 +226,8 @@ class _Group:
         return [(low, at, high, count) for low, at, high in bands.T.tolist()]
 
     def _narrower(self, queries: Sequence[Query], rows: np.ndarray[Any, Any]) -> Array:
-        """Logarithm of how many times as many instructions load the rows of a query as those of any member; 0 where traffic bounds the
-        kernel."""
+        """Log ratio of load instructions for a query's rows to those of the least aligned member; 0 for memory-bound
+        kernels."""
         seen = min(map(_narrowest, self._codes["rows"]), default=_WIDEST)
         found = np.zeros(len(queries))
         for at in np.flatnonzero(rows < 0).tolist():
@@ -234,7 +237,7 @@ class _Group:
         return found
 
     def _by_arithmetic(self, query: Query) -> bool:
-        """Whether a kernel's bound is that of its arithmetic."""
+        """Whether a kernel is compute-bound under its roofline."""
         roofline = self._rooflines.of(query.key.device, query.key.backend, _first_dtype(query.key.columns["dtypes"]))
         return query.work.flops / roofline.flops_per_us > query.work.bytes / roofline.bytes_per_us
 
@@ -248,7 +251,8 @@ class _Group:
         return distances
 
     def _weighted(self, distances: Array) -> tuple[Array, int]:
-        """The members' log ratios at each query, weighted by nearness; NaN where every distance is infinite."""
+        """(the members' log ratios at each query, weighted by nearness; NaN if all distances are infinite, number of
+        neighbours)."""
         count = min(_NEAREST, distances.shape[1])
         near = np.argpartition(distances, count - 1, axis=1)[:, :count]
         weights = 1.0 / (np.take_along_axis(distances, near, axis=1) + _CLOSE**2)
@@ -256,7 +260,8 @@ class _Group:
             return (weights * self._ratios[near]).sum(axis=1) / weights.sum(axis=1), count
 
     def _leave_out(self, kernels: np.ndarray[Any, Any], apart: bool) -> Array:
-        """measured - predicted log ratio of every member without itself (and, if `apart`, without its kernel)."""
+        """Residual log ratio (measured - predicted) of every member without itself (and, if `apart`, without its
+        kernel)."""
         if not len(self._ratios):
             return np.array([])
         distances = self._distances(self._features, self._labels)
@@ -268,7 +273,7 @@ class _Group:
 
 
 def _spread(residuals: Array) -> tuple[float, float]:
-    """The interval around a predicted log ratio: quantiles of the held-out residuals, wide while there are few."""
+    """Interval around a predicted log ratio: quantiles of the held-out residuals, widened if there are few."""
     if len(residuals) < _FEW:
         largest = max(_FEW_SPREAD, float(np.abs(residuals).max(initial=0.0)))
         return -largest, largest
@@ -282,7 +287,7 @@ def _family_stats(family: str, backend: str, keys: int, errors: list[float]) -> 
 
 
 def _label(columns: Mapping[str, Any], name: str) -> str:
-    """What a key has of a label."""
+    """A key's value of a label."""
     if name == "order":
         return _order(columns["strides"], columns["shapes"])
     if name == "rows":
@@ -292,7 +297,7 @@ def _label(columns: Mapping[str, Any], name: str) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def _form(schedule: str) -> str:
-    """The names of a schedule's numbers, from JSON text: but those of switches, which most schedules may have."""
+    """Sorted names of a schedule's parameters, from JSON text, without switches that most schedules may have."""
     found = json.loads(schedule) if schedule else []
     return repr(
         sorted(str(n[0]) for n in found if isinstance(n, list) and n[0] not in ("early", "boxes", "split", "join"))
@@ -301,7 +306,8 @@ def _form(schedule: str) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def _order(strides: str, shapes: str) -> str:
-    """Of each operand, its axes of more than one element from the outermost in memory to the innermost; from JSON texts."""
+    """For each operand, its axes of more than one element from the outermost to the innermost in memory; from JSON
+    texts."""
     found = []
     for steps, sizes in zip(json.loads(strides), json.loads(shapes)):
         if not isinstance(steps, list) or not isinstance(sizes, list) or len(steps) != len(sizes):
@@ -313,7 +319,7 @@ def _order(strides: str, shapes: str) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def _rows(strides: str, shapes: str, dtypes: str) -> str:
-    """Of each operand, the largest power of two, at most `_WIDEST`, of bytes at whose multiples its rows begin; from JSON texts."""
+    """For each operand, the alignment of its rows in bytes (a power of two, at most `_WIDEST`); from JSON texts."""
     found = []
     for steps, sizes, dtype in zip(json.loads(strides), json.loads(shapes), json.loads(dtypes)):
         if not isinstance(steps, list) or not isinstance(sizes, list) or len(steps) != len(sizes):
@@ -325,12 +331,12 @@ def _rows(strides: str, shapes: str, dtypes: str) -> str:
 
 @lru_cache(maxsize=1 << 10)
 def _narrowest(rows: str) -> int:
-    """The least of a text of `_rows`."""
+    """The smallest alignment in a text of `_rows`."""
     return min(map(int, rows.split(",")), default=_WIDEST) if rows else _WIDEST
 
 
 def _itemsize(dtype: object) -> int:
-    """Bytes of an element, by the dtype's name; as of float32 where it is none of ours."""
+    """Bytes per element of a dtype name; 4 for unknown names."""
     return itemsize(str(dtype)) if str(dtype) in DTYPES else 4
 
 
@@ -339,7 +345,7 @@ def _features(works: Sequence[tuple[float, float]]) -> Array:
 
 
 def _log_ratio(row: dict[str, Any], measurement: Measurement | None, rooflines: Rooflines) -> float | None:
-    """log(time / bound) of a stored key; None for calibration rows and times that cannot be true."""
+    """log(time / bound) of a stored key; None for calibration rows and implausible times."""
     if row["family"] == CALIBRATION:
         return None
     bound = rooflines.of(row["device"], row["backend"], _first_dtype(row["dtypes"])).us(
@@ -351,6 +357,6 @@ def _log_ratio(row: dict[str, Any], measurement: Measurement | None, rooflines: 
 
 
 def _first_dtype(text: str) -> str:
-    """The first of the dtypes of a key, from their JSON text; a text of another form counts as float32."""
+    """The first dtype of a key, from JSON text; float32 if the text has another form."""
     first = text.removeprefix("[").partition(",")[0].removesuffix("]").strip('"')
     return first or "float32"

@@ -1,4 +1,4 @@
-"""What the store says about itself: small dataclasses with JSON, text and HTML forms."""
+"""Reports of the store: small dataclasses with JSON, text and HTML forms."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 
 class CostStoreWarning(UserWarning):
-    """The store works, but not fully as asked: not durable, rebuilt, or with part of its data refused."""
+    """The store works with restrictions: not durable, rebuilt, or with part of its data refused."""
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: numbers that are not finite become None, tuples lists, other things texts."""
+    """`value` as JSON-compatible data: non-finite numbers become None, tuples lists, other objects texts."""
     if isinstance(value, Mapping):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -25,7 +25,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """`value` in one line without control characters: stored texts may come from strangers."""
+    """`value` in one line without control characters: stored texts may be untrusted."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
@@ -60,7 +60,7 @@ class Report:
 
 @dataclass(frozen=True, repr=False)
 class Ack(Report):
-    """Answer to `Store.add`: rows that are now kept, rows refused by reason, and whether the kept ones are on disk."""
+    """Answer to `Store.add`: number of rows kept, rows refused by reason, and whether the kept ones are on disk."""
 
     rows: int
     skipped: dict[str, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Ack(Report):
 
 @dataclass(frozen=True, repr=False)
 class MergeReport(Report):
-    """Answer to `Store.merge`: shards taken over, already present, and refused with the reason."""
+    """Answer to `Store.merge`: number of shards copied and already present, refused shards with the reason."""
 
     copied: int
     present: int
@@ -90,7 +90,7 @@ class CompactReport(Report):
 
 @dataclass(frozen=True, repr=False)
 class CheckReport(Report):
-    """Answer to `Store.check`: every shard read and verified again."""
+    """Answer to `Store.check`: result of reading and verifying every shard."""
 
     root: str
     shards: int
@@ -104,7 +104,7 @@ class CheckReport(Report):
 
     @property
     def ok(self) -> bool:
-        """Nothing was refused and the cache works."""
+        """Whether nothing was refused and the cache works."""
         return not (self.bad_shards or self.quarantined or self.skipped_rows) and self.cache == "ok"
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class CheckReport(Report):
 
 @dataclass(frozen=True, repr=False)
 class FamilyStats(Report):
-    """One kernel family: its keys, and the error |log(predicted/measured)| of predicting keys that are held out."""
+    """One kernel family: number of keys, and errors |log(predicted / measured)| of held-out predictions."""
 
     family: str
     backend: str
@@ -124,7 +124,7 @@ class FamilyStats(Report):
     p90_error: float
 
     def lines(self) -> list[tuple[str, str]]:
-        """One line: errors as factors are easier to read than logarithms."""
+        """One line of text; errors as factors instead of logarithms."""
         title = shown(f"{self.family} on {self.backend}")
         if not self.held_out:
             return [(title, f"{self.keys} keys")]
@@ -134,7 +134,7 @@ class FamilyStats(Report):
 
 @dataclass(frozen=True, repr=False)
 class StoreStats(Report):
-    """Answer to `Store.stats`: what is stored, and how well prediction works on it."""
+    """Answer to `Store.stats`: contents of the store, and accuracy of its predictions."""
 
     root: str
     snapshot_id: str
@@ -147,6 +147,6 @@ class StoreStats(Report):
     families: tuple[FamilyStats, ...] = ()
 
     def lines(self) -> list[tuple[str, str]]:
-        """The fields, the families one by one."""
+        """The fields, then one line per family."""
         own = [line for line in super().lines() if line[0] != "families"]
         return own + [line for family in self.families for line in family.lines()]

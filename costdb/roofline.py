@@ -1,4 +1,4 @@
-"""The least time a kernel can take on a device: launch overhead plus the longer of its traffic and its arithmetic."""
+"""Roofline model: lower bound of a kernel's time from launch overhead, memory traffic and arithmetic."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from .snapshot import Snapshot
 
 CALIBRATION = "calibration"
-"""Family of the rows that `calibrate` stores."""
+"""Family of the rows stored by `calibrate`."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Limits of one device, backend and dtype: µs per launch, bytes per µs, operations per µs.
+    """Limits of one device, backend and dtype: µs per launch, bytes per µs, flops per µs.
 
-    The first `cache_bytes` of traffic move at `cache_bytes_per_us`: data that stays in cache would otherwise beat
-    the bound. S. Williams, A. Waterman, D. Patterson: Roofline (CACM 52(4), 2009), with the launch added.
+    The first `cache_bytes` of traffic move at `cache_bytes_per_us`: otherwise data in cache could beat the bound.
+    S. Williams, A. Waterman, D. Patterson: Roofline (CACM 52(4), 2009), with launch overhead added.
     """
 
     launch_us: float
@@ -29,7 +29,7 @@ class Roofline:
     cache_bytes_per_us: float = float("inf")
 
     def us(self, work: Work) -> float:
-        """The bound in µs; grows with both kinds of work."""
+        """The lower bound in µs; increases with flops and bytes."""
         near = min(work.bytes, self.cache_bytes)
         traffic = near / self.cache_bytes_per_us + (work.bytes - near) / self.bytes_per_us
         return self.launch_us + max(traffic, work.flops / self.flops_per_us)
@@ -52,23 +52,23 @@ _FLOPS_SCALE = {
     "triton": {"float64": 0.5, "bfloat16": 13.0, "float16": 13.0, "int8": 26.0},
     "cuda": {"float64": 0.5, "bfloat16": 13.0, "float16": 13.0, "int8": 26.0},
 }
-"""Arithmetic rate of a dtype relative to float32; 1 where not listed."""
+"""Flops rate of a dtype relative to float32; 1 where not listed."""
 
 _SANE = {"launch": (1e-2, 1e3), "copy": (1e2, 2e7), "read": (1e2, 2e7), "cache": (1e2, 5e7), "gemm": (1e2, 1e10)}
-"""Ranges (µs, bytes per µs, operations per µs) outside which a calibration row is not believed."""
+"""Plausible ranges (µs, bytes per µs, flops per µs); calibration rows outside are ignored."""
 
 
 _LABELS = {("gemm", dtype): f"gemm:{dtype}" for dtype in ("float64", "bfloat16", "float16", "int8")}
-"""Rates of products in other dtypes than float32, where they were measured: they go before the scaled one."""
+"""Names of measured GEMM rates in other dtypes than float32, which take precedence over the scaled float32 rate."""
 
 
 def _dtype(text: str) -> str:
-    """The one dtype of a calibration's key, from its JSON text."""
+    """The dtype of a calibration key, from its JSON text."""
     return text.strip('[]"')
 
 
 class Rooflines:
-    """The rooflines of every device in a snapshot, calibrated where it holds calibration rows."""
+    """The rooflines of all devices in a snapshot, calibrated where it has calibration rows."""
 
     def __init__(self, snapshot: Snapshot, regime: str = "hot") -> None:
         self._regime = regime
@@ -76,7 +76,7 @@ class Rooflines:
         self._made: dict[tuple[str, str, str], Roofline] = {}
 
     def of(self, device: str, backend: str, dtype: str = "float32") -> Roofline:
-        """The roofline of a device, backend and dtype (`dtype` as in the key: the first one counts)."""
+        """The roofline of a device, backend and dtype (the first dtype of the key)."""
         place = (device, backend, dtype)
         if place not in self._made:
             self._made[place] = self._make(device, backend, dtype)
@@ -97,12 +97,12 @@ class Rooflines:
         )
 
     def measured(self) -> dict[str, dict[str, float]]:
-        """Device to calibrated figures: µs for launches, bytes or operations per µs for the rest."""
+        """Device -> calibrated figures: µs for launches, bytes or flops per µs for the others."""
         return {device: dict(sorted(facts.items())) for device, facts in sorted(self._facts.items())}
 
 
 def _calibrations(snapshot: Snapshot, regime: str) -> dict[str, dict[str, float]]:
-    """The fast side of every calibration's spread, since a bound must not be pessimistic."""
+    """Calibrated figures per device, from the fast end of each spread, since a lower bound must not be pessimistic."""
     families = snapshot.column("timing", "family")
     if CALIBRATION not in families:
         return {}

@@ -1,4 +1,4 @@
-"""The rows of the store (timing, accuracy, failure), their one Parquet schema, and the check every row must pass."""
+"""Rows of the store (timing, accuracy, failure), their Parquet schema, and row validation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = "v1"
-"""Name of the folder below a store's root that holds shards of this schema."""
+"""Name of the folder under a store's root that holds shards of this schema version."""
 
 SHORTEST_US, LONGEST_US = 2e-3, 1e10
-"""Latencies outside are no measurements: no call takes under two nanoseconds, none was waited for three hours."""
+"""Latencies outside this range are invalid: no call takes under two nanoseconds or three hours."""
 
 EARLIEST_US = 1_577_836_800_000_000  # 2020-01-01
-CLOCK_SLACK_US = 86_400_000_000  # rows of a machine whose clock is up to a day ahead are kept
+CLOCK_SLACK_US = 86_400_000_000  # tolerates clocks up to a day ahead
 LONGEST_MESSAGE, LONGEST_COLUMN = 500, 100_000
 REGIMES = ("hot", "cold")
 
@@ -56,7 +56,7 @@ COLUMNS: dict[str, str] = {
     "stage": "string",
     "message": "string",
 }
-"""Column name to type, in file order. No column may be null: unknown numbers are NaN, unknown texts empty."""
+"""Column name -> type, in file order. No column may be null: unknown numbers are NaN, unknown texts empty."""
 
 _EMPTY: dict[str, Any] = {"string": "", "double": float("nan"), "int64": 0, "doubles": ()}
 
@@ -67,7 +67,7 @@ def now_us() -> int:
 
 
 def run_id() -> str:
-    """The name of this process' measuring run: new in every process, a forked one included."""
+    """Id of this process' measuring run: unique per process, forked ones included."""
     return _run_id(os.getpid())
 
 
@@ -90,7 +90,7 @@ class _Row:
     kind: ClassVar[str] = ""
 
     def record(self) -> dict[str, Any]:
-        """The row as column values; what is absent gets the column's empty value."""
+        """The row as column values; unused columns get their empty value."""
         common = {"kind": self.kind, "digest": self.key.digest, "flops": self.work.flops, "bytes": self.work.bytes}
         own = {name: value for name, value in vars(self).items() if name in COLUMNS}
         return {**self.key.columns, **common, **own}
@@ -98,7 +98,7 @@ class _Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing(_Row):
-    """One series of samples in µs of one kernel in one run. `regime`: inputs "hot" in cache, or flushed "cold"."""
+    """Samples in µs of one kernel in one run. `regime`: inputs "hot" in cache, or "cold" after a flush."""
 
     samples: Sequence[float]
     regime: str = "hot"
@@ -109,7 +109,8 @@ class Timing(_Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(_Row):
-    """Error norms of a kernel's outputs against `reference`: relative Frobenius, maximal absolute, relative, ulp."""
+    """Errors of a kernel's outputs against `reference`: relative Frobenius norm, maximal absolute, relative and ulp
+    error."""
 
     rel_fro: float
     max_abs: float = float("nan")
@@ -123,7 +124,7 @@ class Accuracy(_Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(_Row):
-    """A kernel that gave no time: `status` (compile-error, timeout, crash, wrong, …), `stage`, truncated message."""
+    """A failed measurement: `status` (compile-error, timeout, crash, wrong, …), `stage`, truncated message."""
 
     status: str
     stage: str = ""
@@ -136,7 +137,7 @@ Row: TypeAlias = Timing | Accuracy | Failure
 
 
 def arrow_schema() -> pa.Schema:
-    """The Parquet schema as Arrow sees it."""
+    """The Arrow schema of the shards."""
     import pyarrow as pa
 
     types = {"string": pa.string(), "double": pa.float64(), "int64": pa.int64(), "doubles": pa.list_(pa.float64())}
@@ -144,7 +145,7 @@ def arrow_schema() -> pa.Schema:
 
 
 def to_table(rows: Iterable[Row]) -> pa.Table:
-    """Rows as an Arrow table of the schema, texts made valid; numbers are judged later, by `checked`."""
+    """Rows as an Arrow table of the schema, with valid UTF-8; numbers are validated later, by `checked`."""
     import pyarrow as pa
 
     records = [row.record() for row in rows]
@@ -170,7 +171,7 @@ def _cell(record: dict[str, Any], name: str, kind: str) -> Any:
 
 
 def checked(table: pa.Table, *, now: int | None = None) -> tuple[pa.Table, Counter[str]]:
-    """The usable rows of a table of the schema, medians recomputed from the samples, and why others were skipped.
+    """(valid rows of a table with medians recomputed from the samples, number of skipped rows by reason).
 
     A row is skipped for the first reason that holds: a null, an oversized text, an unknown kind, a digest that is not
     that of its key, a date before 2020 or over a day ahead, negative or NaN work, and for timings no samples, an
@@ -192,7 +193,7 @@ def checked(table: pa.Table, *, now: int | None = None) -> tuple[pa.Table, Count
 
 
 def _faults(table: pa.Table, now: int) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
-    """Pairs of a reason and the rows it condemns, cheap reasons first."""
+    """(reason, mask of the rows that it excludes) pairs, cheap checks first."""
     import numpy as np
 
     def column(name: str) -> np.ndarray[Any, Any]:
@@ -241,7 +242,7 @@ def _mismatched(table: pa.Table) -> np.ndarray[Any, Any]:
 
 
 def _samples(table: pa.Table) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """All samples in a row and the offsets at which each table row's begin (length rows + 1)."""
+    """(all samples concatenated, offset of each table row's first sample; length rows + 1)."""
     import numpy as np
     import pyarrow.compute as pc
 
@@ -265,7 +266,7 @@ def _bad_latency(table: pa.Table) -> np.ndarray[Any, Any]:
 
 
 def _summarised(table: pa.Table) -> pa.Table:
-    """The table with `median_us`, `mad_us` and `n` computed here: what a file claims about its samples is ignored."""
+    """The table with `median_us`, `mad_us` and `n` recomputed: the file's own values are ignored."""
     import numpy as np
     import pyarrow as pa
 
@@ -279,7 +280,7 @@ def _summarised(table: pa.Table) -> pa.Table:
 
 
 def _grouped_median(values: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Median of each `values[offsets[i]:offsets[i + 1]]` by one sort; NaN for an empty one."""
+    """Median of each `values[offsets[i]:offsets[i + 1]]`, with one sort; NaN for an empty range."""
     import numpy as np
 
     lengths = np.diff(offsets)

@@ -1,4 +1,4 @@
-"""Immutable Parquet files, each named by its own sha256: written whole or not at all, verified on every import."""
+"""Immutable Parquet shards named by their sha256: written atomically, verified on every import."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 QUARANTINE = "quarantine"
-LARGEST_FILE, LARGEST_TABLE = 256 << 20, 2 << 30  # bytes on disk, bytes decompressed: a bomb is refused, not opened
+LARGEST_FILE, LARGEST_TABLE = 256 << 20, 2 << 30  # bytes on disk, bytes decompressed: decompression bombs are refused
 _NAME = re.compile(r"[0-9a-f]{64}\.parquet")
 _TEMPORARY = ".tmp-"
 _TEMPORARY_AGE_S = 3600.0
 
 
 class BadShard(Exception):
-    """A shard that cannot be believed; its text is a short reason fit for a file name."""
+    """A shard with invalid content; the text is a short reason usable in a file name."""
 
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One file found under a store's root; `name` is its sha256 if it is honest."""
+    """A file under a store's root; `name` is its sha256 unless the file is bad."""
 
     path: Path
     size: int
@@ -45,13 +45,13 @@ class ShardFile:
 
 
 def device_slug(device: str) -> str:
-    """A folder name for a device: readable, plain ASCII, and different for different devices."""
+    """A folder name for a device: readable ASCII, unique by a hash."""
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-.")[:48]
     return f"{readable or 'unknown'}-{blake2b(device.encode('utf-8'), digest_size=4).hexdigest()}"
 
 
 def encode(table: pa.Table) -> bytes:
-    """The table as the bytes of one Parquet file, with page checksums."""
+    """The table as a Parquet file in bytes, with page checksums."""
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
@@ -60,7 +60,7 @@ def encode(table: pa.Table) -> bytes:
 
 
 def write(root: Path, device: str, table: pa.Table) -> Path:
-    """Store the rows of one device; returns once the file and the folders leading to it are on disk.
+    """Write the rows of one device as a shard; returns once the file and its folders are durable.
 
     Raises OSError (no space, read-only, …), leaving nothing behind.
     """
@@ -69,7 +69,7 @@ def write(root: Path, device: str, table: pa.Table) -> Path:
 
 
 def place(folder: Path, content: bytes) -> Path:
-    """Write `content` durably into `folder` under the name of its sha256 (nothing to do if it is there already)."""
+    """Write `content` durably into `folder` under the name of its sha256, unless the file exists already."""
     target = folder / f"{sha256(content).hexdigest()}.parquet"
     if target.is_file() and target.read_bytes() == content:
         return target
@@ -78,20 +78,21 @@ def place(folder: Path, content: bytes) -> Path:
         try:
             write_atomically(target, content)
             break
-        except FileNotFoundError:  # another process compacted the folder away in between
+        except FileNotFoundError:  # another process removed the folder while compacting
             if last:
                 raise
     return target
 
 
 def write_atomically(target: Path, content: bytes) -> None:
-    """`target` holds `content` on disk afterwards, or is as before. OSError where it cannot be written."""
+    """Replace `target` by `content` atomically and durably. Raises OSError if it cannot be written."""
     with replacing_raw(target, tidy=False) as file:
         file.write(content)
 
 
 def copy(shard: ShardFile, folder: Path) -> Path:
-    """Store another root's shard here under its own name; raises OSError, also if it changed since it was verified."""
+    """Copy another store's shard into `folder` under its own name; raises OSError, also if it changed since
+    verification."""
     content = shard.path.read_bytes()
     if sha256(content).hexdigest() != shard.name:
         raise OSError(f"{shard.path} changes while it is copied")
@@ -109,10 +110,9 @@ def _make_durable_folder(folder: Path) -> None:
 
 
 def read(path: Path) -> pa.Table:
-    """The rows of a shard whose bytes hash to its name and whose columns have the schema's types.
+    """The rows of a shard whose sha256 matches its name and whose columns have the schema's types.
 
-    Raises BadShard for everything wrong with the content, OSError if the file cannot be read at all. Additional
-    columns are ignored.
+    Raises BadShard for invalid content, OSError if the file cannot be read. Additional columns are ignored.
     """
     if not _NAME.fullmatch(path.name):
         raise BadShard("not-named-by-sha256")
@@ -126,7 +126,7 @@ def read(path: Path) -> pa.Table:
 
 
 def decode(content: bytes) -> pa.Table:
-    """The rows of a Parquet file given as bytes; page checksums are verified. Raises BadShard."""
+    """The rows of a Parquet file given as bytes, with page checksums verified. Raises BadShard."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -144,9 +144,9 @@ def decode(content: bytes) -> pa.Table:
                 raise BadShard("wrong-columns")
         table = file.read(columns=wanted.names, use_threads=False).select(
             wanted.names
-        )  # threads cost more than columns here
+        )  # threads cost more than these columns
         table = table if table.schema.equals(wanted) else table.cast(wanted)
-        table.validate(full=True)  # texts that are no UTF-8 would fail much later
+        table.validate(full=True)  # invalid UTF-8 would fail much later
         return table
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
         raise BadShard("unreadable-parquet") from error
@@ -159,7 +159,7 @@ def find(root: Path) -> list[ShardFile]:
         if entry.name.endswith(".parquet") and not entry.name.startswith("."):
             try:
                 facts = entry.stat(follow_symlinks=False)
-            except OSError:  # another process compacted it away
+            except OSError:  # removed by another process' compaction
                 continue
             shard = ShardFile(Path(entry.path), facts.st_size, facts.st_mtime_ns)
             found.setdefault(entry.name, shard)
@@ -167,7 +167,7 @@ def find(root: Path) -> list[ShardFile]:
 
 
 def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """All regular files below `folder`, sorted; folders that vanish or may not be read are passed over."""
+    """All regular files below `folder`, sorted; unreadable and vanished folders are skipped."""
     try:
         with os.scandir(folder) as entries:
             ordered = sorted(entries, key=lambda entry: entry.name)
@@ -181,7 +181,7 @@ def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
 
 
 def quarantine(root: Path, path: Path, reason: str) -> bool:
-    """Move a bad shard out of the way, its reason in the new name. False where the file system does not allow it."""
+    """Move a bad shard to the quarantine folder, with the reason in the new name. False if the file system refuses."""
     folder = root / QUARANTINE
     try:
         folder.mkdir(exist_ok=True)
@@ -192,12 +192,12 @@ def quarantine(root: Path, path: Path, reason: str) -> bool:
 
 
 def quarantined(root: Path) -> dict[str, str]:
-    """File name to reason of every shard set aside so far."""
+    """File name -> reason of every quarantined shard."""
     return {entry.name: entry.name.partition(".")[0] for entry in _walk(root / QUARANTINE)}
 
 
 def temporaries(root: Path) -> list[Path]:
-    """Hidden files that writers have made, or left behind when they were killed."""
+    """Hidden temporary files of active or killed writers."""
     return [Path(e.path) for e in _walk(root / FORMAT) if e.name.startswith(_TEMPORARY) or _is_part(e.name)]
 
 
@@ -206,7 +206,8 @@ def _is_part(name: str) -> bool:
 
 
 def clean(root: Path) -> int:
-    """Remove what killed writers left behind; returns how many files. (Those of earlier versions have no locks: they go after an hour.)"""
+    """Remove temporary files of killed writers; returns the number of files. (Those of earlier versions have no locks:
+    removed after an hour.)"""
     removed = 0
     for path in temporaries(root):
         try:

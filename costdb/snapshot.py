@@ -1,4 +1,4 @@
-"""The store's rows in this process: plain columns with an index by digest, summarised when looked up."""
+"""The store's rows in memory: plain columns with an index by digest, summarised on lookup."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ LOADED = {
     "accuracy": ("digest", "run", "time_us", "reference", "rel_fro", "max_abs", "max_rel", "max_ulp", "seeds"),
     "failure": ("digest", "kernel", "schedule", "shapes", "run", "time_us", "status", "stage", "message"),
 }
-"""The columns of each kind of row that are kept in memory. Samples stay in the shards."""
+"""The columns of each kind of row kept in memory. Samples stay in the shards."""
 
-UNSCHEDULED = ("", "[]", '""')  # what the column holds for kernels without a schedule
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+UNSCHEDULED = ("", "[]", '""')  # column values of kernels without a schedule
+_MAD_TO_SIGMA = 1.4826  # for a normal distribution
 _CONTRADICTION = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the store knows of one key's time: the median over runs of each run's median.
+    """Summary of a key's timings: the median over runs of each run's median.
 
-    `low`..`high` is the spread in µs (quartiles over runs from four runs on, else the median's own robust deviation),
-    `n` the runs, `samples` the samples in all, `latest_us` when the last one was made, `own` whether this process
-    measured it too: then, if the others contradict it by more than a factor 2, only its own runs count.
-    """
+    `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation of
+    the median), `n` the number of runs, `samples` the total number of samples, `latest_us` the time of the latest one,
+    `own` whether this process measured the key too: if other runs contradict its own by more than a factor 2, only its
+    own count."""
 
     us: float
     low: float
@@ -70,7 +70,7 @@ class AccuracyRecord:
 
 
 class Snapshot:
-    """An append-only picture of the store. Everything it answers is independent of the order rows came in."""
+    """An append-only copy of the store's rows. All answers are independent of the order in which rows arrived."""
 
     def __init__(self) -> None:
         self._columns: dict[str, dict[str, list[Any]]] = {
@@ -110,11 +110,11 @@ class Snapshot:
         return self._index[kind].keys()
 
     def kernels(self) -> set[str]:
-        """Bodies (the field `kernel` of their keys) that were timed or failed, in any shape and schedule."""
+        """Kernel bodies (the key field `kernel`) that were timed or failed, in any shape and schedule."""
         return {name for kind in ("timing", "failure") for name in self._columns[kind]["kernel"]}
 
     def tuned(self, kernel: str) -> Mapping[str, Mapping[str, set[str]]]:
-        """Shapes (as in the column) to schedules (as in theirs) to digests of what was timed or failed of a kernel's body."""
+        """Shapes -> schedules -> digests (as column texts) of a kernel body's timed or failed keys."""
         return self._tuned.get(kernel, {})
 
     def has(self, digest: str, kind: str = "timing") -> bool:
@@ -122,18 +122,18 @@ class Snapshot:
         return digest in self._index[kind]
 
     def first_row(self, digest: str, names: Sequence[str] = LOADED["timing"]) -> dict[str, Any]:
-        """Columns of one timing of a key, the same whatever order rows came in: enough for its labels and its work."""
+        """Columns of one timing row of a key, for its labels and work; independent of arrival order."""
         rows, columns = self._index["timing"][digest], self._columns["timing"]
         row = rows[0] if len(rows) == 1 else self._canonical(rows)
         return {name: columns[name][row] for name in names}
 
     def _canonical(self, rows: list[int]) -> int:
-        """Labels and work should agree between a key's rows; where they do not, the newest row decides."""
+        """The row that decides labels and work if a key's rows disagree: the newest."""
         columns = self._columns["timing"]
         return max(rows, key=lambda row: (columns["time_us"][row], *(str(column[row]) for column in columns.values())))
 
     def measurement(self, digest: str, regime: str) -> Measurement | None:
-        """The robust summary of a key's timings in one regime, None if there are none."""
+        """The robust summary of a key's timings in one regime; None if there are none."""
         memo = (digest, regime)
         if memo not in self._memo:
             self._memo[memo] = self._summarise(digest, regime)
@@ -164,7 +164,7 @@ class Snapshot:
 
     @staticmethod
     def _believed(rows: list[int], runs: list[str], medians: list[float]) -> list[int]:
-        """All rows, or only this process' own where those contradict the rest: a claim it could not reproduce."""
+        """All rows, or only this process' own if these contradict the rest by more than _CONTRADICTION."""
         own = [row for row in rows if runs[row] == run_id()]
         if not own or len(own) == len(rows):
             return rows
@@ -202,7 +202,7 @@ class Snapshot:
 
 
 def _by_run(rows: list[int], runs: list[str], medians: list[float]) -> dict[str, float]:
-    """One median per run, so that a run that measured often does not outvote the others."""
+    """Run -> median, so that a run with many rows has the same weight as the others."""
     if len(rows) == 1:
         return {runs[rows[0]]: medians[rows[0]]}
     found: dict[str, list[float]] = {}
@@ -212,7 +212,7 @@ def _by_run(rows: list[int], runs: list[str], medians: list[float]) -> dict[str,
 
 
 def _spread(per_run: list[float], mad: float) -> tuple[float, float, float]:
-    """Low, middle and high of sorted run medians; `mad` is the typical deviation inside a run."""
+    """(low, middle, high) of sorted run medians; `mad` is the typical deviation inside a run."""
     count = len(per_run)
     middle = per_run[0] if count == 1 else median(per_run)
     if count >= 4:

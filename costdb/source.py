@@ -1,4 +1,5 @@
-"""Source text up to layout: two texts that differ only in comments, blank lines or docstrings get one hash."""
+"""Normalised source text and its hash: texts that differ only in comments, blank lines or docstrings get equal
+hashes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _STRING = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
 _TRIPLE = r"'''(?:\\.|[^\\])*?'''|\"\"\"(?:\\.|[^\\])*?\"\"\""
 _C_INLINE = r"/\*[^*]*\*+(?:[^/*][^*]*\*+)*/"
 
-# Each pattern finds, in this order: text to keep verbatim, an inline comment, a line end with all that hides around it.
+# Alternatives in this order: text to keep verbatim, inline comment (C), line end with surrounding comments and blanks.
 _PATTERNS = {
     "python": re.compile(rf"(?P<keep>{_TRIPLE}|{_STRING})|(?:[ \t\r\f]*(?:#[^\n]*)?(?:\n|\Z))+", re.S),
     "c": re.compile(
@@ -24,11 +25,10 @@ _PATTERNS = {
 
 
 def normalise(source: str, language: str = "python") -> str:
-    """The text that counts of a Python or C-like (`language="c"`: C, C++, CUDA, OpenCL) source.
+    """Canonical form of a Python or C-like (`language="c"`: C, C++, CUDA, OpenCL) source.
 
-    Python that parses is printed back from its syntax tree without docstrings, so quoting and spacing do not count
-    either; what does not parse, and C, loses comments, blank lines and trailing blanks. Nothing is executed.
-    """
+    Valid Python is printed from its syntax tree without docstrings, so quoting and spacing do not matter either; other
+    text only loses comments, blank lines and trailing blanks. Nothing is executed."""
     if language == "python":
         try:
             return ast.unparse(_without_docstrings(ast.parse(source)))
@@ -52,6 +52,6 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 @memo(4096)
 def source_hash(source: str, language: str = "python") -> str:
-    """32 hex digits naming the normalised source: the `source` field of a `KernelKey`."""
+    """Digest (32 hex digits) of the normalised source: the `source` field of a `KernelKey`."""
     text = normalise(source, language).encode("utf-8", "backslashreplace")
     return blake2b(text, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The cost store: durable rows in Parquet shards, looked up through a snapshot in this process."""
+"""The cost store: durable rows in Parquet shards, queried through an in-memory snapshot."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ KeyOrDigest: TypeAlias = KernelKey | str
 
 
 def default_root() -> Path:
-    """The folder of the store that is used when none is named: the setting `costdb`, else one in the cache folder."""
+    """The default store's folder: the setting `costdb`, otherwise one in the cache folder."""
     configured = settings.current().costdb
     return Path(configured) if configured else settings.home() / "costdb"
 
 
 class Store:
-    """Measured costs under a folder. Any number of processes may use one folder at once.
+    """Measured costs under a folder, which any number of processes may use at once.
 
-    `frozen=True` fixes what this object sees when it is first read: rows added later, its own included, are stored
-    but not used, so that a deterministic run prices everything alike. `wait_s` bounds how long another process may
-    hold the cache before this one reads the shards into memory instead. Nothing is read until something is asked.
-    """
+    `frozen=True` fixes the visible rows at the first read: rows added later, including this object's own, are stored
+    but not used, so that a deterministic run has constant prices. `wait_s`: longest wait in seconds for another process
+    that holds the cache, before the shards are read into memory instead. Nothing is read until the first query."""
 
     def __init__(self, root: str | Path | None = None, *, frozen: bool = False, wait_s: float = 5.0) -> None:
         self.root = Path(root) if root is not None else default_root()
@@ -63,7 +62,7 @@ class Store:
     # Reading
 
     def lookup(self, keys: Iterable[KeyOrDigest], *, regime: str = "hot") -> dict[str, Measurement]:
-        """Digest to measurement of those keys that have been timed in this regime ("hot" or "cold")."""
+        """Digest -> measurement of those keys that have been timed in this regime ("hot" or "cold")."""
         if regime not in REGIMES:
             raise UsageError(f"unknown regime {regime!r}", where="Store.lookup", hint=f"one of {', '.join(REGIMES)}")
         snapshot = self.snapshot
@@ -71,13 +70,13 @@ class Store:
         return {digest: measurement for digest, measurement in found.items() if measurement is not None}
 
     def failures(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[FailureRecord]]:
-        """Digest to recorded failures, oldest first, of those keys that have any."""
+        """Digest -> recorded failures, oldest first, of those keys that have any."""
         snapshot = self.snapshot
         found = {digest: snapshot.failures(digest) for digest in map(_digest, keys) if snapshot.has(digest, "failure")}
         return {digest: records for digest, records in found.items() if records}
 
     def accuracies(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[AccuracyRecord]]:
-        """Digest to recorded accuracy, oldest first, of those keys that have any."""
+        """Digest -> recorded accuracy, oldest first, of those keys that have any."""
         found = {digest: self.snapshot.accuracies(digest) for digest in map(_digest, keys)}
         return {digest: records for digest, records in found.items() if records}
 
@@ -90,7 +89,7 @@ class Store:
         return self.predictor(regime).price(queries)
 
     def predictor(self, regime: str = "hot") -> Predictor:
-        """The predictor fitted to what this object sees now."""
+        """The predictor fitted to the visible rows."""
         from .predict import Predictor
 
         with self._lock:
@@ -100,11 +99,11 @@ class Store:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The rows as this object sees them; loaded on first use."""
+        """The visible rows; loaded on first use."""
         return self._load().snapshot
 
     def snapshot_id(self) -> str:
-        """32 hex digits naming the set of shards (and rows not yet on disk) that answers come from."""
+        """Digest (32 hex digits) of the set of shards (and rows not yet on disk) behind all answers."""
         self._load()
         return self._frozen_id if self.frozen else self._current_id()
 
@@ -115,7 +114,7 @@ class Store:
         return state.hexdigest()
 
     def refresh(self) -> None:
-        """See what other processes have added since. Does nothing to a frozen store that has been read."""
+        """Make rows added by other processes visible. No effect on a frozen store that has been read."""
         with self._lock:
             if not (self.frozen and self._loaded is not None):
                 self._loaded = None
@@ -154,9 +153,9 @@ class Store:
     # Writing
 
     def add(self, rows: Iterable[Row]) -> Ack:
-        """Store rows; when this returns with `durable`, they survive a kill or a power loss.
+        """Store rows; if the result has `durable`, the rows survive a kill or a power loss.
 
-        Unusable rows (NaN or impossible latencies, …) are skipped and counted. If the disk is full or read-only, rows
+        Invalid rows (NaN or impossible latencies, …) are skipped and counted. If the disk is full or read-only, rows
         are kept in memory with a warning and written with the next `add` or `flush` that succeeds.
         """
         given = list(rows)
@@ -174,7 +173,7 @@ class Store:
             return Ack(table.num_rows, dict(skipped), not self._pending, names)
 
     def _inform_predictors(self, rows: Sequence[Row]) -> None:
-        """Let fitted predictors learn; new calibration moves every bound, so then they are made anew."""
+        """Add rows to fitted predictors; new calibration rows change every bound and discard the predictors."""
         timed = {row.key.digest: row.key.family for row in rows if row.kind == "timing"}
         if CALIBRATION in timed.values():
             self._predictors.clear()
@@ -199,7 +198,7 @@ class Store:
             return names
 
     def _write(self, table: pa.Table) -> tuple[str, ...]:
-        """One shard per device, so that a device's folder can be shared or dropped whole."""
+        """Write one shard per device, so that a device's folder can be shared or deleted."""
         names = []
         for device, part in _by_device(table).items():
             names.append(shards.write(self.root, device, part).name.removesuffix(".parquet"))
@@ -209,7 +208,7 @@ class Store:
     # Keeping
 
     def merge(self, other_root: str | Path) -> MergeReport:
-        """Take over the good shards of another store, whole; its bad ones are counted and left where they are."""
+        """Copy the good shards of another store; bad ones are counted and left in place."""
         other = Path(other_root)
         if not other.is_dir():
             raise CostStoreError("there is no store to merge", where=str(other), hint="name the root of a store")
@@ -231,7 +230,7 @@ class Store:
         return MergeReport(copied, present, bad, dict(skipped))
 
     def _take_over(self, shard: shards.ShardFile, table: pa.Table, *, whole: bool) -> None:
-        """Copy a shard of one device under its own name; of any other write the usable rows as new shards."""
+        """Copy a fully valid shard of one device unchanged; otherwise write its valid rows as new shards."""
         devices = set(table.column("device").to_pylist())
         try:
             if whole and len(devices) == 1:
@@ -243,9 +242,9 @@ class Store:
             raise CostStoreError(f"the merge stopped: {error.strerror or error}", where=str(self.root)) from error
 
     def compact(self) -> CompactReport:
-        """Merge the wholly good shards of each device into one; the old ones go once the new one is on disk.
+        """Merge the fully valid shards of each device into one; the old ones are deleted once the new one is on disk.
 
-        Raises CostStoreError where the store cannot be written; nothing is lost then.
+        Raises CostStoreError if the store cannot be written; nothing is lost then.
         """
         from filelock import FileLock
 
@@ -264,7 +263,7 @@ class Store:
                 table, refused = checked(shards.read(shard.path))
             except (shards.BadShard, OSError):
                 continue
-            if not refused:  # what is refused here may be good elsewhere, where the clock is right: keep the file
+            if not refused:  # rows refused here may be valid where the clock is right: keep the file
                 tables.append(table)
                 before.append(shard)
         rows_before = sum(table.num_rows for table in tables)
@@ -279,7 +278,7 @@ class Store:
         return CompactReport(len(before), len(kept), rows_before, table.num_rows)
 
     def check(self) -> CheckReport:
-        """Read and verify every shard again, set bad ones aside, remove stale temporary files, try the cache."""
+        """Verify every shard, quarantine bad ones, remove stale temporary files, test the cache."""
         bad, skipped = {}, Counter[str]()
         good = rows = 0
         for shard in shards.find(self.root):
@@ -327,7 +326,7 @@ class Store:
         return int(table.num_rows)
 
     def stats(self) -> StoreStats:
-        """What is stored, the rooflines in force, and the held-out error of prediction per family."""
+        """Contents of the store, the rooflines in use, and the held-out prediction error per family."""
         loaded = self._load()
         snapshot, predictor = loaded.snapshot, self.predictor()
         devices = Counter(snapshot.first_row(digest)["device"] for digest in snapshot.digests())
@@ -362,7 +361,7 @@ def _by_device(table: pa.Table) -> Mapping[str, pa.Table]:
 
 
 def _deduplicated(tables: Sequence[pa.Table]) -> pa.Table:
-    """All rows once, in an order that depends only on the rows."""
+    """All distinct rows, in an order that depends only on the rows."""
     import pyarrow as pa
 
     table = pa.concat_tables(tables)

@@ -1,4 +1,4 @@
-"""What a store knows of a kernel's schedules: those tried in one shape, and the best ones of the shapes nearest to it."""
+"""Stored schedules of a kernel: those tried in its shape, and the best ones of the nearest other shapes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Schedule: TypeAlias = dict[str, int]
 
 
 def tried(snapshot: Snapshot, key: KernelKey) -> list[Schedule]:
-    """The schedules of a kernel in its shape that were timed or failed anywhere, in the order of their texts."""
+    """The schedules of a kernel in its shape that were timed or failed on any device, sorted by their text."""
     found = (_schedule(text) for text in sorted(snapshot.tuned(key.kernel).get(key.columns["shapes"], ())))
     return [schedule for schedule in found if schedule]
 
 
 def nearest(snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: int = 2) -> list[Schedule]:
-    """The fastest schedule of each of the `count` other shapes of a kernel, on its device, whose work is nearest to its own:
-    distance is that of the logarithms of arithmetic and traffic."""
+    """The fastest schedule of each of the `count` nearest other shapes of a kernel on its device. The distance is
+    Euclidean in the logarithms of flops and bytes."""
     near: list[tuple[float, str, Schedule]] = []
     for shapes, schedules in snapshot.tuned(key.kernel).items():
         if shapes == key.columns["shapes"]:
@@ -41,7 +41,7 @@ def _distance(a: Work, b: Work) -> float:
 
 
 def _schedule(text: str) -> Schedule | None:
-    """The schedule of a column's text: pairs of a name and a number; None for anything else."""
+    """The schedule encoded in a column's text (name, integer pairs); None for any other content."""
     try:
         found = dict(json.loads(text))
     except (ValueError, TypeError):

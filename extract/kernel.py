@@ -96,19 +96,23 @@ class Template:
     one term per output, separated by semicolons; its code writes into `out`, `out1`, … `code` is the call: a format
     string over operand names, attribute names and `out`, or a function of a `Call` that returns the text. Code that
     mentions `{out}` writes into a given buffer; other code is an expression whose value is a fresh array without
-    aliases. `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at
-    load; the code then receives its value (a packed or transposed layout) instead of the weight. `inplace` lists
-    operands whose buffer `out` may reuse, `beside` those of each further output. `dense` lists operands that must be
-    contiguous ("*": all). `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source
-    must contain. `layout(call)` returns the strides of the output where they are not row-major (such as channels-last).
+    aliases.
+    `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the
+    code then receives its value (a packed or transposed layout) instead of the weight.
+    `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further output. `dense` lists operands
+    that must be contiguous ("*": all).
+    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
+    `layout(call)` returns the strides of the output where they are not row-major (such as channels-last).
     `scratch(call)` returns the size in bytes of the workspace: the code gets it as `{scratch}`, an uninitialized byte
-    array that other kernels reuse after the call. `flops(call)` is the arithmetic, where the e-nodes' own count is
-    wrong. `exact`: bitwise equal to the interpreter. `source(call)` returns definitions (name -> text) that the call
-    needs, for generated kernels. `space(call)` lists the candidate schedules, the best guess first (None: nothing to
-    tune, and no compiler to wait for); `call.schedule` is one of them, or another one for which `fits(call)` (legality)
-    holds. `loss` is the relative error from rounding operands to fewer digits than they have in memory: the kernel is a
+    array that other kernels reuse after the call.
+    `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
+    `source(call)` returns definitions (name -> text) that the call needs, for generated kernels. `space(call)` lists
+    the candidate schedules, the best guess first (None: nothing to tune, and no compiler to wait for); `call.schedule`
+    is one of them, or another one for which `fits(call)` (legality) holds.
+    `loss` is the relative error from rounding operands to fewer digits than they have in memory: the kernel is a
     candidate only where the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual
-    throughput of its operands' dtype."""
+    throughput of its operands' dtype.
+    """
 
     name: str
     backend: str

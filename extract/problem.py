@@ -124,11 +124,16 @@ class Limit:
 class Problem:
     """Extraction problem over an e-graph, in CSR arrays (n nodes, m child references).
 
-    cls int32[n]: class of each node · off int32[n+1], kid int32[m]: child *classes* of node i are kid[off[i]:off[i+1]]
-    (repeats allowed: paid once in DAG cost) · cost float64[n] >= 0, a node above LARGEST_COST is deleted · roots:
-    classes to extract · node_ids, class_ids: names for messages and files · rank int32[n]: among equal costs lower
-    ranks are preferred · limits: side constraints on sums over the chosen nodes. Raises ExtractionError if the array
-    lengths or indices are inconsistent or a cost is negative or NaN."""
+    cls int32[n]: class of each node.
+    off int32[n+1], kid int32[m]: child *classes* of node i are kid[off[i]:off[i+1]] (repeats allowed: paid once in DAG
+    cost).
+    cost float64[n] >= 0, a node above LARGEST_COST is deleted.
+    roots: classes to extract.
+    node_ids, class_ids: names for messages and files.
+    rank int32[n]: among equal costs lower ranks are preferred.
+    limits: side constraints on sums over the chosen nodes.
+    Raises ExtractionError if the array lengths or indices are inconsistent or a cost is negative or NaN.
+    """
 
     cls: IntArray
     off: IntArray

@@ -140,12 +140,15 @@ def solve(
 ) -> Extraction:
     """The cheapest extraction found within `time_limit` seconds, with a lower bound on all extractions.
 
-    method: "auto", or one solver for what presolve leaves ("greedy" skips presolve and proves almost nothing). gap:
-    relative difference of cost and bound that counts as optimal. workers: CP-SAT workers, at least 8 are used.
-    deterministic: equal inputs give equal answers; limits are then counted work, which `time_limit` scales. hint: a
-    choice array as a warm start; ignored if it is not a valid extraction. stop: polled; True ends the search early with
-    the incumbent. The problem's limits are satisfied (see `limited`; not supported by "frontier"). Raises
-    ExtractionError if a root has no finite term or the limits are infeasible, UsageError for an unknown method."""
+    method: "auto", or one solver for what presolve leaves ("greedy" skips presolve and proves almost nothing).
+    gap: relative difference of cost and bound that counts as optimal.
+    workers: CP-SAT workers, at least 8 are used.
+    deterministic: equal inputs give equal answers; limits are then counted work, which `time_limit` scales.
+    hint: a choice array as a warm start; ignored if it is not a valid extraction.
+    stop: polled; True ends the search early with the incumbent. The problem's limits are satisfied (see `limited`; not
+    supported by "frontier").
+    Raises ExtractionError if a root has no finite term or the limits are infeasible, UsageError for an unknown method.
+    """
     if method not in METHODS:
         raise UsageError(f"unknown method {method!r}", where="solve", hint="one of " + ", ".join(METHODS))
     if math.isnan(time_limit) or time_limit < 0:
