@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 from ..egraph import dtypes
-from ..egraph.graph import Graph
+from ..egraph.graph import Graph, topological
 from ..egraph.ops import Type
 from ..egraph.pattern import parse_terms
 from ..extract.kernel import Call
@@ -241,7 +241,11 @@ class Bench:
         if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
             raise Wrong("it writes to its inputs")
         kinds = [o.type for o in self.call.outputs]
-        disturbed = Disturbed(Graph.of(list(self.roots), params=dict(self.sets[0].operands)), {}, self.device.name)
+        leaves = {str(n.attr("name")): n.dtype for n in topological(self.roots) if n.op == "param"}
+        widened = {
+            n: self.sets[0].operands[n].to(torch_dtype(dtype)) for n, dtype in leaves.items()
+        }  # from storage dtypes
+        disturbed = Disturbed(Graph.of(list(self.roots), params=widened), {}, self.device.name)
         checked = enumerate(zip(answers, self.want, kinds, strict=True))
         found = [self._compared(*one, k, disturbed) for k, one in checked]
         return {norm: max(f[norm] for f in found) for norm in NORMS}

@@ -240,7 +240,7 @@ def moving(x, y, out):
     code = lambda call: "moving(x, y, {})".format(call.names.get("out", "out"))
     moving = Template("moving", "torch", "x + y", identify(code, "moving"), source=lambda call: {"moving": text})
     (row,) = rows(measurer, candidate(moving))
-    assert row.kind == "failure" and row.status == "wrong" and "each run" in row.message
+    assert row.kind == "failure" and row.status == "wrong" and "between runs" in row.message
 
 
 def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
