@@ -8,7 +8,7 @@ same values. Casts to and from float64, integers and bool stay.
 
 from __future__ import annotations
 
-from .dtypes import HALVES
+from .dtypes import HALVES, is_float
 from .graph import Graph, Tensor, make, rebuild
 from .simplify import lossless
 
@@ -24,11 +24,16 @@ def widen(graph: Graph) -> Graph:
 
 
 def as_dtype(x: Tensor, dtype: str) -> Tensor:
-    """The value in a dtype: unchanged, the operand of a lossless cast that produced the value, or a new cast."""
+    """The value in a dtype: unchanged, the operand of the cast that produced the value, or a new cast.
+
+    A cast is undone if it is lossless or between floats, whose rounding the tolerance judges; a cast to bool or an integer dtype is
+    kept."""
     if x.dtype == dtype:
         return x
-    if x.op == "cast" and x.args[0].dtype == dtype and lossless(dtype, x.dtype):  # a 16-bit leaf that is also an output
-        return x.args[0]
+    if x.op == "cast" and x.args[0].dtype == dtype:
+        between_floats = is_float(dtype) and is_float(x.dtype)
+        if between_floats or lossless(dtype, x.dtype):
+            return x.args[0]
     return make("cast", (x,), {"dtype": dtype})
 
 
