@@ -87,6 +87,16 @@ for _name, _ufunc in UNARY.items():
     setattr(TracedArray, f"__{_name}__", _unary(_ufunc))
 for _name in METHODS:
     setattr(TracedArray, _name, _method(getattr(np, _name)))
+
+
+def _clip(x: TracedArray, *bounds: Any, **named: Any) -> Any:
+    """See numpy.ndarray.clip, which takes one bound; np.clip does not."""
+    names = ("min", "max")[len(bounds) :]
+    both = (*bounds, *(named.get(n) for n in names))
+    return numpy_functions.call(np.clip, (x, *both), {n: v for n, v in named.items() if n not in names})
+
+
+TracedArray.clip = _clip  # type: ignore[attr-defined]
 TracedArray.__array_ufunc__ = _array_ufunc
 TracedArray.__array_function__ = _array_function
 

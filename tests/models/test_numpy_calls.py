@@ -191,3 +191,16 @@ def test_what_cannot_be_traced_is_named():
     ):  # fmt: skip
         with pytest.raises(UsageError, match=said):
             call()
+
+
+def test_one_bound_is_enough_for_clip():
+    x = np.linspace(-2, 2, 5, dtype=np.float32)
+    for function in (
+        lambda a: a.clip(0),
+        lambda a: a.clip(max=1),
+        lambda a: a.clip(None, 1),
+        lambda a: a.clip(0, max=1),
+        lambda a: a.clip(-1, 1),
+    ):
+        (found,) = evaluate(trace(function, [x]), {"a": x})
+        assert np.array_equal(found, function(x)) and found.dtype == x.dtype
