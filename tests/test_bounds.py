@@ -7,6 +7,8 @@ import json
 import resource
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,14 @@ from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.strips import axes_of, stretch
 from tensor_graphs.egraph.view import view_of
-from tensor_graphs.errors import ExtractionError, TooLargeError, VerificationError
+from tensor_graphs.errors import ExportTimeError, ExtractionError, TooLargeError, UsageError, VerificationError
 from tensor_graphs.extract import must, presolve, seams
 from tensor_graphs.extract.frontier import Frontier
 from tensor_graphs.extract.problem import Problem, Rows
 from tensor_graphs.extract.regions import Regions
 from tensor_graphs.extract.repeats import Repeats
 from tensor_graphs.extract.serialize import read_egraph
+from tensor_graphs.models import export_bounds
 from tensor_graphs.session import Options, Session
 from tensor_graphs.source import as_graph
 
@@ -94,6 +97,89 @@ def test_onnx_files_and_modules_of_too_many_operations_are_refused(tmp_path: Pat
             as_graph(tmp_path / "m.onnx")
         with pytest.raises(TooLargeError, match="operations, more than 10"):
             as_graph(torch.nn.Sequential(*[torch.nn.Tanh()] * 20), (torch.ones(2),))
+
+
+def looped(steps: int, wait: Callable[[], Any] = lambda: None, swallow: bool = False) -> Any:
+    """A module whose Python loop torch.export traces step by step."""
+    torch = pytest.importorskip("torch")
+
+    class Looped(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            for _ in range(steps):
+                wait()
+                try:
+                    x = x.sin() + 1
+                except Exception:
+                    if not swallow:
+                        raise
+            return x
+
+    return Looped().eval(), (torch.ones(3),)
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+def test_tracing_ends_at_the_bound_on_operations(swallow: bool) -> None:
+    module, args = looped(10**9, swallow=swallow)
+    with settings.override(max_nodes=40):
+        assert len(as_graph(*looped(10)).nodes()) > 10
+        with pytest.raises(TooLargeError, match="41 operations, more than 40"):
+            as_graph(module, args)
+    assert len(as_graph(*looped(60)).nodes()) > 60
+
+
+WAITS: dict[str, Callable[[], Any]] = {
+    "steps": lambda: None,
+    "slow steps": lambda: time.sleep(1e-3),
+    "no steps": lambda: all(True for _ in iter(int, 1)),  # a loop without an end
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_tracing_ends_at_the_time_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two operations, or, if none is traced any more, by an interruption."""
+    as_graph(*looped(1))  # loads torch.export
+    monkeypatch.setattr(export_bounds, "LEAST", 0.5)
+    module, args = looped(10**9, WAITS[name])
+    began = time.monotonic()
+    with pytest.raises(ExportTimeError, match=r"more than 0\.5 s") as error:
+        as_graph(module, args, budget=0.1)
+    assert time.monotonic() - began < 20 and "torch.export.export" in str(error.value)
+    assert len(as_graph(*looped(10)).nodes()) > 10  # nothing of the ended export is left
+
+
+def test_the_bounds_of_one_export_leave_other_threads_alone() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.fx import Graph as Fx
+
+    before, counted = Fx.create_node, []
+
+    def other() -> None:
+        graph = Fx()
+        for _ in range(50):
+            graph.placeholder("x")
+        counted.append(len(graph.nodes))
+
+    with settings.override(max_nodes=5), export_bounds.bounded("m", 60.0):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        torch.fx.Graph().placeholder("x")
+    assert counted == [50] and Fx.create_node is before
+
+
+def test_the_time_limit_of_an_export_follows_the_budget() -> None:
+    assert [export_bounds.seconds_of(b) for b in (1, 100, None)] == [60, 400, 600]
+    with settings.override(export_seconds=7):
+        assert export_bounds.seconds_of(100) == 7
+
+
+def test_large_settings_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOR_GRAPHS_MAX_NODES", "300000")
+    monkeypatch.setenv("TENSOR_GRAPHS_FILE_MEMORY", str(1 << 33))
+    assert (settings.current().max_nodes, settings.current().file_memory) == (300_000, 1 << 33)
+    monkeypatch.setenv("TENSOR_GRAPHS_THREADS", "5000")
+    with pytest.raises(UsageError, match=r"within 0\.\.4096"):
+        settings.current()
 
 
 def test_loading_beyond_the_budget_is_told() -> None:

@@ -30,10 +30,12 @@ class Settings:
     workers: int = 0  # saturation worker processes; 0: one per core, at most 4
     file_memory: int = 0  # memory limit in bytes for parsing an e-graph file; 0: derived from the file's size
     max_nodes: int = 250_000  # maximum number of operations of a model; larger models are refused on loading
+    export_seconds: int = 0  # time limit of torch.export in seconds; 0: derived from the budget
     log: str = ""  # e.g. "saturate:debug,extract:info"
 
 
 _VARIABLES = [(f.name, f"TENSOR_GRAPHS_{f.name.upper()}", int if f.type == "int" else str) for f in fields(Settings)]
+_MOST = {"threads": 4096, "workers": 4096}  # largest values of settings, if not 2^62
 _override: ContextVar[Settings | None] = ContextVar("tensor_graphs_settings", default=None)
 
 
@@ -46,18 +48,18 @@ def current() -> Settings:
     for name, variable, kind in _VARIABLES:
         text = os.environ.get(variable)
         if text is not None:
-            found[name] = _number(variable, text) if kind is int else text
+            found[name] = _number(variable, text, _MOST.get(name, 1 << 62)) if kind is int else text
     return Settings(**found)
 
 
-def _number(variable: str, text: str) -> int:
-    """Parse an integer setting. UsageError outside 0..4096."""
+def _number(variable: str, text: str, most: int) -> int:
+    """Parse an integer setting. UsageError outside 0..most."""
     try:
         number = int(text or "0")
     except ValueError:
         number = -1
-    if not 0 <= number <= 4096:
-        raise UsageError(f"{variable}={text[:80]!r} is no integer within 0..4096", where="environment")
+    if not 0 <= number <= most:
+        raise UsageError(f"{variable}={text[:80]!r} is no integer within 0..{most}", where="environment")
     return number
 
 
