@@ -28,8 +28,9 @@ def unsafe_folder(folder: Path) -> str:
 
     if not hasattr(os, "getuid"):
         return ""
-    place, links = Path(os.path.abspath(folder).split(os.sep, 1)[0] + os.sep), 0
-    todo = list(reversed(Path(os.path.abspath(folder)).parts[1:]))
+    whole = Path.cwd() / folder  # with its "..": after a link, ".." is the parent of the link's target
+    place, links = Path(whole.anchor), 0
+    todo = list(reversed(whole.parts[1:]))
     while True:
         try:
             facts = os.lstat(place)
@@ -86,6 +87,20 @@ def code_folder(name: str) -> Path | None:
     return None if why else folder
 
 
+def temporary_place() -> str:
+    """A folder for temporary folders of compiled code: the system's (TMPDIR), else /tmp or /var/tmp. RuntimeError if other users can
+    rename what is in each of them, as in a shared folder that is not sticky."""
+    import tempfile
+
+    places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
+    for place in places:
+        if os.path.isdir(place) and os.access(place, os.W_OK) and not unsafe_folder(Path(place) / "new"):
+            return place
+    raise RuntimeError(
+        f"other users can replace code in the temporary folder {places[0]}: set TMPDIR to a folder of your own"
+    )
+
+
 def sealed(content: bytes) -> bytes:
     """The content with its SHA-256 behind it, as `read_sealed` wants files (an ELF file may have more behind its end)."""
     return content + b"\nsha256 " + hashlib.sha256(content).hexdigest().encode()
@@ -115,4 +130,4 @@ def read_sealed(path: Path, most: int = 1 << 28) -> bytes:
     return content
 
 
-__all__ = ["code_folder", "private_folder", "read_sealed", "sealed", "unsafe_folder"]
+__all__ = ["code_folder", "private_folder", "read_sealed", "sealed", "temporary_place", "unsafe_folder"]

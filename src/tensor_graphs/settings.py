@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from .errors import UsageError, warned
-from .private import private_folder
+from .private import private_folder, temporary_place
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,16 @@ def _temporary_folder() -> Path:
             import atexit
             import tempfile
 
-            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
+            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=_place())))
             atexit.register(_removed, _temporary[0], os.getpid())
     return _temporary[0]
+
+
+def _place() -> str:
+    try:
+        return temporary_place()
+    except RuntimeError as error:
+        raise UsageError(str(error), where="environment") from None
 
 
 def _removed(folder: Path, owner: int) -> None:
