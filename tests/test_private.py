@@ -151,6 +151,31 @@ def test_the_compiler_s_temporary_files_are_in_the_compile_folder(
     assert Path(seen.read_text().splitlines()[-1]).parent == tmp_path / "home" / "c"
 
 
+@pytest.mark.parametrize("home", [None, "here"])
+def test_a_user_without_a_home_folder_has_no_cache(
+    home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code is neither read from nor kept below the current folder."""
+    pwd = pytest.importorskip("pwd")
+
+    def unknown(_: object) -> None:
+        raise KeyError
+
+    for name in ("HOME", "TENSOR_GRAPHS_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if home:
+        monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(settings, "_temporary", [])
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="not known"):
+        assert settings.home().is_absolute()
+    os.environ.pop("TENSOR_GRAPHS_HOME", None)
+    with pytest.warns(UserWarning, match="home folder is not known"):
+        assert c_helpers.c_library(SOURCE).f() == 7
+    assert not list(tmp_path.iterdir())
+
+
 def test_plans_and_caches_leave_a_shared_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans go to a folder of this process; a shared store's cache to the user's own home."""
     shared = tmp_path / "shared"

@@ -78,9 +78,13 @@ def code_folder(name: str) -> Path | None:
     """The folder `name` for compiled code, below TENSOR_GRAPHS_HOME or the user's cache folder. None, with a warning, where it cannot be
     written or other users can write to it."""
     home = os.environ.get("TENSOR_GRAPHS_HOME")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
+    except RuntimeError:  # no HOME, and a user without an entry in the password file
+        cache = Path("~")
     folder = (Path(home) if home else cache) / name
-    why = private_folder(folder)
+    known = bool(home) or cache.is_absolute()  # never below the current folder, which may be anybody's archive
+    why = private_folder(folder) if known else "the home folder is not known"
     if why:
         hint = "set TENSOR_GRAPHS_HOME to a folder that only you can write"
         warnings.warn(f"{why}: compiled kernels are not kept ({hint})", stacklevel=2)
