@@ -7,6 +7,8 @@ Python numbers are weakly typed: they take the dtype of the tensor they are comb
 from __future__ import annotations
 
 import builtins
+import functools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,7 +46,12 @@ def full(shape: Sequence[Dim], value: Scalar, dtype: str = "float32") -> Tensor:
     """A tensor filled with one number."""
     dtype = dtypes.name_of(dtype)
     kind = dtypes.category(dtype)
-    number = float(value) if kind == "float" else int(bool(value) if kind == "bool" else value)
+    try:
+        number = float(value) if kind == "float" else int(bool(value) if kind == "bool" else value)
+    except (OverflowError, ValueError) as error:  # an int beyond all floats; int() of NaN or an infinity
+        raise UsageError(f"{value!r} is no {dtype}") from error
+    if kind == "int" and not -(2**63) <= number < 2**64:
+        raise UsageError(f"{value} does not fit into 64 bits")
     return make("full", (), {"value": number, "shape": shape, "dtype": dtype})
 
 
@@ -161,16 +168,35 @@ sqrt, rsqrt, recip, tanh, erf, sin, cos = map(_unary, ("sqrt", "rsqrt", "recip",
 atan, floor, ceil, round, is_nan, is_inf = map(_unary, ("atan", "floor", "ceil", "round", "is_nan", "is_inf"))
 add, sub, mul, mod, pow = map(_binary, ("add", "sub", "mul", "mod", "pow"))
 floordiv, maximum, minimum = map(_binary, ("floordiv", "maximum", "minimum"))
-eq, lt, le = map(_binary, ("eq", "lt", "le"))
 logical_and, logical_or, logical_xor = map(_binary, ("and", "or", "xor"))
+
+
+def _comparison(name: str) -> Callable[[Operand, Operand], Tensor]:
+    plain = _binary(name)
+
+    def build(x: Operand, y: Operand) -> Tensor:
+        kinds = [o.dtype if isinstance(o, Tensor) else "" for o in (x, y)]
+        signed = [k.startswith("int") for k in kinds]
+        if "uint64" not in kinds or not builtins.any(signed):
+            return plain(x, y)
+        low = make("lt", align(x if signed[0] else y, 0))  # negative numbers are below all unsigned ones
+        found = plain(*align(x, y, dtype="uint64"))
+        return logical_or(low, found) if signed[0] and name != "eq" else logical_and(logical_not(low), found)
+
+    build.__name__, build.__doc__ = name, f"{OPS[name].doc}; exact between uint64 and signed integers"
+    return build
+
+
+eq, lt, le = map(_comparison, ("eq", "lt", "le"))
 
 
 def div(x: Operand, y: Operand) -> Tensor:
     """x / y, in floating point."""
-    a, b = align(x, y)
-    if not dtypes.is_float(a.dtype):
-        a, b = cast(a, "float32"), cast(b, "float32")
-    return make("div", (a, b))
+    x, y = _operand(x), _operand(y)
+    whole = not builtins.any(
+        dtypes.is_float(o.dtype) if isinstance(o, Tensor) else isinstance(o, float) for o in (x, y)
+    )
+    return make("div", align(x, y, dtype="float32" if whole else None))
 
 
 def gt(x: Operand, y: Operand) -> Tensor:
@@ -563,6 +589,123 @@ def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: int, mode:
 
 
 # ---------------------------------------------------------------- operators on Tensor
+def _outside(operands: Sequence[Any]) -> tuple[int, str] | None:
+    """An int among the operands and the integer dtype of the tensors beside it, if the dtype cannot hold the int."""
+    kinds = [o.dtype for o in operands if isinstance(o, Tensor)]
+    if not kinds or builtins.any(dtypes.is_float(k) for k in kinds):
+        return None
+    if builtins.any(isinstance(o, float | np.floating) for o in operands):
+        return None
+    dtype = functools.reduce(dtypes.promote, kinds)
+    dtype = "int64" if dtype == "bool" else dtype
+    numbers = [int(o) for o in operands if isinstance(o, int | np.integer) and not isinstance(o, bool)]
+    return next(((n, dtype) for n in numbers if not dtypes.least(dtype) <= n <= dtypes.greatest(dtype)), None)
+
+
+def refuse_outside(operands: Sequence[Any]) -> None:
+    """Raise UsageError for an int among the operands that the dtype of the tensors beside it cannot hold."""
+    if found := _outside(operands):
+        raise UsageError(f"{found[0]} is outside the range of {found[1]}", hint="cast the tensor to a wider dtype")
+
+
+def _is_kind(operand: Any, kind: str) -> bool:
+    """Whether an operand is a tensor or number of a dtype category ("bool", "int" or "float")."""
+    if isinstance(operand, Tensor):
+        return dtypes.category(operand.dtype) == kind
+    own = {bool: "bool", int: "int", float: "float"}.get(type(operand))
+    own = own or {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(
+        getattr(getattr(operand, "dtype", None), "kind", "")
+    )
+    return own == kind
+
+
+def _checked(build: Callable[..., Tensor], refused: str = "") -> Callable[..., Tensor]:
+    """A builder for callers. The built function raises UsageError for an int that the tensors' dtype cannot hold, and if
+    all operands are of the dtype category `refused`. (Builders themselves wrap such ints, as PyTorch does.)
+    """
+
+    @functools.wraps(build)
+    def checked(*operands: Any) -> Tensor:
+        if refused and builtins.all(_is_kind(o, refused) for o in operands):
+            raise UsageError(f"{build.__name__} of {refused}s", hint="cast first, or use a logical operation")
+        refuse_outside(operands[-2:])  # the condition of `where` comes first
+        return build(*operands)
+
+    return checked
+
+
+def _checked_compare(build: Callable[..., Tensor], answer: Callable[[int, int], bool]) -> Callable[..., Tensor]:
+    """A comparison for callers; constant for an int that the tensors' dtype cannot hold, as in NumPy."""
+
+    @functools.wraps(build)
+    def checked(x: Any, y: Any) -> Tensor:
+        if not _outside((x, y)):
+            return build(x, y)
+        tensor = x if isinstance(x, Tensor) else y
+        return full(tensor.shape, answer(*(0 if o is tensor else int(o) for o in (x, y))), "bool")
+
+    return checked
+
+
+def _bitwise(name: str) -> Callable[..., Tensor]:
+    """`&`, `|` or `^`: bitwise for integers, logical for bools. UsageError for floats."""
+    build = _checked(_binary(name))
+
+    def checked(x: Any, y: Any) -> Tensor:
+        if _is_kind(x, "float") or _is_kind(y, "float"):
+            raise UsageError(f"bitwise {name} of floats", hint=f"tg.logical_{name}, or compare first")
+        return build(x, y)
+
+    return checked
+
+
+def _logical(name: str) -> Callable[..., Tensor]:
+    """Logical operation of truth values: every nonzero number is true."""
+
+    def build(x: Any, y: Any) -> Tensor:
+        return make(
+            name, align(*(cast(o, "bool") if isinstance(o, Tensor) else bool(o) for o in map(_operand, (x, y))))
+        )
+
+    build.__name__, build.__doc__ = f"logical_{name}", f"Logical {name}; every nonzero number counts as true."
+    return build
+
+
+def _power(x: Any, y: Any) -> Tensor:
+    """x ** y. UsageError for integers to a negative integer power, and as in `_checked`."""
+    if isinstance(y, int | np.integer) and y < 0 and not _is_kind(x, "float"):
+        raise UsageError(
+            "an integer to a negative integer power", hint="cast to a float dtype, or use a float exponent"
+        )
+    if (
+        isinstance(y, int | float)
+        and not isinstance(y, bool)
+        and y == 2
+        and not (isinstance(y, float) and _is_kind(x, "int"))
+    ):
+        return square(x)
+    return _checked(pow)(x, y)
+
+
+#: Builders for callers, in place of those of the same name above, which loaders use.
+PUBLIC: dict[str, Callable[..., Tensor]] = {
+    **{f.__name__: _checked(f) for f in (add, mul, mod, floordiv, maximum, minimum, where)},
+    "sub": _checked(sub, "bool"), "neg": _checked(neg, "bool"), "pow": _power,
+    "eq": _checked_compare(eq, operator.eq), "ne": _checked_compare(ne, operator.ne),
+    "lt": _checked_compare(lt, operator.lt), "le": _checked_compare(le, operator.le),
+    "gt": _checked_compare(gt, operator.gt), "ge": _checked_compare(ge, operator.ge),
+    "logical_and": _logical("and"), "logical_or": _logical("or"), "logical_xor": _logical("xor"),
+}  # fmt: skip
+
+
+def _power_operator(x: Any, y: Any, modulus: Any = None) -> Tensor:
+    if modulus is not None:
+        raise UsageError("pow() with a modulus", hint="tg.mod(x ** y, modulus)")
+    return PUBLIC["pow"](x, y)
+
+
+def _formatted(x: Tensor, spec: str) -> str:
+    return repr(x) if not spec else str(_as_values(x))
 
 
 def _swapped(f: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
@@ -613,16 +756,18 @@ def _compared(build: Callable[..., Tensor], equal: bool) -> Callable[[Any, Any],
     return compare
 
 
+_P = PUBLIC
 _METHODS: dict[str, Any] = {
-    "__add__": add, "__radd__": _swapped(add), "__sub__": sub, "__rsub__": _swapped(sub),
-    "__mul__": mul, "__rmul__": _swapped(mul), "__truediv__": div, "__rtruediv__": _swapped(div),
+    **{f"__{n}__": _P[n] for n in ("add", "sub", "mul", "mod", "floordiv", "neg", "lt", "le", "gt", "ge")},
+    **{f"__r{n}__": _swapped(_P[n]) for n in ("add", "sub", "mul", "mod", "floordiv", "pow")},
+    **{f"__{n}__": _bitwise(n) for n in ("and", "or", "xor")},
+    **{f"__r{n}__": _swapped(_bitwise(n)) for n in ("and", "or", "xor")},
+    "__truediv__": div, "__rtruediv__": _swapped(div),
+    "__divmod__": lambda x, y: (_P["floordiv"](x, y), _P["mod"](x, y)),
+    "__rdivmod__": lambda x, y: (_P["floordiv"](y, x), _P["mod"](y, x)),
     "__matmul__": matmul, "__rmatmul__": _swapped(matmul),  # type: ignore[arg-type]
-    "__pow__": lambda x, y: square(x) if isinstance(y, int | float) and y == 2 else pow(x, y), "__neg__": neg,
-    "__rpow__": _swapped(pow), "__floordiv__": floordiv, "__rfloordiv__": _swapped(floordiv),
-    "__mod__": mod, "__rmod__": _swapped(mod), "__abs__": abs,
-    "__eq__": _compared(eq, True), "__ne__": _compared(ne, False), "__lt__": lt, "__le__": le, "__gt__": gt, "__ge__": ge,
-    "__and__": logical_and, "__rand__": logical_and, "__or__": logical_or, "__ror__": logical_or,
-    "__xor__": logical_xor, "__rxor__": logical_xor, "__invert__": _inverted,
+    "__pow__": _power_operator, "__abs__": abs, "__invert__": _inverted, "__format__": _formatted,
+    "__eq__": _compared(_P["eq"], True), "__ne__": _compared(_P["ne"], False),
     "__getitem__": getitem, "__len__": _length, "__array__": _as_values, "__float__": _as_values, "__int__": _as_values,
     "__index__": _as_values, "__complex__": _as_values, "__round__": _as_values, "__trunc__": _as_values,
     "__setitem__": _immutable, "__delitem__": _immutable,

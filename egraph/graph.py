@@ -79,6 +79,16 @@ class Tensor:
     def __bool__(self) -> bool:
         raise UsageError("the truth value of a tensor expression is not known yet", hint="use tg.where")
 
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a call of `make`: unpickling gives the node of the pool, so identity stays structural equality."""
+        return make, (self.op, self.args, dict(self.attrs), self.data)
+
     def __repr__(self) -> str:
         operands = [a.attr("name") if a.op in LEAVES[:3] else f"{a.op}{list(a.shape)}" for a in self.args]
         shown = [f"{k}={v!r}" for k, v in self.attrs if k not in ("dtype", "shape")]
@@ -164,7 +174,7 @@ class Tensor:
     var: Callable[..., Tensor]
 
 
-def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, *, data: Any = None) -> Tensor:
+def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, data: Any = None) -> Tensor:
     """The hash-consed node `op(*args, **attrs)` with its type inferred. Raises ShapeError if the operands violate the
     op's type law.
     """

@@ -332,7 +332,7 @@ def _empty(value: Any) -> Any:
         found = [_empty(v) for v in value]
         return found if found and all(isinstance(v, Tensor) for v in found) else None
     shape = tuple(getattr(value, "shape", ()))
-    if 0 not in shape or not all(type(d) is int for d in shape) or value.is_complex():
+    if not all(type(d) is int for d in shape) or 0 not in shape or value.is_complex():
         return None
     return t.zeros(shape, dtype_name(value.dtype))
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..egraph import api, dtypes
 from ..egraph.graph import Tensor
-from ..errors import TraceError
+from ..errors import TraceError, UsageError
 from . import numpy_functions, numpy_ufuncs
 from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, traced
 from .numpy_functions import FUNCTIONS
@@ -124,14 +125,17 @@ for _name in (
 ):  # fmt: skip
     setattr(Tensor, _name, _expression_method(_name))
 for _name, _build in (("lshift", UFUNCS["left_shift"]), ("rshift", UFUNCS["right_shift"])):
-    setattr(Tensor, f"__{_name}__", lambda x, y, _build=_build: _build(*_aligned(x, y)))
-    setattr(Tensor, f"__r{_name}__", lambda x, y, _build=_build: _build(*_aligned(y, x)))
+    setattr(Tensor, f"__{_name}__", lambda x, y, _build=_build: _build(*_shifted(x, y)))
+    setattr(Tensor, f"__r{_name}__", lambda x, y, _build=_build: _build(*_shifted(y, x)))
 
 
-def _aligned(x: Any, y: Any) -> Any:
-    from ..egraph import api
-
-    return api.align(x, y)
+def _shifted(x: Any, y: Any) -> Sequence[Tensor]:
+    """Operands of a shift as tensors of one integer dtype. UsageError for floats and ints outside the dtype."""
+    api.refuse_outside((x, y))
+    found = api.align(x, y)
+    if dtypes.is_float(found[0].dtype):
+        raise UsageError("a shift of floats", hint="multiply by a power of 2, or cast to an integer dtype")
+    return found
 
 
 Tensor.__array_ufunc__ = _expression_ufunc

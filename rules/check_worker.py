@@ -8,6 +8,7 @@ checks its rule itself.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -65,9 +66,10 @@ class Judges:
     def _process(self) -> subprocess.Popen[str]:
         found: subprocess.Popen[str] | None = getattr(self.mine, "process", None)
         if found is None:
-            found = subprocess.Popen(
-                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True, encoding="utf-8", start_new_session=True,
+            known = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+            found = subprocess.Popen(  # -P: never import from the user's folder
+                [sys.executable, "-P", "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True, encoding="utf-8", start_new_session=True, env=known,
             )  # fmt: skip
             self.mine.process = found
             self.processes.append(found)

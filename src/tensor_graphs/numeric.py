@@ -125,4 +125,4 @@ def _on_traced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in __all__:
-    globals()[_name] = _on_traced(globals()[_name])
+    globals()[_name] = _on_traced(api.PUBLIC.get(_name, globals()[_name]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from .errors import UsageError, warned
-from .private import private_folder
+from .private import private_folder, temporary_place
 
 
 @dataclass(frozen=True)
@@ -76,27 +76,34 @@ def override(**changes: Any) -> Iterator[Settings]:
 
 
 def home() -> Path:
-    """The cache folder, created with mode 0700; a temporary folder of this process if it is not writable."""
+    """The cache folder, created with mode 0700; a temporary folder of this process if it is not writable or not
+    known."""
     configured = current().home
-    if configured:
-        folder = Path(configured)
-    else:
-        from platformdirs import user_cache_path
-
-        folder = user_cache_path("tensor_graphs")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
+    folder = Path(configured) if configured else _cache_folder()
+    with suppress(OSError):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.access(folder, os.W_OK):
+                return folder
     made = not _temporary
     temporary = _temporary_folder()
     if made:
         if _override.get() is None:
             os.environ["TENSOR_GRAPHS_HOME"] = str(temporary)
-        warned(f"the cache folder is not writable; using {temporary} for this process (set TENSOR_GRAPHS_HOME)")
+        why = "not known" if folder is None else "not writable"
+        warned(f"the cache folder is {why}; using {temporary} for this process (set TENSOR_GRAPHS_HOME)")
     return temporary
+
+
+def _cache_folder() -> Path | None:
+    """The platform's user cache folder; None if the user's home folder is not known."""
+    from platformdirs import user_cache_path
+
+    try:
+        folder = user_cache_path("tensor_graphs")
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None  # not "~/.cache" below the current folder
 
 
 def private(name: str) -> Path:
@@ -129,9 +136,16 @@ def _temporary_folder() -> Path:
             import atexit
             import tempfile
 
-            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
+            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=_place())))
             atexit.register(_removed, _temporary[0], os.getpid())
     return _temporary[0]
+
+
+def _place() -> str:
+    try:
+        return temporary_place()
+    except RuntimeError as error:
+        raise UsageError(str(error), where="environment") from None
 
 
 def _removed(folder: Path, owner: int) -> None:

@@ -577,3 +577,12 @@ def test_a_buffer_of_two_names_is_not_written_under_one() -> None:
     module = Written(lambda m, x: (m.kept.add_(1.0), m.again * x)[1]).eval()
     module.register_buffer("again", module.kept)
     assert writes_of(torch.export.export(module, (torch.ones(4, 3),))) is None
+
+
+def test_a_mask_of_unknown_size_is_refused() -> None:
+    class Positive(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[x > 0]
+
+    with pytest.raises(UnsupportedError, match="depends on data"):
+        load_module(Positive(), (torch.randn(4, 6),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,15 @@ def test_a_process_that_dies_costs_nothing(many: list[Judges], monkeypatch: pyte
     monkeypatch.setattr(Judges, "_process", dying)
     rules = check_file.read(TEXT)[:3]
     assert list(check_file.check_all(rules, processes=2)) == list(check_file.check_all(rules))
+
+
+def test_modules_in_the_current_folder_are_not_imported(
+    many: list[Judges], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with a rule file from elsewhere may hold a `json.py`, too."""
+    mark = tmp_path / "mark"
+    (tmp_path / "json.py").write_text(f"open({str(mark)!r}, 'w')\nraise SystemExit\n")
+    monkeypatch.chdir(tmp_path)
+    rules = check_file.read(TEXT)[:3]
+    assert len(list(check_file.check_all(rules, processes=2))) == 3 and many[0].processes
+    assert not mark.exists()
