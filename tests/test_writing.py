@@ -52,6 +52,26 @@ def test_a_link_to_itself_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "loop").is_symlink() and names(tmp_path) == {"loop"}
 
 
+def test_a_link_that_the_system_does_not_follow_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Linux (fs.protected_symlinks) does with another user's link in a sticky folder."""
+    (tmp_path / "mine").write_text("old")
+    link, stat = tmp_path / "report.html", os.stat
+    link.symlink_to(tmp_path / "mine")
+
+    def refused(path: Any, **given: Any) -> os.stat_result:
+        if path == link and given.get("follow_symlinks", True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **given)
+
+    monkeypatch.setattr(writing.os, "stat", refused)
+    with pytest.raises(UnwritableError, match="Permission denied"):
+        writing.write_text(link, "new")
+    monkeypatch.undo()
+    assert (tmp_path / "mine").read_text() == "old"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("arguments", [["rules", "list"], ["rules", "list", "--json"], ["nonsense", "--json"]])
 def test_a_full_standard_output_is_told(arguments: list[str]) -> None:

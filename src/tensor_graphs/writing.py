@@ -133,11 +133,12 @@ def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]
 
 
 def _followed(path: Path | str) -> Path:
-    """The path with all links followed. OSError (ELOOP) for a link that leads to itself."""
-    target = Path(os.path.realpath(path))
-    if target.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    return target
+    """The path with all links followed. OSError for a link that the operating system does not follow: one that leads to
+    itself, or another user's in a sticky folder such as /tmp (`realpath` alone would follow the latter).
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(path)
+    return Path(os.path.realpath(path))
 
 
 def is_stream(path: Path | str) -> bool:
