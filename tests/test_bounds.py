@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import tensor_graphs as tg
 from tensor_graphs import cli, pipeline, settings, verify
 from tensor_graphs.backends import drawing
 from tensor_graphs.backends.registry import backend
+from tensor_graphs.egraph import host
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.strips import axes_of, stretch
@@ -180,6 +182,53 @@ def test_large_settings_may_come_from_the_environment(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TENSOR_GRAPHS_THREADS", "5000")
     with pytest.raises(UsageError, match=r"within 0\.\.4096"):
         settings.current()
+
+
+# ---------------------------------------------------------------- worker processes
+def test_a_worker_gets_a_part_of_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "host_bytes", lambda: 100 << 30)
+    assert [host.worker_bytes(n) >> 30 for n in (1, 4, 1000)] == [60, 15, 4]
+    with settings.override(worker_memory=5):
+        assert host.worker_bytes(4) == 5
+
+
+def test_a_kernel_that_takes_too_much_memory_fails_alone(tmp_path: Path) -> None:
+    """The process answers, and measures the next kernel."""
+    from tensor_graphs.backends.measure import CpuMeasurer, Failure, Timing
+    from tensor_graphs.backends.registry import template
+    from tensor_graphs.egraph.ops import Type
+    from tensor_graphs.extract.kernel import Call, Operand
+
+    def call(n: int) -> Call:
+        one = Operand(Type((n, 1 << 20), "float32"), (1 << 20, 1))
+        return Call({"x": one, "y": one}, one, {})
+
+    with settings.override(worker_memory=1 << 30), CpuMeasurer([]) as measurer:  # type: ignore[arg-type]
+        large = measurer.time(template("numpy", "np.add"), call(150))
+        process = measurer.worker._process
+        small = measurer.time(template("numpy", "np.add"), call(1))
+        assert process is not None and measurer.worker._process is process
+    assert isinstance(large, Failure) and large.status == "memory" and isinstance(small, Timing)
+
+
+@pytest.mark.parametrize("device, code", [(False, 5), (True, host.MEMORY_EXIT)])
+def test_a_process_over_its_memory_limit_stops(device: bool, code: int) -> None:
+    """With a MemoryError; a process that uses a GPU ends."""
+    text = f"""
+import sys, time
+from tensor_graphs.egraph import host
+host.limit_own_memory(device={device})
+try:
+    held = []
+    for _ in range(100):
+        held.append(b"x" * (10 << 20))
+        time.sleep(0.01)
+except MemoryError:
+    sys.exit(5)
+"""
+    known = {**os.environ, host.VARIABLE: str(400 << 20)}
+    done = subprocess.run([sys.executable, "-c", text], env=known, timeout=60, check=False, capture_output=True)
+    assert done.returncode == code, done.stderr
 
 
 def test_loading_beyond_the_budget_is_told() -> None:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
-from .costdb.device import gpu_facts, machine_memory
+from .costdb.device import gpu_facts
 from .egraph.graph import Graph
+from .egraph.host import host_bytes
 from .errors import DeviceMemoryError, TooLargeError
 
 _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
-
-
-def host_bytes() -> int:
-    """Memory limit of this process in bytes: the machine's memory, or the container's limit if smaller."""
-    found = machine_memory()
-    with suppress(OSError, ValueError):  # no cgroup file, or "max"
-        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return found
 
 
 def in_and_out(graph: Graph) -> int:

@@ -29,6 +29,7 @@ class Settings:
     gpu: str = ""  # plan for a GPU that is not in this machine: its device key "device|driver|toolchain"
     workers: int = 0  # saturation worker processes; 0: one per core, at most 4
     file_memory: int = 0  # memory limit in bytes for parsing an e-graph file; 0: derived from the file's size
+    worker_memory: int = 0  # memory limit in bytes of one worker process; 0: derived from the machine's memory
     max_nodes: int = 250_000  # maximum number of operations of a model; larger models are refused on loading
     export_seconds: int = 0  # time limit of torch.export in seconds; 0: derived from the budget
     log: str = ""  # e.g. "saturate:debug,extract:info"

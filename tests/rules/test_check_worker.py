@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tensor_graphs.rules import check_file
+from tensor_graphs import settings
+from tensor_graphs.rules import check_file, check_worker
 from tensor_graphs.rules.check_worker import Judges
 
 TEXT = """
@@ -72,6 +73,21 @@ def test_a_process_that_dies_costs_nothing(many: list[Judges], monkeypatch: pyte
     monkeypatch.setattr(Judges, "_process", dying)
     rules = check_file.read(TEXT)[:3]
     assert list(check_file.check_all(rules, processes=2)) == list(check_file.check_all(rules))
+
+
+def test_a_rule_that_takes_too_long_is_unknown(many: list[Judges], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is killed; nothing is checked in this process instead."""
+    monkeypatch.setattr(check_worker, "RULE_S", 0.01)
+    monkeypatch.setattr(check_worker, "verdict", lambda *_, **__: pytest.fail("checked in this process"))
+    found = list(check_file.check_all(check_file.read(TEXT)[:3], processes=2))
+    assert {(c.verdict.status, c.verdict.detail) for c in found} == {("unknown", "the check took more than 0.01 s")}
+
+
+def test_a_rule_that_takes_too_much_memory_is_unknown(many: list[Judges], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_worker, "verdict", lambda *_, **__: pytest.fail("checked in this process"))
+    with settings.override(worker_memory=1 << 20):
+        found = list(check_file.check_all(check_file.read(TEXT)[:3], processes=2))
+    assert all(c.verdict.status == "unknown" and check_worker.FULL in c.verdict.detail for c in found)
 
 
 def test_modules_in_the_current_folder_are_not_imported(
