@@ -11,9 +11,11 @@ import hashlib
 import inspect
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,12 @@ def c_library(source: str, threads: bool = True) -> Any:
     name = hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()
     folder = code_folder("c")
     if folder is not None:
-        return c_loaded(folder / f"{name}.so", source, command)
+        try:
+            return c_loaded(folder / f"{name}.so", source, command)
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and shutil.disk_usage(folder).free > 1 << 20:  # the compiler has failed
+                raise
+            warnings.warn(f"compiled kernels are not kept in {folder}: {error}", stacklevel=2)
     with tempfile.TemporaryDirectory(
         prefix="tensor_graphs-c-", dir=temporary_place()
     ) as own:  # a loaded library needs no file
@@ -115,7 +122,6 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
 def c_clean(folder: Path, seconds: float = 600.0) -> None:
     """Remove compile folders of killed processes: folders of this user named `.compile-*` whose last change is longer
     ago than `seconds` (a compiler gets 120 s)."""
-    import shutil
     import time
 
     for left in folder.glob(".compile-*"):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
+import dis
+import errno
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
 from tensor_graphs import settings
 from tensor_graphs.backends import c_helpers
+from tensor_graphs.backends.emit_text import imports_of
+from tensor_graphs.backends.registry import all_helpers
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.errors import UsageError
 from tensor_graphs.private import private_folder, read_sealed, sealed, temporary_place, unsafe_folder
@@ -61,6 +68,25 @@ def test_planted_code_does_not_run(hole: str, tmp_path: Path, monkeypatch: pytes
         with pytest.warns(UserWarning, match="only you can write"):
             assert c_helpers.c_library(SOURCE).f() == 7
     assert not mark.exists()
+
+
+def loaded_names(code: CodeType) -> Iterator[str]:
+    """Global names that a code object and those in it read."""
+    yield from (str(i.argval) for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from loaded_names(inner)
+
+
+def test_the_helpers_of_emitted_programs_import_what_they_use() -> None:
+    """On rare paths, too, such as the warning that a folder is not safe."""
+    helpers = all_helpers()
+    known = {*dir(builtins), *(key if isinstance(key, str) else key[-1] for key in helpers), "__annotations__"}
+    for key, body in helpers.items():
+        text = "\n".join(("from __future__ import annotations", *imports_of(body), body))
+        code = compile(text, str(key), "exec")
+        made = {str(i.argval) for i in dis.get_instructions(code) if i.opname == "STORE_NAME"}
+        assert set(loaded_names(code)) <= known | made, key
 
 
 def test_a_damaged_library_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +147,29 @@ def test_compile_folders_of_killed_processes_go(tmp_path: Path, monkeypatch: pyt
     assert c_helpers.c_library(SOURCE).f() == 7
     assert {p.name for p in folder.iterdir() if p.suffix != ".so"} == {".compile-new", ".compile-link", "mine"}
     assert (beside / "kernels.c").exists()
+
+
+def test_a_full_cache_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the library or the compiler's output finds no room."""
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    replace = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if tmp_path in target.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(self, target)
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="No space left"):
+        patch.setattr(Path, "replace", full)
+        assert c_helpers.c_library(SOURCE).f() == 7
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="compiler failed"):
+        compiler = tmp_path / "cc.sh"
+        compiler.write_text(f'#!/bin/sh\ncase "$*" in *{tmp_path}*) exit 1;; esac\nexec cc "$@"\n')
+        compiler.chmod(0o700)
+        patch.setenv("CC", str(compiler))
+        patch.setattr(c_helpers.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 0}))
+        assert c_helpers.c_library(SOURCE).f() == 7
+    assert not list((tmp_path / "c").iterdir())
 
 
 def test_nothing_is_compiled_where_others_can_replace_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
