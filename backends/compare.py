@@ -31,6 +31,8 @@ PIECE, PIECE_THERE = 1 << 18, 1 << 22  # elements compared at a time: arrays, te
 #: the kernel reads or writes. A kernel beyond them is wrong unless rounding explains the error.
 KERNEL = {"float64": 3e-11, "float32": 2e-5, "float16": 1e-3, "bfloat16": 5e-3}
 
+HUGE = 2.0**-600  # scale of values whose squares overflow float64
+
 #: Unit roundoff, and the largest and smallest numbers with full precision.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LARGEST = {
@@ -94,11 +96,19 @@ class Measured:
         self.xp, self.shape = module_of(exact), tuple(exact.shape)
         self.flat = flat = _Flat(self.shape)
         self.parts = [x if x is None else flat.of(x) for x in (y, exact, own, unstable)]
-        self.sums = _Sums(flat, self.xp)
+        self.scale = 1.0  # power of two that all values are multiplied with
+        self._measure()
+        if flat.total and not math.isfinite(float(self.sums.by_column[1].sum()) + float(self.sums.by_column[0].sum())):
+            self.scale = HUGE  # squares overflow float64
+            self._measure()
+
+    def _measure(self) -> None:
+        """Sum the squares of errors and values."""
+        self.sums = _Sums(self.flat, self.xp)
         self.peaks: list[tuple[slice, Any]] = []  # (rows, largest error in them)
         self.known = 0.0  # sum of squares of the reference where the baseline is finite
         self.finite = True  # whether NaN and infinities match another run
-        if flat.total:
+        if self.flat.total:
             with np.errstate(all="ignore"):
                 for rows in self._rows():
                     self._add(rows)
@@ -108,9 +118,9 @@ class Measured:
         return (slice(start, start + step) for start in range(0, self.flat.rows, step))
 
     def _piece(self, rows: slice) -> list[Any]:
-        """The result, reference, baseline and rounding movement of some rows, in float64."""
-        v, r, o, u = (None if x is None else wide(x[rows]) for x in self.parts)
-        return [v, r, o, u]
+        """The result, reference, baseline and rounding movement of some rows, in float64 and scaled."""
+        found = [None if x is None else wide(x[rows]) for x in self.parts]
+        return found if self.scale == 1.0 else [None if x is None else x * self.scale for x in found]
 
     def _add(self, rows: slice) -> None:
         xp = self.xp
@@ -133,7 +143,8 @@ class Measured:
         xp, none = self.xp, self.xp.zeros_like(r)
         dtype = "float64" if self.parts[2] is None else dtypes.name_of(self.parts[2].dtype)
         if o is not None:
-            self.finite = self.finite and not bool(misplaced(xp, v, r, o, dtype).any())
+            raw = [x / self.scale for x in (v, r, o)] if self.scale != 1.0 else [v, r, o]
+            self.finite = self.finite and not bool(misplaced(xp, raw[0], raw[1], raw[2], dtype).any())
         there = xp.isfinite(v) & xp.isfinite(r)
         fine = there if o is None else xp.isfinite(o) & xp.isfinite(r)
         lost = None if o is None else xp.where(fine, o - r, none)
@@ -176,14 +187,15 @@ class Measured:
                 if error / most > found.ratio:
                     place = np.unravel_index(rows.start * flat.columns + at, self.shape)
                     found = Worst(error / most, error, most, beside, f"at [{', '.join(str(int(i)) for i in place)}]")
-            return replace(found, exempt=exempt)
+            sizes = {k: getattr(found, k) / self.scale for k in ("error", "limit", "size")}
+            return replace(found, exempt=exempt, **sizes)
 
 
 def share(gap: float, scale: float, least: float = 0.0) -> float:
-    """gap / scale; 0 if the gap is at most `least`, infinite if the scale is 0."""
+    """gap / scale; 0 if the gap is at most `least`; the gap itself if the scale is 0 (a reference of zeros only)."""
     if gap <= least:
         return 0.0
-    return gap / scale if scale > 0 else math.inf
+    return gap / scale if scale > 0 else gap
 
 
 class _Flat:

@@ -63,8 +63,10 @@ ARITHMETIC = {
 }
 ODD = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 1.5, 2.5, 8.0, -8.0)
 LARGE = (1e-3, -1e-3, 100.0, -100.0, 3e3, -3e3)  # only if no value of the graph is a 16-bit float
+LIMIT = 1e4  # largest constant that floats are drawn near: -1e9 and the like only mask
 SHARE = 0.125  # share of special values
 EDGE = 100  # bound of integers that floats are computed from
+LARGE_INT = 70_000  # the same in the second and third input, if no exponential occurs
 DRAWN = 1 << 26  # maximum elements drawn individually; larger inputs repeat a block
 PERIOD = (
     1 << 24
@@ -77,7 +79,8 @@ class Role:
 
     bound: int = 0  # indices of an axis of this size, if not 0
     signed: bool = False  # whether negative indices are allowed
-    near: set[int] = field(default_factory=set)  # constants the values are compared with
+    near: set[int] = field(default_factory=set)  # constants that integers are compared with
+    limits: set[float] = field(default_factory=set)  # constants that floats are compared with or limited to
     counted: int = 0  # compared with positions below this, if not 0
     divisor: bool = False
     exponent: bool = False
@@ -85,6 +88,7 @@ class Role:
     floats: bool = False  # integers or bools that floats depend on
     positive: bool = False
     large: bool = True  # whether large floats are allowed
+    exponential: bool = False  # whether an exponential occurs: integers may be masks, which are 0 and 1
 
 
 def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
@@ -94,8 +98,9 @@ def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
         found[name].bound = bound
     nodes = topological(expand_all(graph.roots))
     narrow = any(n.dtype in HALVES for n in nodes)
+    exponential = any(n.op == "exp" for n in nodes)
     for role in found.values():
-        role.large = not narrow
+        role.large, role.exponential = not narrow, exponential
     _spread(graph, nodes, found, kinds)
     return found
 
@@ -118,7 +123,9 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds
         categories = [dtypes.category(a.dtype) for a in node.args]
         from_ = [moved[a] for a in args]
         moved[id(node)] = (
-            none.union(*from_) if node.op in VIEWS or (node.op == "cast" and categories[0] == "int") else none
+            none.union(*from_)
+            if node.op in VIEWS or (node.op == "cast" and categories[0] in ("int", dtypes.category(node.dtype)))
+            else none
         )
         is_float = dtypes.is_float(node.dtype)
         reads = none.union(*(whole[a] for a, k in zip(args, categories) if k != "float"))
@@ -148,14 +155,19 @@ def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dic
     if node.op == "pow" and not dtypes.is_float(node.dtype):
         for name in from_[1]:
             found[name].exponent = True
-    if node.op in ("lt", "le", "eq"):
+    if node.op == "cast" and node.dtype == "bool":
+        for name in from_[0]:
+            found[name].near.add(0)
+    if node.op in ("lt", "le", "eq", "maximum", "minimum"):
         for names, other in zip(from_, node.args[::-1]):
             base = next(iter(_sources(other)), None)
             for name in names:
-                if base is not None and base.op == "iota":
+                if base is not None and base.op == "iota" and node.op in ("lt", "le", "eq"):
                     found[name].counted = int(concrete(base.shape)[base.attr("axis")])
                 elif base is not None and base.op == "full" and not dtypes.is_float(base.dtype):
                     found[name].near.add(int(base.attr("value")))
+                elif base is not None and base.op == "full" and abs(base.attr("value")) <= LIMIT:
+                    found[name].limits.add(float(base.attr("value")))
 
 
 def _sources(node: Tensor) -> Iterable[Tensor]:
@@ -230,7 +242,11 @@ def _free(shape: tuple[int, ...], info: Any, role: Role, rng: np.random.Generato
     if role.counted:
         return np.asarray(rng.integers(0, min(role.counted, int(info.max)), shape)).astype(dtype)
     if role.floats and not (role.arithmetic or role.divisor):
-        return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
+        found = np.asarray(rng.integers(0, 2, shape)).astype(dtype)
+        if not turn or role.exponential:
+            return found
+        some = rng.integers(max(low, -LARGE_INT), min(int(info.max), LARGE_INT), shape).astype(dtype)
+        return np.where(rng.random(shape) < SHARE, some, found)
     small = rng.integers(max(low, -9), 10, shape).astype(dtype)
     if role.floats:
         some = rng.integers(max(low, -EDGE), EDGE + 1, shape).astype(dtype)
@@ -243,7 +259,8 @@ def _free(shape: tuple[int, ...], info: Any, role: Role, rng: np.random.Generato
 
 def odd_numbers(role: Role) -> tuple[float, ...]:
     """Special floats of the second input: zeros, numbers with few bits, large ones."""
-    found = ODD + LARGE if role.large else ODD
+    found: tuple[float, ...] = ODD + LARGE if role.large else ODD
+    found += tuple(c * f for c in sorted(role.limits) for f in (1.0, 0.75, 1.5))
     return tuple(abs(x) for x in found if x) if role.positive else found
 
 

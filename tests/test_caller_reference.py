@@ -88,3 +88,17 @@ def test_expressions_and_files_have_no_caller():
         and caller_reference.compare("model.onnx", None, Graph.of(x)) == ""
     )
     assert dataclasses.is_dataclass(Graph)
+
+
+def test_differences_that_rounding_decides_are_accepted():
+    def centred(a):
+        rows = np.broadcast_to(a[:, :1], (3, 40))
+        return rows - rows.mean(1, keepdims=True), np.argmax(rows * np.float32(0.1) * 3 - rows * np.float32(0.3), 1)
+
+    graph = as_graph(centred, (X,))
+    rounding = caller_reference._Rounding(graph, {"a": X})
+    zero = np.zeros((3, 40), np.float32)
+    assert rounding.explains(0, zero, zero + np.float32(2e-7)) and not rounding.explains(
+        0, zero, zero + np.float32(1e-3)
+    )
+    assert "itself, on 3 inputs" in compared(centred, X)

@@ -140,6 +140,18 @@ FAULTS: dict[str, tuple[Graph, Callable[[list[Array], dict[str, Array]], object]
         Graph.of(tg.round(X)), replaced(lambda v: np.floor(np.abs(v["x"]) + 0.5) * np.sign(v["x"]))),
     "the last of equal numbers is the largest": (Graph.of(tg.argmax(tg.input("x", (300, 70)), 1)), replaced(ties_last)),
     "a sum is taken in 16 bits": (Graph.of(tg.sum(tg.input("x", (30, 2000)), 1)), replaced(half_sums)),
+    "a limit of 16-bit numbers is missing": (
+        Graph.of(tg.minimum(tg.cast(tg.input("x", (50, 64), "float16"), "float32"), 20.0)), replaced(lambda v: v["x"])),
+    "what is above a limit is wrong in 16 bits": (
+        Graph.of(tg.where(tg.input("x", (50, 64), "float16") > 20.0, 1.0, tg.input("x", (50, 64), "float16"))), replaced(lambda v: v["x"])),
+    "a cast to bool is missing": (
+        Graph.of(tg.exp(tg.cast(tg.cast(tg.input("x", (40, 50), "int64"), "bool"), "float32"))), replaced(lambda v: np.exp(v["x"]))),
+    "integers lose their upper bits before they become floats": (
+        Graph.of(tg.cast(tg.input("x", (40, 50), "int32"), "float32") * 0.5), replaced(lambda v: v["x"].astype(np.int8) * 0.5)),
+    "one of the numbers whose squares overflow is off": (
+        Graph.of(tg.input("x", (40, 50), "float64") * 1e200), put((3, 4), lambda v: v * 1.1)),
+    "a difference that is zero but for rounding is not": (
+        Graph.of((X * X - 1.0) - (X - 1.0) * (X + 1.0)), replaced(lambda v: v["x"] * 1e-2)),
     "a variance of means that are large, by squares": (
         Graph.of(tg.var(X + 1000.0, 1)),
         replaced(lambda v: np.mean((v["x"] + np.float32(1000)) ** 2, 1) - np.mean(v["x"] + np.float32(1000), 1) ** 2 + 1e-1),
@@ -254,6 +266,10 @@ RIGHT: dict[str, tuple[Graph, Callable[[list[Array], dict[str, Array]], object]]
         Graph.of(X * 1e-30 * 1e-9), other(lambda x: np.where(np.abs(x) < 11, 0, x.astype(np.float64) * 1e-39))),
     "sums that are zero but for rounding": (
         Graph.of(tg.sum(X - tg.mean(X, 1, True), 1)), other(lambda x: tiles(x) - x.sum(1))),
+    "a difference that is zero but for rounding": (
+        Graph.of((X * X - 1.0) - (X - 1.0) * (X + 1.0)), other(lambda x: x * x - 1 - x * x - x + x + 1)),
+    "numbers whose squares overflow": (
+        Graph.of(tg.exp(tg.input("x", (40, 50), "float64") * 200.0)), replaced(lambda v: np.exp(v["x"] * 100.0) ** 2)),
     "a root of what is nearly zero": (
         Graph.of(tg.sqrt(tg.abs(tg.mean(X * X, 1) - tg.mean(X * X, 1) * 1.0))), other(lambda x: np.zeros(60))),
 }  # fmt: skip
