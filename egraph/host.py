@@ -64,6 +64,11 @@ def resident_bytes() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
+def _data_bytes() -> int:
+    """Private writable memory that this process has reserved, in bytes: libraries reserve more than they use."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def watch_memory(limit: Callable[[], int]) -> None:
     """Start a thread that ends this process with MEMORY_EXIT when its resident memory exceeds `limit()` bytes (0: none)."""
 
@@ -80,16 +85,17 @@ def watch_memory(limit: Callable[[], int]) -> None:
 def limit_own_memory(*, device: bool = False) -> None:
     """Apply the limit of `worker_bytes` to this worker process.
 
-    Allocations of private memory beyond it fail (MemoryError), also in compilers that the worker starts. With `device`,
-    or where the system has no such limit, resident memory is watched instead and the process exits with MEMORY_EXIT:
-    a CUDA driver reserves far more than it uses.
+    Private memory may grow by this much: allocations beyond fail (MemoryError), also in compilers that the worker starts.
+    With `device`, or where the system has no such limit, resident memory is watched instead and the process exits with
+    MEMORY_EXIT: a CUDA driver reserves far more than it uses.
     """
     allowed = worker_bytes()
     if sys.platform == "linux" and not device:
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        soft = allowed if hard == resource.RLIM_INFINITY else min(allowed, hard)
+        soft = allowed + _data_bytes()
+        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     else:
         watch_memory(lambda: allowed)
