@@ -40,6 +40,23 @@ def host_bytes() -> int:
     return found
 
 
+def available_bytes() -> int:
+    """Memory in bytes that this process can still take without swapping; the limit of the container included."""
+    found = host_bytes()
+    with suppress(OSError, ValueError, KeyError):
+        found = min(found, _listed("/proc/meminfo")["MemAvailable:"] << 10)
+    with suppress(OSError, ValueError, KeyError):
+        limit = int(Path(_CGROUPS[0]).read_text(encoding="ascii"))
+        found = min(found, max(0, limit - _listed("/sys/fs/cgroup/memory.stat")["anon"]))
+    return found
+
+
+def _listed(path: str) -> dict[str, int]:
+    """Names and numbers of a system file with a pair in each line."""
+    lines = Path(path).read_text(encoding="ascii").splitlines()
+    return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1}
+
+
 def worker_bytes(count: int = 1) -> int:
     """Return the memory limit in bytes of one of `count` workers of a kind: the setting `worker_memory`, else derived."""
     if chosen := settings.current().worker_memory:
@@ -102,6 +119,6 @@ def limit_own_memory(*, device: bool = False) -> None:
 
 
 __all__ = [
-    "MEMORY_EXIT", "host_bytes", "limit_own_memory", "limited_environment", "machine_memory", "resident_bytes",
+    "MEMORY_EXIT", "available_bytes", "host_bytes", "limit_own_memory", "limited_environment", "machine_memory", "resident_bytes",
     "watch_memory", "worker_bytes",
 ]  # fmt: skip
