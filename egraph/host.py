@@ -40,6 +40,23 @@ def host_bytes() -> int:
     return found
 
 
+def available_bytes() -> int:
+    """Memory in bytes that this process can still take without swapping; the limit of the container included."""
+    found = host_bytes()
+    with suppress(OSError, ValueError, KeyError):
+        found = min(found, _listed("/proc/meminfo")["MemAvailable:"] << 10)
+    with suppress(OSError, ValueError, KeyError):
+        limit = int(Path(_CGROUPS[0]).read_text(encoding="ascii"))
+        found = min(found, max(0, limit - _listed("/sys/fs/cgroup/memory.stat")["anon"]))
+    return found
+
+
+def _listed(path: str) -> dict[str, int]:
+    """Names and numbers of a system file with a pair in each line."""
+    lines = Path(path).read_text(encoding="ascii").splitlines()
+    return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1}
+
+
 def worker_bytes(count: int = 1) -> int:
     """Return the memory limit in bytes of one of `count` workers of a kind: the setting `worker_memory`, else derived."""
     if chosen := settings.current().worker_memory:
@@ -64,6 +81,11 @@ def resident_bytes() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
+def _data_bytes() -> int:
+    """Private writable memory that this process has reserved, in bytes: libraries reserve more than they use."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def watch_memory(limit: Callable[[], int]) -> None:
     """Start a thread that ends this process with MEMORY_EXIT when its resident memory exceeds `limit()` bytes (0: none)."""
 
@@ -80,22 +102,23 @@ def watch_memory(limit: Callable[[], int]) -> None:
 def limit_own_memory(*, device: bool = False) -> None:
     """Apply the limit of `worker_bytes` to this worker process.
 
-    Allocations of private memory beyond it fail (MemoryError), also in compilers that the worker starts. With `device`,
-    or where the system has no such limit, resident memory is watched instead and the process exits with MEMORY_EXIT:
-    a CUDA driver reserves far more than it uses.
+    Private memory may grow by this much: allocations beyond fail (MemoryError), also in compilers that the worker starts.
+    With `device`, or where the system has no such limit, resident memory is watched instead and the process exits with
+    MEMORY_EXIT: a CUDA driver reserves far more than it uses.
     """
     allowed = worker_bytes()
     if sys.platform == "linux" and not device:
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        soft = allowed if hard == resource.RLIM_INFINITY else min(allowed, hard)
+        soft = allowed + _data_bytes()
+        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     else:
         watch_memory(lambda: allowed)
 
 
 __all__ = [
-    "MEMORY_EXIT", "host_bytes", "limit_own_memory", "limited_environment", "machine_memory", "resident_bytes",
+    "MEMORY_EXIT", "available_bytes", "host_bytes", "limit_own_memory", "limited_environment", "machine_memory", "resident_bytes",
     "watch_memory", "worker_bytes",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from benchmarks import growth
 
 import tensor_graphs as tg
-from tensor_graphs import cli, pipeline, settings, verify
+from tensor_graphs import cli, pipeline, room, settings, verify
 from tensor_graphs.backends import drawing
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph import host
@@ -265,6 +266,43 @@ def test_what_was_not_compared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.passed and 0.05 < found.compared < 0.2
     assert found.cut == f"verification of {100 * (1 - found.compared):.3g} % of the outputs' elements"
     assert found.to_json()["compared"] == found.compared
+
+
+def test_memory_of_the_reference_is_estimated_from_below() -> None:
+    def peak(run: Callable[[], Any]) -> int:
+        tracemalloc.start()
+        run()
+        try:
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    shape, values = (400, 500), {"x": RNG.standard_normal((400, 500)).astype(np.float32)}
+    for expression in (
+        lambda x: tg.cumsum(tg.cumsum(x, 0), 1),
+        lambda x: tg.softmax(x) + x,
+        lambda x: (x.reshape((400, 1, 500)) - x[:40].reshape((1, 40, 500))).sum(axis=(1, 2)),
+    ):
+        graph = large(expression, shape)
+        for wide in (False, True):
+            estimate = room.run_bytes(graph, float64=wide)
+            taken = peak(lambda graph=graph, wide=wide: evaluate(graph, values, float64=wide))
+            assert 0.2 * taken < estimate <= 1.01 * taken
+
+
+@pytest.mark.parametrize("tolerance", ["eager", "exact"])
+def test_references_that_do_not_fit_are_refused_before_they_are_computed(
+    tolerance: verify.Tolerance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = large(lambda x: tg.cumsum(tg.cumsum(x, 0), 1))
+    monkeypatch.setattr(room, "available_bytes", lambda: 8 << 20)
+    assert verdict(whole, right(whole), monkeypatch, seeds=1, tolerance=tolerance).passed
+    monkeypatch.setattr(room, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(verify, "evaluate", lambda *_, **__: pytest.fail("computed"))
+    with pytest.raises(TooLargeError, match=r"verification takes at least \d+ bytes of memory, 1048576 are available"):
+        verdict(whole, right(whole), monkeypatch, seeds=1, tolerance=tolerance)
+    stripped = large(lambda x: x + x)
+    assert verdict(stripped, right(stripped), monkeypatch).passed
 
 
 @pytest.mark.parametrize("place", [0, 3137, 5999])
