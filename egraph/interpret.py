@@ -23,11 +23,14 @@ Array = np.ndarray[Any, Any]
 Around = Callable[[Tensor, Sequence[Any], Callable[[Sequence[Any]], Any]], Any]
 
 
+NORMS = ("layer_norm", "rms_norm", "group_norm")
+
+
 def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Tensor]:
     """The roots with every composite op replaced by its decomposition into atomic ops.
 
-    `wide_means`: compute means of 16-bit floats in float32, as libraries do, because sums of many elements overflow in
-    float16.
+    `wide_means`: compute means of 16-bit floats and norms of float16 in float32, as libraries do, because sums of many
+    elements and squares overflow in float16.
     """
     if not any(node.entry.composite for node in topological(roots)):
         return list(roots)
@@ -43,7 +46,7 @@ def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Ten
             same = all(a is b for a, b in zip(args, node.args))
             fresh = node if same else make(node.op, args, dict(node.attrs), data=node.data)
             if fresh.entry.composite:
-                inner = _in_float32(fresh) if wide_means and fresh.op == "mean" else expand(fresh)
+                inner = _in_float32(fresh) if wide_means else expand(fresh)
                 walk([inner])
                 fresh = done[id(inner)]
             done[id(node)] = done[id(fresh)] = fresh
@@ -53,13 +56,12 @@ def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Ten
     return [done[id(r)] for r in roots]
 
 
-def _in_float32(mean: Tensor) -> Tensor:
-    """Decomposition of a mean; means of 16-bit floats are computed in float32."""
-    (x,) = mean.args
-    if x.dtype not in dtypes.HALVES:
-        return expand(mean)
-    wide = make("mean", (make("cast", (x,), {"dtype": "float32"}),), dict(mean.attrs))
-    return make("cast", (wide,), {"dtype": mean.dtype})
+def _in_float32(node: Tensor) -> Tensor:
+    """Decomposition of a composite op; means of 16-bit floats and norms of float16 are computed in float32."""
+    if not ((node.op == "mean" and node.dtype in dtypes.HALVES) or (node.op in NORMS and node.dtype == "float16")):
+        return expand(node)
+    args = [make("cast", (a,), {"dtype": "float32"}) if a.dtype in dtypes.HALVES else a for a in node.args]
+    return make("cast", (make(node.op, args, dict(node.attrs)),), {"dtype": node.dtype})
 
 
 def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole: bool = False) -> Array:

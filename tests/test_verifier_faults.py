@@ -13,7 +13,7 @@ from tensor_graphs import verify
 from tensor_graphs.backends import drawing
 from tensor_graphs.egraph.dtypes import numpy_dtype
 from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.interpret import evaluate, expand_all
 
 Array = np.ndarray[Any, Any]
 DEVICES = ["", "cpu"]
@@ -28,7 +28,9 @@ def spoiled(graph: Graph, fault: Callable[[list[Array], dict[str, Array]], objec
         there = any(map(is_torch, values.values()))
         arrays = {n: array_of(v) if is_torch(v) else v for n, v in values.items()}
         with np.errstate(all="ignore"):
-            found = [np.array(x) for x in evaluate(graph, arrays)]
+            found = [
+                np.array(x) for x in evaluate(expand_all(graph.roots, wide_means=True), arrays, params=graph.params)
+            ]
             fault(found, arrays)
         return [tensor_of(x) for x in found] if there else found
 
@@ -144,6 +146,8 @@ FAULTS: dict[str, tuple[Graph, Callable[[list[Array], dict[str, Array]], object]
         Graph.of(tg.minimum(tg.cast(tg.input("x", (50, 64), "float16"), "float32"), 20.0)), replaced(lambda v: v["x"])),
     "what is above a limit is wrong in 16 bits": (
         Graph.of(tg.where(tg.input("x", (50, 64), "float16") > 20.0, 1.0, tg.input("x", (50, 64), "float16"))), replaced(lambda v: v["x"])),
+    "a norm of large 16-bit numbers is zero": (
+        Graph.of(tg.rms_norm(tg.input("x", (50, 64), "float16") * 1000.0, tg.ones((64,), "float16"))), put(slice(None), lambda v: 0)),
     "a cast to bool is missing": (
         Graph.of(tg.exp(tg.cast(tg.cast(tg.input("x", (40, 50), "int64"), "bool"), "float32"))), replaced(lambda v: np.exp(v["x"]))),
     "integers lose their upper bits before they become floats": (
