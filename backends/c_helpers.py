@@ -11,14 +11,16 @@ import hashlib
 import inspect
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
 from .. import private
-from ..private import code_folder, read_sealed, sealed
+from ..private import code_folder, read_sealed, sealed, temporary_place
 
 
 def c_flags() -> list[str]:
@@ -40,10 +42,14 @@ def c_compiler() -> list[str]:
     return shlex.split(os.environ.get("CC") or "cc")
 
 
-def c_output(command: list[str], seconds: float = 120.0) -> str:
-    """Output of a compiler command. RuntimeError if the compiler is missing, fails or hangs."""
+def c_output(command: list[str], seconds: float = 120.0, temporary: str = "") -> str:
+    """Output of a compiler command, which keeps its temporary files in the folder `temporary` (default: the system's).
+    RuntimeError if the compiler is missing, fails or hangs."""
+    known = {**os.environ, "TMPDIR": temporary} if temporary else None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, env=known
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeError(f"the C compiler cannot be used (set CC to another one): {error}") from None
     if done.returncode:
@@ -75,8 +81,15 @@ def c_library(source: str, threads: bool = True) -> Any:
     name = hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()
     folder = code_folder("c")
     if folder is not None:
-        return c_loaded(folder / f"{name}.so", source, command)
-    with tempfile.TemporaryDirectory(prefix="tensor_graphs-c-") as own:  # a loaded library needs no file
+        try:
+            return c_loaded(folder / f"{name}.so", source, command)
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and shutil.disk_usage(folder).free > 1 << 20:  # the compiler has failed
+                raise
+            warnings.warn(f"compiled kernels are not kept in {folder}: {error}", stacklevel=2)
+    with tempfile.TemporaryDirectory(
+        prefix="tensor_graphs-c-", dir=temporary_place()
+    ) as own:  # a loaded library needs no file
         return c_loaded(Path(own) / f"{name}.so", source, command)
 
 
@@ -90,17 +103,35 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
             return ctypes.CDLL(str(path))
         except (OSError, ValueError) as error:
             problem = error
-        with tempfile.TemporaryDirectory(dir=path.parent) as part:
+        c_clean(path.parent)
+        with tempfile.TemporaryDirectory(prefix=".compile-", dir=path.parent) as part:
             text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
             text.write_text(source, encoding="utf-8")
             # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
-            c_output([*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"])
+            c_output(
+                [*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"], temporary=part
+            )
             whole = Path(part) / "sealed.so"
             with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(sealed(made.read_bytes()))
                 os.fsync(file.fileno())
             whole.replace(path)
     raise RuntimeError(f"compiled kernels cannot be loaded: {problem}")
+
+
+def c_clean(folder: Path, seconds: float = 600.0) -> None:
+    """Remove compile folders of killed processes: folders of this user named `.compile-*` whose last change is longer
+    ago than `seconds` (a compiler gets 120 s)."""
+    import time
+
+    for left in folder.glob(".compile-*"):
+        try:
+            facts = os.lstat(left)
+        except OSError:  # another process has removed it
+            continue
+        own = not hasattr(os, "getuid") or facts.st_uid == os.getuid()
+        if own and time.time() - facts.st_mtime > seconds:
+            shutil.rmtree(left, ignore_errors=True)  # leaves links alone
 
 
 def c_function(library: Any, name: str) -> Any:
@@ -128,6 +159,7 @@ HELPERS: dict[str, str] = {
 __all__ = [
     "HELPERS",
     "address",
+    "c_clean",
     "c_compiler",
     "c_flags",
     "c_function",

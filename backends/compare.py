@@ -76,8 +76,8 @@ def module_of(x: Any) -> Any:
 
 
 def wide(x: Any) -> Any:
-    """An array or tensor converted to float64."""
-    return x.astype(np.float64, copy=False) if isinstance(x, np.ndarray) else x.double()
+    """An array, NumPy scalar or tensor in float64."""
+    return np.asarray(x).astype(np.float64, copy=False) if module_of(x) is np else x.double()
 
 
 def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> Worst:

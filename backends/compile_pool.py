@@ -73,7 +73,7 @@ class CompilePool:
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
             arguments = [str(self.workers), str(self.capability)]
-            self._process = started("tensor_graphs.backends.compile_server", _ENVIRONMENT, arguments)
+            self._process = started("tensor_graphs.backends.compile_server", _ENVIRONMENT, arguments, self.workers)
             assert self._process.stdout is not None
             self._waiting = {}
             threading.Thread(

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..egraph.host import MEMORY_EXIT, limit_own_memory
 from . import compile_worker
 from .measure_worker import die_with_parent, own_output
 
@@ -117,6 +118,8 @@ class Server:
         self.selector.unregister(compiler.way)
         self.compilers.remove(compiler)
         code = compiler.end()
+        if code == MEMORY_EXIT:
+            status, message = "memory", "the compiler exceeded its memory limit"
         if compiler.job is not None:
             lost = {"id": compiler.job["id"], "ok": False, "status": status, "stage": "compile",
                     "message": message or f"the compiler ended with code {code}"}  # fmt: skip
@@ -138,6 +141,7 @@ class Server:
             try:
                 here.close()
                 die_with_parent()
+                limit_own_memory()
                 _answer_all(there)
             finally:
                 os._exit(0)

@@ -126,6 +126,8 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         found = {"ok": True, **compile_text(text, call, int(job["capability"]))}
     except Race as error:
         found = {"ok": False, "status": "race", "stage": "compile", "message": str(error)[:400]}
+    except MemoryError as error:
+        found = {"ok": False, "status": "memory", "stage": "compile", "message": f"memory ran out: {error}"[:400]}
     except Exception as error:
         message = f"{type(error).__name__}: {error}"[:400]
         found = {"ok": False, "status": "compile-error", "stage": "compile", "message": message}

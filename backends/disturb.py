@@ -42,7 +42,14 @@ APPROXIMATE = {
     "atan",
     "pow",
 }
-SUMS = {"sum", "prod", "cumsum", "matmul", "conv"}  # ops that round internally: their operands get noise as well
+SUMS = {
+    "sum",
+    "prod",
+    "cumsum",
+    "matmul",
+    "conv",
+    "recurrent",
+}  # ops that round internally: their operands get noise as well
 Compute = Callable[[Sequence[Any]], Any]
 
 

@@ -13,7 +13,7 @@ from ..egraph import dims, dtypes
 from ..extract.kernel import Plan
 
 RESERVED = frozenset(
-    ["np", "math", "inf", "nan", "ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
+    ["np", "math", "inf", "nan", "ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
 ) | frozenset(keyword.kwlist)  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def dtype_text(dtype: str) -> str:
 
 #: Name that emitted source may use -> module to import it from ("": the name is the module).
 _STANDARD = {
-    **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile"), ""),
+    **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings"), ""),
     "partial": "functools",
     "Path": "pathlib",
     "Callable": "collections.abc",
@@ -72,8 +72,10 @@ def imports_of(body: str) -> Iterator[str]:
         yield f"from {module} import {', '.join(sorted(w for w, m in used.items() if m == module))}"
     if used:
         yield ""
-    yield from (f"import {m}" for m in _INSTALLED if re.search(rf"\b{m.split()[-1]}\b", body))
-    if re.search(r"\bArray\b", body):
+    arrays = re.search(r"\bArray\b", body) is not None
+    text = f"{body} np" if arrays else body
+    yield from (f"import {m}" for m in _INSTALLED if re.search(rf"\b{m.split()[-1]}\b", text))
+    if arrays:
         yield from ("", "Array = np.ndarray")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..egraph.forks import Lock
+from ..egraph.host import limited_environment
 from ..errors import WorkerError
 from ..extract.clock import Clock
 from .compile_pool import Reply
@@ -32,7 +33,7 @@ class GpuProcess:
     processes; with several, each holds the GPU lock while it runs a kernel."""
 
     def __init__(self, device: str, timeout: float, worker: Worker | None = None, among: int = 1) -> None:
-        environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device}
+        environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device, **limited_environment(among)}
         environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
         environment |= {LOCK: os.environ.get(LOCK) or own_lock()} if among > 1 else {}
         self.timeout, self.clock = timeout, Clock()  # time spent by jobs

@@ -577,4 +577,4 @@ def compiler_loaded() -> None:
 
 
 if __name__ == "__main__":
-    main(answer, begin)
+    main(answer, begin, device=True)

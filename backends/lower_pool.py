@@ -24,6 +24,7 @@ from functools import partial
 
 from ..costdb.device import cores
 from ..egraph.forks import adopted, in_forked_child
+from ..egraph.host import limited_environment
 from ..extract.clock import Clock
 from .lower_worker import HEAD, Job, Reply, message
 
@@ -171,7 +172,8 @@ class LowerPool:
                 self.size = len(self._processes)
 
     def _start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1",
+                       **limited_environment(self.size)}  # fmt: skip
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tensor_graphs.backends.lower_worker"], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, start_new_session=True,

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+from ..egraph import host
 from ..egraph.graph import Tensor, make, topological
 from ..extract.kernel import Call
 from .measure_worker import die_with_parent
@@ -114,6 +115,7 @@ def main() -> None:
     parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    host.limit_own_memory()
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keep prints out of the message stream
     gc.disable()  # short-lived process without garbage cycles
@@ -128,6 +130,8 @@ def main() -> None:
         for number, job in jobs:
             try:
                 replies.append((number, answer(job)))
+            except MemoryError:  # the parent would run out, too: the group has no kernel
+                replies.append((number, [(name, [], None if job.form else []) for name in job.names]))
             except Exception:  # the parent runs the job again and reports the error
                 replies.append((number, []))
         out.write(message(replies))

@@ -24,6 +24,7 @@ from ..costdb.schema import Accuracy, Row
 from ..costdb.schema import Failure as FailureRow
 from ..costdb.schema import Timing as TimingRow
 from ..egraph.forks import adopted
+from ..egraph.host import MEMORY_EXIT, limited_environment
 from ..errors import WorkerError
 from ..extract.kernel import Call, Candidate, Template
 from ..extract.work import call_work
@@ -148,6 +149,8 @@ class Worker:
             process.wait(1.0)
         code = process.poll()
         self.close()
+        if code == MEMORY_EXIT:
+            return {"ok": False, "status": "memory", "message": "the measuring process exceeded its memory limit"}
         return {"ok": False, "status": "crash", "message": f"the measuring process ended with code {code}"}
 
     def _started(self) -> subprocess.Popen[str]:
@@ -182,13 +185,14 @@ class Worker:
 
 
 def started(
-    module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = (), count: int = 1
 ) -> subprocess.Popen[str]:
-    """A worker process that runs a module of this package, with line-based pipes. WorkerError if it cannot be
-    started."""
+    """A worker process that runs a module of this package, with line-based pipes. It has the memory limit of one of
+    `count` workers. WorkerError if it cannot be started."""
     keep_compiled()
     path = os.pathsep.join(p for p in sys.path if p)
-    known = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **(environment or {})}
+    known = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **limited_environment(count),
+             **(environment or {})}  # fmt: skip
     try:
         return adopted(subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

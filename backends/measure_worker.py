@@ -21,7 +21,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ..egraph import api, dtypes
+from ..egraph import api, dtypes, host
 from ..egraph.dims import concrete
 from ..egraph.graph import Graph, Tensor, structural_digest, topological
 from ..egraph.interpret import evaluate
@@ -40,6 +40,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e
 COPIES = 64  # maximum sets of operands
 REFERENCE_FLOPS = 1e9  # above this many flops, the reference uses the kernel's own dtypes instead of float64
 POOL = 1_000_003
+KEPT_BYTES = 1 << 29  # total size of cached references
 _POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow", "batch_norm"}  # ops timed on positive values, their usual domain
 
 
@@ -146,9 +147,10 @@ def _reference(
     if key not in _references:
         wide = flops <= REFERENCE_FLOPS
         value = evaluate(roots, {}, params=dict(operands), float64=wide)
-        while len(_references) >= 6:
-            del _references[next(iter(_references))]
         _references[key] = ("float64" if wide else "own dtypes", value)
+        sizes = [sum(v.nbytes for v in values) for _, values in _references.values()]
+        while len(_references) > 1 and (len(_references) > 6 or sum(sizes) > KEPT_BYTES):
+            del _references[next(iter(_references))], sizes[0]
     return _references[key]
 
 
@@ -304,9 +306,10 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     except Wrong as error:
         return {"ok": False, "status": "wrong", "stage": stage, "message": str(error)}
     except MemoryError as error:
-        return {"ok": False, "status": "memory", "stage": stage, "message": str(error)}
+        return {"ok": False, "status": "memory", "stage": stage, "message": f"memory ran out: {error}"[:400]}
     except Exception as error:
-        return {"ok": False, "status": "error", "stage": stage, "message": f"{type(error).__name__}: {error}"[:400]}
+        status = "memory" if "can't allocate memory" in str(error) else "error"  # Torch raises a RuntimeError
+        return {"ok": False, "status": status, "stage": stage, "message": f"{type(error).__name__}: {error}"[:400]}
     return {
         "ok": True,
         "samples": samples,
@@ -332,11 +335,14 @@ def own_output() -> TextIO:
 
 
 def main(
-    handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = lambda: None
-) -> None:
-    """Call `begin`, then answer jobs until the input ends. SIGINT is left to the parent."""
+    handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = lambda: None,
+    device: bool = False,
+) -> None:  # fmt: skip
+    """Call `begin`, then answer jobs until the input ends. SIGINT is left to the parent. `device`: the process uses a
+    GPU."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    host.limit_own_memory(device=device)
     out = own_output()
     threads = int(os.environ.get("TENSOR_GRAPHS_THREADS") or 0)
     if threads and "torch" in sys.modules:

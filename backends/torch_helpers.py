@@ -104,16 +104,24 @@ def recurrent_layers(
     x: Any, state: Any, weights: Any, cell: str, activations: str, hidden: int, width: int, layers: int, directions: int,
     out: Any = None,
 ) -> Any:  # fmt: skip
-    """Torch's recurrent layers: hidden values of all steps, then the last states, in one vector."""
+    """Torch's recurrent layers: hidden values of all steps, then the last states, in one vector. cuDNN must not round float32
+    operands to TF32."""
     count, batch = layers * directions, x.shape[1]
     cut = count * batch * width
     first, settings = state[:cut].view(count, batch, width), (True, layers, 0.0, False, directions == 2, False)
-    if cell == "lstm":
-        memories = state[cut:].view(count, batch, hidden)
-        found = torch._VF.lstm(x, (first, memories), weights, *settings)
-    else:
-        name = "gru" if cell == "gru" else f"rnn_{activations}"
-        found = getattr(torch._VF, name)(x, first, weights, *settings)
+    rule = getattr(torch.backends.cudnn, "rnn", torch.backends.cudnn)
+    name, strict = ("fp32_precision", "ieee") if hasattr(rule, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(rule, name)
+    setattr(rule, name, strict)
+    try:
+        if cell == "lstm":
+            memories = state[cut:].view(count, batch, hidden)
+            found = torch._VF.lstm(x, (first, memories), weights, *settings)
+        else:
+            kind = "gru" if cell == "gru" else f"rnn_{activations}"
+            found = getattr(torch._VF, kind)(x, first, weights, *settings)
+    finally:
+        setattr(rule, name, before)
     return torch.cat([v.reshape(-1) for v in found], out=out)
 
 

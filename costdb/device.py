@@ -28,14 +28,6 @@ _ISA_LEVELS = (
 )
 
 
-def machine_memory() -> int:
-    """Physical memory in bytes; 2**40 if the platform does not report it."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 1 << 40
-
-
 def cores() -> int:
     """Number of CPU cores this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -28,8 +28,8 @@ import numpy as np
 from ..errors import WorkerError
 from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stopped
 from .forks import Lock, adopted, in_forked_child
+from .host import MEMORY_EXIT, watch_memory
 
-MEMORY_EXIT = 77
 START_SECONDS = 30.0
 
 
@@ -67,27 +67,6 @@ def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays]:
 
 
 # ---------------------------------------------------------------- inside the worker
-def resident_bytes() -> int:
-    """Resident memory of this process; peak resident memory where the system does not report the current value."""
-    try:
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _watch_memory(limit: list[int]) -> None:
-    """Thread: exit the worker when its memory exceeds the limit."""
-    while True:
-        time.sleep(0.02)
-        allowed = limit[0]  # read once: the main thread changes it
-        if allowed and resident_bytes() > allowed:
-            os._exit(MEMORY_EXIT)
-
-
 def _read_requests(stream: IO[bytes], requests: queue.Queue[dict[str, Any]]) -> None:
     """Thread: queue incoming requests."""
     try:
@@ -109,7 +88,7 @@ def serve() -> None:
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
     limit = [0]
     threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
-    threading.Thread(target=_watch_memory, args=(limit,), daemon=True).start()
+    watch_memory(lambda: limit[0])
     engine: Engine | None = None
     write_frame(replies, {"ready": os.getpid()}, {})
     while True:
@@ -314,7 +293,7 @@ def _left_behind() -> None:
     _pool = None
 
 
-__all__ = ["MEMORY_EXIT", "Pool", "Worker", "default_pool", "read_frame", "resident_bytes", "serve", "write_frame"]
+__all__ = ["Pool", "Worker", "default_pool", "read_frame", "serve", "write_frame"]
 
 if __name__ == "__main__":
     serve()

@@ -1,4 +1,4 @@
-"""Lazy weights: arrays backed by a region of a file, memory-mapped on first use."""
+"""Lazy weights: arrays backed by a region of a file, copied or memory-mapped on first use."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from ..egraph import dtypes
 from ..errors import BadWeightsError
+
+COPIED = 1 << 20  # maximum bytes of an array that is copied; larger ones are mapped
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,10 @@ class MappedArray:
         return prod(self.shape) * dtypes.itemsize(self.dtype)
 
     def load(self) -> np.ndarray[Any, Any]:
-        """Return a read-only array over the memory-mapped file.
+        """Return a read-only array: a copy up to 1 MiB, else over the memory-mapped file.
 
-        Raises BadWeightsError if the file cannot be read or is too short.
+        Raises BadWeightsError if the file cannot be read or is too short. If a mapped file is cut short later, the
+        operating system ends the process at the next read of a lost page (SIGBUS).
         """
         if self.nbytes == 0:
             return np.zeros(self.shape, dtypes.numpy_dtype(self.dtype))
@@ -46,7 +49,19 @@ class MappedArray:
                 f"{self.path.name} holds {size} bytes, a tensor needs {self.offset}+{self.nbytes}", where=str(self.path)
             )
         try:
-            raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset, shape=(self.nbytes,))
+            if self.nbytes <= COPIED:
+                raw = self._copied()
+            else:
+                raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset, shape=(self.nbytes,))
         except (OSError, ValueError, OverflowError) as error:
             raise BadWeightsError(f"{self.path.name} cannot be mapped: {error}", where=str(self.path)) from None
         return raw.view(dtypes.numpy_dtype(self.dtype)).reshape(self.shape)
+
+    def _copied(self) -> np.ndarray[Any, Any]:
+        """The bytes, read into memory. ValueError if the file has become shorter."""
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            content = file.read(self.nbytes)
+        if len(content) != self.nbytes:
+            raise ValueError("it has become shorter")
+        return np.frombuffer(content, np.uint8)

@@ -20,6 +20,7 @@ from ..extract.collection import no_collection
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .aten_recurrent import known_shapes
+from .export_bounds import bounded, seconds_of
 from .export_graph import MODES, overload_of
 from .export_sizes import read_exported
 from .export_writes import Writes, aliases, functional, writes_of
@@ -33,13 +34,15 @@ def load_module(
     dynamic_shapes: Any = None,
     dims: Mapping[str, int] | None = None,
     name: str | None = None,
+    budget: float | None = None,
 ) -> Graph:
     """Return the graph of an `nn.Module` (or a function of torch tensors) called with arguments like the examples.
 
     `dynamic_shapes` is that of torch.export; a size may also be given as a string, which becomes the dimension's name.
     `dims` binds named dimensions. Mutated buffers become states with updates; their initial values are in
-    `Graph.params` under the state's name. Raises ExportError if torch.export fails, UnsupportedError listing every
-    operator without a builder.
+    `Graph.params` under the state's name. `budget` is that of `optimize` in seconds; it bounds the export
+    (`export_bounds`). Raises ExportError if torch.export fails, ExportTimeError if it takes too long, TooLargeError if it
+    traces more operations than the setting `max_nodes`, UnsupportedError listing every operator without a builder.
     """
     import torch
 
@@ -48,25 +51,27 @@ def load_module(
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
     # (pausing garbage collection makes imports alone a third faster)
-    with torch.no_grad(), no_collection(), tracing(), known_shapes():
+    with torch.no_grad(), no_collection(), tracing(), known_shapes(), bounded(title, seconds_of(budget)):
         try:
             program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
         except Exception as error:
             raise _export_error(error, title) from error
-    graph = from_exported(program, name=title, sizes=_size_names(target, args, kwargs, shapes))
+    graph = from_exported(program, name=title, sizes=_size_names(target, args, kwargs, shapes), budget=budget)
     return graph.bind(dims) if dims else graph
 
 
-def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[int, str]] = ()) -> Graph:
+def from_exported(
+    program: Any, *, name: str = "graph", sizes: Sequence[Mapping[int, str]] = (), budget: float | None = None
+) -> Graph:
     """Return the graph of a `torch.export.ExportedProgram`.
 
-    `sizes` maps free axes to names, one mapping per tensor input.
+    `sizes` maps free axes to names, one mapping per tensor input. `budget` and errors: as for `load_module`.
     """
     import torch
 
     writes = writes_of(program) if _is_ready(program) else None
     if writes is None:
-        with torch.no_grad(), no_collection(), tracing(), known_shapes():
+        with torch.no_grad(), no_collection(), tracing(), known_shapes(), bounded(name, seconds_of(budget)):
             try:
                 program = program.run_decompositions(_decompositions(program))
             except Exception as error:

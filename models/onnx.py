@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from ..costdb.device import machine_memory
 from ..egraph import api as t
 from ..egraph import dims as _dims
 from ..egraph import dtypes
 from ..egraph.dims import Dim
 from ..egraph.graph import Data, Graph, Tensor, load_data
+from ..egraph.host import machine_memory
 from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from .arrays import MappedArray
 from .inside import inside

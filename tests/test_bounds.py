@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import resource
 import subprocess
 import sys
+import threading
+import time
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,20 +20,22 @@ import pytest
 from benchmarks import growth
 
 import tensor_graphs as tg
-from tensor_graphs import cli, pipeline, settings, verify
+from tensor_graphs import cli, pipeline, room, settings, verify
 from tensor_graphs.backends import drawing
 from tensor_graphs.backends.registry import backend
+from tensor_graphs.egraph import host
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.strips import axes_of, stretch
 from tensor_graphs.egraph.view import view_of
-from tensor_graphs.errors import ExtractionError, TooLargeError, VerificationError
+from tensor_graphs.errors import ExportTimeError, ExtractionError, TooLargeError, UsageError, VerificationError
 from tensor_graphs.extract import must, presolve, seams
 from tensor_graphs.extract.frontier import Frontier
 from tensor_graphs.extract.problem import Problem, Rows
 from tensor_graphs.extract.regions import Regions
 from tensor_graphs.extract.repeats import Repeats
 from tensor_graphs.extract.serialize import read_egraph
+from tensor_graphs.models import export_bounds
 from tensor_graphs.session import Options, Session
 from tensor_graphs.source import as_graph
 
@@ -96,6 +102,136 @@ def test_onnx_files_and_modules_of_too_many_operations_are_refused(tmp_path: Pat
             as_graph(torch.nn.Sequential(*[torch.nn.Tanh()] * 20), (torch.ones(2),))
 
 
+def looped(steps: int, wait: Callable[[], Any] = lambda: None, swallow: bool = False) -> Any:
+    """A module whose Python loop torch.export traces step by step."""
+    torch = pytest.importorskip("torch")
+
+    class Looped(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            for _ in range(steps):
+                wait()
+                try:
+                    x = x.sin() + 1
+                except Exception:
+                    if not swallow:
+                        raise
+            return x
+
+    return Looped().eval(), (torch.ones(3),)
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+def test_tracing_ends_at_the_bound_on_operations(swallow: bool) -> None:
+    module, args = looped(10**9, swallow=swallow)
+    with settings.override(max_nodes=40):
+        assert len(as_graph(*looped(10)).nodes()) > 10
+        with pytest.raises(TooLargeError, match="41 operations, more than 40"):
+            as_graph(module, args)
+    assert len(as_graph(*looped(60)).nodes()) > 60
+
+
+WAITS: dict[str, Callable[[], Any]] = {
+    "steps": lambda: None,
+    "slow steps": lambda: time.sleep(1e-3),
+    "no steps": lambda: all(True for _ in iter(int, 1)),  # a loop without an end
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_tracing_ends_at_the_time_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two operations, or, if none is traced any more, by an interruption."""
+    as_graph(*looped(1))  # loads torch.export
+    monkeypatch.setattr(export_bounds, "LEAST", 0.5)
+    module, args = looped(10**9, WAITS[name])
+    began = time.monotonic()
+    with pytest.raises(ExportTimeError, match=r"more than 0\.5 s") as error:
+        as_graph(module, args, budget=0.1)
+    assert time.monotonic() - began < 20 and "torch.export.export" in str(error.value)
+    assert len(as_graph(*looped(10)).nodes()) > 10  # nothing of the ended export is left
+
+
+def test_the_bounds_of_one_export_leave_other_threads_alone() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.fx import Graph as Fx
+
+    before, counted = Fx.create_node, []
+
+    def other() -> None:
+        graph = Fx()
+        for _ in range(50):
+            graph.placeholder("x")
+        counted.append(len(graph.nodes))
+
+    with settings.override(max_nodes=5), export_bounds.bounded("m", 60.0):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        torch.fx.Graph().placeholder("x")
+    assert counted == [50] and Fx.create_node is before
+
+
+def test_the_time_limit_of_an_export_follows_the_budget() -> None:
+    assert [export_bounds.seconds_of(b) for b in (1, 100, None)] == [60, 400, 600]
+    with settings.override(export_seconds=7):
+        assert export_bounds.seconds_of(100) == 7
+
+
+def test_large_settings_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOR_GRAPHS_MAX_NODES", "300000")
+    monkeypatch.setenv("TENSOR_GRAPHS_FILE_MEMORY", str(1 << 33))
+    assert (settings.current().max_nodes, settings.current().file_memory) == (300_000, 1 << 33)
+    monkeypatch.setenv("TENSOR_GRAPHS_THREADS", "5000")
+    with pytest.raises(UsageError, match=r"within 0\.\.4096"):
+        settings.current()
+
+
+# ---------------------------------------------------------------- worker processes
+def test_a_worker_gets_a_part_of_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "host_bytes", lambda: 100 << 30)
+    assert [host.worker_bytes(n) >> 30 for n in (1, 4, 1000)] == [60, 15, 4]
+    with settings.override(worker_memory=5):
+        assert host.worker_bytes(4) == 5
+
+
+def test_a_kernel_that_takes_too_much_memory_fails_alone(tmp_path: Path) -> None:
+    """The process answers, and measures the next kernel."""
+    from tensor_graphs.backends.measure import CpuMeasurer, Failure, Timing
+    from tensor_graphs.backends.registry import template
+    from tensor_graphs.egraph.ops import Type
+    from tensor_graphs.extract.kernel import Call, Operand
+
+    def call(n: int) -> Call:
+        one = Operand(Type((n, 1 << 20), "float32"), (1 << 20, 1))
+        return Call({"x": one, "y": one}, one, {})
+
+    with settings.override(worker_memory=1 << 30), CpuMeasurer([]) as measurer:  # type: ignore[arg-type]
+        large = measurer.time(template("numpy", "np.add"), call(150))
+        process = measurer.worker._process
+        small = measurer.time(template("numpy", "np.add"), call(1))
+        assert process is not None and measurer.worker._process is process
+    assert isinstance(large, Failure) and large.status == "memory" and isinstance(small, Timing)
+
+
+@pytest.mark.parametrize("device, code", [(False, 5), (True, host.MEMORY_EXIT)])
+def test_a_process_over_its_memory_limit_stops(device: bool, code: int) -> None:
+    """With a MemoryError; a process that uses a GPU ends."""
+    text = f"""
+import sys, time
+from tensor_graphs.egraph import host
+host.limit_own_memory(device={device})
+try:
+    held = []
+    for _ in range(100):
+        held.append(b"x" * (10 << 20))
+        time.sleep(0.01)
+except MemoryError:
+    sys.exit(5)
+"""
+    known = {**os.environ, host.VARIABLE: str(400 << 20)}
+    done = subprocess.run([sys.executable, "-c", text], env=known, timeout=60, check=False, capture_output=True)
+    assert done.returncode == code, done.stderr
+
+
 def test_loading_beyond_the_budget_is_told() -> None:
     moments = iter([0.0, 5.0, 5.0])
     session = Session(Options(budget=3.0), now=lambda: next(moments))
@@ -130,6 +266,43 @@ def test_what_was_not_compared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.passed and 0.05 < found.compared < 0.2
     assert found.cut == f"verification of {100 * (1 - found.compared):.3g} % of the outputs' elements"
     assert found.to_json()["compared"] == found.compared
+
+
+def test_memory_of_the_reference_is_estimated_from_below() -> None:
+    def peak(run: Callable[[], Any]) -> int:
+        tracemalloc.start()
+        run()
+        try:
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    shape, values = (400, 500), {"x": RNG.standard_normal((400, 500)).astype(np.float32)}
+    for expression in (
+        lambda x: tg.cumsum(tg.cumsum(x, 0), 1),
+        lambda x: tg.softmax(x) + x,
+        lambda x: (x.reshape((400, 1, 500)) - x[:40].reshape((1, 40, 500))).sum(axis=(1, 2)),
+    ):
+        graph = large(expression, shape)
+        for wide in (False, True):
+            estimate = room.run_bytes(graph, float64=wide)
+            taken = peak(lambda graph=graph, wide=wide: evaluate(graph, values, float64=wide))
+            assert 0.2 * taken < estimate <= 1.01 * taken
+
+
+@pytest.mark.parametrize("tolerance", ["eager", "exact"])
+def test_references_that_do_not_fit_are_refused_before_they_are_computed(
+    tolerance: verify.Tolerance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = large(lambda x: tg.cumsum(tg.cumsum(x, 0), 1))
+    monkeypatch.setattr(room, "available_bytes", lambda: 8 << 20)
+    assert verdict(whole, right(whole), monkeypatch, seeds=1, tolerance=tolerance).passed
+    monkeypatch.setattr(room, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(verify, "evaluate", lambda *_, **__: pytest.fail("computed"))
+    with pytest.raises(TooLargeError, match=r"verification takes at least \d+ bytes of memory, 1048576 are available"):
+        verdict(whole, right(whole), monkeypatch, seeds=1, tolerance=tolerance)
+    stripped = large(lambda x: x + x)
+    assert verdict(stripped, right(stripped), monkeypatch).passed
 
 
 @pytest.mark.parametrize("place", [0, 3137, 5999])

@@ -20,6 +20,7 @@ from tensor_graphs.models.hf import load_folder
 from tensor_graphs.models.zoo import write_checkpoint
 from tensor_graphs.plain import Malformed, Within, decode, read_bytes
 
+from .fuzz.commands import findings
 from .fuzz.hostile import corpus, nest
 from .fuzz.readers import CONFIG, READERS, Bench
 
@@ -32,6 +33,13 @@ def test_hostile_files_are_read_or_refused_by_name(name: str, tmp_path: Path) ->
     for content in corpus(bench.good, 120, seed=1):
         said = bench.read(content)
         assert not said, f"{content[:300]!r}\n{said}"
+
+
+def test_commands_end_with_one_document_and_a_documented_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On odd paths and hostile files."""
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path / "home"))
+    cases = list(findings(tmp_path, 8, seed=3))
+    assert len(cases) > 130 and [case for case in cases if case[1]] == []
 
 
 # ---------------------------------------------------------------- decoding

@@ -43,6 +43,45 @@ def test_links_are_followed(tmp_path: Path) -> None:
         assert (tmp_path / "a" / "f").read_text() == text and (tmp_path / "link").is_symlink()
 
 
+def test_a_link_to_itself_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UnwritableError, match="symbolic links"):
+        writing.write_text(tmp_path / "loop", "x")
+    with pytest.raises(UnwritableError, match="symbolic links"), writing.replacing_folder(tmp_path / "loop"):
+        pass
+    assert (tmp_path / "loop").is_symlink() and names(tmp_path) == {"loop"}
+
+
+def test_a_link_that_the_system_does_not_follow_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Linux (fs.protected_symlinks) does with another user's link in a sticky folder."""
+    (tmp_path / "mine").write_text("old")
+    link, stat = tmp_path / "report.html", os.stat
+    link.symlink_to(tmp_path / "mine")
+
+    def refused(path: Any, **given: Any) -> os.stat_result:
+        if path == link and given.get("follow_symlinks", True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **given)
+
+    monkeypatch.setattr(writing.os, "stat", refused)
+    with pytest.raises(UnwritableError, match="Permission denied"):
+        writing.write_text(link, "new")
+    monkeypatch.undo()
+    assert (tmp_path / "mine").read_text() == "old"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("arguments", [["rules", "list"], ["rules", "list", "--json"], ["nonsense", "--json"]])
+def test_a_full_standard_output_is_told(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tensor_graphs", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "error: " in done.stderr
+
+
 def test_pipes_and_standard_output(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     found: list[str] = []

@@ -258,7 +258,7 @@ def compared(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
     clock: Callable[[Run], float] = wall_us,
 ) -> bool:  # fmt: skip
-    """Time both; return whether a `CallerProgram` is faster than the program by more than noise.
+    """Time both; return whether a `CallerProgram` and the bare function are faster than the program by more than noise.
 
     Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
     the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one round; `ended` is polled after each. Both
@@ -283,7 +283,7 @@ def compared(
             samples = sampled(many, seconds=SHARE_S, settled=LEAST_S, clock=clock, ended=over)
             samples = {name: [us / times for us in taken] for name, taken in samples.items()}
     report.caller_us, report.program_us = (median(samples[name]) for name in ("caller", "program"))
-    return is_surely_faster(samples["wrapped"], samples["program"], NOISE)
+    return all(is_surely_faster(samples[name], samples["program"], NOISE) for name in ("wrapped", "caller"))
 
 
 def _repeated(call: Run, times: int) -> Run:

@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -410,7 +410,26 @@ def run(arguments: list[str]) -> int:
 
     0 ok, 1 internal error, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130 interrupted, 143 terminated.
     """
-    as_json = "--json" in arguments
+    try:
+        return _run(arguments, "--json" in arguments)
+    except BrokenPipeError:  # the reader of the pipe has closed: not an error
+        _discard_output()
+        return 0
+    except OSError as error:  # standard output cannot take the error's document: a full disk
+        _discard_output()
+        with suppress(OSError):
+            print(f"error: standard output cannot be written: {error.strerror or error}", file=sys.stderr, flush=True)
+        return UsageError.exit_code
+
+
+def _discard_output() -> None:
+    """Direct standard output to nowhere, so that flushing what it holds at exit does not fail."""
+    with suppress(OSError, AttributeError):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(arguments: list[str], as_json: bool) -> int:
+    """`run`, with the OSErrors of printing an error."""
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # stdout holds the JSON document only
             answer = app(args=arguments, standalone_mode=False, prog_name="tensor-graphs")
@@ -419,9 +438,8 @@ def run(arguments: list[str]) -> int:
         if not isinstance(answer, Answer):  # --help
             return answer if isinstance(answer, int) else 0
         return _finish(as_json, answer)
-    except BrokenPipeError:  # the reader of the pipe has closed: not an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        raise
     except SystemExit as leaving:
         return int(leaving.code or 0) if isinstance(leaving.code, int | None) else 1
     except BaseException as error:

@@ -103,6 +103,12 @@ class ExportError(BadModelError):
     code = "export"
 
 
+class ExportTimeError(BadModelError):
+    """torch.export of a module or function took longer than its time limit."""
+
+    code = "export-time"
+
+
 class UnsupportedError(TensorGraphsError):
     """Operators, dtypes or options that are not supported. `missing` maps each of them to its count."""
 

@@ -513,7 +513,7 @@ def _optimized(
             )
         graph = as_graph(
             source, example_inputs, params=params, dims=given, dynamic_shapes=dynamic_shapes, example_kwargs=example_kwargs,
-            trust=trust,
+            trust=trust, budget=session.options.budget,
         )  # fmt: skip
         session.caller = Caller.of(source, as_tuple(example_inputs), example_kwargs or {})
         graph = graph.bind({n: s for n, s in given.items() if n in graph.free_dims})
@@ -1070,7 +1070,13 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
     with session.running():
         with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
             graph = as_graph(
-                source, example_inputs, params=params, dims=dims, example_kwargs=example_kwargs, trust=trust
+                source,
+                example_inputs,
+                params=params,
+                dims=dims,
+                example_kwargs=example_kwargs,
+                trust=trust,
+                budget=budget,
             )
         prepared = prepare(session, graph, dims)
         view, _, _ = saturated(session, prepared.work)

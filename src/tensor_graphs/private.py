@@ -28,8 +28,9 @@ def unsafe_folder(folder: Path) -> str:
 
     if not hasattr(os, "getuid"):
         return ""
-    place, links = Path(os.path.abspath(folder).split(os.sep, 1)[0] + os.sep), 0
-    todo = list(reversed(Path(os.path.abspath(folder)).parts[1:]))
+    whole = Path.cwd() / folder  # with its "..": after a link, ".." is the parent of the link's target
+    place, links = Path(whole.anchor), 0
+    todo = list(reversed(whole.parts[1:]))
     while True:
         try:
             facts = os.lstat(place)
@@ -77,13 +78,31 @@ def code_folder(name: str) -> Path | None:
     """The folder `name` for compiled code, below TENSOR_GRAPHS_HOME or the user's cache folder. None, with a warning, where it cannot be
     written or other users can write to it."""
     home = os.environ.get("TENSOR_GRAPHS_HOME")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
+    except RuntimeError:  # no HOME, and a user without an entry in the password file
+        cache = Path("~")
     folder = (Path(home) if home else cache) / name
-    why = private_folder(folder)
+    known = bool(home) or cache.is_absolute()  # never below the current folder, which may be anybody's archive
+    why = private_folder(folder) if known else "the home folder is not known"
     if why:
         hint = "set TENSOR_GRAPHS_HOME to a folder that only you can write"
         warnings.warn(f"{why}: compiled kernels are not kept ({hint})", stacklevel=2)
     return None if why else folder
+
+
+def temporary_place() -> str:
+    """A folder for temporary folders of compiled code: the system's (TMPDIR), else /tmp or /var/tmp. RuntimeError if other users can
+    rename what is in each of them, as in a shared folder that is not sticky."""
+    import tempfile
+
+    places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
+    for place in places:
+        if os.path.isdir(place) and os.access(place, os.W_OK) and not unsafe_folder(Path(place) / "new"):
+            return place
+    raise RuntimeError(
+        f"other users can replace code in the temporary folder {places[0]}: set TMPDIR to a folder of your own"
+    )
 
 
 def sealed(content: bytes) -> bytes:
@@ -115,4 +134,4 @@ def read_sealed(path: Path, most: int = 1 << 28) -> bytes:
     return content
 
 
-__all__ = ["code_folder", "private_folder", "read_sealed", "sealed", "unsafe_folder"]
+__all__ = ["code_folder", "private_folder", "read_sealed", "sealed", "temporary_place", "unsafe_folder"]

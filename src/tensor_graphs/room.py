@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
+from math import prod
 
-from .costdb.device import gpu_facts, machine_memory
-from .egraph.graph import Graph
+from .costdb.device import gpu_facts
+from .egraph import dtypes
+from .egraph.dims import concrete
+from .egraph.graph import Graph, Tensor, topological
+from .egraph.host import available_bytes, host_bytes
+from .egraph.interpret import LAZY, expand_all
 from .errors import DeviceMemoryError, TooLargeError
 
 _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
-
-
-def host_bytes() -> int:
-    """Memory limit of this process in bytes: the machine's memory, or the container's limit if smaller."""
-    found = machine_memory()
-    with suppress(OSError, ValueError):  # no cgroup file, or "max"
-        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return found
 
 
 def in_and_out(graph: Graph) -> int:
@@ -45,6 +42,44 @@ def refuse_too_large_for_gpu(graph: Graph) -> None:
         )
 
 
+def run_bytes(graph: Graph, *, float64: bool) -> int:
+    """Return a lower bound in bytes on the memory that the interpreter takes for a graph of known sizes: the largest set
+    of live results, without leaves and views.
+    """
+    roots = expand_all(graph.roots)
+    order = topological(roots)
+    uses = Counter([id(a) for node in order for a in node.args] + [id(r) for r in roots])
+    taken = {id(n): 0 if n.is_leaf or n.entry.kind == "view" or n.op in LAZY else _nbytes(n, float64) for n in order}
+    live = peak = 0
+    for node in order:
+        live += taken[id(node)]
+        peak = max(peak, live)
+        for a in node.args:
+            uses[id(a)] -= 1
+            live -= 0 if uses[id(a)] else taken[id(a)]
+    return peak
+
+
+def _nbytes(node: Tensor, float64: bool) -> int:
+    wide = float64 and dtypes.is_float(node.dtype)
+    return prod(concrete(node.shape)) * 8 if wide else node.type.nbytes
+
+
+def refuse_reference(graph: Graph) -> None:
+    """TooLargeError if the host has too little memory for a float64 run and a run in the graph's dtypes, one after the
+    other, and then for the program on copies of the inputs. Inputs are allocated already.
+    """
+    copies = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state")))
+    out = sum(t.type.nbytes for t in graph.roots)
+    wide = sum(t.type.nbytes if t.dtype in dtypes.HALVES else _nbytes(t, True) for t in graph.roots)
+    needed = max(run_bytes(graph, float64=True), wide + max(run_bytes(graph, float64=False), copies + 2 * out))
+    if needed > (have := available_bytes()):
+        raise TooLargeError(
+            f"verification takes at least {needed} bytes of memory, {have} are available", where=graph.name,
+            hint="verify=False leaves it out; give smaller sizes (dims=, fixed=), or optimize parts of the model",
+        )  # fmt: skip
+
+
 @contextmanager
 def memory_errors_named(graph: Graph) -> Iterator[None]:
     """Convert a MemoryError of the block to a TooLargeError that names the largest value."""
@@ -56,4 +91,7 @@ def memory_errors_named(graph: Graph) -> Iterator[None]:
         raise TooLargeError(f"memory ran out: {what}", where=graph.name, hint=_HINT) from error
 
 
-__all__ = ["host_bytes", "in_and_out", "memory_errors_named", "refuse_too_large", "refuse_too_large_for_gpu"]
+__all__ = [
+    "host_bytes", "in_and_out", "memory_errors_named", "refuse_reference", "refuse_too_large", "refuse_too_large_for_gpu",
+    "run_bytes",
+]  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from .errors import UsageError, warned
-from .private import private_folder
+from .private import private_folder, temporary_place
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,14 @@ class Settings:
     gpu: str = ""  # plan for a GPU that is not in this machine: its device key "device|driver|toolchain"
     workers: int = 0  # saturation worker processes; 0: one per core, at most 4
     file_memory: int = 0  # memory limit in bytes for parsing an e-graph file; 0: derived from the file's size
+    worker_memory: int = 0  # memory limit in bytes of one worker process; 0: derived from the machine's memory
     max_nodes: int = 250_000  # maximum number of operations of a model; larger models are refused on loading
+    export_seconds: int = 0  # time limit of torch.export in seconds; 0: derived from the budget
     log: str = ""  # e.g. "saturate:debug,extract:info"
 
 
 _VARIABLES = [(f.name, f"TENSOR_GRAPHS_{f.name.upper()}", int if f.type == "int" else str) for f in fields(Settings)]
+_MOST = {"threads": 4096, "workers": 4096}  # largest values of settings, if not 2^62
 _override: ContextVar[Settings | None] = ContextVar("tensor_graphs_settings", default=None)
 
 
@@ -46,18 +49,18 @@ def current() -> Settings:
     for name, variable, kind in _VARIABLES:
         text = os.environ.get(variable)
         if text is not None:
-            found[name] = _number(variable, text) if kind is int else text
+            found[name] = _number(variable, text, _MOST.get(name, 1 << 62)) if kind is int else text
     return Settings(**found)
 
 
-def _number(variable: str, text: str) -> int:
-    """Parse an integer setting. UsageError outside 0..4096."""
+def _number(variable: str, text: str, most: int) -> int:
+    """Parse an integer setting. UsageError outside 0..most."""
     try:
         number = int(text or "0")
     except ValueError:
         number = -1
-    if not 0 <= number <= 4096:
-        raise UsageError(f"{variable}={text[:80]!r} is no integer within 0..4096", where="environment")
+    if not 0 <= number <= most:
+        raise UsageError(f"{variable}={text[:80]!r} is no integer within 0..{most}", where="environment")
     return number
 
 
@@ -74,27 +77,34 @@ def override(**changes: Any) -> Iterator[Settings]:
 
 
 def home() -> Path:
-    """The cache folder, created with mode 0700; a temporary folder of this process if it is not writable."""
+    """The cache folder, created with mode 0700; a temporary folder of this process if it is not writable or not
+    known."""
     configured = current().home
-    if configured:
-        folder = Path(configured)
-    else:
-        from platformdirs import user_cache_path
-
-        folder = user_cache_path("tensor_graphs")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
+    folder = Path(configured) if configured else _cache_folder()
+    with suppress(OSError):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.access(folder, os.W_OK):
+                return folder
     made = not _temporary
     temporary = _temporary_folder()
     if made:
         if _override.get() is None:
             os.environ["TENSOR_GRAPHS_HOME"] = str(temporary)
-        warned(f"the cache folder is not writable; using {temporary} for this process (set TENSOR_GRAPHS_HOME)")
+        why = "not known" if folder is None else "not writable"
+        warned(f"the cache folder is {why}; using {temporary} for this process (set TENSOR_GRAPHS_HOME)")
     return temporary
+
+
+def _cache_folder() -> Path | None:
+    """The platform's user cache folder; None if the user's home folder is not known."""
+    from platformdirs import user_cache_path
+
+    try:
+        folder = user_cache_path("tensor_graphs")
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None  # not "~/.cache" below the current folder
 
 
 def private(name: str) -> Path:
@@ -127,9 +137,16 @@ def _temporary_folder() -> Path:
             import atexit
             import tempfile
 
-            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
+            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=_place())))
             atexit.register(_removed, _temporary[0], os.getpid())
     return _temporary[0]
+
+
+def _place() -> str:
+    try:
+        return temporary_place()
+    except RuntimeError as error:
+        raise UsageError(str(error), where="environment") from None
 
 
 def _removed(folder: Path, owner: int) -> None:

@@ -28,12 +28,14 @@ def as_graph(
     dynamic_shapes: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
     trust: bool = False,
+    budget: float | None = None,
 ) -> Graph:
     """The graph of an expression (or a sequence or dict of expressions), Graph, function, nn.Module, ExportedProgram or
     path.
 
     `params` are bound by name; `dims` fix free dimensions of what is loaded or exported. UsageError for other sources
-    and for unknown names, TooLargeError for more operations than the setting `max_nodes`.
+    and for unknown names, TooLargeError for more operations than the setting `max_nodes`. `budget`: that of `optimize`,
+    in seconds, from which the time limit of torch.export is derived (ExportTimeError).
     """
     module = is_module(source)
     if example_kwargs and not module:
@@ -49,14 +51,16 @@ def as_graph(
     elif type(source).__name__ == "ExportedProgram":
         from .models.export import from_exported
 
-        graph = from_exported(source)
+        graph = from_exported(source, budget=budget)
     elif type(source).__module__.startswith("torch") or module:
         from .models.export import load_module
 
         args = as_tuple(example_inputs)
-        graph = load_module(source, args, example_kwargs=example_kwargs, dims=dims, dynamic_shapes=dynamic_shapes)
+        graph = load_module(
+            source, args, example_kwargs=example_kwargs, dims=dims, dynamic_shapes=dynamic_shapes, budget=budget
+        )
     elif callable(source):
-        graph = _of_function(source, as_tuple(example_inputs), dynamic_shapes)
+        graph = _of_function(source, as_tuple(example_inputs), dynamic_shapes, budget)
     else:
         raise UsageError(
             f"cannot optimize a {type(source).__name__}",
@@ -87,7 +91,7 @@ def _with_params(graph: Graph, params: Mapping[str, Any]) -> Graph:
     return graph
 
 
-def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes: Any) -> Graph:
+def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes: Any, budget: float | None) -> Graph:
     """Trace a function: with tensor_graphs' traced arrays, or by torch.export if the examples are Torch tensors.
 
     Export keeps Torch semantics (a sum of bools counts, `==` compares elementwise). If export fails, tracing is tried,
@@ -104,7 +108,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
     from .models.export import load_module
 
     try:
-        return load_module(function, examples, dynamic_shapes=shapes)
+        return load_module(function, examples, dynamic_shapes=shapes, budget=budget)
     except ExportError as error:
         if shapes is not None:
             raise

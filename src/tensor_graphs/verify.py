@@ -34,7 +34,7 @@ from .egraph.graph import Graph, Tensor
 from .egraph.interpret import evaluate, expand_all
 from .errors import UsageError
 from .extract.clock import Halted
-from .room import in_and_out
+from .room import in_and_out, refuse_reference
 
 Array = np.ndarray[Any, Any]
 Tolerance = str | float
@@ -262,7 +262,8 @@ def verify(
     `run` takes and returns, where everything is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs
     and outputs are compared in strips if possible (strips.py). `enough()`: polled before each seed but the first; the
     rest is then skipped and counted in `left_out`. `poll()`: called before every operation of a reference run; Halted
-    raised by it ends the verification, and propagates if no seed is complete.
+    raised by it ends the verification, and propagates if no seed is complete. TooLargeError before a reference on the
+    host whose values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
     """
     size = in_and_out(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
@@ -432,6 +433,7 @@ def _reference(
         with suppress(torch.OutOfMemoryError):
             return inputs, evaluate_graph(graph, inputs, float64=True), evaluate_graph(graph, inputs)
         torch.cuda.empty_cache()
+    refuse_reference(graph)
     with np.errstate(all="ignore"):
         wide = evaluate(graph, inputs, float64=True, poll=poll)
         exact = [_kept(r, root.dtype) for r, root in zip(wide, graph.roots)]

@@ -116,10 +116,10 @@ def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]
     """`replacing` with plain OSErrors, for callers that continue without the file. `tidy`: also remove leftovers of
     killed processes (takes time proportional to the folder's size).
     """
-    target = Path(os.path.realpath(path))
     if is_stream(path):
         yield from _streamed(Path(path))
         return
+    target = _followed(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if tidy:
         clean(target)
@@ -130,6 +130,15 @@ def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]
         os.fsync(file.fileno())
         os.replace(part, target)
     sync_folder(target.parent)
+
+
+def _followed(path: Path | str) -> Path:
+    """The path with all links followed. OSError for a link that the operating system does not follow: one that leads to
+    itself, or another user's in a sticky folder such as /tmp (`realpath` alone would follow the latter).
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(path)
+    return Path(os.path.realpath(path))
 
 
 def is_stream(path: Path | str) -> bool:
@@ -245,8 +254,8 @@ def replacing_folder(target: Path | str, needed: int | None = None) -> Iterator[
     the older folder is moved aside first, and `recover` restores it if the process is killed in between.
     UnwritableError names the cause, and the bytes `needed` if the disk is full.
     """
-    place = Path(os.path.realpath(target))
     with named_errors(target, needed), contextlib.ExitStack() as locks:
+        place = _followed(target)
         place.parent.mkdir(parents=True, exist_ok=True)
         recover(place)
         part = _new_folder(place, locks)

@@ -11,6 +11,7 @@ import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import emit_cuda_helpers, torch_cuda_helpers
 from tensor_graphs.backends.direct import direct_plan
+from tensor_graphs.backends.generator import Lowerings
 from tensor_graphs.backends.jobs import job_of, template_of_job
 from tensor_graphs.backends.precision import IEEE, LIBRARY_TF32, PRECISIONS, TF32, THREE, within
 from tensor_graphs.backends.registry import backend
@@ -42,7 +43,10 @@ def picture() -> Tensor:
 
 
 def found(root: Tensor, tolerance: Any) -> Hypergraph:
-    chosen = [_Exact(backend(n)) if tolerance == "exact" else _Within(backend(n), spare(tolerance)) for n in NAMES]
+    own = Lowerings(0.0 if tolerance == "exact" else spare(tolerance)).opened
+    chosen = [
+        _Exact(own(backend(n))) if tolerance == "exact" else _Within(own(backend(n)), spare(tolerance)) for n in NAMES
+    ]
     return candidates(view_of(Graph.of([root])), chosen, view_strides)
 
 

@@ -216,6 +216,7 @@ def test_a_kernel_alone_is_the_same_text(template: Template) -> None:
     for name in text.prepared:
         given[name] = getattr(module, f"prepare_{name}")(given[name])
     out = torch.empty_strided(call.output.type.shape, call.output.strides, dtype=getattr(torch, call.output.type.dtype))
-    found = module.run(*(given[n] for n in text.operands), out, None)
+    scratch = torch.empty(text.scratch, dtype=torch.uint8)
+    found = module.run(*(given[n] for n in text.operands), out, scratch)
     assert text.fresh == (found is not None)
     torch.testing.assert_close(found if text.fresh else out, want, rtol=0, atol=0, equal_nan=True)

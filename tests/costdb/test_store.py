@@ -15,7 +15,7 @@ from tensor_graphs.costdb.key import KernelKey, Work
 from tensor_graphs.costdb.predict import Query
 from tensor_graphs.costdb.schema import Accuracy, Failure, Timing
 from tensor_graphs.costdb.store import Store, default_root
-from tensor_graphs.errors import CostStoreError, UsageError
+from tensor_graphs.errors import CostStoreError, UnwritableError, UsageError
 
 Make = Callable[..., Timing]
 
@@ -184,8 +184,9 @@ def test_export_is_one_file_that_others_can_read(tmp_path: Path, timing: Make) -
     store.add([timing(2.0, 2)])
     assert store.export(tmp_path / "all.parquet") == 2
     assert pq.read_table(tmp_path / "all.parquet")["median_us"].to_pylist() == [1.0, 2.0]
-    with pytest.raises(CostStoreError):
-        store.export(tmp_path / "no" / "folder.parquet")
+    assert store.export(tmp_path / "new" / "folder.parquet") == 2  # missing folders are created
+    with pytest.raises(UnwritableError):
+        store.export(tmp_path / "all.parquet" / "below_a_file.parquet")
 
 
 def test_reports_have_every_form(tmp_path: Path, timing: Make) -> None:

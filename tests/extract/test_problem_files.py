@@ -195,5 +195,5 @@ def test_bad_files(tmp_path: Path, name: str, data: bytes, message: str) -> None
 
 def test_missing_file(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing.json", tmp_path):
-        with pytest.raises(ExtractionError, match="cannot be read"):
+        with pytest.raises(ExtractionError, match=r"cannot be read|not a plain file"):
             read_egraph(path)

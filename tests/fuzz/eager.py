@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import operator
 import random
 import sys
 import time
@@ -371,10 +372,8 @@ def division_by_a_number(w: Writer) -> Value:
 def bits(w: Writer) -> Value:
     x = w.some("int", "bool")
     y = w.beside(x)
-    which, f = w.rng.choice(
-        (("logical_and", np.bitwise_and), ("logical_or", np.bitwise_or), ("logical_xor", np.bitwise_xor))
-    )
-    return w.made(getattr(tg, which)(x.tensor, y.tensor), f(x.x, y.x), doubt(x, y), x.dtype, x, y)
+    f = w.rng.choice((operator.and_, operator.or_, operator.xor))
+    return w.made(f(x.tensor, y.tensor), f(x.x, y.x), doubt(x, y), x.dtype, x, y)
 
 
 @step(4)

@@ -1,10 +1,11 @@
-"""Processes that are killed while they write: `python -m tests.fuzz.kill [WHAT] [--count N] [--seed N]`.
+"""Processes that are killed while they write: `python -m tests.fuzz.kill [WHAT] [--count N] [--seed N] [--seconds S]`.
 
 A child appends rows to a store, saves programs over an older one, writes e-graphs over an older one, or compacts a store, again and
 again; it is killed (SIGKILL) after a random time. Then must hold: each file is the old or the new one, whole, and can be loaded; no
 acknowledged row is lost; and after the next start nothing is left behind. Three of four kills come before a random one of the steps in
 which files are opened, renamed and removed, so that all steps are met; the others after a random time. The last line
-says how many kills there were, how many hit a write under way, and what failed; the exit code is 1 if anything did.
+says how many kills there were, how many hit a write under way, and what failed; the exit code is 1 if anything did. A store and a
+folder are in use for 25 kills, then new ones begin, so that the time of a check does not grow; --seconds ends each kind early.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +34,7 @@ STEPS = {
     "report": 8,
 }  # opened, renamed or removed files until a kill, at most
 SECONDS = 0.1  # until a kill, at most
+ROUND = 25  # kills in one folder
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.chmod", "ctypes.call_function")
 
 
@@ -177,8 +180,8 @@ def _write(what: str, folder: Path) -> None:
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            begin, steps = map(int, line.split())
-            for said in WHAT[what][0](folder, begin):
+            number, begin, steps = map(int, line.split())
+            for said in WHAT[what][0](folder / str(number), begin):
                 _say(said or ".")
                 if said == SAYS and steps:
                     _die_after(steps)
@@ -209,17 +212,21 @@ def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
     rng = random.Random(f"{what} {seed}")
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what a kill leaves does not depend on the disk
     with tempfile.TemporaryDirectory(prefix="kills-", dir=memory) as scratch:
-        folder = Path(scratch)
-        environment = {**os.environ, "TENSOR_GRAPHS_HOME": str(folder / "home")}
+        environment = {**os.environ, "TENSOR_GRAPHS_HOME": str(Path(scratch) / "home")}
         command = [sys.executable, "-m", "tests.fuzz.kill", what, "--child", scratch]
         said: list[str] = []
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         ) as child:
             for number in range(count):
+                folder = Path(scratch) / str(number // ROUND)
+                if number % ROUND == 0:
+                    shutil.rmtree(Path(scratch) / str(number // ROUND - 1), ignore_errors=True)
+                    folder.mkdir()
+                    said = []
                 begin = max([0, *(int(s) for s in said if s.isdigit())]) + 1
                 steps = rng.randint(1, STEPS[what]) if number % 4 else 0
-                lines = _one_kill(child, begin, steps, rng.uniform(0.0, SECONDS))
+                lines = _one_kill(child, f"{number // ROUND} {begin}", steps, rng.uniform(0.0, SECONDS))
                 said += lines
                 hidden = any(p.name.startswith(".") for p in folder.rglob("*"))
                 try:
@@ -230,10 +237,11 @@ def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
             child.stdin.close()
 
 
-def _one_kill(child: subprocess.Popen[str], begin: int, steps: int, seconds: float) -> list[str]:
-    """Start one run that kills itself after some steps, or is killed after some time; what it said."""
+def _one_kill(child: subprocess.Popen[str], where: str, steps: int, seconds: float) -> list[str]:
+    """Start one run (`where`: its folder and first row) that kills itself after some steps, or is killed after some
+    time; what it said."""
     assert child.stdin is not None and child.stdout is not None
-    child.stdin.write(f"{begin} {steps}\n")
+    child.stdin.write(f"{where} {steps}\n")
     child.stdin.flush()
     said: list[str] = []
     pid, ready = 0, False
@@ -262,16 +270,22 @@ def main() -> int:
     parser.add_argument("what", nargs="?", choices=list(WHAT))
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="at most, for each kind")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     if given.child:
         _write(given.what, Path(given.child))
         return 0
-    failed, names = Counter[str](), [given.what] if given.what else list(WHAT)
+    total, failed, names = 0, Counter[str](), [given.what] if given.what else list(WHAT)
     for place, what in enumerate(names):
         count = given.count // len(names) + (place < given.count % len(names))
-        found = list(kills(what, count, given.seed))
+        end = time.monotonic() + given.seconds
+        found: list[tuple[str, bool]] = []
+        for one in kills(what, count, given.seed):
+            found.append(one)
+            if time.monotonic() > end:
+                break
         wrong = Counter(said for said, _ in found if said)
         print(
             f"{what}: {len(found)} kills, {sum(h for _, h in found)} of them in a write, {wrong.total()} failures",
@@ -279,8 +293,8 @@ def main() -> int:
         )
         for said, times in wrong.most_common(5):
             print(f"  {times} x {said[:300]}", flush=True)
-        failed += wrong
-    print(f"{given.count} kills, {failed.total()} failures", flush=True)
+        total, failed = total + len(found), failed + wrong
+    print(f"{total} kills, {failed.total()} failures", flush=True)
     return 1 if failed else 0
 
 

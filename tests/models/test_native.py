@@ -19,7 +19,7 @@ from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.dims import dim
 from tensor_graphs.egraph.graph import Graph, Tensor, make
 from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.errors import BadModelError, TensorGraphsError, TooLargeError, UsageError
+from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, TooLargeError, UsageError
 from tensor_graphs.models.arrays import MappedArray
 from tensor_graphs.models.native import KEY, graph_from_json, graph_to_json, load_graph, save_graph
 from tensor_graphs.models.safetensors import write_arrays
@@ -78,6 +78,19 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, graph: Graph) -> N
     for name, data in found.params.items():
         assert isinstance(data, MappedArray) and data.load().tobytes() == np.asarray(graph.params[name]).tobytes()
     assert graph_to_json(found)[0] == graph_to_json(graph)[0]
+
+
+def test_small_weights_outlive_their_file(tmp_path: Path) -> None:
+    """A file that is cut short does not end the process that has loaded a small weight; loading again is an error."""
+    path = tmp_path / "w"
+    path.write_bytes(bytes(range(256)) * 64)
+    data = MappedArray(path, 256, (64, 60), "float32")
+    before = data.load()
+    expected = before.copy()
+    path.write_bytes(b"")
+    assert np.array_equal(before.view(np.uint8), expected.view(np.uint8)) and not before.flags.writeable
+    with pytest.raises(BadWeightsError, match="holds 0 bytes"):
+        data.load()
 
 
 @pytest.mark.parametrize("structure", [None, 0, (0, 1), [1, {"a": (0,), 2: [1, None]}], {"": ()}, ([],)])

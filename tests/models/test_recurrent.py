@@ -10,13 +10,13 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.recurrent import UNROLLED
-from tensor_graphs.errors import UnsupportedError
+from tensor_graphs.errors import ExportError, UnsupportedError
 
 torch = pytest.importorskip("torch", reason="the layers are PyTorch's")
 from torch import nn  # noqa: E402
 from torch.utils import _pytree  # noqa: E402
 
-from tensor_graphs.models import aten_recurrent  # noqa: E402
+from tensor_graphs.models import aten_recurrent, export  # noqa: E402
 from tensor_graphs.models.export import load_module  # noqa: E402
 from tensor_graphs.models.torch_arrays import to_numpy  # noqa: E402
 
@@ -86,6 +86,70 @@ def test_cells_beside_layers(kind: Any) -> None:
     graph = load_module(both, (x,))
     assert graph.counts()["recurrent"] == 1
     np.testing.assert_allclose(values(graph, (x,))[0], both(x).detach(), rtol=0, atol=1e-6)
+
+
+class Loop(nn.Module):
+    """A Python loop over a cell: the states of every step."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Any, state: Any) -> Any:
+        found = []
+        for step in x:
+            state = self.cell(step, state)
+            found.append(torch.cat(state, -1) if isinstance(state, tuple) else state)
+        return torch.stack(found)
+
+
+CELLS: dict[str, Any] = {
+    "lstm": lambda **how: nn.LSTMCell(4, 5, **how),
+    "gru": lambda **how: nn.GRUCell(4, 5, **how),
+    "tanh": lambda **how: nn.RNNCell(4, 5, **how),
+    "relu": lambda **how: nn.RNNCell(4, 5, nonlinearity="relu", **how),
+}
+
+
+def states_of(cell: nn.Module, *shape: int, dtype: Any = torch.float32) -> Any:
+    first = [torch.randn(shape, dtype=dtype) for _ in range(2)]
+    return tuple(first) if isinstance(cell, nn.LSTMCell) else first[0]
+
+
+@pytest.mark.parametrize("how", [{}, {"bias": False}, {"dtype": torch.float64}, {"dtype": torch.bfloat16}], ids=str)
+@pytest.mark.parametrize("name", CELLS)
+def test_loops_over_cells_agree_with_torch_and_are_not_decomposed(
+    name: str, how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while torch.export traces the loop nor after it."""
+    torch.manual_seed(1)
+    cell, dtype = CELLS[name](**how).eval(), how.get("dtype", torch.float32)
+    inputs = (torch.randn(7, 3, 4, dtype=dtype), states_of(cell, 3, 5, dtype=dtype))
+    monkeypatch.setattr(export, "_decompositions", lambda _: pytest.fail("decomposed"))
+    graph = load_module(Loop(cell), inputs)
+    with torch.no_grad():
+        wanted = Loop(cell)(*inputs)
+    (found,) = values(graph, inputs)
+    assert found.dtype == to_numpy(wanted).dtype
+    np.testing.assert_allclose(found.astype(np.float64), wanted.double(), rtol=0, atol=ERROR[dtype])
+
+
+def test_a_cell_with_a_free_batch_size() -> None:
+    torch.manual_seed(2)
+    cell = nn.GRUCell(4, 5).eval()
+    graph = load_module(cell, (torch.randn(3, 4), torch.randn(3, 5)), dynamic_shapes=({0: "B"}, {0: "B"}))
+    inputs = (torch.randn(6, 4), torch.randn(6, 5))
+    assert set(graph.free_dims) == {"B"}
+    found = values(graph.bind({"B": 6}), inputs)[0]
+    np.testing.assert_allclose(found, cell(*inputs).detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("x, state", [((3, 7), (3, 5)), ((3, 4), (3, 6)), ((3, 4), (1, 5))], ids=str)
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_refuse_operands_that_torch_refuses(name: str, x: tuple[int, ...], state: tuple[int, ...]) -> None:
+    cell = CELLS[name]().eval()
+    with pytest.raises(ExportError):
+        load_module(cell, (torch.randn(x), states_of(cell, *state)))
 
 
 def test_the_number_of_steps_does_not_change_what_is_loaded() -> None:

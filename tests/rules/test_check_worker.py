@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tensor_graphs.rules import check_file
+from tensor_graphs.rules import check_file, check_worker
+from tensor_graphs.rules.check import Verdict
 from tensor_graphs.rules.check_worker import Judges
 
 TEXT = """
@@ -71,3 +77,59 @@ def test_a_process_that_dies_costs_nothing(many: list[Judges], monkeypatch: pyte
     monkeypatch.setattr(Judges, "_process", dying)
     rules = check_file.read(TEXT)[:3]
     assert list(check_file.check_all(rules, processes=2)) == list(check_file.check_all(rules))
+
+
+def test_a_rule_that_takes_too_long_is_unknown(many: list[Judges], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is killed; nothing is checked in this process instead."""
+    monkeypatch.setattr(check_worker, "RULE_S", 0.01)
+    monkeypatch.setattr(check_worker, "verdict", lambda *_, **__: pytest.fail("checked in this process"))
+    found = list(check_file.check_all(check_file.read(TEXT)[:3], processes=2))
+    assert {(c.verdict.status, c.verdict.detail) for c in found} == {("unknown", "the check took more than 0.01 s")}
+
+
+def test_a_rule_that_crashes_its_process_is_unknown(many: list[Judges], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might crash this process, too."""
+
+    def crashing(self: Judges) -> object:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "input(); exit(7)"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.processes.append(process)
+        return process
+
+    monkeypatch.setattr(Judges, "_process", crashing)
+    monkeypatch.setattr(check_worker, "verdict", lambda *_, **__: pytest.fail("checked in this process"))
+    found = list(check_file.check_all(check_file.read(TEXT)[:3], processes=2))
+    assert all(c.verdict.status == "unknown" and "ended with code 7" in c.verdict.detail for c in found)
+
+
+def test_a_rule_that_takes_too_much_memory_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The worker answers and goes on."""
+    answers = iter([MemoryError(), Verdict("proved", "")])
+
+    def verdict(*_: object, **__: object) -> Verdict:
+        if isinstance(found := next(answers), Exception):
+            raise found
+        return found
+
+    asked = json.dumps({"text": "(relu ?a)=>?a", "line": 1, "seed": 0, "samples": 1}) + "\n"
+    monkeypatch.setattr(check_worker, "limit_own_memory", lambda: None)
+    monkeypatch.setattr(check_worker, "verdict", verdict)
+    monkeypatch.setattr("sys.stdin", io.StringIO(asked * 2))
+    check_worker.serve()
+    full, proved = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (full["status"], proved["status"]) == ("unknown", "proved") and check_worker.FULL in full["detail"]
+
+
+def test_modules_in_the_current_folder_are_not_imported(
+    many: list[Judges], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with a rule file from elsewhere may hold a `json.py`, too."""
+    mark = tmp_path / "mark"
+    (tmp_path / "json.py").write_text(f"open({str(mark)!r}, 'w')\nraise SystemExit\n")
+    monkeypatch.chdir(tmp_path)
+    rules = check_file.read(TEXT)[:3]
+    assert len(list(check_file.check_all(rules, processes=2))) == 3 and many[0].processes
+    assert not mark.exists()
