@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from .. import settings
-from ..costdb.device import gpu_machine
+from ..costdb.keys.device import gpu_machine
 from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, warned
 from ..private import private_folder
 

@@ -11,16 +11,16 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from .. import settings
-from ..egraph import dtypes
+from ..egraph.ir import dtypes
 from ..errors import DeviceUnavailableError, UsageError
-from ..extract.kernel import Backend, Call, Template
-from .emit_cuda_helpers import HELPERS as CUDA_HELPERS
-from .emit_helpers import HELPERS
+from ..extract.model.kernel import Backend, Call, Template
+from .program.cpu_helpers import HELPERS
+from .program.gpu_helpers import HELPERS as CUDA_HELPERS
 
 #: Backend name -> module of this package that defines its `BACKEND`.
 BUILT_IN = {
-    "numpy": "numpy", "torch": "torch", "torch_cuda": "torch_cuda", "triton": "triton", "nvrtc": "cuda_cpp", "c": "c",
-    "null": "null",
+    "numpy": "library.numpy", "torch": "library.torch", "torch_cuda": "library.torch_cuda", "null": "library.null",
+    "triton": "triton.backend", "nvrtc": "cuda.backend", "c": "c.backend",
 }  # fmt: skip
 GROUP = "tensor_graphs.backends"
 Keep = Callable[[Template], bool]
@@ -43,7 +43,7 @@ def backends() -> dict[str, Backend]:
 
     UsageError if two backends have the same name.
     """
-    there = {n: m for n, m in BUILT_IN.items() if find_spec(f".{m}", __package__)}
+    there = {n: m for n, m in BUILT_IN.items() if find_spec(f".{m.split('.')[0]}", __package__)}
     found: dict[str, Backend] = {n: import_module(f".{m}", __package__).BACKEND for n, m in there.items()}
     for entry in metadata.entry_points(group=GROUP):
         if entry.name in found:
@@ -164,7 +164,7 @@ def _one_float(call: Call) -> bool:
 
 def storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:
     """CPU backends for plans whose storage dtype may be a 16-bit float while the compute dtype is float32
-    (extract/storage.py)."""
+    (extract/model/storage_dtypes.py)."""
     return [_Stored(b) if b.name == "numpy" else b for b in chosen]
 
 

@@ -24,10 +24,10 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.saturate import BEAM, SLACK_LAUNCHES, Limits
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.saturate.saturate import BEAM, SLACK_LAUNCHES, Limits
 from tensor_graphs.models import zoo
-from tensor_graphs.models.field import load_field_json
+from tensor_graphs.models.files.taso import load_field_json
 from tensor_graphs.models.load import load
 
 from .common import QUICK, ROOT, data, gemma, row
@@ -181,7 +181,7 @@ Plan cost in percent above the cheapest plan found for a graph with any setting,
 their defaults (in bold: the default of the column's limit); at stated roofline prices. `e-nodes` in brackets. A star marks
 costs that the solver did not prove to be optimal for their e-graph within its time. More of any limit makes an e-graph that holds
 those of less: beam and slack go in steps above their defaults, and below them a part of the default's e-graph is kept
-(egraph/nested.py). So no proved plan can be dearer than one of less.
+(egraph/saturate/limit_steps.py). So no proved plan can be dearer than one of less.
 
     python -m benchmarks.anytime
 """

@@ -6,11 +6,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from tensor_graphs.costdb.key import Work, device_key
-from tensor_graphs.costdb.roofline import Roofline
-from tensor_graphs.costdb.store import Store, default_root
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.extract.work import graph_flops
+from tensor_graphs.costdb.keys.key import Work, device_key
+from tensor_graphs.costdb.price.roofline import Roofline
+from tensor_graphs.costdb.store.store import Store, default_root
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.extract.model.work import graph_flops
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ TURNS = 8
 def roofline() -> Roofline:
     """Calibrated now, in this process; the best of all calibrations in the store counts. The rate of arithmetic is the higher
     one of NumPy's and of Torch's packed products: on some CPUs NumPy's library uses half of the vector unit."""
-    from tensor_graphs.costdb.calibrate import calibrate
+    from tensor_graphs.costdb.store.calibrate import calibrate
 
     store = Store(default_root())
     calibrate(store)

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 import tensor_graphs as tg
-from tensor_graphs.backends.c import BACKEND, generated
-from tensor_graphs.backends.exchange import tensor_of
-from tensor_graphs.backends.single import compiled, laid, random_values
-from tensor_graphs.egraph.graph import Tensor, topological
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
+from tensor_graphs.backends.c.backend import BACKEND, generated
+from tensor_graphs.backends.runtime.marshalling import tensor_of
+from tensor_graphs.backends.tuning.single_kernel import compiled, laid, random_values
+from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from .common import in_turn, row
 

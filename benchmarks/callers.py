@@ -220,7 +220,7 @@ def sampled(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[s
 def measure(name: str, budget: float, **options: Any) -> dict[str, Any]:
     """The figures of one case; times of calls in µs, others in seconds."""
     import tensor_graphs as tg
-    from tensor_graphs.models.export import load_module
+    from tensor_graphs.models.torch_export.export import load_module
 
     source, args = CASES[name]()
     torch = "torch" in type(args[0]).__module__

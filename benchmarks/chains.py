@@ -11,16 +11,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import tensor_graphs.egraph.api as t
+import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph.dims import concrete
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.saturate import Limits, saturate_blocks
-from tensor_graphs.extract.candidates import candidates
-from tensor_graphs.extract.kernel import Candidate, Priced
-from tensor_graphs.extract.search import search
-from tensor_graphs.extract.work import call_work
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_blocks
+from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.model.kernel import Candidate, Priced
+from tensor_graphs.extract.model.work import call_work
+from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
 
 from .common import QUICK, data, row

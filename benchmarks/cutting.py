@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensor_graphs.egraph.saturate import Limits
+from tensor_graphs.egraph.saturate.saturate import Limits
 from tensor_graphs.models import zoo
 
 from .common import QUICK, row

@@ -10,10 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-from tensor_graphs.egraph.worker import Pool
-from tensor_graphs.rules.check_file import read
-from tensor_graphs.rules.derive_file import counts, derive_all
-from tensor_graphs.rules.prove import LIMITS
+from tensor_graphs.egraph.saturate.worker import Pool
+from tensor_graphs.rules.derive.prove import LIMITS
+from tensor_graphs.rules.files.check_file import read
+from tensor_graphs.rules.files.derive_file import counts, derive_all
 
 HERE = Path(__file__).parent / "rules"
 OURS = ("pairs.txt", "single.txt", "strides.txt")
@@ -22,8 +22,8 @@ TEXT = """# Derivability
 Which substitution rules of other projects follow from our rules. A rule counts as derived if, at several sizes (and ranks,
 parameters and groups, where the rule leaves them open), both its sides, put into one e-graph, end up in one e-class within
 {seconds:g} s, {iterations} rounds and {nodes:,} e-nodes; for a two-line rule, both equalities. None of these rules is copied into the rule base: the
-laws that prove them are in `rules/*.py`, those that serve only proofs in `rules/normal.py` and `rules/strides.py`. The method is in
-`rules/prove.py`. Constant subterms are evaluated first (`rules/spell.py`). For randomly generated rules see
+laws that prove them are in `rules/*.py`, those that serve only proofs in `rules/tables/normal_form.py` and `rules/tables/strides.py`. The method is in
+`rules/derive/prove.py`. Constant subterms are evaluated first (`rules/smt/spelling.py`). For randomly generated rules see
 `python -m benchmarks.rule_fuzz 1500 --forms --derive` ([table](rule-checking.md)). Sums and products of the constants in a claim
 are computed and added to the e-graph as equalities, and scalar factors of constants are pulled out of linear ops first. A rule with
 parameter variables must in addition not be refuted at other values of these.
@@ -44,11 +44,11 @@ borders beyond the padding, transposed images and sums of constants.
 
 `python -m benchmarks.rule_equations --count 150 --derive` finds equations between small terms by equal values, as TASO does, and
 reports how many of those that `rules check` does not refute are derived. With `--count 60 --seed 3 --sample 8000` these were 109 of
-124 before `rules/strides.py`, and are 127 of 127 with it; with `--world images --world windows --count 50 --seed 21 --sample 6000` they
+124 before `rules/tables/strides.py`, and are 127 of 127 with it; with `--world images --world windows --count 50 --seed 21 --sample 6000` they
 are 85 of 86.
 
 Not expected to be derived: equalities that hold for other than algebraic reasons (such as that a mean of positive numbers is
-positive), beyond the cases that `rules/algebra.py` lists; convolutions of constant images; means over a window in two steps, row
+positive), beyond the cases that `rules/tables/algebra.py` lists; convolutions of constant images; means over a window in two steps, row
 by row and column by column; and rules that are right only at special sizes.
 """
 

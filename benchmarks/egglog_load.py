@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.egraph.engine import Engine
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.lower import lower
-from tensor_graphs.egraph.pricing import Roofline
-from tensor_graphs.egraph.program import make_program
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.saturate.engine import Engine
+from tensor_graphs.egraph.saturate.program import make_program
+from tensor_graphs.egraph.saturate.tables import lower
+from tensor_graphs.egraph.saturate.term_cost import Roofline
 from tensor_graphs.rules import ALL
 
 from .common import QUICK, row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tensor_graphs.extract.problem import Problem
+from tensor_graphs.extract.solve.problem import Problem
 
 Node = tuple[int, list[int], float]
 

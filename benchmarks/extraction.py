@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tensor_graphs.extract.greedy import best_greedy
-from tensor_graphs.extract.problem import Extraction, Problem, evaluate
-from tensor_graphs.extract.serialize import read_egraph
-from tensor_graphs.extract.solve import METHODS, solve
+from tensor_graphs.extract.solve.greedy import best_greedy
+from tensor_graphs.extract.solve.problem import Extraction, Problem, evaluate
+from tensor_graphs.extract.solve.serialize import read_egraph
+from tensor_graphs.extract.solve.solve import METHODS, solve
 
 from . import egraphs
 from .common import DATA, QUICK, data, row

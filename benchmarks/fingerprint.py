@@ -69,7 +69,7 @@ def candidate_records(graph: Any) -> Iterator[str]:
     """One line a candidate: kernel, operands, and a digest of the emitted source of its first schedules."""
     from dataclasses import replace
 
-    from tensor_graphs.backends.kernel_text import kernel_text
+    from tensor_graphs.backends.generate.kernel_text import kernel_text
 
     for candidate in graph.candidates:
         template, call = candidate.template, candidate.call
@@ -83,16 +83,16 @@ def candidate_records(graph: Any) -> Iterator[str]:
 
 def record_workload(work: Any, device: str) -> Json:
     """Size of the e-graph, candidates, and the deterministic plan with its program."""
-    from tensor_graphs import pipeline
-    from tensor_graphs.backends.emission import emit_for
-    from tensor_graphs.backends.generator import Generator
+    from tensor_graphs.backends.generate.generator import Generator
+    from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
+    from tensor_graphs.backends.program.emission import emit_for
     from tensor_graphs.backends.registry import select
-    from tensor_graphs.backends.torch_cuda import TorchCudaBackend
-    from tensor_graphs.costdb.store import Store
-    from tensor_graphs.extract.plan import plan_of
-    from tensor_graphs.prices import CostPricer
-    from tensor_graphs.session import Options, Session
-    from tensor_graphs.source import as_graph
+    from tensor_graphs.costdb.store.store import Store
+    from tensor_graphs.extract.search.plan import plan_of
+    from tensor_graphs.pipeline.optimize import optimize as pipeline
+    from tensor_graphs.pipeline.prices import CostPricer
+    from tensor_graphs.pipeline.session import Options, Session
+    from tensor_graphs.pipeline.source import as_graph
 
     inputs, weights = work.arguments("cpu")
     with ExitStack() as stack:

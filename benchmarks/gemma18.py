@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensor_graphs.egraph.worker import default_pool
+from tensor_graphs.egraph.saturate.worker import default_pool
 from tensor_graphs.models.load import load
 
 from .common import BUDGET, QUICK, gemma, row

@@ -60,7 +60,7 @@ class Case:
         import torch
 
         from benchmarks import workloads
-        from tensor_graphs.backends.gpu_device import device_of
+        from tensor_graphs.backends.tuning.gpu_device import device_of
 
         self.torch, self.target, self.budget, self.store = torch, target, budget, store
         self.full, self.work, small = full, work, work is not full
@@ -140,7 +140,7 @@ class Case:
             return
         with self.variant("xla") as found:
             from benchmarks.jax_workloads import on_all
-            from tensor_graphs.backends.gpu_worker import alone
+            from tensor_graphs.backends.tuning.gpu_worker import alone
 
             rounds = max(1, 32 // len(self.sets))
             start = time.monotonic()
@@ -193,7 +193,7 @@ class Case:
         """The program bound to a copy of its weights for each set of arguments, its inputs in their places."""
         if program.manifest.device != "cuda":
             return [lambda s=s: program.flat(*s[: len(self.inputs)]) for s in self.sets]
-        from tensor_graphs.backends.emission import executed
+        from tensor_graphs.backends.program.emission import executed
 
         module = executed(program.source, program.manifest.name)
         bind = module["bind"]
@@ -217,7 +217,7 @@ class Case:
     def time(self, rests: int = 0) -> None:
         """Replay all variants in turn, each after the cache was filled with other data; then so many times after a pause, since
         products without one take a chip to its power limit, where its clock sinks."""
-        from tensor_graphs.backends.gpu_worker import alone
+        from tensor_graphs.backends.tuning.gpu_worker import alone
 
         replays: dict[str, tuple[Run, int]] = {}
         with self.torch.no_grad(), alone():
@@ -248,7 +248,7 @@ class Case:
     ) -> tuple[dict[str, list[float]], Counter[str]]:
         """µs a call of each variant, in rounds after two for warming up, each replay after a pause of so many seconds; and how often
         the driver held the clock down for power after one."""
-        from tensor_graphs.backends.gpu_worker import reference
+        from tensor_graphs.backends.tuning.gpu_worker import reference
 
         samples: dict[str, list[float]] = {name: [] for name in replays}
         capped: Counter[str] = Counter()
@@ -318,7 +318,7 @@ def described(program: Any) -> Record:
 def found_as(step: Any) -> Record:
     """How a kernel came about: whether it is generated, which transformations of the kernel IR it took, and which composite
     operations its pattern names."""
-    from tensor_graphs.egraph.ops import OPS
+    from tensor_graphs.egraph.ir.ops import OPS
 
     ways = getattr(step.template, "ways", None)
     named = {op for op in re.findall(r"(\w+)\(", step.template.pattern) if op in OPS and OPS[op].kind == "composite"}
@@ -343,7 +343,7 @@ def explained(folder: Path, replay: bool | None = None) -> Record:
     """The rules that lead from a workload as it is written to what its kernels compute, in the order of the steps; how many steps,
     how many of them no rule accounts for, whether they were replayed, and in which dtypes values are rounded between kernels.
     Needs no GPU."""
-    from tensor_graphs.explain import explain_steps
+    from tensor_graphs.cli.explain import explain_steps
 
     try:
         found, _ = explain_steps(folder, seconds=EXPLAIN_S, replay=replay)
@@ -376,7 +376,7 @@ def again(name: str, ours: Record, folder: Path) -> bool:
     """Find the plan of a record again (gpu_again.py), and keep what it was made from; whether there is one."""
     from benchmarks.gpu_again import found_again, kernel
     from benchmarks.workloads import WORKLOADS
-    from tensor_graphs.origin import write_origin
+    from tensor_graphs.pipeline.provenance import write_origin
 
     inputs, weights = WORKLOADS[name].arguments("cpu")
     plan = found_again(WORKLOADS[name].module(weights), inputs, ours["kernels"])
@@ -408,9 +408,9 @@ def installed(name: str) -> bool:
 
 def machine(device: Any) -> Record:
     """The device and its rates: bytes and operations a second, measured now."""
-    from tensor_graphs.backends.gpu_calibrate import calibrate
-    from tensor_graphs.backends.gpu_worker import alone, keep_busy
-    from tensor_graphs.costdb.device import gpu_machine
+    from tensor_graphs.backends.tuning.gpu_calibrate import calibrate
+    from tensor_graphs.backends.tuning.gpu_worker import alone, keep_busy
+    from tensor_graphs.costdb.keys.device import gpu_machine
 
     with alone():
         keep_busy(device)
@@ -480,8 +480,8 @@ def warm(name: str, device: str, small: bool) -> None:
 
 def share_the_gpu() -> None:
     """Let Inductor's timing of kernels and our timing of programs have the GPU alone, as our timing of kernels has."""
-    from tensor_graphs import timing
-    from tensor_graphs.backends.gpu_worker import alone
+    from tensor_graphs.backends.tuning.gpu_worker import alone
+    from tensor_graphs.pipeline import timing
 
     def locked(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **named: Any) -> Any:

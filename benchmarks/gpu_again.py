@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract.kernel import Candidate, Priced, Step, Template
-from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.search import search
-from tensor_graphs.origin import Origin, origin_of
+from tensor_graphs.extract.model.kernel import Candidate, Priced, Step, Template
+from tensor_graphs.extract.search.plan import plan_of
+from tensor_graphs.extract.search.search import search
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.provenance import Origin, origin_of
 
 NAMES = ("torch_cuda", "triton", "nvrtc")
 SPELLED = 400  # characters of a kernel's pattern that a record holds

@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import tensor_graphs.egraph.api as t
+import tensor_graphs.egraph.ir.builders as t
 from benchmarks.gpu import power_handle
 from benchmarks.run import commit
 from benchmarks.schedule_replay import around, kernel_of, searched, x
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Tensor
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Tensor
 
 TABLE = Path(__file__).parent / "results/gpu_power.md"
 RAW = Path(__file__).parent / "results/raw/gpu_power.json"
@@ -56,9 +56,9 @@ def measured(case: str, schedules: int) -> dict[str, Any]:
     """The rows of a case: of its schedules, and of cuBLAS."""
     import torch
 
-    from tensor_graphs.backends import cuda_cpp
-    from tensor_graphs.backends.gpu_device import device_of
-    from tensor_graphs.backends.gpu_worker import Bench
+    from tensor_graphs.backends.cuda import backend as cuda_cpp
+    from tensor_graphs.backends.tuning.gpu_device import device_of
+    from tensor_graphs.backends.tuning.gpu_worker import Bench
 
     term, laid, (m, k, n) = CASES[case]
     template, call = kernel_of(cuda_cpp, laid, term())
@@ -81,9 +81,9 @@ def measured(case: str, schedules: int) -> dict[str, Any]:
 
 def _tried(bench: Any, template: Any, call: Any, wanted: list[Any]) -> Iterator[tuple[Any, Any]]:
     """Schedules that compile and give the right answer, each with what it took in a burst."""
-    from tensor_graphs.backends.compile_pool import CompilePool
-    from tensor_graphs.backends.gpu_worker import alone, keep_busy
-    from tensor_graphs.backends.kernel_text import kernel_text
+    from tensor_graphs.backends.generate.kernel_text import kernel_text
+    from tensor_graphs.backends.tuning.compile_pool import CompilePool
+    from tensor_graphs.backends.tuning.gpu_worker import alone, keep_busy
 
     pool = CompilePool(COMPILERS, 90)
     try:
@@ -102,7 +102,7 @@ def _tried(bench: Any, template: Any, call: Any, wanted: list[Any]) -> Iterator[
 
 def lasting(device: Any, replay: Callable[[], Any]) -> Row:
     """µs a call, watts and MHz: the first replay after a pause, and the middle of the second half under load that lasts."""
-    from tensor_graphs.backends.gpu_worker import alone
+    from tensor_graphs.backends.tuning.gpu_worker import alone
 
     found = power_handle()
     if found is None:

@@ -44,14 +44,14 @@ def main() -> None:
     os.environ.setdefault("TENSOR_GRAPHS_GPU", "gpu:none:sm90:multiprocessors=132|none|none")
 
     from benchmarks.workloads import WORKLOADS
-    from tensor_graphs import pipeline
-    from tensor_graphs.backends.compile_pool import CompilePool
-    from tensor_graphs.backends.generator import Generator
-    from tensor_graphs.backends.measure_gpu import GpuMeasurer
+    from tensor_graphs.backends.generate.generator import Generator
+    from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
     from tensor_graphs.backends.registry import select
-    from tensor_graphs.backends.torch_cuda import TorchCudaBackend
-    from tensor_graphs.session import Options, Session
-    from tensor_graphs.source import as_graph
+    from tensor_graphs.backends.tuning.compile_pool import CompilePool
+    from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
+    from tensor_graphs.pipeline.optimize import optimize as pipeline
+    from tensor_graphs.pipeline.session import Options, Session
+    from tensor_graphs.pipeline.source import as_graph
 
     work = WORKLOADS[options.workload]
     inputs, weights = work.arguments("cpu")

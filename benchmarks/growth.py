@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
 
 SIZES = (1000, 2000, 4000)
 SHAPE = (16, 16)

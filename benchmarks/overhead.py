@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.program import Program, load_program
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.program.program import Program, load_program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.ir.graph import Graph
 
 from .common import row
 

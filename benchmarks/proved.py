@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import backend, select
-from tensor_graphs.egraph.blocks import find_blocks
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.extract.kernel import Backend
-from tensor_graphs.extract.search import search
+from tensor_graphs.egraph.ir.blocks import find_blocks
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.extract.model.kernel import Backend
+from tensor_graphs.extract.search.search import search
 from tensor_graphs.models import zoo
-from tensor_graphs.models.field import load_field_json
-from tensor_graphs.session import Options, Session
+from tensor_graphs.models.files.taso import load_field_json
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.session import Options, Session
 
 from .common import QUICK, data, row
 from .stages import run, stated_prices

@@ -19,17 +19,17 @@ from statistics import median
 from typing import Any
 
 import tensor_graphs as tg
-from tensor_graphs.backends.measure import CpuMeasurer
-from tensor_graphs.backends.program import Program
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.explorer import Explorer
-from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.search import Choice, alternatives, search
-from tensor_graphs.lacking import lacking
+from tensor_graphs.explorer.explorer import Explorer
+from tensor_graphs.explorer.export_jobs import lacking
+from tensor_graphs.extract.search.plan import plan_of
+from tensor_graphs.extract.search.search import Choice, alternatives, search
 from tensor_graphs.models import zoo
-from tensor_graphs.prices import CostPricer
+from tensor_graphs.pipeline.prices import CostPricer
 
 from .common import QUICK, mad, rounds, row, set_threads
 from .torch_eager import random_inputs

@@ -198,8 +198,8 @@ def drawn(name: str, seed: int, depth: int, sample: int, count: int | None) -> l
 
 def judged(texts: list[str], derive: bool) -> tuple[str, list[str]]:
     """Counts by verdict, and of those derived; the equations that are not refuted, or those that are not derived."""
-    from tensor_graphs.egraph.worker import Pool
-    from tensor_graphs.rules import check_file, derive_file
+    from tensor_graphs.egraph.saturate.worker import Pool
+    from tensor_graphs.rules.files import check_file, derive_file
 
     lines = [line for text in texts for line in check_file.read(text)]
     status = [check_file.verdict(line).status for line in lines]

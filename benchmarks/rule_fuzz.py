@@ -631,7 +631,7 @@ def forms() -> Iterator[tuple[str, str, str]]:
 # ---------------------------------------------------------------- tables
 def check(found: list[tuple[str, str, str]]) -> None:
     """The verdicts by kind and truth, and where they disagree."""
-    from tensor_graphs.rules import check_file
+    from tensor_graphs.rules.files import check_file
 
     table: dict[tuple[str, str], Counter[str]] = {}
     odd, seconds = [], []
@@ -655,8 +655,8 @@ def check(found: list[tuple[str, str, str]]) -> None:
 
 def derive(found: list[tuple[str, str, str]]) -> None:
     """How many right rules are derived, and which are not."""
-    from tensor_graphs.egraph.worker import Pool
-    from tensor_graphs.rules import check_file, derive_file
+    from tensor_graphs.egraph.saturate.worker import Pool
+    from tensor_graphs.rules.files import check_file, derive_file
 
     texts = [text for _, true, text in found if true == "right"]
     lines = [check_file.read(text, pairs="\n" in text)[0] for text in texts]

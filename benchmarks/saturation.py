@@ -13,17 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph.blocks import Blocks, find_blocks
-from tensor_graphs.egraph.engine import Engine
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.pricing import Roofline
-from tensor_graphs.egraph.program import make_program
-from tensor_graphs.egraph.saturate import saturate_blocks
-from tensor_graphs.egraph.simplify import simplify
-from tensor_graphs.egraph.view import glue
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.blocks import Blocks, find_blocks
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.saturate.engine import Engine
+from tensor_graphs.egraph.saturate.program import make_program
+from tensor_graphs.egraph.saturate.saturate import saturate_blocks
+from tensor_graphs.egraph.saturate.term_cost import Roofline
+from tensor_graphs.egraph.simplify.simplify import simplify
+from tensor_graphs.egraph.view.view import glue
 from tensor_graphs.models import zoo
-from tensor_graphs.models.hf import load_folder
+from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.rules import ALL
 
 HERE = Path(__file__).parent

@@ -20,14 +20,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import cuda_cpp, triton
-from tensor_graphs.backends.keys import key_of
-from tensor_graphs.backends.schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule, moves
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Tensor, topological
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda import backend as cuda_cpp
+from tensor_graphs.backends.triton import backend as triton
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.backends.tuning.schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule, moves
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 TABLE = Path(__file__).parent / "results/raw/schedules.json"
 COUNT = 150  # schedules of a case
@@ -122,9 +123,9 @@ def around(ranked: Sequence[Schedule], fits: Callable[[Schedule], bool], count: 
 # ---------------------------------------------------------------- the table
 def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", count: int = COUNT) -> None:
     """Time the schedules of some cases on this machine's GPU, side by side, and put them into the table."""
-    from tensor_graphs.backends.measure_gpu import GpuMeasurer
-    from tensor_graphs.costdb.schema import Timing
-    from tensor_graphs.extract.kernel import Candidate, Vertex
+    from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
+    from tensor_graphs.costdb.store.schema import Timing
+    from tensor_graphs.extract.model.kernel import Candidate, Vertex
 
     places, rows = {}, list[Any]()
     for case in cases:

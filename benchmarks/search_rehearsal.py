@@ -26,22 +26,22 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.workloads import WORKLOADS
-from tensor_graphs import pipeline
-from tensor_graphs.backends.generator import Generator
-from tensor_graphs.backends.gpu_process import GpuProcess
-from tensor_graphs.backends.keys import key_of
-from tensor_graphs.backends.measure_gpu import GpuMeasurer, Measured, Try
+from tensor_graphs.backends.generate.generator import Generator
+from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.registry import select
-from tensor_graphs.backends.torch_cuda import TorchCudaBackend
-from tensor_graphs.costdb.key import Work
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.extract.candidates import Hypergraph
-from tensor_graphs.extract.kernel import Call, Template
-from tensor_graphs.extract.search import search
-from tensor_graphs.extract.work import call_work
-from tensor_graphs.prices import CostPricer
-from tensor_graphs.session import Options, Session
-from tensor_graphs.source import as_graph
+from tensor_graphs.backends.tuning.gpu_process import GpuProcess
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer, Measured, Try
+from tensor_graphs.costdb.keys.key import Work
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.extract.candidates.candidates import Hypergraph
+from tensor_graphs.extract.model.kernel import Call, Template
+from tensor_graphs.extract.model.work import call_work
+from tensor_graphs.extract.search.search import search
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.source import as_graph
 
 GPU = "gpu:NVIDIA H200:sm90:multiprocessors=132|none|none"
 WORKERS = 15  # compilers

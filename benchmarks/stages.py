@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import select
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph.blocks import find_blocks
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.saturate import Limits
-from tensor_graphs.egraph.union import saturate_in_stages
-from tensor_graphs.egraph.view import EGraphView, glue
-from tensor_graphs.extract.ahead import SOLVERS, STORE, load_ahead
-from tensor_graphs.extract.kernel import Backend, Plan, Pricer
-from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.search import Choice, search
-from tensor_graphs.session import Options, Session, open_store
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.blocks import find_blocks
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.saturate.saturate import Limits
+from tensor_graphs.egraph.saturate.union import saturate_in_stages
+from tensor_graphs.egraph.view.view import EGraphView, glue
+from tensor_graphs.extract.model.kernel import Backend, Plan, Pricer
+from tensor_graphs.extract.search.plan import plan_of
+from tensor_graphs.extract.search.preload import SOLVERS, STORE, load_ahead
+from tensor_graphs.extract.search.search import Choice, search
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.session import Options, Session, open_store
 
 from .common import timed
 

@@ -39,7 +39,7 @@ def main() -> None:
     more = {} if tolerance is None else {"tolerance": tolerance}
 
     import tensor_graphs as tg
-    from tensor_graphs.timeline import drawn
+    from tensor_graphs.report.timeline import drawn
 
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()

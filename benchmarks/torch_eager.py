@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensor_graphs.egraph.dims import concrete
-from tensor_graphs.egraph.graph import Graph, Tensor, load_data
+from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, load_data
 
 _Call = Callable[..., Any]
 
@@ -91,7 +91,7 @@ def random_inputs(graph: Graph, seed: int = 0) -> Sequence[Any]:
     """NumPy values for a graph's inputs."""
     import numpy as np
 
-    from tensor_graphs.verify import index_bounds, sample_inputs
+    from tensor_graphs.verification.verify import index_bounds, sample_inputs
 
     found = sample_inputs(graph.inputs, np.random.default_rng(seed), index_bounds(graph))
     return [found[str(i.attr("name"))] for i in graph.inputs]

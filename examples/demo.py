@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import tensor_graphs as tg
-from tensor_graphs.console import Console
+from tensor_graphs.cli.console import Console
 from tensor_graphs.models import zoo
 
 

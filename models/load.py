@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..egraph.graph import Graph
+from ..egraph.ir.graph import Graph
 from ..errors import BadModelError, UnsupportedError, UntrustedModelError
 
 _KNOWN = ".onnx, .pt2 (trusted), .safetensors with a graph in its header, or a folder with config.json and weights"
@@ -29,7 +29,7 @@ def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool
     if not there:
         raise BadModelError(f"there is no file or folder {path.name!r}", where=str(path))
     if path.is_dir():
-        from .hf import load_folder
+        from .huggingface.load import load_folder
 
         return _bound(load_folder(path, trust=trust), dims)
     if not path.is_file():
@@ -42,7 +42,7 @@ def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool
 def _load_file(path: Path, dims: Mapping[str, int] | None, trust: bool) -> Graph:
     suffix = path.suffix.lower()
     if suffix == ".onnx":
-        from .onnx import load_onnx
+        from .onnx.load import load_onnx
 
         return load_onnx(path, dims=dims)
     if suffix == ".pt2":
@@ -52,11 +52,11 @@ def _load_file(path: Path, dims: Mapping[str, int] | None, trust: bool) -> Graph
                 where=str(path),
                 hint="export to ONNX or safetensors, or say that you trust it (trust=True, --trust-model)",
             )
-        from .pt2 import load_pt2
+        from .torch_export.pt2 import load_pt2
 
         return _bound(load_pt2(path, trust=trust), dims)
     if suffix == ".safetensors":
-        from .native import load_graph
+        from .files.native import load_graph
 
         return _bound(load_graph(path), dims)
     if suffix in _PICKLES:

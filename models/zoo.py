@@ -13,15 +13,15 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from ..egraph import api as t
-from ..egraph import composite as c
-from ..egraph.dims import Dim
-from ..egraph.graph import Data, Graph, Tensor
+from ..egraph.ir import builders as t
+from ..egraph.ir import composite_ops as c
+from ..egraph.ir.dims import Dim
+from ..egraph.ir.graph import Data, Graph, Tensor
 from ..writing import replacing
-from .checkpoint import Config, Weights
-from .hf import architecture
-from .random_weights import RandomArray
-from .safetensors import write_arrays
+from .common.random_weights import RandomArray
+from .files.safetensors import write_arrays
+from .huggingface.checkpoint import Config, Weights
+from .huggingface.load import architecture
 
 _RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "output.dense.weight")
 _NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight", "LayerNorm.weight")

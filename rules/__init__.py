@@ -6,8 +6,10 @@ rules that only proofs use.
 
 from __future__ import annotations
 
-from ..egraph.rule import Rule
-from . import algebra, contraction, found, fusion, layout, normal, reduction, strides
+from ..egraph.ir.rule import Rule
+from .tables import algebra, contraction, fusion, layout, reduction, strides
+from .tables import normal_form as normal
+from .tables import synthesized as found
 
 ALL: tuple[Rule, ...] = (
     *algebra.RULES, *contraction.RULES, *reduction.RULES, *layout.RULES, *fusion.RULES, *found.RULES,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.torch_cuda import BACKEND
+from tensor_graphs.backends.library.torch_cuda import BACKEND
 
 if BACKEND.unavailable():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -51,7 +51,7 @@ def benchmark_module() -> Callable[[str], Any]:
 @pytest.fixture
 def even(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quiet machine: all samples of a kernel are its median, so that nothing is taken again."""
-    from tensor_graphs.backends.measure import CpuMeasurer, Timing
+    from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Timing
 
     time = CpuMeasurer.time
 

@@ -54,7 +54,7 @@ lane_planning() {
 }
 
 lane_searches() {
-    part doctor "$python" -c "from tensor_graphs.cli import main; main(['doctor'])" # *
+    part doctor "$python" -c "from tensor_graphs.cli.app import main; main(['doctor'])" # *
     tests pipeline $xdist tests/test_gpu_pipeline.py # *
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.schedule_search import COUNT, ScheduleSearch
+from tensor_graphs.backends.tuning.schedule_search import COUNT, ScheduleSearch
 
 pytest.importorskip("torch")
 
@@ -46,8 +46,8 @@ def test_what_lies_around_the_guesses_is_legal_and_the_same_each_time(bench: Any
 
 def test_times_are_taken_as_a_search_takes_them(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the interpreter, where they mean nothing: each case's own schedules come back."""
-    import tensor_graphs.egraph.api as t
-    from tensor_graphs.backends import triton
+    import tensor_graphs.egraph.ir.builders as t
+    from tensor_graphs.backends.triton import backend as triton
 
     pytest.importorskip("triton")
     cases = {f"rows_{n}": (triton, (), lambda n=n: t.exp(bench.x("x", 4, n))) for n in (64, 32)}

@@ -20,24 +20,30 @@ import pytest
 from benchmarks import growth
 
 import tensor_graphs as tg
-from tensor_graphs import cli, pipeline, room, settings, verify
-from tensor_graphs.backends import drawing
+from tensor_graphs import settings
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.egraph import host
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.strips import axes_of, stretch
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.backends.verification import inputs as drawing
+from tensor_graphs.cli.app import app as cli
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.strips import axes_of, stretch
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import ExportTimeError, ExtractionError, TooLargeError, UsageError, VerificationError
-from tensor_graphs.extract import must, presolve, seams
-from tensor_graphs.extract.frontier import Frontier
-from tensor_graphs.extract.problem import Problem, Rows
-from tensor_graphs.extract.regions import Regions
-from tensor_graphs.extract.repeats import Repeats
-from tensor_graphs.extract.serialize import read_egraph
-from tensor_graphs.models import export_bounds
-from tensor_graphs.session import Options, Session
-from tensor_graphs.source import as_graph
+from tensor_graphs.extract.fusion.groups import Regions
+from tensor_graphs.extract.fusion.repeats import Repeats
+from tensor_graphs.extract.solve import dominators as must
+from tensor_graphs.extract.solve import frontier_dp as seams
+from tensor_graphs.extract.solve.frontier import Frontier
+from tensor_graphs.extract.solve.problem import Problem, Rows
+from tensor_graphs.extract.solve.serialize import read_egraph
+from tensor_graphs.extract.solve.solve import presolve
+from tensor_graphs.models.torch_export import export_bounds
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.source import as_graph
+from tensor_graphs.processes import memory_limits as host
+from tensor_graphs.verification import memory_checks as room
+from tensor_graphs.verification import verify
 
 RNG = np.random.default_rng(0)
 
@@ -195,10 +201,10 @@ def test_a_worker_gets_a_part_of_the_machines_memory(monkeypatch: pytest.MonkeyP
 
 def test_a_kernel_that_takes_too_much_memory_fails_alone(tmp_path: Path) -> None:
     """The process answers, and measures the next kernel."""
-    from tensor_graphs.backends.measure import CpuMeasurer, Failure, Timing
     from tensor_graphs.backends.registry import template
-    from tensor_graphs.egraph.ops import Type
-    from tensor_graphs.extract.kernel import Call, Operand
+    from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Failure, Timing
+    from tensor_graphs.egraph.ir.ops import Type
+    from tensor_graphs.extract.model.kernel import Call, Operand
 
     def call(n: int) -> Call:
         one = Operand(Type((n, 1 << 20), "float32"), (1 << 20, 1))
@@ -246,7 +252,7 @@ def large(expression: Callable[[Tensor], Tensor], shape: tuple[int, ...] = (6000
 
 def verdict(graph: Graph, run: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> verify.Verification:
     monkeypatch.setattr(verify, "LARGE_BYTES", 1 << 16)
-    monkeypatch.setattr("tensor_graphs.strips.PIECE", 1 << 12)
+    monkeypatch.setattr("tensor_graphs.verification.strips.PIECE", 1 << 12)
     return verify.verify(graph, run, **options)
 
 
@@ -404,8 +410,8 @@ def tangle(n: int) -> dict[str, Any]:
 
 CHILD = """
 import json, resource, sys, time
-from tensor_graphs.extract.serialize import read_egraph
-from tensor_graphs.extract.solve import solve
+from tensor_graphs.extract.solve.serialize import read_egraph
+from tensor_graphs.extract.solve.solve import solve
 began = time.process_time()
 try:
     problem = read_egraph(sys.argv[1])
@@ -486,7 +492,7 @@ def test_searches_that_would_take_too_much_memory_are_left_out(monkeypatch: pyte
     assert seams.Seams(rows, 100.0).fits
     assert Frontier(rows).search(30).chosen is not None
     monkeypatch.setattr(seams, "MEMORY", 1000)
-    monkeypatch.setattr("tensor_graphs.extract.frontier.MEMORY", 1000)
+    monkeypatch.setattr("tensor_graphs.extract.solve.frontier.MEMORY", 1000)
     assert not seams.Seams(rows, 100.0).fits
     assert Frontier(rows).search(30).chosen is None
 

@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import pipeline, remember, settings, verify
-from tensor_graphs.backends.measure import CpuMeasurer
-from tensor_graphs.backends.measure import Timing as Measured
+from tensor_graphs import settings
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.egraph.composite import layer_norm
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.extract.kernel import Template
-from tensor_graphs.pipeline import UNTIMED, optimize_graph
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
+from tensor_graphs.egraph.ir.composite_ops import layer_norm
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.extract.model.kernel import Template
+from tensor_graphs.pipeline import plan_cache as remember
+from tensor_graphs.pipeline.optimize import UNTIMED, optimize_graph
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.progress import Progress
-from tensor_graphs.session import Options, Session
+from tensor_graphs.verification import verify
 
 RNG = np.random.default_rng(0)
 PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import caller_reference
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import TraceError
-from tensor_graphs.source import as_graph
+from tensor_graphs.pipeline import trace_check as caller_reference
+from tensor_graphs.pipeline.source import as_graph
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 

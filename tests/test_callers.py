@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import caller, pipeline, settings, timing
-from tensor_graphs.backends.program import Program
+from tensor_graphs import settings
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.errors import ShapeError
+from tensor_graphs.pipeline import caller, timing
+from tensor_graphs.pipeline.optimize import optimize as pipeline
 
 X, Y = (np.random.default_rng(i).standard_normal((4, 6)).astype(np.float32) for i in range(2))
 GIVEN: dict[str, Any] = {"backend": "numpy", "budget": 20.0, "effort": 0}

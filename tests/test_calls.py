@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.backends.arguments import unfolded
+from tensor_graphs.backends.runtime.arguments import unfolded
 from tensor_graphs.errors import ExportError, ShapeError, TooLargeError, UsageError
 
 QUICK: dict[str, Any] = {"backend": "numpy", "measure": False, "budget": 5.0}
@@ -117,7 +117,7 @@ def test_own_rules_are_tried_used_and_replayed(tmp_path: Path) -> None:
     graph = tg.abs(tg.sum(tg.abs(x), 1, keepdims=True)) * 2.0
     program = tg.optimize(graph, **QUICK, rules=[own])
     assert program.report.rules["sum-of-abs"][0] and program.report.kernels_after < program.report.kernels_before
-    from tensor_graphs.explain import explain_steps
+    from tensor_graphs.cli.explain import explain_steps
 
     _, text = explain_steps(program.save(tmp_path / "p"))
     assert "sum-of-abs: operand" in text and "replayed" in text
@@ -180,7 +180,7 @@ def test_what_the_machine_does_not_hold_is_named_with_its_bytes(monkeypatch: pyt
     def full(*_: Any, **__: Any) -> None:
         raise MemoryError("Unable to allocate")
 
-    monkeypatch.setattr("tensor_graphs.backends.drawing.inputs", full)
+    monkeypatch.setattr("tensor_graphs.backends.verification.inputs.inputs", full)
     with pytest.raises(TooLargeError, match=r"Unable to allocate; the largest value, float32\[3, 4\], takes 48 bytes"):
         tg.optimize(tg.sum(tg.input("x", (3, 4))), **QUICK)
 

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import cli, errors, pipeline
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.models.native import load_graph, save_graph
+from tensor_graphs import errors
+from tensor_graphs.cli.app import app as cli
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.models.files.native import load_graph, save_graph
+from tensor_graphs.pipeline.optimize import optimize as pipeline
 from tensor_graphs.rules import ALL
 
 QUICK = ["--backend", "numpy", "--no-measure"]
-MAIN = "import sys; from tensor_graphs.cli import main; main(sys.argv[1:])"
+MAIN = "import sys; from tensor_graphs.cli.app import main; main(sys.argv[1:])"
 COLOUR = re.compile(r"\x1b\[[0-9;]*[1-9][0-9;]*m")
 
 
@@ -131,7 +133,7 @@ def test_a_place_that_takes_no_files_is_found_out_at_once(
     assert found["error"]["code"] == "usage" and "nothing can be written in /proc/self" in found["error"]["message"]
 
 
-@pytest.mark.parametrize("module", ["tensor_graphs", "tensor_graphs.cli"])
+@pytest.mark.parametrize("module", ["tensor_graphs", "tensor_graphs.cli.app"])
 def test_the_package_is_run_as_a_module(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"tensor-graphs {tg.__version__}\n"
@@ -255,7 +257,8 @@ def test_profile_measures_and_times_distinct_plans(model: str, capsys: pytest.Ca
 def test_a_sweep_goes_on_where_it_ended(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensor_graphs import pipeline, sweep
+    from tensor_graphs.explorer import profile as sweep
+    from tensor_graphs.pipeline.optimize import optimize as pipeline
 
     monkeypatch.setattr(pipeline, "_time_whole", lambda *given: None)
     short = ("--backend", "numpy", "--budget", "60", "--workers", "1")
@@ -365,7 +368,9 @@ def test_errors_become_exit_codes(
 def test_numbers_that_json_cannot_hold_become_null(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensor_graphs.explain.doctor", lambda: {"a": float("nan"), "b": np.float32(2), "c": (1, {2})})
+    monkeypatch.setattr(
+        "tensor_graphs.cli.explain.doctor", lambda: {"a": float("nan"), "b": np.float32(2), "c": (1, {2})}
+    )
     assert document(capsys, "doctor") | {"schema": 1} == {"schema": 1, "ok": True, "a": None, "b": 2.0, "c": [1, [2]]}
 
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
-from tensor_graphs import egraph_file, errors
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs import errors
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.explorer import egraph_file
 
 Document = dict[str, Any]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.explorer import PER_PAGE, Explorer
+from tensor_graphs.explorer.explorer import PER_PAGE, Explorer
 
 
 class Tags(HTMLParser):
@@ -89,7 +89,7 @@ def test_main_objects_have_rich_forms(explorer: Explorer) -> None:
 
 
 def test_extract_is_a_function_and_a_subpackage(explorer: Explorer) -> None:
-    import tensor_graphs.extract.problem as problem
+    import tensor_graphs.extract.solve.problem as problem
 
     assert isinstance(tg.extract(explorer), problem.Extraction)
     assert Path(tg.extract.__file__).parent.name == "extract"

@@ -21,17 +21,19 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import errors, pipeline
-from tensor_graphs.backends import measure, registry
-from tensor_graphs.egraph import worker
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.extract.kernel import Priced
-from tensor_graphs.pipeline import optimize_graph
+from tensor_graphs import errors
+from tensor_graphs.backends import registry
+from tensor_graphs.backends.tuning import measure_cpu as measure
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate import worker
+from tensor_graphs.extract.model.kernel import Priced
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.progress import Progress
 from tensor_graphs.rules import ALL
-from tensor_graphs.session import Options, Session
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
 
@@ -167,7 +169,7 @@ def test_integers_wrap_around() -> None:
 
 # ---------------------------------------------------------------- 13, 14: rules
 def test_an_unsound_rule_is_refuted_before_use() -> None:
-    from tensor_graphs.rules.check import check
+    from tensor_graphs.rules.check.check import check
 
     verdict = check(Rule("zero", "mul(x, y)", "sub(x, x)", growth="collects"))
     assert verdict.status == "refuted" and verdict.counterexample
@@ -272,7 +274,7 @@ def test_an_interrupt_leaves_no_children(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("even")
 def test_a_terminated_command_writes_the_best_so_far(tmp_path: Path) -> None:
     """SIGTERM once is Ctrl-C once: the plan so far is written, the exit code says so, and no child is left."""
-    from tensor_graphs.models.native import save_graph
+    from tensor_graphs.models.files.native import save_graph
 
     x = tg.input("x", (96, 96))
     for n in range(12):
@@ -331,7 +333,7 @@ def test_a_kill_while_saving_leaves_one_program_or_the_other(tmp_path: Path) -> 
 
 def test_a_terminal_without_unicode_gets_an_answer(tmp_path: Path) -> None:
     """Locale C: reports have µ and names of any letters; text that cannot be encoded is replaced, not an error."""
-    from tensor_graphs.models.native import save_graph
+    from tensor_graphs.models.files.native import save_graph
 
     save_graph(Graph.of(tg.exp(tg.input("größe_\u2028", (4,))), name="模型"), tmp_path / "model.safetensors")
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii",
@@ -493,8 +495,8 @@ def test_a_full_disk_under_the_store_does_not_stop_a_run(tmp_path: Path) -> None
 
 
 def test_a_full_disk_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tensor_graphs import cli
-    from tensor_graphs.models.native import save_graph
+    from tensor_graphs.cli.app import app as cli
+    from tensor_graphs.models.files.native import save_graph
 
     x, w = tg.input("x", (4, 64)), tg.param("w", (64, 64))
     save_graph(Graph.of(tg.exp(x) @ w, params={"w": normal(64, 64)}), tmp_path / "m.safetensors")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph, make
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph, make
+from tensor_graphs.egraph.ir.interpret import evaluate
 
 from .fuzz import checks, numpy_functions
 from .fuzz.__main__ import CHECKS, FLOAT32, attempted

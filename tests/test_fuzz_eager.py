@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 
 from .fuzz.eager import WAYS, Writer, batch, wrong
 

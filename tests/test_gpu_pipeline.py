@@ -15,33 +15,37 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.api as t
-from tensor_graphs import accept, diagnose, pipeline, room, settings, verify
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs import settings
 from tensor_graphs.backends import gpu as gpu_facts
-from tensor_graphs.backends import single
-from tensor_graphs.backends.cuda_cpp import Cuda
-from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.measure import CpuMeasurer
-from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.cuda.backend import Cuda
+from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend, select
-from tensor_graphs.backends.torch_cuda import TorchCudaBackend
-from tensor_graphs.backends.triton import Triton
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.egraph.simplify import simplify
+from tensor_graphs.backends.triton.backend import Triton
+from tensor_graphs.backends.tuning import single_kernel as single
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.cli.explain import explain_steps
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPlanError
-from tensor_graphs.explain import explain_steps
-from tensor_graphs.extract.kernel import Call, Operand
+from tensor_graphs.extract.model.kernel import Call, Operand
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
-from tensor_graphs.origin import origin_of, read_origin
-from tensor_graphs.plan_file import plan_from_json, plan_to_json
+from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json
+from tensor_graphs.pipeline.provenance import origin_of, read_origin
+from tensor_graphs.pipeline.session import Options, Session, open_store
 from tensor_graphs.private import read_sealed, sealed
-from tensor_graphs.session import Options, Session, open_store
-from tensor_graphs.verify import index_bounds, relative_error, sample_inputs
+from tensor_graphs.verification import diagnose, verify
+from tensor_graphs.verification import memory_checks as room
+from tensor_graphs.verification.verify import index_bounds, relative_error, sample_inputs
 
 torch = pytest.importorskip("torch")
 NO_GPU = backend("torch_cuda").unavailable()
@@ -143,8 +147,8 @@ def test_saved_programs_bring_their_kernels(tmp_path: Path) -> None:
     ).save(tmp_path / "p")
     script = (
         "import sys; sys.path.insert(0, 'p')\n"
-        "import program\nfrom tensor_graphs.backends.program import load_program\n"
-        "from tensor_graphs.backends.emission import executed\nfrom triton.runtime.jit import JITFunction\n"
+        "import program\nfrom tensor_graphs.backends.program.program import load_program\n"
+        "from tensor_graphs.backends.program.emission import executed\nfrom triton.runtime.jit import JITFunction\n"
         "for space in (vars(program), executed(load_program('p', device='cpu').source, 'p')):\n"
         "    kernels = [v for v in space.values() if isinstance(v, JITFunction)]\n"
         "    assert kernels and all(f'def {k.__name__}(' in k.src for k in kernels)"
@@ -286,7 +290,9 @@ def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
     time or not."""
     monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
     monkeypatch.setattr(pipeline, "measurer_of", lambda *given: None)
-    monkeypatch.setattr("tensor_graphs.timing.sampled", lambda calls, **more: {"before": [before], "after": [10.0]})
+    monkeypatch.setattr(
+        "tensor_graphs.pipeline.timing.sampled", lambda calls, **more: {"before": [before], "after": [10.0]}
+    )
     if over:
         monkeypatch.setattr(Session, "over", property(lambda self: True))
     graph, params = block("float16")
@@ -308,11 +314,13 @@ def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest
     goes on where the first one was cut."""
     monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
     monkeypatch.setattr(pipeline, "measurer_of", lambda *given: None)
-    monkeypatch.setattr("tensor_graphs.timing.sampled", lambda calls, **more: {"before": [5.0], "after": [10.0]})
+    monkeypatch.setattr(
+        "tensor_graphs.pipeline.timing.sampled", lambda calls, **more: {"before": [5.0], "after": [10.0]}
+    )
     graph, params = block("float16")
     with settings.override(home=str(tmp_path)):
         first = tg.optimize(graph, params=params, backend="gpu", budget=20)
-        monkeypatch.setattr("tensor_graphs.pipeline.listing", lambda root: "more was measured")
+        monkeypatch.setattr("tensor_graphs.pipeline.optimize.listing", lambda root: "more was measured")
         searched: list[float] = []
         plain = pipeline._searched
         monkeypatch.setattr(pipeline, "_searched", lambda s, *a: searched.append(s.options.budget) or plain(s, *a))

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import cli
+from tensor_graphs.cli.app import app as cli
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError
-from tensor_graphs.models.hf import load_folder
+from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.zoo import write_checkpoint
 from tensor_graphs.plain import Malformed, Within, decode, read_bytes
 
@@ -151,7 +151,7 @@ def test_a_bad_shard_is_told_by_the_exit_code(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("delay", [0.3, 1.5])
 def test_sigterm_ends_with_a_code_and_one_document(delay: float, tmp_path: Path) -> None:
-    from tensor_graphs.egraph.graph import Graph
+    from tensor_graphs.egraph.ir.graph import Graph
 
     x = tg.input("x", (4, 64))
     tg.save_graph(Graph.of(tg.softmax(tg.exp(x) * 2.0)), tmp_path / "m.safetensors")
@@ -180,12 +180,12 @@ def test_sigterm_ends_with_a_code_and_one_document(delay: float, tmp_path: Path)
 def test_sigterm_outside_of_a_search_is_143(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensor_graphs.console import Terminated
+    from tensor_graphs.cli.console import Terminated
 
     def end(*_: Any) -> None:
         raise Terminated
 
-    monkeypatch.setattr("tensor_graphs.explain.doctor", end)
+    monkeypatch.setattr("tensor_graphs.cli.explain.doctor", end)
     assert cli.run(["doctor", "--json"]) == 143
     assert json.loads(capsys.readouterr().out)["error"]["message"] == "terminated"
 
@@ -193,7 +193,7 @@ def test_sigterm_outside_of_a_search_is_143(
 def test_a_saturation_over_an_older_one_is_both_files_or_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensor_graphs import egraph_file
+    from tensor_graphs.explorer import egraph_file
 
     one, two = (tg.saturate(f(tg.input("x", (4,))), backend="numpy", budget=5.0) for f in (tg.exp, tg.tanh))
     path = tmp_path / "e.json"

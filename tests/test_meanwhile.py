@@ -15,19 +15,20 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import accept, pipeline
 from tensor_graphs.backends import gpu as gpu_facts
-from tensor_graphs.backends.measure_gpu import GpuMeasurer
-from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.torch_cuda import TorchCudaBackend
-from tensor_graphs.backends.triton import Triton
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph.graph import Graph, make
+from tensor_graphs.backends.triton.backend import Triton
+from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.graph import Graph, make
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract.clock import Halted
-from tensor_graphs.meanwhile import Meanwhile
-from tensor_graphs.session import Options, Session
+from tensor_graphs.extract.model.clock import Halted
+from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.overlapped_tuning import Meanwhile
+from tensor_graphs.pipeline.session import Options, Session
 
 WAIT_S = 60.0  # for what must happen
 
@@ -151,7 +152,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(gpu_facts, "hardware", lambda: "rehearsal")
     for module in (accept, pipeline):
         monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
-    monkeypatch.setattr("tensor_graphs.timing.sampled", lambda calls, **more: {"before": [10.0], "after": [10.0]})
+    monkeypatch.setattr(
+        "tensor_graphs.pipeline.timing.sampled", lambda calls, **more: {"before": [10.0], "after": [10.0]}
+    )
 
     class Made(GpuMeasurer):
         def __init__(self, store: Store) -> None:

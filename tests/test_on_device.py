@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import verify
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.verification import verify
 
 torch = pytest.importorskip("torch", reason="values on a device are Torch's tensors")
-from tensor_graphs import on_device  # noqa: E402
-from tensor_graphs.backends import compare  # noqa: E402
-from tensor_graphs.backends.exchange import array_of, tensor_of  # noqa: E402
+from tensor_graphs.backends.runtime.marshalling import array_of, tensor_of  # noqa: E402
+from tensor_graphs.backends.verification import compare  # noqa: E402
+from tensor_graphs.verification import on_device  # noqa: E402
 
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.cli.explain import explain_steps
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.errors import BadModelError, UsageError
-from tensor_graphs.explain import explain_steps
-from tensor_graphs.models.native import save_graph
-from tensor_graphs.origin import FILE, Origin, _rounds, read_origin, write_origin
+from tensor_graphs.models.files.native import save_graph
+from tensor_graphs.pipeline.provenance import FILE, Origin, _rounds, read_origin, write_origin
 
 PARAMS = {n: np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32) for n in "uv"}
 

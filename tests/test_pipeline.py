@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
-from tensor_graphs.pipeline import hypergraph, optimize_graph, prepare, saturated
+from tensor_graphs.pipeline.optimize import hypergraph, optimize_graph, prepare, saturated
+from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.progress import Progress
-from tensor_graphs.session import Options, Session
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
 SMALL = tg.Limits(iterations=4, nodes=3000)
@@ -568,7 +568,7 @@ def test_an_explorer_shows_classes_and_the_choice() -> None:
     assert explorer.page(10_000).count("<tr>") == 1
     chosen = [k for rows in explorer.kernels.values() for k in rows if k[2]]
     assert len(chosen) == len(explorer.choice.chosen)
-    from tensor_graphs.backends.program import Program
+    from tensor_graphs.backends.program.program import Program
 
     close(Program(explorer.plan())(x), tg.optimize(expression, params={"w": w}, **FAST)(x))
 
@@ -590,7 +590,7 @@ def test_rules_fire_through_the_casts_of_a_bfloat16_model() -> None:
     x = torch.randn(1, 6, 16).bfloat16()
     session = Session(Options(backend="numpy", measure=False))
     from tensor_graphs.backends.registry import select
-    from tensor_graphs.models.export import load_module
+    from tensor_graphs.models.torch_export.export import load_module
 
     graph = load_module(model, (x,))
     prepared = prepare(session, graph, None)

@@ -15,19 +15,22 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.api as t
-from tensor_graphs import accept, pipeline, remember, settings
-from tensor_graphs.backends.emission import emit_for
-from tensor_graphs.backends.keys import key_of
-from tensor_graphs.backends.measure import CpuMeasurer
-from tensor_graphs.backends.measure import Timing as Measured
-from tensor_graphs.costdb.key import Work
-from tensor_graphs.costdb.schema import Failure, Timing
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph.composite import rms_norm, softmax
-from tensor_graphs.egraph.graph import Graph, Tensor
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs import settings
+from tensor_graphs.backends.program.emission import emit_for
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
+from tensor_graphs.costdb.keys.key import Work
+from tensor_graphs.costdb.store.schema import Failure, Timing
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.composite_ops import rms_norm, softmax
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.errors import TensorGraphsError
-from tensor_graphs.plan_file import plan_from_json, plan_to_json, priced_steps
+from tensor_graphs.pipeline import plan_cache as remember
+from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json, priced_steps
 from tensor_graphs.private import read_sealed, sealed
 from tensor_graphs.progress import Progress
 
@@ -379,11 +382,11 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     from tensor_graphs.backends import gpu
-    from tensor_graphs.backends.generator import Generator
-    from tensor_graphs.backends.measure_gpu import GpuMeasurer
-    from tensor_graphs.backends.program import Program
+    from tensor_graphs.backends.generate.generator import Generator
+    from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
+    from tensor_graphs.backends.program.program import Program
     from tensor_graphs.backends.registry import backend
-    from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+    from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
 
     if not backend("torch_cuda").unavailable():
         pytest.skip("there is a GPU here")

@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import pipeline, settings
-from tensor_graphs.backends.program import Program
+from tensor_graphs import settings
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend, select
-from tensor_graphs.egraph import dtypes
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.prices import CostPricer
-from tensor_graphs.session import Options, Session, open_store
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.extract.search.plan import plan_of
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.pipeline.session import Options, Session, open_store
 
 
 def supported() -> bool:
     if backend("torch").unavailable():
         return False
-    from tensor_graphs.backends.torch import multiplies_bfloat16
+    from tensor_graphs.backends.library.torch import multiplies_bfloat16
 
     return multiplies_bfloat16()
 

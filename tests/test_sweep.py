@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import pipeline, settings, sweep
-from tensor_graphs.extract.search import variants
+from tensor_graphs import settings
+from tensor_graphs.explorer import profile as sweep
+from tensor_graphs.extract.search.search import variants
+from tensor_graphs.pipeline.optimize import optimize as pipeline
 from tensor_graphs.progress import Progress
 
 

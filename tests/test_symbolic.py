@@ -16,19 +16,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
-from tensor_graphs import pipeline
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.conditions import conditions
-from tensor_graphs.egraph.dims import bind, parse
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.lift import Numbers, generic_sizes, lifted
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dims import bind, parse
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.size_conditions import conditions
+from tensor_graphs.egraph.saturate.lift import Numbers, generic_sizes, lifted
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
-from tensor_graphs.extract.sizes import bound_call
-from tensor_graphs.session import Options, Session
-from tensor_graphs.symbolic import Symbolic
-from tensor_graphs.verify import index_bounds, relative_error, sample_inputs
+from tensor_graphs.extract.model.sizes import bound_call
+from tensor_graphs.pipeline.any_size import Symbolic
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.verification.verify import index_bounds, relative_error, sample_inputs
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False, "limits": tg.Limits(iterations=4, nodes=3000)}
 B, T, P = tg.dim("B", max=64), tg.dim("T", max=512), tg.dim("P", max=300)
@@ -114,9 +114,9 @@ def test_c_kernels_take_their_sizes_as_parameters(tmp_path: Path) -> None:
 
 
 def test_a_c_kernel_of_one_size_has_no_form_for_others() -> None:
-    from tensor_graphs.backends.c import generated
-    from tensor_graphs.backends.c_sizes import sized
-    from tensor_graphs.extract.kernel import Call, Operand, contiguous
+    from tensor_graphs.backends.c.any_size import sized
+    from tensor_graphs.backends.c.backend import generated
+    from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
     numbers, sizes = lifting(Graph.of(X * 1.0), B=1, T=16)
     b, t = sizes["B"], sizes["T"]
@@ -513,7 +513,7 @@ def test_sizes_that_meet_at_multiples_only_are_found_and_said() -> None:
 @pytest.mark.parametrize(("example", "multiple"), [(56, 7), (16, 8)])
 def test_pieces_of_an_axis_are_found_by_its_multiples(example: int, multiple: int) -> None:
     torch = pytest.importorskip("torch")
-    from tensor_graphs.models.export import load_module
+    from tensor_graphs.models.torch_export.export import load_module
 
     def pieces(x: Any) -> Any:
         n, size, c = x.shape
@@ -528,7 +528,7 @@ def test_pieces_of_an_axis_are_found_by_its_multiples(example: int, multiple: in
 
 def test_sizes_that_never_meet_are_an_error_as_before() -> None:
     torch = pytest.importorskip("torch")
-    from tensor_graphs.models.export_sizes import _step
+    from tensor_graphs.models.torch_export.sizes import _step
 
     assert torch is not None
     parts: dict[str, int] = {}

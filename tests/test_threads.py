@@ -20,21 +20,21 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.api as t
+import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs import settings
-from tensor_graphs.backends import lower_pool
-from tensor_graphs.backends.emit_cuda_helpers import HELPERS
-from tensor_graphs.backends.generator import Lowerings
-from tensor_graphs.backends.lower_pool import LowerPool
-from tensor_graphs.backends.threads import one_blas_thread
-from tensor_graphs.backends.torch_cuda import BACKEND as LIBRARIES
-from tensor_graphs.backends.triton import BACKEND as TRITON
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.backends.generate import lowering_pool as lower_pool
+from tensor_graphs.backends.generate.generator import Lowerings
+from tensor_graphs.backends.generate.lowering_pool import LowerPool
+from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
+from tensor_graphs.backends.program.gpu_helpers import HELPERS
+from tensor_graphs.backends.runtime.threads import one_blas_thread
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.triton.backend import BACKEND as TRITON
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import warned, warnings_into
-from tensor_graphs.extract.candidates import candidates
-from tensor_graphs.extract.collection import no_collection
+from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.model.gc_pause import no_collection
 
 from .fuzz.soak import LIMITS, graph, slope, soak
 
@@ -196,7 +196,7 @@ def test_what_belongs_to_the_process_is_as_it_was_after_threads_that_overlap() -
             warned("of the second")
         assert own == ["of the second"]
 
-    from tensor_graphs.backends.threads import _openblas
+    from tensor_graphs.backends.runtime.threads import _openblas
 
     blas = _openblas()
     threads = blas and blas[1]()
@@ -229,7 +229,7 @@ def test_programs_that_launch_in_threads_leave_torch_s_rule_for_float32_alone() 
 
 
 def test_the_settings_of_a_call_hold_in_its_threads() -> None:
-    from tensor_graphs.meanwhile import Meanwhile
+    from tensor_graphs.pipeline.overlapped_tuning import Meanwhile
 
     seen: list[int] = []
     with settings.override(threads=3):

@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.extract.clock import JOIN_S, Clock
-from tensor_graphs.report import Report
-from tensor_graphs.timeline import MOST, drawn, html, timeline
+from tensor_graphs.extract.model.clock import JOIN_S, Clock
+from tensor_graphs.report.report import Report
+from tensor_graphs.report.timeline import MOST, drawn, html, timeline
 
 
 def test_a_clock_notes_when_and_joins_what_follows_at_once() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensor_graphs import timing
-from tensor_graphs.timing import interleaved, is_faster, is_settled
+from tensor_graphs.pipeline import timing
+from tensor_graphs.pipeline.timing import interleaved, is_faster, is_settled
 
 
 def test_a_median_is_settled_by_its_spread_and_count() -> None:

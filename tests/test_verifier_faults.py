@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import verify
-from tensor_graphs.backends import drawing
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.interpret import evaluate, expand_all
+from tensor_graphs.backends.verification import inputs as drawing
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
+from tensor_graphs.verification import verify
 
 Array = np.ndarray[Any, Any]
 DEVICES = ["", "cpu"]
@@ -22,7 +22,7 @@ pytest.importorskip("torch", reason="values on a device are Torch's tensors")
 
 def spoiled(graph: Graph, fault: Callable[[list[Array], dict[str, Array]], object]) -> Callable[[Any], list[Any]]:
     """A program that computes a graph in its own dtypes, with a fault."""
-    from tensor_graphs.backends.exchange import array_of, is_torch, tensor_of
+    from tensor_graphs.backends.runtime.marshalling import array_of, is_torch, tensor_of
 
     def run(values: Any) -> list[Any]:
         there = any(map(is_torch, values.values()))

@@ -12,17 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
-from tensor_graphs import accept, pipeline, verify
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.diagnose import diagnose
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
-from tensor_graphs.extract.kernel import Template
-from tensor_graphs.pipeline import optimize_graph
+from tensor_graphs.extract.model.kernel import Template
+from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.rules import ALL
-from tensor_graphs.session import Options, Session
+from tensor_graphs.verification import verify
+from tensor_graphs.verification.diagnose import diagnose
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -20,19 +20,19 @@ __version__ = "0.1.0"
 
 #: public name -> (module, attribute of that module; "" for the module itself)
 _PUBLIC: dict[str, tuple[str, str]] = {
-    **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths")},
+    **{n: ("pipeline.optimize", n) for n in ("optimize", "saturate", "paths")},
     "Progress": ("progress", "Progress"),
-    **{n: ("rewrites", n) for n in ("explain_equality", "explain_rewrites")},
-    "equivalent": ("equivalence", "equivalent"),
+    **{n: ("explorer.explain_rewrites", n) for n in ("explain_equality", "explain_rewrites")},
+    "equivalent": ("explorer.equivalence", "equivalent"),
     "extract": ("extract", ""),
-    "load_program": ("backends.program", "load_program"),
-    "Program": ("backends.program", "Program"),
+    "load_program": ("backends.program.program", "load_program"),
+    "Program": ("backends.program.program", "Program"),
     "load": ("models.load", "load"),
-    "save_graph": ("models.native", "save_graph"),
-    "Limits": ("egraph.saturate", "Limits"),
-    "Graph": ("egraph.graph", "Graph"),
-    "Tensor": ("egraph.graph", "Tensor"),
-    "Rule": ("egraph.rule", "Rule"),
+    "save_graph": ("models.files.native", "save_graph"),
+    "Limits": ("egraph.saturate.saturate", "Limits"),
+    "Graph": ("egraph.ir.graph", "Graph"),
+    "Tensor": ("egraph.ir.graph", "Tensor"),
+    "Rule": ("egraph.ir.rule", "Rule"),
     "settings": ("settings", ""),
     "errors": ("errors", ""),
 }
@@ -56,8 +56,8 @@ class _Extract(ModuleType):
     """Module class of the subpackage `tensor_graphs.extract`, which makes the module callable as `tg.extract(...)`."""
 
     def __call__(self, source: Any, **options: Any) -> Any:
-        """See `tensor_graphs.egraph_file.extract`."""
-        from .egraph_file import extract
+        """See `tensor_graphs.explorer.egraph_file.extract`."""
+        from .explorer.egraph_file import extract
 
         return extract(source, **options)
 
@@ -84,20 +84,20 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from .backends.program import Program as Program
-    from .backends.program import load_program as load_program
-    from .egraph.graph import Graph as Graph
-    from .egraph.graph import Tensor as Tensor
-    from .egraph.rule import Rule as Rule
-    from .egraph.saturate import Limits as Limits
-    from .egraph_file import extract as extract
-    from .equivalence import equivalent as equivalent
+    from .backends.program.program import Program as Program
+    from .backends.program.program import load_program as load_program
+    from .egraph.ir.graph import Graph as Graph
+    from .egraph.ir.graph import Tensor as Tensor
+    from .egraph.ir.rule import Rule as Rule
+    from .egraph.saturate.saturate import Limits as Limits
+    from .explorer.egraph_file import extract as extract
+    from .explorer.equivalence import equivalent as equivalent
+    from .explorer.explain_rewrites import explain_equality as explain_equality
+    from .explorer.explain_rewrites import explain_rewrites as explain_rewrites
+    from .models.files.native import save_graph as save_graph
     from .models.load import load as load
-    from .models.native import save_graph as save_graph
     from .numeric import *  # noqa: F403
-    from .pipeline import optimize as optimize
-    from .pipeline import paths as paths
-    from .pipeline import saturate as saturate
+    from .pipeline.optimize import optimize as optimize
+    from .pipeline.optimize import paths as paths
+    from .pipeline.optimize import saturate as saturate
     from .progress import Progress as Progress
-    from .rewrites import explain_equality as explain_equality
-    from .rewrites import explain_rewrites as explain_rewrites

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .egraph import api, composite
-from .egraph.api import *  # noqa: F403
-from .egraph.graph import Tensor, constant
+from .egraph.ir import builders as api
+from .egraph.ir import composite_ops as composite
+from .egraph.ir.builders import *  # noqa: F403
+from .egraph.ir.graph import Tensor, constant
 from .errors import UsageError
-from .models import numpy_calls
-from .models.einsum import einsum as _einsum
-from .models.numpy_array import arrays_in, deep, expression, refuse_arrays, traced
+from .models.common.einsum import einsum as _einsum
+from .models.functions import numpy_calls
+from .models.functions.numpy_array import arrays_in, deep, expression, refuse_arrays, traced
 
 elu, leaky_relu, hard_sigmoid, hard_swish = (
     composite.elu,

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.backends import cuda_helpers
-from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY
-from tensor_graphs.backends.cuda_text import CudaLaunch
-from tensor_graphs.backends.cuda_tiles import TILE_INTRINSICS
+from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.cuda.tiled_fp32.kernel import TILE_INTRINSICS
+from tensor_graphs.backends.program import cuda_helpers
+from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 
 HERE, BACKENDS = Path(__file__).parent, Path(cuda_helpers.__file__).parent
 INTRINSICS = (BACKENDS / "cuda_intrinsics.cuh").read_text(encoding="utf-8")

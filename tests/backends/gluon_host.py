@@ -339,7 +339,7 @@ def host(multiprocessors: int) -> Iterator[None]:
     for name, values in contents.items():
         modules[name] = ModuleType(name)
         vars(modules[name]).update(values)
-    from tensor_graphs.backends import gluon_source
+    from tensor_graphs.backends.triton.warp_specialized import attention as gluon_source
 
     with patch.dict(sys.modules, modules), patch.object(gluon_source, "MULTIPROCESSORS", multiprocessors):
         yield

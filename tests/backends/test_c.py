@@ -19,20 +19,33 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import c, c_helpers, c_math, c_source, kir, kir_numpy
-from tensor_graphs.backends.c import generated
-from tensor_graphs.backends.emit_helpers import library_text
-from tensor_graphs.backends.kir_lower import kernel_of
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.c import backend as c
+from tensor_graphs.backends.c import helpers as c_helpers
+from tensor_graphs.backends.c.backend import generated
+from tensor_graphs.backends.c.emit import kernel as c_source
+from tensor_graphs.backends.ir import c_math
+from tensor_graphs.backends.ir import interpret as kir_numpy
+from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.lowering.lower import kernel_of
+from tensor_graphs.backends.program.cpu_helpers import library_text
 from tensor_graphs.backends.registry import backend, on_gpu, select
-from tensor_graphs.backends.sample import sample
-from tensor_graphs.backends.single import expected, laid, meaning, random_values, run_outputs, run_template
-from tensor_graphs.egraph import composite, dtypes
-from tensor_graphs.egraph.graph import Graph, Tensor, make, topological
-from tensor_graphs.egraph.ops import OPS
-from tensor_graphs.egraph.pattern import Call as Pattern
-from tensor_graphs.egraph.special import erf
-from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+from tensor_graphs.backends.tuning.sample import sample
+from tensor_graphs.backends.tuning.single_kernel import (
+    expected,
+    laid,
+    meaning,
+    random_values,
+    run_outputs,
+    run_template,
+)
+from tensor_graphs.egraph.ir import composite_ops as composite
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.ir.pattern import Call as Pattern
+from tensor_graphs.egraph.ir.special_functions import erf
+from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 from .test_kir import KERNELS, memory_for
 from .test_kir import kernel as plain_kernel
@@ -493,7 +506,7 @@ def test_compiled_kernels_are_kept_and_a_folder_that_cannot_be_written_is_no_obs
 
 
 def test_measuring_makes_the_same_kernel_from_its_terms() -> None:
-    from tensor_graphs.backends.measure_worker import decode, encode
+    from tensor_graphs.backends.tuning.cpu_worker import decode, encode
 
     root = KERNELS["layer_norm"]()
     template, call = c.BACKEND.template([root]), kernel_call(root)

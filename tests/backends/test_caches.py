@@ -11,28 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import cuda_cpp, kir, kir_numpy, memory
-from tensor_graphs.backends.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.kir_lower import kernel_of
-from tensor_graphs.backends.program import Program, load_program
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda import backend as cuda_cpp
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.ir import interpret as kir_numpy
+from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.tiling import shape_of
+from tensor_graphs.backends.lowering.lower import kernel_of
+from tensor_graphs.backends.program import memory_plan as memory
+from tensor_graphs.backends.program.program import Program, load_program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.tiling import shape_of
-from tensor_graphs.backends.triton import Generated, generated
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph, Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.simplify import simplify
-from tensor_graphs.extract.candidates import Hypergraph, candidates
-from tensor_graphs.extract.kernel import Call, Operand, Plan, Priced, contiguous
-from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.search import search
-from tensor_graphs.extract.work import call_work
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.triton.backend import Generated, generated
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.simplify.simplify import simplify
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, contiguous
+from tensor_graphs.extract.model.work import call_work
+from tensor_graphs.extract.search.plan import plan_of
+from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
-from tensor_graphs.verify import relative_error
+from tensor_graphs.verification.verify import relative_error
 
 from .test_cuda_cpp import _compiled_alone
 from .test_cuda_cpp import memory as cuda_memory
@@ -283,8 +286,8 @@ def test_measuring_writes_where_values_lie(monkeypatch: pytest.MonkeyPatch) -> N
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from tensor_graphs.backends import gpu_worker
-    from tensor_graphs.backends.gpu_device import device_of
+    from tensor_graphs.backends.tuning import gpu_worker
+    from tensor_graphs.backends.tuning.gpu_device import device_of
 
     template = generated(CASES["keys alone"]())
     call = replace(call_of(template, "float32"), schedule=TILES)
@@ -420,7 +423,7 @@ def test_a_step_of_decoding_is_two_kernels(tmp_path: Path) -> None:
 
 def test_places_are_drawn_where_a_mask_shows_most() -> None:
     """A kernel that ends at a place is timed with the last one; indices of tables and caches stay below their sizes."""
-    from tensor_graphs.backends.gpu_operands import roles
+    from tensor_graphs.backends.tuning.gpu_operands import roles
 
     at, picks = t.param("at", (1,), "int64"), t.param("i", (1,), "int64")
     seen = t.le(
@@ -433,7 +436,7 @@ def test_places_are_drawn_where_a_mask_shows_most() -> None:
 
 def test_what_a_huge_number_multiplies_says_yes_or_no() -> None:
     """Other numbers would make scores infinite, and right kernels of attention with a mask of tokens seem wrong."""
-    from tensor_graphs.backends.gpu_operands import roles
+    from tensor_graphs.backends.tuning.gpu_operands import roles
 
     keep = t.reshape(t.cast(t.param("keep", (2, 9), "int64"), "float32"), (2, 1, 9))
     scores = t.param("x", (2, 4, 9)) + (1.0 - keep) * float(np.finfo(np.float32).min)
@@ -443,7 +446,7 @@ def test_what_a_huge_number_multiplies_says_yes_or_no() -> None:
 
 def test_statistics_are_drawn_as_large_as_what_is_made_of_them_wants() -> None:
     """Factors of rows and columns are near one: a softmax of their products shows no more rounding than one of real queries does."""
-    from tensor_graphs.backends.gpu_operands import draw, roles
+    from tensor_graphs.backends.tuning.gpu_operands import draw, roles
 
     q, k, squares = t.param("q", (4, 20, 64)), t.param("k", (4, 64, 20)), t.param("squares", (4, 20, 1))
     normed = q / t.sqrt(squares * (1 / 64) + 1e-6) * t.reshape(t.param("gain", (64,)), (1, 1, 64))

@@ -19,21 +19,21 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import kir_numpy
-from tensor_graphs.backends.cuda_cpp import BACKEND, generated
-from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY, cuda_text
-from tensor_graphs.backends.cuda_text import CudaLaunch
-from tensor_graphs.backends.generated import Generated, launches, split_axis, template_of
-from tensor_graphs.backends.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.kir import Unfusable
-from tensor_graphs.backends.kir_split import split
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda.backend import BACKEND, generated
+from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.generate.template import Generated, launches, split_axis, template_of
+from tensor_graphs.backends.ir import interpret as kir_numpy
+from tensor_graphs.backends.ir.kernel import Unfusable
+from tensor_graphs.backends.lowering.split_reduction import split
+from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY, cuda_text
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from .cuda_host import NAME, Guarded, Kernel, compiled, compiler, cuda_core, source_of
 from .test_kir import KERNELS, error, leaves, x
@@ -363,9 +363,9 @@ def test_programs_bring_their_kernels_and_compile_them_together(monkeypatch: pyt
     """A whole program of generated kernels, split reductions included, without this package's help."""
     import torch
 
-    from tensor_graphs.backends.emission import executed
-    from tensor_graphs.backends.emit_cuda import emit_cuda
-    from tensor_graphs.extract.kernel import Plan, Priced, Step, Value
+    from tensor_graphs.backends.program.emission import executed
+    from tensor_graphs.backends.program.emit_gpu import emit_cuda
+    from tensor_graphs.extract.model.kernel import Plan, Priced, Step, Value
 
     a, g, w = x("a", 1, 128), t.param("g", (128,)), t.param("w", (128, 48))
     hidden = t.matmul(c.rms_norm(a, g, eps=1e-6), w)
@@ -405,11 +405,11 @@ def test_programs_bring_their_kernels_and_compile_them_together(monkeypatch: pyt
 def test_a_search_finds_and_verifies_plans_of_cuda_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From a graph to a saved program with the choice "cuda"; its verification runs the kernels."""
     import tensor_graphs as tg
-    from tensor_graphs import accept
     from tensor_graphs.backends import gpu
-    from tensor_graphs.backends.cuda_cpp import Cuda
-    from tensor_graphs.backends.program import Program
-    from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+    from tensor_graphs.backends.cuda.backend import Cuda
+    from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
+    from tensor_graphs.backends.program.program import Program
+    from tensor_graphs.pipeline import verify_or_retry as accept
 
     for kind in (TorchCudaBackend, Cuda):
         monkeypatch.setattr(kind, "unavailable", lambda self: "")

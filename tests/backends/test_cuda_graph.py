@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.emission import emit_for, executed
-from tensor_graphs.backends.program import Program
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.program.emission import emit_for, executed
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph
 
 torch = pytest.importorskip("torch")
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.cuda_cpp import BACKEND, generated
-from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY
-from tensor_graphs.backends.cuda_source import CudaLaunch
-from tensor_graphs.backends.generated import Generated, launches, template_of
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Tensor
-from tensor_graphs.extract.kernel import Call
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda.backend import BACKEND, generated
+from tensor_graphs.backends.cuda.emit.kernel import CudaLaunch
+from tensor_graphs.backends.generate.template import Generated, launches, template_of
+from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.extract.model.kernel import Call
 
 from .cuda_host import compiled
 from .test_cuda_cpp import call_of, check

@@ -16,22 +16,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import cuda_roles
-from tensor_graphs.backends.cuda_cpp import BACKEND, generated
-from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY, cuda_text
-from tensor_graphs.backends.cuda_role_library import COLUMNS, GROUPS, PIECE, ROLE_INTRINSICS, ROLE_LIBRARY, product_text
-from tensor_graphs.backends.cuda_role_space import role_schedules, roles_fit
-from tensor_graphs.backends.cuda_roles import Roles
-from tensor_graphs.backends.cuda_text import CudaLaunch
-from tensor_graphs.backends.generated import Generated, launches, template_of
-from tensor_graphs.backends.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.triton_fits import SHARED
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, contiguous, output_names
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda.backend import BACKEND, generated
+from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.cuda.warp_specialized import kernel as cuda_roles
+from tensor_graphs.backends.cuda.warp_specialized.device_library import (
+    COLUMNS,
+    GROUPS,
+    PIECE,
+    ROLE_INTRINSICS,
+    ROLE_LIBRARY,
+    product_text,
+)
+from tensor_graphs.backends.cuda.warp_specialized.kernel import Roles
+from tensor_graphs.backends.cuda.warp_specialized.schedules import role_schedules, roles_fit
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.generate.template import Generated, launches, template_of
+from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY, cuda_text
+from tensor_graphs.backends.triton.schedules.legality import SHARED
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous, output_names
 
 from .cuda_host import HERE, INTRINSICS, compiler
 

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.cuda_cpp import BACKEND
-from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY
-from tensor_graphs.backends.cuda_text import CudaLaunch
-from tensor_graphs.backends.cuda_tile_space import tile_schedules, tiles_fit
-from tensor_graphs.backends.cuda_tiles import ROOM, TILE_INTRINSICS, TILE_LIBRARY, Tiles
-from tensor_graphs.backends.generated import Generated, launches, template_of
-from tensor_graphs.backends.precision import IEEE, THREE, Precision
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda.backend import BACKEND
+from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.cuda.tiled_fp32.kernel import ROOM, TILE_INTRINSICS, TILE_LIBRARY, Tiles
+from tensor_graphs.backends.cuda.tiled_fp32.schedules import tile_schedules, tiles_fit
+from tensor_graphs.backends.generate.template import Generated, launches, template_of
+from tensor_graphs.backends.ir.precision import IEEE, THREE, Precision
+from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from . import cuda_host
 from .cuda_host import HERE, Guarded, compiled

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.cuda_cpp import generated
-from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY
-from tensor_graphs.backends.cuda_text import CudaLaunch
-from tensor_graphs.backends.generated import Generated, launches
-from tensor_graphs.backends.schedule_search import moves
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Tensor, make, topological
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda.backend import generated
+from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.generate.template import Generated, launches
+from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
+from tensor_graphs.backends.tuning.schedule_search import moves
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Tensor, make, topological
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from .cuda_host import compiled
 from .test_cuda_cpp import check

@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.emission import device_of, emit_for
-from tensor_graphs.backends.program import Program, load_program
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.program.emission import device_of, emit_for
+from tensor_graphs.backends.program.program import Program, load_program
 from tensor_graphs.backends.registry import backend, backends
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.cli.explain import explain
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, ShapeError, UsageError
-from tensor_graphs.explain import explain
-from tensor_graphs.extract.kernel import Plan
+from tensor_graphs.extract.model.kernel import Plan
 
 from .test_program import encoder
 
@@ -137,7 +137,7 @@ def test_a_cache_is_written_where_it_lies(device: str) -> None:
 @everywhere
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "bool"])
 def test_other_dtypes_come_and_go(device: str, dtype: str) -> None:
-    from tensor_graphs.egraph import dtypes
+    from tensor_graphs.egraph.ir import dtypes
 
     x, w = t.input("x", (3, 4), dtype), t.param("w", (3, 4), dtype)
     values = (np.arange(12) % 5).reshape(3, 4).astype(dtypes.numpy_dtype(dtype))
@@ -157,7 +157,7 @@ def test_saved_programs_run_in_a_fresh_process_without_a_search(tmp_path: Path, 
     np.save(tmp_path / "x.npy", x)
     program.save(tmp_path / "p")
     script = (
-        "import sys, numpy as np; from tensor_graphs.backends.program import load_program\n"
+        "import sys, numpy as np; from tensor_graphs.backends.program.program import load_program\n"
         f"program = load_program('p', device={device!r})\n"
         "np.save('y.npy', program(np.load('x.npy'))['y'])\n"
         "assert not {'egglog', 'ortools', 'duckdb'} & set(sys.modules), 'a search was loaded'"
@@ -341,8 +341,8 @@ def test_plans_stay_on_one_device() -> None:
 
 def test_helpers_of_all_backends_agree_on_names() -> None:
     """The emitted file looks helpers up by name alone."""
-    from tensor_graphs.backends.emit_cuda_helpers import HELPERS as CUDA_HELPERS
-    from tensor_graphs.backends.emit_helpers import HELPERS
+    from tensor_graphs.backends.program.cpu_helpers import HELPERS
+    from tensor_graphs.backends.program.gpu_helpers import HELPERS as CUDA_HELPERS
 
     texts: dict[str, str] = {}
     for helpers in (HELPERS, CUDA_HELPERS, *(b.helpers for b in backends().values())):

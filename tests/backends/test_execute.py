@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.execute import execute
+from tensor_graphs.backends.program.execute import execute
 
 KERNEL = """import triton
 import triton.language as tl

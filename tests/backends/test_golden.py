@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.emission import emit_for
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.program.emission import emit_for
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.backends import keys
 from tensor_graphs.backends.registry import backends
-from tensor_graphs.costdb.device import Machine
+from tensor_graphs.backends.tuning import keys
+from tensor_graphs.costdb.keys.device import Machine
 from tensor_graphs.errors import UsageError
-from tensor_graphs.extract.kernel import Template, code_identity, identify
+from tensor_graphs.extract.model.kernel import Template, code_identity, identify
 
 RECORDED = (
     Path(__file__).parents[1] / "data" / "version_0_1"

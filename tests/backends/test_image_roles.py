@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import kir
-from tensor_graphs.backends.generated import template_of
-from tensor_graphs.backends.gluon_images import images_of
-from tensor_graphs.backends.gluon_space import image_schedules, images_fit
-from tensor_graphs.backends.images import innermost
-from tensor_graphs.backends.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.triton import BACKEND
-from tensor_graphs.egraph.graph import Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.generate.template import template_of
+from tensor_graphs.backends.generate.weight_layouts import innermost
+from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.triton.backend import BACKEND
+from tensor_graphs.backends.triton.warp_specialized.convolution import images_of
+from tensor_graphs.backends.triton.warp_specialized.schedules import image_schedules, images_fit
+from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 from .gluon_host import host
 

@@ -15,27 +15,28 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import kir, kir_numpy
-from tensor_graphs.backends.generated import template_of
-from tensor_graphs.backends.images import innermost
-from tensor_graphs.backends.jobs import job_of, read_job
-from tensor_graphs.backends.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.kir_lower import kernel_of
-from tensor_graphs.backends.kir_split import split
-from tensor_graphs.backends.tiling import shape_of
-from tensor_graphs.backends.triton import BACKEND, launches
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph, Tensor, make, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.view import EGraphView
-from tensor_graphs.extract.candidates import candidates
-from tensor_graphs.extract.kernel import Call, Candidate, Operand, Priced, Strides, contiguous
-from tensor_graphs.extract.regions import Regions
-from tensor_graphs.extract.search import search
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.generate.template import template_of
+from tensor_graphs.backends.generate.weight_layouts import innermost
+from tensor_graphs.backends.ir import interpret as kir_numpy
+from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.tiling import shape_of
+from tensor_graphs.backends.lowering.lower import kernel_of
+from tensor_graphs.backends.lowering.split_reduction import split
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.triton.backend import BACKEND, launches
+from tensor_graphs.backends.tuning.jobs import job_of, read_job
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.view.view import EGraphView
+from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.fusion.groups import Regions
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Priced, Strides, contiguous
+from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
 
 GOLDEN = Path(__file__).parent / "golden"

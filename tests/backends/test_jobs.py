@@ -13,17 +13,17 @@ pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
 
 import tensor_graphs as tg
-from tensor_graphs.backends import jobs
 from tensor_graphs.backends.registry import on_gpu, select, template
-from tensor_graphs.backends.triton import generated
-from tensor_graphs.cli import run
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.ops import Type
+from tensor_graphs.backends.triton.backend import generated
+from tensor_graphs.backends.tuning import jobs
+from tensor_graphs.cli.app import run
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import DeviceUnavailableError, UsageError
-from tensor_graphs.extract.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
-from tensor_graphs.models.native import save_graph
-from tensor_graphs.prices import CostPricer
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.models.files.native import save_graph
+from tensor_graphs.pipeline.prices import CostPricer
 
 
 def operand(*shape: int, dtype: str = "float32") -> Operand:
@@ -116,7 +116,7 @@ class Blocked:
         if name.partition(".")[0] in ("egglog", "ortools", "duckdb", "highspy"):
             raise ImportError(f"{name} is not here")
 sys.meta_path.insert(0, Blocked())
-from tensor_graphs.cli import main
+from tensor_graphs.cli.app import main
 main(sys.argv[1:])
 """
 
@@ -132,7 +132,7 @@ def test_the_worker_needs_no_egraph_no_solver_no_database(tmp_path: Path) -> Non
 
 def test_jobs_are_written_for_a_gpu_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning here, measuring there: what the best plans lack is written, measured, merged, and then known."""
-    from tensor_graphs.costdb.device import gpu_machine
+    from tensor_graphs.costdb.keys.device import gpu_machine
 
     monkeypatch.setenv("TENSOR_GRAPHS_GPU", "|".join(gpu_machine()))  # as if this machine, interpreting, were another
     x = tg.input("x", (8, 16))
@@ -153,8 +153,8 @@ def test_jobs_are_written_for_a_gpu_elsewhere(tmp_path: Path, monkeypatch: pytes
 def test_a_program_is_planned_for_a_gpu_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is known of that GPU, neither measured nor verified here; it says which GPU it is for. What would need that GPU is
     refused by name, and kernels of one here are not measured as its own."""
-    from tensor_graphs.backends import measure_gpu
-    from tensor_graphs.backends.program import load_program
+    from tensor_graphs.backends.program.program import load_program
+    from tensor_graphs.backends.tuning import measure_gpu
 
     if not select("auto") or on_gpu(select("auto")):
         pytest.skip("there is a GPU here")

@@ -16,21 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import kir, kir_numpy
-from tensor_graphs.backends.descriptors import box, describable
-from tensor_graphs.backends.index import Axis, Index, index, linear, unravelled
-from tensor_graphs.backends.kir_lower import kernel_of
-from tensor_graphs.backends.kir_scale import base_two, scaled_early
-from tensor_graphs.backends.kir_split import split
-from tensor_graphs.backends.short_erf import COARSE, FINE, ShortErf
-from tensor_graphs.backends.tiling import shape_of
-from tensor_graphs.backends.triton import generated, launches
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph, Tensor, make, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.ir import interpret as kir_numpy
+from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.index import Axis, Index, index, linear, unravelled
+from tensor_graphs.backends.ir.short_erf import COARSE, FINE, ShortErf
+from tensor_graphs.backends.ir.tensor_maps import box, describable
+from tensor_graphs.backends.ir.tiling import shape_of
+from tensor_graphs.backends.lowering.lower import kernel_of
+from tensor_graphs.backends.lowering.scale_motion import base_two, scaled_early
+from tensor_graphs.backends.lowering.split_reduction import split
+from tensor_graphs.backends.triton.backend import generated, launches
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -389,7 +390,7 @@ def interpreted(name: str, schedule: dict[str, int], dtype: str = "float32") -> 
     """The relative error of a schedule in Triton's interpreter; results and scratch begin as NaN."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from tensor_graphs.backends.kernel_text import kernel_text, module_of
+    from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 
     template, call = _call(name, schedule)
     narrow = {o: replace(p, type=Type(p.type.shape, dtype)) for o, p in call.operands.items()}
@@ -567,8 +568,8 @@ def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
 # ---------------------------------------------------------------- regions of an e-graph
 def test_regions_of_a_saturated_graph_compute_their_class() -> None:
     """Every region's kernel against the value of its class, for the classes of a saturated graph."""
-    from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-    from tensor_graphs.extract.regions import Regions
+    from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+    from tensor_graphs.extract.fusion.groups import Regions
     from tensor_graphs.rules import ALL
 
     a, w, g = t.input("a", (8, 32)), t.param("w", (32, 16)), t.param("g", (32,))
@@ -597,8 +598,8 @@ def test_regions_of_a_saturated_graph_compute_their_class() -> None:
 
 def test_three_narrow_layers_are_one_region() -> None:
     """Each row of them is held whole; a wide layer is not computed on the way."""
-    from tensor_graphs.egraph.view import view_of
-    from tensor_graphs.extract.regions import Regions
+    from tensor_graphs.egraph.view.view import view_of
+    from tensor_graphs.extract.fusion.groups import Regions
 
     for middle, wanted in ((256, {3}), (512, set())):
         h: Tensor = t.input("a", (1024, 64))
@@ -615,7 +616,7 @@ def ran(root: Tensor, given: dict[str, np.ndarray], schedule: dict[str, int] | N
     """A term's kernel of a schedule, the first one if none is given, in Triton's interpreter."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from tensor_graphs.backends.kernel_text import kernel_text, module_of
+    from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 
     template = generated(root)
     kinds = {str(n.attr("name")): Operand(n.type, contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]

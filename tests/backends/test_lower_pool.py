@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import lower_pool
-from tensor_graphs.backends.cuda_cpp import BACKEND as CUDA
-from tensor_graphs.backends.generator import Lowerings
-from tensor_graphs.backends.index import Axis, index
-from tensor_graphs.backends.lower_pool import LowerPool
-from tensor_graphs.backends.lower_worker import Job, answer, built, flat
-from tensor_graphs.backends.torch_cuda import BACKEND as LIBRARIES
-from tensor_graphs.backends.triton import BACKEND as TRITON
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.view import view_of
-from tensor_graphs.extract.candidates import candidates
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
+from tensor_graphs.backends.generate import lowering_pool as lower_pool
+from tensor_graphs.backends.generate.generator import Lowerings
+from tensor_graphs.backends.generate.lowering_pool import LowerPool
+from tensor_graphs.backends.generate.lowering_worker import Job, answer, built, flat
+from tensor_graphs.backends.ir.index import Axis, index
+from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.triton.backend import BACKEND as TRITON
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.view.view import view_of
+from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 GENERATORS = (TRITON, CUDA)
 
@@ -220,7 +220,7 @@ def taken(batch: lower_pool.Batch) -> list[Any]:
 def test_indices_of_another_process_are_found_among_equal_ones() -> None:
     """Names have other hashes in each process: a kernel that was sent had equal indices twice, and another text than one read here."""
     make = (
-        "import pickle, sys\nfrom tensor_graphs.backends.index import Axis, index\n"
+        "import pickle, sys\nfrom tensor_graphs.backends.ir.index import Axis, index\n"
         "i = (index(Axis('n', 12)) + 3) // 4 + 1\nhash(i)\nsys.stdout.buffer.write(pickle.dumps(i))"
     )
     found = set()

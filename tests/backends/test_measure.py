@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.backends import measure
-from tensor_graphs.backends.keys import key_of
-from tensor_graphs.backends.measure import CpuMeasurer, Failure, Timing, Worker
-from tensor_graphs.backends.measure_worker import (
+from tensor_graphs.backends.registry import backend, template
+from tensor_graphs.backends.tuning import measure_cpu as measure
+from tensor_graphs.backends.tuning.cpu_worker import (
     Wrong,
     _reference,
     _values,
@@ -24,11 +23,12 @@ from tensor_graphs.backends.measure_worker import (
     encode,
     timed,
 )
-from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.backends.sample import sample
-from tensor_graphs.backends.single import meanings
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Candidate, Operand, Vertex, contiguous
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Failure, Timing, Worker
+from tensor_graphs.backends.tuning.sample import sample
+from tensor_graphs.backends.tuning.single_kernel import meanings
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
 
 KIND = Operand(Type((4, 4), "float32"), (4, 1))
 ADD = Call({"x": KIND, "y": KIND}, KIND, {})

@@ -20,25 +20,21 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tensor_graphs.backends import gpu_worker
-from tensor_graphs.backends.compile_pool import CompilePool
-from tensor_graphs.backends.gpu_process import GpuProcess
-from tensor_graphs.backends.kernel_text import KernelText, call_json, call_of_json, kernel_text
-from tensor_graphs.backends.keys import key_of
-from tensor_graphs.backends.measure import Timing
-from tensor_graphs.backends.measure_gpu import (
-    AGAIN,
-    ALIKE,
-    GpuMeasurer,
-)  # fmt: skip
-from tensor_graphs.backends.schedule_search import key_of_schedule
-from tensor_graphs.backends.tries import Measured, Try, rows_of
-from tensor_graphs.costdb.calibrate import calibration_rows
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph.ops import Type
+from tensor_graphs.backends.generate.kernel_text import KernelText, call_json, call_of_json, kernel_text
+from tensor_graphs.backends.tuning import gpu_worker
+from tensor_graphs.backends.tuning.compile_pool import CompilePool
+from tensor_graphs.backends.tuning.gpu_process import GpuProcess
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.backends.tuning.measure_cpu import Timing
+from tensor_graphs.backends.tuning.measure_gpu import AGAIN, ALIKE, GpuMeasurer  # fmt: skip
+from tensor_graphs.backends.tuning.schedule_search import key_of_schedule
+from tensor_graphs.backends.tuning.trials import Measured, Try, rows_of
+from tensor_graphs.costdb.store.calibrate import calibration_rows
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import WorkerError
-from tensor_graphs.extract.kernel import Call, Candidate, Operand, Template, Vertex, contiguous, identify
-from tensor_graphs.prices import CostPricer
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Template, Vertex, contiguous, identify
+from tensor_graphs.pipeline.prices import CostPricer
 
 torch = pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
@@ -376,7 +372,7 @@ def test_what_is_under_way_is_kept_for_whoever_measures_next() -> None:
 
 def test_the_last_kernels_of_a_round_go_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose compiler has not ended is left under way, and measured when a later call waits for it."""
-    monkeypatch.setattr("tensor_graphs.backends.measure_gpu.LEAVE", 4)
+    monkeypatch.setattr("tensor_graphs.backends.tuning.measure_gpu.LEAVE", 4)
     compilers, kept = Compilers(lambda call: call.schedule["BLOCK"] < 128), Rows()
     one = lambda i: candidate(
         replace(timed(lambda call: 5.0, space=lambda call: [{"BLOCK": 2**i}]), name=f"block{2**i}")
@@ -394,7 +390,7 @@ def test_the_last_kernels_of_a_round_go_on_beside_the_next(monkeypatch: pytest.M
 
 def test_what_is_left_under_way_goes_on_before_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its device is not idle while a plan is solved for; what happens to it meanwhile is told in the next call."""
-    monkeypatch.setattr("tensor_graphs.backends.measure_gpu.LEAVE", 4)
+    monkeypatch.setattr("tensor_graphs.backends.tuning.measure_gpu.LEAVE", 4)
 
     class Failing(Quick):
         broken = False
@@ -558,7 +554,7 @@ def test_kernels_compile_without_a_gpu_and_twins_are_found(pool: CompilePool) ->
 
 
 def test_a_binary_says_what_it_uses_as_cuobjdump_does(pool: CompilePool, tmp_path: Path) -> None:
-    from tensor_graphs.backends.cubin import resources
+    from tensor_graphs.backends.cuda.cubin import resources
 
     text = kernel_text(template(), schedules_of(template(), CALL)[1])
     assert pool.submit(text, CALL).result()["registers"] > 0

@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import memory
-from tensor_graphs.backends.direct import FREE, direct_plan
-from tensor_graphs.backends.memory import ALIGNMENT, Buffer, aligned, place
-from tensor_graphs.backends.numpy import row
-from tensor_graphs.backends.program import Program
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.library.numpy import row
+from tensor_graphs.backends.program import memory_plan as memory
+from tensor_graphs.backends.program.memory_plan import ALIGNMENT, Buffer, aligned, place
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.extract.kernel import Call, Operand, Plan, Step, Value
+from tensor_graphs.backends.tuning.unfused import FREE, direct_plan
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Step, Value
 
 buffers = st.lists(
     st.builds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensor_graphs.backends.overtaking import overtaking
+from tensor_graphs.backends.triton.async_copy_race import overtaking
 
 ROWS, COLUMNS = (
     "!ttg.memdesc<{}x128x64xbf16, #shared, #smem, mutable>",

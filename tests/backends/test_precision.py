@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import emit_cuda_helpers, torch_cuda_helpers
-from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.generator import Lowerings
-from tensor_graphs.backends.jobs import job_of, template_of_job
-from tensor_graphs.backends.precision import IEEE, LIBRARY_TF32, PRECISIONS, TF32, THREE, within
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.generate.generator import Lowerings
+from tensor_graphs.backends.ir.precision import IEEE, LIBRARY_TF32, PRECISIONS, TF32, THREE, within
+from tensor_graphs.backends.library import torch_cuda_helpers
+from tensor_graphs.backends.program import gpu_helpers as emit_cuda_helpers
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph import composite
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.extract.candidates import Hypergraph, candidates
-from tensor_graphs.extract.kernel import Template
-from tensor_graphs.pipeline import _Exact, _Within, view_of
-from tensor_graphs.verify import spare
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.tuning.jobs import job_of, template_of_job
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.ir import composite_ops as composite
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.model.kernel import Template
+from tensor_graphs.pipeline.optimize import _Exact, _Within, view_of
+from tensor_graphs.verification.verify import spare
 
 torch = pytest.importorskip("torch")
 

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import program as program_module
-from tensor_graphs.backends import program_weights
-from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.heap import trim
-from tensor_graphs.backends.program import Program, load_program
-from tensor_graphs.backends.program_weights import EvaluatedWeights
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.program import program as program_module
+from tensor_graphs.backends.program import weights as program_weights
+from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.weights import EvaluatedWeights
 from tensor_graphs.backends.registry import backend, select
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph, topological
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.backends.runtime.heap import trim
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, ShapeError, UsageError
 
 TORCH = not backend("torch").unavailable()
@@ -175,7 +175,7 @@ def test_saved_programs_run_in_a_fresh_process_without_a_search(tmp_path: Path, 
     assert sorted(f.name for f in (tmp_path / "p").iterdir()) == ["manifest.json", "program.py", "weights.safetensors"]
     assert sorted(f.name for f in tmp_path.iterdir()) == ["p", "x.npy"]
     script = (
-        "import sys, numpy as np; from tensor_graphs.backends.program import load_program\n"
+        "import sys, numpy as np; from tensor_graphs.backends.program.program import load_program\n"
         "np.save('y.npy', load_program('p')(np.load('x.npy'))['y'])\n"
         "assert not {'egglog', 'ortools', 'duckdb'} & set(sys.modules), 'a search was loaded'"
     )
@@ -367,8 +367,8 @@ def test_select_is_explicit_about_what_is_missing(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.skipif(not TORCH, reason="PyTorch is not installed")
 def test_two_thread_pools_are_not_mixed() -> None:
     """Beside Torch, NumPy offers no kernel on its own threaded BLAS, and still every op has a kernel."""
-    from tensor_graphs.egraph.ops import OPS
-    from tensor_graphs.egraph.pattern import Call
+    from tensor_graphs.egraph.ir.ops import OPS
+    from tensor_graphs.egraph.ir.pattern import Call
 
     templates = [x for b in select("auto") for x in b.templates]
     threaded = [x.name for x in templates if x.backend == "numpy" and x.family in ("contraction", "conv", "attention")]

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.gluon_space import role_schedules, roles_fit
-from tensor_graphs.backends.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.tiling import padded
-from tensor_graphs.backends.triton import generated, launches
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.ir.tiling import padded
+from tensor_graphs.backends.triton.backend import generated, launches
+from tensor_graphs.backends.triton.warp_specialized.schedules import role_schedules, roles_fit
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 from .gluon_host import host
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.program import Program
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.library.scratch import ALIGNMENT, one_at, placed
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.rooms import ALIGNMENT, one_at, placed
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
 
 IMAGE, ROWS, HEADS = (2, 8, 64, 64), (256, 256), (4, 128, 32)
 

@@ -11,17 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import cuda_cpp, triton_fits, triton_space
-from tensor_graphs.backends.kernel_text import kernel_text
-from tensor_graphs.backends.schedule_search import COUNT, LOOK, SEEDS, Schedule, ScheduleSearch, key_of_schedule, moves
-from tensor_graphs.backends.tries import Measured, Try, rows_of, search_of
-from tensor_graphs.backends.triton import generated
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph import composite
-from tensor_graphs.egraph.graph import Tensor
-from tensor_graphs.extract.kernel import Call, Candidate, Operand, Vertex, contiguous
-from tensor_graphs.prices import CostPricer
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda import backend as cuda_cpp
+from tensor_graphs.backends.generate.kernel_text import kernel_text
+from tensor_graphs.backends.triton.backend import generated
+from tensor_graphs.backends.triton.schedules import candidates as triton_space
+from tensor_graphs.backends.triton.schedules import legality as triton_fits
+from tensor_graphs.backends.tuning.schedule_search import (
+    COUNT,
+    LOOK,
+    SEEDS,
+    Schedule,
+    ScheduleSearch,
+    key_of_schedule,
+    moves,
+)
+from tensor_graphs.backends.tuning.trials import Measured, Try, rows_of, search_of
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir import composite_ops as composite
+from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
+from tensor_graphs.pipeline.prices import CostPricer
 
 NAMES = ("m", "n", "k0", "warps")
 
@@ -212,7 +222,7 @@ def test_moves_in_cuda_give_other_kernels(kind: str) -> None:
 
 
 def leaves(root: Tensor) -> dict[str, Tensor]:
-    from tensor_graphs.egraph.graph import topological
+    from tensor_graphs.egraph.ir.graph import topological
 
     return {n.attr("name"): n for n in topological([root]) if n.op == "input"}
 

@@ -13,32 +13,35 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import c as c_backend
-from tensor_graphs.backends import cuda_cpp, index, kir, kir_numpy
-from tensor_graphs.backends.jobs import job_of, read_job
-from tensor_graphs.backends.kernel_text import call_json, call_of_json
-from tensor_graphs.backends.keys import key_of
-from tensor_graphs.backends.kir_lower import kernel_of
-from tensor_graphs.backends.kir_split import split
-from tensor_graphs.backends.program import Program, load_program
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.c import backend as c_backend
+from tensor_graphs.backends.cuda import backend as cuda_cpp
+from tensor_graphs.backends.generate.kernel_text import call_json, call_of_json
+from tensor_graphs.backends.ir import index
+from tensor_graphs.backends.ir import interpret as kir_numpy
+from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.tiling import divisors, shape_of
+from tensor_graphs.backends.lowering.lower import kernel_of
+from tensor_graphs.backends.lowering.split_reduction import split
+from tensor_graphs.backends.program.program import Program, load_program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.single import run_outputs
-from tensor_graphs.backends.tiling import divisors, shape_of
-from tensor_graphs.backends.triton import Generated, generated, launches
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph, Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.triton.backend import Generated, generated, launches
+from tensor_graphs.backends.tuning.jobs import job_of, read_job
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.backends.tuning.single_kernel import run_outputs
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError
-from tensor_graphs.extract.candidates import candidates
-from tensor_graphs.extract.kernel import Call, Operand, Plan, Priced, contiguous
-from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.search import search
-from tensor_graphs.extract.work import call_work
-from tensor_graphs.verify import relative_error
+from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, contiguous
+from tensor_graphs.extract.model.work import call_work
+from tensor_graphs.extract.search.plan import plan_of
+from tensor_graphs.extract.search.search import search
+from tensor_graphs.verification.verify import relative_error
 
 from .test_cuda_cpp import _compiled_alone, check
 
@@ -185,7 +188,7 @@ def interpreted(name: str, schedule: dict[str, int] | None, dtype: str = "float3
     """The largest relative error of any output in Triton's interpreter; outputs and scratch begin as NaN."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from tensor_graphs.backends.kernel_text import kernel_text, module_of
+    from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 
     template, call = _scheduled(name, schedule, dtype)
     given = {n: v.astype(dtype) for n, v in values(template.roots).items()}
@@ -318,9 +321,9 @@ def test_measuring_checks_every_output(wrong: int, monkeypatch: pytest.MonkeyPat
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from tensor_graphs.backends import gpu_worker
-    from tensor_graphs.backends.gpu_device import device_of
-    from tensor_graphs.backends.kernel_text import kernel_text
+    from tensor_graphs.backends.generate.kernel_text import kernel_text
+    from tensor_graphs.backends.tuning import gpu_worker
+    from tensor_graphs.backends.tuning.gpu_device import device_of
 
     template, call = _scheduled("gated", TILES)
     bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
@@ -338,9 +341,9 @@ def test_what_is_too_large_for_the_term_itself_is_drawn_smaller(monkeypatch: pyt
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from tensor_graphs.backends import gpu_worker
-    from tensor_graphs.backends.gpu_device import device_of
-    from tensor_graphs.backends.kernel_text import kernel_text
+    from tensor_graphs.backends.generate.kernel_text import kernel_text
+    from tensor_graphs.backends.tuning import gpu_worker
+    from tensor_graphs.backends.tuning.gpu_device import device_of
 
     e = t.exp(x("a", 4, 512) * 40.0)
     template = generated([e / (e + 1.0)])
@@ -412,7 +415,7 @@ def test_a_program_stores_what_is_needed_twice(tmp_path: Path, monkeypatch: pyte
 
 
 def test_values_that_are_alive_together_lie_apart() -> None:
-    from tensor_graphs.backends import memory
+    from tensor_graphs.backends.program import memory_plan as memory
 
     plan = planned(stream()[0])
     layout = memory.layout(plan)
@@ -430,7 +433,7 @@ def test_values_that_are_alive_together_lie_apart() -> None:
 
 def test_a_result_read_nowhere_still_has_its_place() -> None:
     """A plan may run a kernel for one of its values alone."""
-    from tensor_graphs.backends import memory
+    from tensor_graphs.backends.program import memory_plan as memory
 
     plan = planned(stream()[0])
     kept = next(i for i, s in enumerate(plan.steps) if s.more)
@@ -443,8 +446,8 @@ def test_a_result_read_nowhere_still_has_its_place() -> None:
 
 def test_diagnosis_names_a_kernel_with_one_wrong_output(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from tensor_graphs import diagnose
-    from tensor_graphs.backends import single
+    from tensor_graphs.backends.tuning import single_kernel as single
+    from tensor_graphs.verification import diagnose
 
     monkeypatch.setattr(diagnose, "run_outputs", partial(single.run_outputs, device="cpu"))
     graph, _ = stream()

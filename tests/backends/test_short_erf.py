@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.kir import Buffer
-from tensor_graphs.backends.kir_lower import kernel_of
-from tensor_graphs.backends.short_erf import COARSE, FINE, ShortErf, gelu_of
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Tensor
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.ir.kernel import Buffer
+from tensor_graphs.backends.ir.short_erf import COARSE, FINE, ShortErf, gelu_of
+from tensor_graphs.backends.lowering.lower import kernel_of
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Tensor
 
 
 @pytest.mark.parametrize("short", [FINE, COARSE], ids=["fine", "coarse"])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensor_graphs.backends.library.torch import multiplies_bfloat16
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.sample import sample
-from tensor_graphs.backends.single import compiled, expected, laid, random_values
-from tensor_graphs.backends.torch import multiplies_bfloat16
-from tensor_graphs.egraph import dtypes
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import OPS
-from tensor_graphs.egraph.pattern import Call as Pattern
-from tensor_graphs.extract.kernel import Template
+from tensor_graphs.backends.tuning.sample import sample
+from tensor_graphs.backends.tuning.single_kernel import compiled, expected, laid, random_values
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.ir.pattern import Call as Pattern
+from tensor_graphs.extract.model.kernel import Template
 
 BACKENDS = [name for name in ("numpy", "torch") if not backend(name).unavailable()]
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
@@ -82,7 +82,7 @@ EXACT = [t for t in backend("numpy").templates if t.exact and t.family != "view"
 
 @pytest.mark.parametrize("template", EXACT, ids=lambda t: t.name)
 def test_exact_kernels_are_bitwise_the_interpreter(template: Template) -> None:
-    from tensor_graphs.backends.single import meaning
+    from tensor_graphs.backends.tuning.single_kernel import meaning
 
     for dtype in ("float32", "bfloat16"):
         call = sample(template, 7, dtype, attempts=500)
@@ -128,8 +128,8 @@ SPECIAL_MAY = {
 @pytest.mark.parametrize("template", POINTWISE)
 def test_special_values(template: Template) -> None:
     """NaN, infinities, -0.0 and denormals come out as the interpreter says, in float32."""
-    from tensor_graphs.egraph.ops import Type
-    from tensor_graphs.extract.kernel import Call, Operand, contiguous
+    from tensor_graphs.egraph.ir.ops import Type
+    from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
     values = np.array(SPECIAL, np.float32)
     pairs = np.array(np.meshgrid(values, values), np.float32).reshape(2, -1)
@@ -148,7 +148,7 @@ def test_special_values(template: Template) -> None:
     )
     if template.applies is not None and not template.applies(call):
         pytest.skip("not for float32")
-    from tensor_graphs.backends.single import meaning
+    from tensor_graphs.backends.tuning.single_kernel import meaning
 
     got = compiled(template, call)(operands)()[0]
     with np.errstate(all="ignore"):
@@ -163,7 +163,7 @@ def test_special_values(template: Template) -> None:
 def test_erf_is_accurate_everywhere() -> None:
     from math import erf
 
-    from tensor_graphs.backends.numpy_helpers import erf as fast
+    from tensor_graphs.backends.library.numpy_helpers import erf as fast
 
     x = np.concatenate([np.linspace(-7, 7, 4001), [1e-30, -1e-8, np.inf, -np.inf, -0.0]])
     exact = np.array([erf(v) for v in x])
@@ -190,11 +190,11 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
     """A copy of the operand dies in the kernel, so that the planner puts the output in its place."""
     from dataclasses import replace
 
-    from tensor_graphs.backends.direct import FREE
-    from tensor_graphs.backends.emit import emit
+    from tensor_graphs.backends.program.emit_cpu import emit
     from tensor_graphs.backends.registry import template as find
-    from tensor_graphs.backends.single import kernel_plan
-    from tensor_graphs.extract.kernel import Call, Step, Value
+    from tensor_graphs.backends.tuning.single_kernel import kernel_plan
+    from tensor_graphs.backends.tuning.unfused import FREE
+    from tensor_graphs.extract.model.kernel import Call, Step, Value
 
     calls = (sample(template, seed, d) for seed in range(12) for d in ("float32", "int64"))
     call = next(c for c in calls if c and c.operands[operand].type == c.output.type and c.operands[operand].dense)

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tensor_graphs.backends.exchange import tensor_of
-from tensor_graphs.backends.gpu_operands import place
-from tensor_graphs.backends.gpu_worker import LOST
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.sample import sample
-from tensor_graphs.backends.single import compiled, expected, laid, random_values
-from tensor_graphs.egraph import dtypes
-from tensor_graphs.egraph.ops import OPS
-from tensor_graphs.egraph.pattern import Call as Pattern
-from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+from tensor_graphs.backends.runtime.marshalling import tensor_of
+from tensor_graphs.backends.tuning.gpu_operands import place
+from tensor_graphs.backends.tuning.gpu_worker import LOST
+from tensor_graphs.backends.tuning.sample import sample
+from tensor_graphs.backends.tuning.single_kernel import compiled, expected, laid, random_values
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.ir.pattern import Call as Pattern
+from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 torch = pytest.importorskip("torch")
 
@@ -202,7 +202,7 @@ def _fits(template: Template, call: Call) -> bool:
 @pytest.mark.parametrize("template", KERNELS[::6], ids=lambda t: t.name)
 def test_a_kernel_alone_is_the_same_text(template: Template) -> None:
     """What is measured (kernel_text) is what a program runs."""
-    from tensor_graphs.backends.kernel_text import kernel_text, module_of
+    from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 
     call = next((found for seed in range(8) if (found := call_of(template, seed))), None)
     if call is None or template.name in GPU_ONLY:

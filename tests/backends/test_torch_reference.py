@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.api as t
+import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.sample import sample
-from tensor_graphs.backends.single import meaning, random_values
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph, topological
-from tensor_graphs.egraph.interpret import evaluate, expand_all
-from tensor_graphs.egraph.ops import OPS
+from tensor_graphs.backends.tuning.sample import sample
+from tensor_graphs.backends.tuning.single_kernel import meaning, random_values
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph, topological
+from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
+from tensor_graphs.egraph.ir.ops import OPS
 
 torch = pytest.importorskip("torch", reason="the reference is computed by Torch")
-from tensor_graphs.backends import torch_reference  # noqa: E402
+from tensor_graphs.backends.verification import torch_reference  # noqa: E402
 
 LEAVES = {"input", "param", "state", "constant", "full", "iota"}
 

@@ -8,9 +8,9 @@ from threading import Event, Thread
 import pytest
 from filelock import FileLock, Timeout
 
-from tensor_graphs.backends import turns as module
-from tensor_graphs.backends.gpu_process import LOCK
-from tensor_graphs.backends.turns import Turns
+from tensor_graphs.backends.tuning import gpu_lock as module
+from tensor_graphs.backends.tuning.gpu_lock import Turns
+from tensor_graphs.backends.tuning.gpu_process import LOCK
 
 WAIT_S = 60.0
 

@@ -10,22 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import cuda_cpp, triton
-from tensor_graphs.backends.descriptors import as_one, box
-from tensor_graphs.backends.generated import Generated, launches
-from tensor_graphs.backends.images import even, laid_out, prepared, uneven
-from tensor_graphs.backends.index import Axis, index
-from tensor_graphs.backends.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.kir import Buffer
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph, Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.candidates import candidates
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
-from tensor_graphs.pipeline import view_of
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda import backend as cuda_cpp
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.generate.template import Generated, launches
+from tensor_graphs.backends.generate.weight_layouts import even, laid_out, prepared, uneven
+from tensor_graphs.backends.ir.index import Axis, index
+from tensor_graphs.backends.ir.kernel import Buffer
+from tensor_graphs.backends.ir.tensor_maps import as_one, box
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.triton import backend as triton
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.pipeline.optimize import view_of
 
 from .test_kir import x
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.emit_helpers import HELPERS
-from tensor_graphs.backends.sample import _RULES, Retry, _Draw
-from tensor_graphs.backends.views import VIEWS, torch_view, view_layout, view_strides
-from tensor_graphs.egraph import pattern
-from tensor_graphs.egraph.graph import make
-from tensor_graphs.egraph.interpret import apply
-from tensor_graphs.egraph.ops import Type
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.program.cpu_helpers import HELPERS
+from tensor_graphs.backends.runtime.views import VIEWS, torch_view, view_layout, view_strides
+from tensor_graphs.backends.tuning.sample import _RULES, Retry, _Draw
+from tensor_graphs.egraph.ir import pattern
+from tensor_graphs.egraph.ir.graph import make
+from tensor_graphs.egraph.ir.interpret import apply
+from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import ShapeError
-from tensor_graphs.extract.kernel import Call, Operand
+from tensor_graphs.extract.model.kernel import Call, Operand
 
 space: dict = {"np": np}
 exec(HELPERS["strided"], space)

@@ -11,27 +11,28 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import kir, kir_numpy
-from tensor_graphs.backends.generated import DEEPEST, Generated, deep, spelled
-from tensor_graphs.backends.index import Axis, index
-from tensor_graphs.backends.kir_pieces import pieces, written_out
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.generate.template import DEEPEST, Generated, deep, spelled
+from tensor_graphs.backends.ir import interpret as kir_numpy
+from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.index import Axis, index
+from tensor_graphs.backends.lowering.concat_split import pieces, written_out
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.single import run_outputs
-from tensor_graphs.backends.triton_rows import rows
-from tensor_graphs.egraph.dims import concrete
-from tensor_graphs.egraph.graph import Graph, Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate, expand_all
-from tensor_graphs.egraph.pattern import build, parse_terms, shared
-from tensor_graphs.egraph.simplify import simplify
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.backends.triton.emit.row_stores import rows
+from tensor_graphs.backends.tuning.single_kernel import run_outputs
+from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
+from tensor_graphs.egraph.ir.pattern import build, parse_terms, shared
+from tensor_graphs.egraph.simplify.simplify import simplify
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import ExtractionError, RuleError
-from tensor_graphs.extract.candidates import given_classes
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
-from tensor_graphs.extract.regions import Regions
-from tensor_graphs.extract.serialize import read_document
-from tensor_graphs.extract.together import Group
-from tensor_graphs.extract.whole import Whole, settled
+from tensor_graphs.extract.candidates.candidates import given_classes
+from tensor_graphs.extract.fusion.groups import Regions
+from tensor_graphs.extract.fusion.maximal import Whole, settled
+from tensor_graphs.extract.fusion.multi_output import Group
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.solve.serialize import read_document
 
 Terms = list[Tensor]
 PLACE = index(Axis("i0", 8))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.costdb.key import KernelKey, Work
-from tensor_graphs.costdb.schema import Timing
+from tensor_graphs.costdb.keys.key import KernelKey, Work
+from tensor_graphs.costdb.store.schema import Timing
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def timing(key: Callable[..., KernelKey]) -> Callable[..., Timing]:
 @pytest.fixture(autouse=True)
 def strict_warnings() -> Iterator[None]:
     """A warning nobody expects fails the test."""
-    from tensor_graphs.costdb.reports import CostStoreWarning
+    from tensor_graphs.costdb.reports.reports import CostStoreWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", CostStoreWarning)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tensor_graphs.costdb.failed import failed
-from tensor_graphs.costdb.key import KernelKey
-from tensor_graphs.costdb.schema import Failure, Timing
-from tensor_graphs.costdb.store import Store
+from tensor_graphs.costdb.keys.key import KernelKey
+from tensor_graphs.costdb.store.failed import failed
+from tensor_graphs.costdb.store.schema import Failure, Timing
+from tensor_graphs.costdb.store.store import Store
 
 
 def test_failures_are_counted_by_key_and_way(

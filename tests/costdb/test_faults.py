@@ -21,12 +21,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.costdb import cache, schema, shards
-from tensor_graphs.costdb.key import KernelKey, Work
-from tensor_graphs.costdb.predict import Query
-from tensor_graphs.costdb.reports import CostStoreWarning
-from tensor_graphs.costdb.schema import Failure, Timing, to_table
-from tensor_graphs.costdb.store import Store
+from tensor_graphs.costdb.keys.key import KernelKey, Work
+from tensor_graphs.costdb.price.predict import Query
+from tensor_graphs.costdb.reports.reports import CostStoreWarning
+from tensor_graphs.costdb.store import schema
+from tensor_graphs.costdb.store.schema import Failure, Timing, to_table
+from tensor_graphs.costdb.store.store import Store, cache, shards
 from tensor_graphs.errors import CostStoreError
 
 Make = Callable[..., Timing]
@@ -34,9 +34,9 @@ Make = Callable[..., Timing]
 PRELUDE = """
 import sys, time
 from pathlib import Path
-from tensor_graphs.costdb.key import KernelKey, Work
-from tensor_graphs.costdb.schema import Timing
-from tensor_graphs.costdb.store import Store
+from tensor_graphs.costdb.keys.key import KernelKey, Work
+from tensor_graphs.costdb.store.schema import Timing
+from tensor_graphs.costdb.store.store import Store
 def key(size):
     return KernelKey("body", "add", "pointwise", "numpy", "1", "text", shapes=((size,),), dtypes=("float32",),
                      device="cpu:test")

@@ -13,9 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.costdb import device
-from tensor_graphs.costdb.key import IDENTITY_FIELDS, KernelKey, Work, canonical, device_key, digest_of, toolchain_key
-from tensor_graphs.costdb.source import normalise, source_hash
+from tensor_graphs.costdb.keys import device
+from tensor_graphs.costdb.keys.key import (
+    IDENTITY_FIELDS,
+    KernelKey,
+    Work,
+    canonical,
+    device_key,
+    digest_of,
+    toolchain_key,
+)
+from tensor_graphs.costdb.keys.source import normalise, source_hash
 from tensor_graphs.errors import UsageError
 
 scalars = st.text(max_size=8) | st.integers() | st.floats() | st.booleans()

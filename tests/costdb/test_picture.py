@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tensor_graphs.costdb import cache, picture, shards
-from tensor_graphs.costdb.reports import CostStoreWarning
-from tensor_graphs.costdb.schema import Accuracy, Failure, Timing
-from tensor_graphs.costdb.store import Store
+from tensor_graphs.costdb.reports.reports import CostStoreWarning
+from tensor_graphs.costdb.store import cache_snapshot as picture
+from tensor_graphs.costdb.store.schema import Accuracy, Failure, Timing
+from tensor_graphs.costdb.store.store import Store, cache, shards
 
 Make = Callable[..., Timing]
 

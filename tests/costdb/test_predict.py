@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.costdb import calibrate
-from tensor_graphs.costdb.device import device_key
-from tensor_graphs.costdb.key import KernelKey, Work
-from tensor_graphs.costdb.predict import Query
-from tensor_graphs.costdb.roofline import DEFAULTS, Roofline, Rooflines
-from tensor_graphs.costdb.schema import Timing
-from tensor_graphs.costdb.snapshot import Snapshot
-from tensor_graphs.costdb.store import Store
+from tensor_graphs.costdb.keys.device import device_key
+from tensor_graphs.costdb.keys.key import KernelKey, Work
+from tensor_graphs.costdb.price.predict import Query
+from tensor_graphs.costdb.price.roofline import DEFAULTS, Roofline, Rooflines
+from tensor_graphs.costdb.store import calibrate
+from tensor_graphs.costdb.store.schema import Timing
+from tensor_graphs.costdb.store.snapshot import Snapshot
+from tensor_graphs.costdb.store.store import Store
 
 Make = Callable[..., Timing]
 Keys = Callable[..., KernelKey]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.costdb.key import KernelKey, Work
-from tensor_graphs.costdb.schema import EARLIEST_US, Accuracy, Failure, Timing, checked, now_us, to_table
+from tensor_graphs.costdb.keys.key import KernelKey, Work
+from tensor_graphs.costdb.store.schema import EARLIEST_US, Accuracy, Failure, Timing, checked, now_us, to_table
 
 nan, inf = float("nan"), float("inf")
 

@@ -10,11 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tensor_graphs import settings
-from tensor_graphs.costdb import shards
-from tensor_graphs.costdb.key import KernelKey, Work
-from tensor_graphs.costdb.predict import Query
-from tensor_graphs.costdb.schema import Accuracy, Failure, Timing
-from tensor_graphs.costdb.store import Store, default_root
+from tensor_graphs.costdb.keys.key import KernelKey, Work
+from tensor_graphs.costdb.price.predict import Query
+from tensor_graphs.costdb.store.schema import Accuracy, Failure, Timing
+from tensor_graphs.costdb.store.store import Store, default_root, shards
 from tensor_graphs.errors import CostStoreError, UnwritableError, UsageError
 
 Make = Callable[..., Timing]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensor_graphs.egraph.view import EGraphView
+from tensor_graphs.egraph.view.view import EGraphView
 
 
 def dag_cost(view: EGraphView, price: Sequence[float], choice: Sequence[int]) -> float:

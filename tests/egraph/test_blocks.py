@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.blocks import Blocks, compute_nodes, find_blocks, reassemble
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.simplify import simplify
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.blocks import Blocks, compute_nodes, find_blocks, reassemble
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.simplify.simplify import simplify
 
 B, T, D, H = 2, 8, 16, 2
 
@@ -389,7 +389,7 @@ def modules() -> Any:
 @pytest.mark.parametrize("name", EXPORTED)
 def test_exported_models(name: str, modules: Any) -> None:
     """Models traced by torch.export, with mask and position inputs where the architecture has them."""
-    from tensor_graphs.models.export import load_module
+    from tensor_graphs.models.torch_export.export import load_module
 
     kind, sizes, most, times = EXPORTED[name]
     example = {"BERT": "encoder", "GPT-2": "gpt2"}.get(name, name.lower())

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.congruence import Congruence, Equation, ShortProofs
-from tensor_graphs.egraph.explain import Explanation, Step, classes_of, derive, explain
-from tensor_graphs.egraph.graph import Graph, Tensor, make
-from tensor_graphs.egraph.replay import check
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.unfold import GAP
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.egraph.explain.congruence import Congruence, Equation, ShortProofs
+from tensor_graphs.egraph.explain.explain import Explanation, Step, classes_of, derive, explain
+from tensor_graphs.egraph.explain.proof_steps import GAP
+from tensor_graphs.egraph.explain.replay import check
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
 

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.blocks import weight_only
-from tensor_graphs.egraph.engine import Engine
-from tensor_graphs.egraph.graph import LEAVES, Graph, Tensor, make
-from tensor_graphs.egraph.language import DTYPE_ID, LAW_TEXT, Interner, signature
-from tensor_graphs.egraph.laws import LAWS
-from tensor_graphs.egraph.lower import Lowered
-from tensor_graphs.egraph.ops import OPS, Type
-from tensor_graphs.egraph.pattern import Fact, evaluate, parse_guard
-from tensor_graphs.egraph.pricing import Roofline, node_prices, price, tree_costs
-from tensor_graphs.egraph.program import make_program
-from tensor_graphs.egraph.rewrite import compile_rule
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import InProcess, Limits, decode, saturate_block
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.blocks import weight_only
+from tensor_graphs.egraph.ir.graph import LEAVES, Graph, Tensor, make
+from tensor_graphs.egraph.ir.ops import OPS, Type
+from tensor_graphs.egraph.ir.pattern import Fact, evaluate, parse_guard
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.type_laws import LAWS
+from tensor_graphs.egraph.saturate.engine import Engine
+from tensor_graphs.egraph.saturate.language import DTYPE_ID, LAW_TEXT, Interner, signature
+from tensor_graphs.egraph.saturate.program import make_program
+from tensor_graphs.egraph.saturate.rule_compiler import compile_rule
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, decode, saturate_block
+from tensor_graphs.egraph.saturate.tables import Lowered
+from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices, price, tree_costs
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import RuleError
 
 from ..fuzz.strategies import ANY, graphs
@@ -166,7 +166,7 @@ GUARDS = [
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_guards_mean_the_same_in_egglog(guard: str) -> None:
-    from tensor_graphs.egraph.pattern import holds
+    from tensor_graphs.egraph.ir.pattern import holds
 
     graph = Graph.of(t.tanh(t.input("x", WIDE.shape)))
     assert _matches(guard, graph) == holds([parse_guard(guard)], {"x": Fact(WIDE, False)})

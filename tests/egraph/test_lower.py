@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dims import dim
-from tensor_graphs.egraph.engine import Engine
-from tensor_graphs.egraph.graph import LEAVES, Graph
-from tensor_graphs.egraph.lower import Lowered, lower, with_parts
-from tensor_graphs.egraph.pricing import Roofline
-from tensor_graphs.egraph.program import make_program
-from tensor_graphs.egraph.saturate import decode
-from tensor_graphs.egraph.view import EGraphView
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dims import dim
+from tensor_graphs.egraph.ir.graph import LEAVES, Graph
+from tensor_graphs.egraph.saturate.engine import Engine
+from tensor_graphs.egraph.saturate.program import make_program
+from tensor_graphs.egraph.saturate.saturate import decode
+from tensor_graphs.egraph.saturate.tables import Lowered, lower, with_parts
+from tensor_graphs.egraph.saturate.term_cost import Roofline
+from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.errors import ShapeError
 
 from ..fuzz.strategies import ANY, graphs

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph, Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.masks import canonical_masks
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.simplify import simplify
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.simplify.masks import canonical_masks
+from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.rules import ALL
 
 N = 6

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.match import Matcher
-from tensor_graphs.egraph.pattern import build, parse_guard, parse_term
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.view import EGraphView, view_of
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.pattern import build, parse_guard, parse_term
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.view.match import Matcher
+from tensor_graphs.egraph.view.view import EGraphView, view_of
 
 from ..fuzz.strategies import graphs
 

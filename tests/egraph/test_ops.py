@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import dtypes
-from tensor_graphs.egraph.composite import expand
-from tensor_graphs.egraph.graph import LEAVES, make, topological
-from tensor_graphs.egraph.interpret import apply, evaluate
-from tensor_graphs.egraph.ops import OPS, Op
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.composite_ops import expand
+from tensor_graphs.egraph.ir.graph import LEAVES, make, topological
+from tensor_graphs.egraph.ir.interpret import apply, evaluate
+from tensor_graphs.egraph.ir.ops import OPS, Op
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 ALL = (*FLOATS, "int32", "int64", "uint8", "bool")

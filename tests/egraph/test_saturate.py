@@ -20,18 +20,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph import engine
-from tensor_graphs.egraph.engine import Bounds, Deadline, MemoryLimit, Stopped
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.language import RUN
-from tensor_graphs.egraph.pricing import Roofline, node_prices
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block, saturate_blocks
-from tensor_graphs.egraph.view import EGraphView, view_of
-from tensor_graphs.egraph.worker import Pool, Worker
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate import engine
+from tensor_graphs.egraph.saturate.engine import Bounds, Deadline, MemoryLimit, Stopped
+from tensor_graphs.egraph.saturate.language import RUN
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices
+from tensor_graphs.egraph.saturate.worker import Pool, Worker
+from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import RuleError, UsageError, WorkerError
 
 from ..fuzz.strategies import data, graphs
@@ -369,7 +369,7 @@ def test_bounds_of_a_request(worker: Worker) -> None:
 
 
 def test_a_worker_dies_with_its_parent() -> None:
-    code = ("from tensor_graphs.egraph.worker import Worker\nw = Worker(); w.prepare()\n"
+    code = ("from tensor_graphs.egraph.saturate.worker import Worker\nw = Worker(); w.prepare()\n"
             "print(w.process.pid, flush=True)\nimport os; os.kill(os.getpid(), 9)")  # fmt: skip
     pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
     for _ in range(100):
@@ -410,9 +410,9 @@ def _alive(pid: int) -> bool:
 
 UNGUARDED = """
 from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import saturate_blocks
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import saturate_blocks
 x, y = t.input("x", (2, 3)), t.input("y", (2, 3))
 views = saturate_blocks([Graph.of(x + y), Graph.of(y * x)], [Rule("c", "x + y", "y + x")])
 print([len(v) for v in views], [v.report.stopped for v in views])

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dims import dim
-from tensor_graphs.egraph.dtypes import category, numpy_dtype
-from tensor_graphs.egraph.graph import Graph, Tensor, constant, make
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.simplify import lossless, simplify
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dims import dim
+from tensor_graphs.egraph.ir.dtypes import category, numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, constant, make
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.simplify.simplify import lossless, simplify
 
 X = t.input("x", (2, 3, 4))
 I = t.input("i", (2, 3), "int32")

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph import union as unions
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.narrow import Narrow
-from tensor_graphs.egraph.nested import parts
-from tensor_graphs.egraph.pricing import Roofline, node_prices
-from tensor_graphs.egraph.saturate import InProcess, Limits, _One, saturate_block, saturate_blocks
-from tensor_graphs.egraph.union import saturate_in_stages, union
-from tensor_graphs.egraph.view import EGraphView, view_of
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.saturate import union as unions
+from tensor_graphs.egraph.saturate.limit_steps import parts
+from tensor_graphs.egraph.saturate.pruned_views import Narrow
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, _One, saturate_block, saturate_blocks
+from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices
+from tensor_graphs.egraph.saturate.union import saturate_in_stages, union
+from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import UsageError
-from tensor_graphs.extract.problem import Problem
-from tensor_graphs.extract.solve import solve
+from tensor_graphs.extract.solve.problem import Problem
+from tensor_graphs.extract.solve.solve import solve
 
 from ..fuzz.strategies import graphs
 from .test_saturate import RULES, SAMPLES, assert_sound, everything, long_sum, qkv

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.blocks import find_blocks
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block, saturate_blocks
-from tensor_graphs.egraph.view import EGraphView, SaturationReport, glue, merged, view_of
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.blocks import find_blocks
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.view.view import EGraphView, SaturationReport, glue, merged, view_of
 from tensor_graphs.errors import ExtractionError
 
 from ..fuzz.strategies import ANY, data, graphs

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dtypes import HALVES, numpy_dtype
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.simplify import simplify
-from tensor_graphs.egraph.widen import widen
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dtypes import HALVES, numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.simplify.simplify import simplify
+from tensor_graphs.egraph.simplify.widen import widen
 
 
 def layer(dtype: str) -> Graph:

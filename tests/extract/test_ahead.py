@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import sys
-from tensor_graphs.extract.ahead import SOLVERS, STORE, load_ahead
+from tensor_graphs.extract.search.preload import SOLVERS, STORE, load_ahead
 assert not any(m in sys.modules for m in (*SOLVERS, *STORE))
 thread = load_ahead([*STORE, *SOLVERS])
 {then}

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.costdb.key import Work
-from tensor_graphs.costdb.schema import Accuracy
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.costdb.keys.key import Work
+from tensor_graphs.costdb.store.schema import Accuracy
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError, UsageError
-from tensor_graphs.extract import budgets
-from tensor_graphs.extract.candidates import Hypergraph, candidates
-from tensor_graphs.extract.kernel import Candidate, Priced, Template
-from tensor_graphs.extract.search import Choice, alternatives, search
-from tensor_graphs.extract.work import call_work
-from tensor_graphs.prices import CostPricer
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.model.kernel import Candidate, Priced, Template
+from tensor_graphs.extract.model.work import call_work
+from tensor_graphs.extract.search.search import Choice, alternatives, search
+from tensor_graphs.extract.solve import budgets
+from tensor_graphs.pipeline.prices import CostPricer
 
 FAST, FINE, FUSED = (
     Template("fast", "numpy", "exp(x)", "np.exp({x}, out={out})"),

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.direct import direct_plan
+import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.ops import OPS, Type
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.view import view_of
-from tensor_graphs.extract.candidates import MAX_LAYOUTS, Hypergraph, _Builder, candidates
-from tensor_graphs.extract.kernel import MAX_COMBINATIONS, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.ops import OPS, Type
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.view.view import view_of
+from tensor_graphs.extract.candidates.candidates import MAX_LAYOUTS, Hypergraph, _Builder, candidates
+from tensor_graphs.extract.model.kernel import MAX_COMBINATIONS, Candidate, Operand, Template, Vertex, contiguous
 from tensor_graphs.rules import ALL
 
 NUMPY = [backend("numpy")]
@@ -255,7 +255,7 @@ def _check(found: Hypergraph, c: Candidate) -> None:
 
 @pytest.mark.parametrize("op", sorted(n for n, o in OPS.items() if o.kind == "pointwise" and o.arity in (1, 2)))
 def test_every_pointwise_op_has_a_kernel(op: str) -> None:
-    from tensor_graphs.egraph.graph import make
+    from tensor_graphs.egraph.ir.graph import make
 
     dtype = "bool" if op in ("and", "or", "xor", "not") else "float32"
     leaves = [tg.input(n, (2, 3), dtype) for n in "xy"[: OPS[op].arity]]
@@ -312,5 +312,5 @@ def test_kernels_that_were_found_first_are_bound_first(monkeypatch: pytest.Monke
         raise AssertionError
 
     together = needed()
-    monkeypatch.setattr("tensor_graphs.extract.candidates.FIRST", 1)
+    monkeypatch.setattr("tensor_graphs.extract.candidates.candidates.FIRST", 1)
     assert needed() < together

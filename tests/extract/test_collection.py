@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from tensor_graphs.extract.collection import frozen, no_collection
+from tensor_graphs.extract.model.gc_pause import frozen, no_collection
 
 
 def test_collection_pauses_and_goes_on() -> None:

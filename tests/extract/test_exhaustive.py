@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.extract.candidates import Hypergraph, candidates
-from tensor_graphs.extract.kernel import Candidate, Priced, Vertex
-from tensor_graphs.extract.late import VIEW_US
-from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.search import alternatives, search
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.model.kernel import Candidate, Priced, Vertex
+from tensor_graphs.extract.search.lazy_pricing import VIEW_US
+from tensor_graphs.extract.search.plan import plan_of
+from tensor_graphs.extract.search.search import alternatives, search
 from tensor_graphs.rules import ALL
 
 LEAST, MOST = 6, 4_000  # ways to run a graph, for it to be enumerated

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.images import channels_innermost
-from tensor_graphs.backends.torch_cuda import BACKEND as LIBRARIES
-from tensor_graphs.backends.triton import BACKEND as TRITON
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.view import EGraphView, view_of
-from tensor_graphs.extract.candidates import Hypergraph, candidates
-from tensor_graphs.extract.kernel import Candidate, Operand, Vertex, contiguous
-from tensor_graphs.extract.layouts import Lies, Places, between, images
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.generate.weight_layouts import channels_innermost
+from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.triton.backend import BACKEND as TRITON
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.view.view import EGraphView, view_of
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.candidates.image_layouts import Lies, Places, between, images
+from tensor_graphs.extract.model.kernel import Candidate, Operand, Vertex, contiguous
 
 SHAPE = (2, 16, 8, 8)
 

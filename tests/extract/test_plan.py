@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph.graph import Graph, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.view import EGraphView, view_of
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.egraph.ir.graph import Graph, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract.candidates import candidates
-from tensor_graphs.extract.kernel import Plan, Priced
-from tensor_graphs.extract.plan import WeightTerms, plan_of
-from tensor_graphs.extract.search import Choice, search
+from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.model.kernel import Plan, Priced
+from tensor_graphs.extract.search.plan import WeightTerms, plan_of
+from tensor_graphs.extract.search.search import Choice, search
 
 
 class Flat:

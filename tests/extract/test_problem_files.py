@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tensor_graphs.errors import ExtractionError
-from tensor_graphs.extract.problem import Problem, evaluate
-from tensor_graphs.extract.serialize import parse_egraph, read_egraph, to_json, write_egraph
-from tensor_graphs.extract.solve import solve
+from tensor_graphs.extract.solve.problem import Problem, evaluate
+from tensor_graphs.extract.solve.serialize import parse_egraph, read_egraph, to_json, write_egraph
+from tensor_graphs.extract.solve.solve import solve
 
 NAN, INF = float("nan"), float("inf")
 SMALL = [(0, (), 1.0), (1, (0, 0), 2.0), (1, (0, 2), 0.5), (2, (1,), 0.0)]

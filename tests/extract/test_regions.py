@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.view import view_of
-from tensor_graphs.extract.reaches import Region
-from tensor_graphs.extract.regions import Regions
-from tensor_graphs.extract.together import Together
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.view.view import view_of
+from tensor_graphs.extract.fusion.groups import Regions
+from tensor_graphs.extract.fusion.multi_output import Together
+from tensor_graphs.extract.fusion.policy import Region
 
 X = tg.input("x", (2, 8, 4, 4))
 BIAS = tg.input("bias", (1, 8, 1, 1))

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.view import EGraphView, view_of
-from tensor_graphs.extract.picks import picks
-from tensor_graphs.extract.reaches import Region
-from tensor_graphs.extract.regions import Regions
-from tensor_graphs.extract.repeats import Repeats
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.view.view import EGraphView, view_of
+from tensor_graphs.extract.fusion.groups import Regions
+from tensor_graphs.extract.fusion.policy import Region
+from tensor_graphs.extract.fusion.repeats import Repeats
+from tensor_graphs.extract.fusion.sequence_slices import picks
 
 LAYERS, WIDTH = 24, 8
 
@@ -52,7 +52,7 @@ def test_regions_of_repeated_layers_are_those_that_each_would_grow(monkeypatch: 
     found = known(moved)
     grown = sum(len(kept) for kept in moved._grown_of.values())
     assert grown < 0.7 * len(moved.reachable())
-    monkeypatch.setattr("tensor_graphs.extract.regions.Repeats", Different)
+    monkeypatch.setattr("tensor_graphs.extract.fusion.groups.Repeats", Different)
     alone = Regions(view, given(view))
     assert known(alone) == found and alone.shared == moved.shared
     assert sum(len(kept) for kept in alone._grown_of.values()) == len(alone.reachable())

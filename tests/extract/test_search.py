@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 import tensor_graphs as tg
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract import plans as plans_module
-from tensor_graphs.extract.candidates import Hypergraph, candidates
-from tensor_graphs.extract.clock import Clock
-from tensor_graphs.extract.kernel import Candidate, Priced, Template
-from tensor_graphs.extract.known import RIVALS
-from tensor_graphs.extract.search import alternatives, measure_ahead, search
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.model.clock import Clock
+from tensor_graphs.extract.model.kernel import Candidate, Priced, Template
+from tensor_graphs.extract.search import plans as plans_module
+from tensor_graphs.extract.search.search import alternatives, measure_ahead, search
+from tensor_graphs.extract.search.state import RIVALS
 
 X = tg.input("x", (8, 8))
 
@@ -326,7 +326,7 @@ def test_what_has_little_at_stake_waits_until_what_has_much_was_searched(monkeyp
     truth, names = {"exp0": 100.0, "exp1": 102.0, "np.tanh": 1.0}, ("exp0", "exp1", "np.tanh")
 
     def asked(least: int) -> list[tuple[bool, list[str]]]:
-        monkeypatch.setattr("tensor_graphs.extract.known.LEAST", least)
+        monkeypatch.setattr("tensor_graphs.extract.search.state.LEAST", least)
         prices = Deepening(truth, dict.fromkeys(names, 1.1))
         choice = search(variants(2, tg.tanh(tg.exp(X))), prices, prices)
         assert set(chosen(choice)) == {"exp0", "np.tanh"} and choice.cost == 101.0 and choice.stopped == "measured"
@@ -338,7 +338,7 @@ def test_what_has_little_at_stake_waits_until_what_has_much_was_searched(monkeyp
     assert asked(3) == [(True, [*both, "np.tanh"]), *last], (
         "there is room for a look, a search of it brings hardly anything"
     )
-    monkeypatch.setattr("tensor_graphs.extract.known.LITTLE", 0.001)
+    monkeypatch.setattr("tensor_graphs.extract.search.state.LITTLE", 0.001)
     assert asked(3) == [(True, [*both, "np.tanh"]), (False, [*both, "np.tanh"])]
 
 
@@ -498,7 +498,7 @@ def test_what_would_be_returned_is_measured_before_more_of_what_is_hoped_for() -
 
 def test_what_is_guessed_well_is_measured_beside_what_is_hoped_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """exp1 may take six times what is expected of it, and does not; each round hopes for some of thirty others."""
-    monkeypatch.setattr("tensor_graphs.extract.plans.BELIEVING", 1.0)  # nothing else takes time here
+    monkeypatch.setattr("tensor_graphs.extract.search.plans.BELIEVING", 1.0)  # nothing else takes time here
     names = [f"exp{i}" for i in range(2, 32)]
     graph = compiled(variants(32), "exp1", *names)
     for c in graph.candidates:
@@ -562,7 +562,7 @@ def test_a_device_that_does_not_answer_is_not_waited_for_beyond_the_time() -> No
 
 
 def test_libraries_are_measured_while_what_must_be_compiled_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensor_graphs.extract.late.MANY", 2)
+    monkeypatch.setattr("tensor_graphs.extract.search.lazy_pricing.MANY", 2)
     graph, begun = compiled(variants(6), "exp0", "exp1", "exp2"), threading.Event()
 
     class Late(Prices):
@@ -596,7 +596,7 @@ def test_what_the_plan_hangs_on_is_searched_while_others_are_looked_at(
     late: float, spread: float, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Late in a search, and before as far as that may bring as much as looking at others."""
-    monkeypatch.setattr("tensor_graphs.extract.plans.DEEPER", late)
+    monkeypatch.setattr("tensor_graphs.extract.search.plans.DEEPER", late)
     names = [f"exp{i}" for i in range(40)]
     prices = Deepening({n: 10.0 + i / 10 for i, n in enumerate(names)}, dict.fromkeys(names, 1.2))
     prices.spread = spread
@@ -641,7 +641,7 @@ def test_where_time_is_left_the_kernels_of_the_plan_and_near_ones_are_searched_f
 
 
 def test_what_is_not_priced_when_the_search_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensor_graphs.extract.late.MANY", 2)
+    monkeypatch.setattr("tensor_graphs.extract.search.lazy_pricing.MANY", 2)
 
     class Endless(Prices):
         ready = 0

@@ -14,26 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
-from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.view import view_of
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import RuleError
-from tensor_graphs.extract.budgets import memory
-from tensor_graphs.extract.candidates import Hypergraph, _Builder, candidates
-from tensor_graphs.extract.growth import MAX_LEAVES
-from tensor_graphs.extract.kbest import k_best
-from tensor_graphs.extract.kernel import Candidate, Operand, Priced, Template, Vertex
-from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.regions import Regions
-from tensor_graphs.extract.rows import Rows
-from tensor_graphs.extract.scc import components
-from tensor_graphs.extract.search import alternatives, search
-from tensor_graphs.extract.solve import solve
-from tensor_graphs.extract.together import MOST, Together
-from tensor_graphs.extract.uses import Uses
+from tensor_graphs.extract.candidates.candidates import Hypergraph, _Builder, candidates
+from tensor_graphs.extract.fusion.groups import Regions
+from tensor_graphs.extract.fusion.growth import MAX_LEAVES
+from tensor_graphs.extract.fusion.multi_output import MOST, Together
+from tensor_graphs.extract.fusion.uses import Uses
+from tensor_graphs.extract.model.kernel import Candidate, Operand, Priced, Template, Vertex
+from tensor_graphs.extract.model.scc import components
+from tensor_graphs.extract.search.encoding import Rows
+from tensor_graphs.extract.search.plan import plan_of
+from tensor_graphs.extract.search.search import alternatives, search
+from tensor_graphs.extract.solve.budgets import memory
+from tensor_graphs.extract.solve.kbest import k_best
+from tensor_graphs.extract.solve.solve import solve
 from tensor_graphs.rules import ALL
 
 from .test_candidates import Kernels
@@ -312,7 +312,7 @@ def test_a_plan_makes_every_output_once() -> None:
 
 
 def _call(found: Any, like: Any) -> Any:
-    from tensor_graphs.extract.kernel import Call
+    from tensor_graphs.extract.model.kernel import Call
 
     operand = Operand(found.types[found.classes[like]], (4, 1))
     return Call({"x": operand}, operand, {}, more=(operand,))

@@ -12,17 +12,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError
-from tensor_graphs.extract import greedy, must
-from tensor_graphs.extract import presolve as presolving
-from tensor_graphs.extract import solve as solving
-from tensor_graphs.extract.greedy import best_greedy, bottom_up
-from tensor_graphs.extract.local import polish, promising
-from tensor_graphs.extract.parts import split
-from tensor_graphs.extract.presolve import detach, presolve
-from tensor_graphs.extract.problem import Problem, evaluate
-from tensor_graphs.extract.scc import components
-from tensor_graphs.extract.serialize import parse_egraph, to_json, write_egraph
-from tensor_graphs.extract.solve import solve
+from tensor_graphs.extract.model.scc import components
+from tensor_graphs.extract.solve import dominators as must
+from tensor_graphs.extract.solve import greedy
+from tensor_graphs.extract.solve.components import split
+from tensor_graphs.extract.solve.greedy import best_greedy, bottom_up
+from tensor_graphs.extract.solve.local_search import polish, promising
+from tensor_graphs.extract.solve.presolve import detach, presolve
+from tensor_graphs.extract.solve.problem import Problem, evaluate
+from tensor_graphs.extract.solve.serialize import parse_egraph, to_json, write_egraph
+from tensor_graphs.extract.solve.solve import presolve as presolving
+from tensor_graphs.extract.solve.solve import solve
+from tensor_graphs.extract.solve.solve import solve as solving
 
 COSTS = {
     "zero": [0.0, 0.0, 0.0, 1.0],

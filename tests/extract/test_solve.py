@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError, UsageError
-from tensor_graphs.extract.cpsat import solve_cpsat, units
-from tensor_graphs.extract.frontier import Frontier
-from tensor_graphs.extract.greedy import best_greedy, bottom_up, one_pass, queued
-from tensor_graphs.extract.highs import solve_highs
-from tensor_graphs.extract.kbest import k_best
-from tensor_graphs.extract.parts import split
-from tensor_graphs.extract.presolve import detach, presolve
-from tensor_graphs.extract.problem import Problem, evaluate
-from tensor_graphs.extract.serialize import read_egraph
-from tensor_graphs.extract.solve import METHODS, solve
+from tensor_graphs.extract.solve.components import split
+from tensor_graphs.extract.solve.cpsat import solve_cpsat, units
+from tensor_graphs.extract.solve.frontier import Frontier
+from tensor_graphs.extract.solve.greedy import best_greedy, bottom_up, one_pass, queued
+from tensor_graphs.extract.solve.highs import solve_highs
+from tensor_graphs.extract.solve.kbest import k_best
+from tensor_graphs.extract.solve.presolve import detach, presolve
+from tensor_graphs.extract.solve.problem import Problem, evaluate
+from tensor_graphs.extract.solve.serialize import read_egraph
+from tensor_graphs.extract.solve.solve import METHODS, solve
 
 DATA = Path(__file__).parents[2].parent / "shared/data/extraction"
 FUZZ = sorted(DATA.glob("fuzz/*.json.gz"))

@@ -15,24 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
-from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.costdb.store import Store
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.egraph.union import union
-from tensor_graphs.egraph.view import EGraphView, view_of
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.union import union
+from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import ExtractionError, NoPlanError
-from tensor_graphs.extract.candidates import Hypergraph, candidates
-from tensor_graphs.extract.late import Prices
-from tensor_graphs.extract.problem import Extraction, Limit, Problem
-from tensor_graphs.extract.rows import Rows
-from tensor_graphs.extract.search import search
-from tensor_graphs.extract.solve import METHODS, solve
-from tensor_graphs.extract.warm import ages, rungs, start_of, warm_solve
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.search.encoding import Rows
+from tensor_graphs.extract.search.lazy_pricing import Prices
+from tensor_graphs.extract.search.search import search
+from tensor_graphs.extract.search.warm_start import ages, rungs, start_of, warm_solve
+from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem
+from tensor_graphs.extract.solve.solve import METHODS, solve
 from tensor_graphs.models import zoo
-from tensor_graphs.prices import CostPricer
+from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.rules import ALL
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.composite import causal_mask
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.egraph.pattern import parse_term
+from tensor_graphs.egraph.ir.composite_ops import causal_mask
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.pattern import parse_term
 from tensor_graphs.errors import ShapeError
-from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
-from tensor_graphs.extract.meaning import meaning
-from tensor_graphs.extract.work import call_work, seen
+from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
+from tensor_graphs.extract.model.meaning import meaning
+from tensor_graphs.extract.model.work import call_work, seen
 
 
 def call(output: tuple[int, ...], dtype: str = "bfloat16", **operands: tuple[tuple[int, ...], str]) -> Call:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.extract.candidates import Numbered
-from tensor_graphs.extract.kernel import Priced
-from tensor_graphs.extract.worth import Worth, tree_costs
+from tensor_graphs.extract.candidates.candidates import Numbered
+from tensor_graphs.extract.model.kernel import Priced
+from tensor_graphs.extract.search.cutoff import Worth, tree_costs
 
 
 def hypergraph(

@@ -15,30 +15,30 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.accept import renamed, run_flat
-from tensor_graphs.backends.emission import emit_for
-from tensor_graphs.backends.keys import key_of
-from tensor_graphs.backends.precision import IEEE
-from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.ir.precision import IEEE
+from tensor_graphs.backends.program.emission import emit_for
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend, storing_narrow
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph import dtypes
-from tensor_graphs.egraph.blocks import find_blocks
-from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import Limits, saturate_block, saturate_blocks
-from tensor_graphs.egraph.view import EGraphView, glue
-from tensor_graphs.extract.candidates import Hypergraph, candidates
-from tensor_graphs.extract.kernel import Backend, Plan, Priced
-from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.problem import Extraction
-from tensor_graphs.extract.search import Choice
-from tensor_graphs.extract.storage import narrow_types
-from tensor_graphs.pipeline import prepare
-from tensor_graphs.plan_file import plan_from_json, plan_to_json, priced_steps
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.blocks import find_blocks
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.view.view import EGraphView, glue
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.model.kernel import Backend, Plan, Priced
+from tensor_graphs.extract.model.storage_dtypes import narrow_types
+from tensor_graphs.extract.search.plan import plan_of
+from tensor_graphs.extract.search.search import Choice
+from tensor_graphs.extract.solve.problem import Extraction
+from tensor_graphs.pipeline.optimize import prepare
+from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json, priced_steps
+from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.verify_or_retry import renamed, run_flat
 from tensor_graphs.rules import ALL
-from tensor_graphs.session import Options, Session
 
 from .graphs import Case
 from .oracle import BASE, Oracle, coarsest

@@ -30,7 +30,7 @@ import ml_dtypes
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.saturate import Limits
+from tensor_graphs.egraph.saturate.saturate import Limits
 
 Array = np.ndarray[Any, Any]
 NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}

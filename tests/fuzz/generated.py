@@ -14,14 +14,14 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tensor_graphs.backends import kir_numpy
-from tensor_graphs.backends.generated import Generated
-from tensor_graphs.backends.views import view_strides
-from tensor_graphs.egraph import dtypes
-from tensor_graphs.egraph.dims import concrete
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.extract.candidates import candidates
-from tensor_graphs.extract.kernel import Operand
+from tensor_graphs.backends.generate.template import Generated
+from tensor_graphs.backends.ir import interpret as kir_numpy
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.model.kernel import Operand
 
 from .checks import SEEN, backends_of, data_of, forms, plans
 from .graphs import Case

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph import composite, dtypes
-from tensor_graphs.egraph.dims import concrete
-from tensor_graphs.egraph.graph import Graph, Tensor, make
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.laws import GATES
-from tensor_graphs.egraph.ops import OPS
-from tensor_graphs.egraph.recurrent import layers
+from tensor_graphs.egraph.ir import composite_ops as composite
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.ir.recurrent import layers
+from tensor_graphs.egraph.ir.type_laws import GATES
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.rules import ALL
-from tensor_graphs.rules.sample import attempt
+from tensor_graphs.rules.semantics.sample import attempt
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float32", "float32", "float64", "float16", "bfloat16")
@@ -192,7 +193,7 @@ class Grower:
         found = next((f for _ in range(8) if (f := attempt(one, one.guards, self.rng)) is not None), None)
         if found is None:
             raise Unfit
-        from tensor_graphs.egraph.pattern import build
+        from tensor_graphs.egraph.ir.pattern import build
 
         tensors = {
             n: self.leaf(concrete(k.shape), k.dtype, bound=found.bounds.get(n), kind="param" if n in found.weights else "input")

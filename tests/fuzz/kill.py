@@ -44,18 +44,18 @@ def _program(k: int) -> Any:
     import numpy as np
 
     import tensor_graphs as tg
-    from tensor_graphs.backends.direct import direct_plan
-    from tensor_graphs.backends.program import Program
+    from tensor_graphs.backends.program.program import Program
     from tensor_graphs.backends.registry import backend
-    from tensor_graphs.egraph.graph import Graph
+    from tensor_graphs.backends.tuning.unfused import direct_plan
+    from tensor_graphs.egraph.ir.graph import Graph
 
     graph = Graph.of(tg.input("x", (256,)) * tg.param("w", (256,)), name=f"times{k}")
     return Program(direct_plan(graph, [backend("numpy")]), {"w": np.full(256, k, np.float32)})
 
 
 def _row(size: int) -> Any:
-    from tensor_graphs.costdb.key import KernelKey
-    from tensor_graphs.costdb.schema import Timing
+    from tensor_graphs.costdb.keys.key import KernelKey
+    from tensor_graphs.costdb.store.schema import Timing
 
     return Timing(key=KernelKey("k", "k", "f", "b", "e", "s", shapes=(size,), device="d"), samples=(float(size),))
 
@@ -75,7 +75,7 @@ def saved(folder: Path, said: list[str]) -> str:
     """Whether one of the two is there, alone and whole."""
     import numpy as np
 
-    from tensor_graphs.backends.program import load_program
+    from tensor_graphs.backends.program.program import load_program
 
     y = load_program(folder / "out")(np.ones(256, np.float32))
     if set(y.tolist()) not in ({2.0}, {3.0}):
@@ -86,7 +86,7 @@ def saved(folder: Path, said: list[str]) -> str:
 
 def append(folder: Path, begin: int) -> Iterator[str]:
     """Rows, one shard each, which are said when they are durable."""
-    from tensor_graphs.costdb.store import Store
+    from tensor_graphs.costdb.store.store import Store
 
     store = Store(folder / "db")
     for size in range(begin, 1 << 30):
@@ -98,7 +98,7 @@ def append(folder: Path, begin: int) -> Iterator[str]:
 
 def appended(folder: Path, said: list[str]) -> str:
     """Whether all rows that were said are there."""
-    from tensor_graphs.costdb.store import Store
+    from tensor_graphs.costdb.store.store import Store
 
     store = Store(folder / "db")
     rows = [int(line) for line in said if line.isdigit()]
@@ -117,7 +117,7 @@ def _whole_store(folder: Path, store: Any) -> str:
 
 def compact(folder: Path, begin: int) -> Iterator[str]:
     """Three shards that are made one, and as many new ones."""
-    from tensor_graphs.costdb.store import Store
+    from tensor_graphs.costdb.store.store import Store
 
     store = Store(folder / "db")
     size = begin
@@ -170,9 +170,9 @@ WHAT: dict[str, tuple[Writes, Callable[[Path, list[str]], str]]] = {
 # ---------------------------------------------------------------- kills
 def _write(what: str, folder: Path) -> None:
     """What children do: for each line of the input one run of writing, in a fork that says what it has written."""
-    import tensor_graphs.backends.direct
-    import tensor_graphs.backends.program
-    import tensor_graphs.costdb.store
+    import tensor_graphs.backends.program.program
+    import tensor_graphs.backends.tuning.unfused
+    import tensor_graphs.costdb.store.store
 
     for module in ("pyarrow.parquet", "duckdb", "filelock"):
         import_module(module)

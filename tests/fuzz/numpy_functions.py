@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.models.trace import trace
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.models.functions.trace import trace
 
 DTYPES = (
     ("float32",) * 6

@@ -19,9 +19,9 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import TensorGraphsError, UnsupportedError
-from tensor_graphs.models.onnx import load_onnx
+from tensor_graphs.models.onnx.load import load_onnx
 
 from .onnx_draws import NODES, Array, Draw
 

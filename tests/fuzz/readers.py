@@ -39,8 +39,8 @@ SECONDS, BYTES = 10.0, 2 << 30  # for one file
 COVERED = [
     f"tensor_graphs.{name}"
     for name in (
-        "plain", "models", "costdb", "egraph", "egraph_file", "origin", "explain", "extract.serialize", "extract.problem", "backends.jobs",
-        "backends.kernel_text", "backends.manifest", "backends.program", "backends.program_weights", "rules.check_file", "rules.text",
+        "plain", "models", "costdb", "egraph", "explorer.egraph_file", "pipeline.provenance", "cli.explain", "extract.solve", "backends.tuning.jobs",
+        "backends.generate.kernel_text", "backends.program", "rules.files", "rules.text",
     )
 ]  # fmt: skip
 
@@ -58,7 +58,7 @@ def _graph(seed: int = 0) -> Any:
     import numpy as np
 
     import tensor_graphs as tg
-    from tensor_graphs.egraph.graph import Graph
+    from tensor_graphs.egraph.ir.graph import Graph
 
     rng = np.random.default_rng(seed)
     n = tg.dim("n", max=64)
@@ -71,8 +71,8 @@ def _graph(seed: int = 0) -> Any:
 def _good_safetensors(folder: Path) -> list[bytes]:
     import numpy as np
 
-    from tensor_graphs.models.native import save_graph
-    from tensor_graphs.models.safetensors import write_arrays
+    from tensor_graphs.models.files.native import save_graph
+    from tensor_graphs.models.files.safetensors import write_arrays
 
     for seed in (0, 1):
         save_graph(_graph(seed), folder / f"{seed}.safetensors")
@@ -83,8 +83,8 @@ def _good_safetensors(folder: Path) -> list[bytes]:
 
 
 def _read_safetensors(folder: Path, content: bytes) -> None:
+    from tensor_graphs.models.files.safetensors import read_header
     from tensor_graphs.models.load import load
-    from tensor_graphs.models.safetensors import read_header
 
     path = folder / "m.safetensors"
     path.write_bytes(content)
@@ -117,7 +117,7 @@ def _good_onnx(folder: Path) -> list[bytes]:
 
 
 def _read_onnx(folder: Path, content: bytes) -> None:
-    from tensor_graphs.models.onnx import load_onnx
+    from tensor_graphs.models.onnx.load import load_onnx
 
     (folder / "m.onnx").write_bytes(content)
     load_onnx(folder / "m.onnx", max_bytes=1 << 28)
@@ -127,7 +127,7 @@ def _good_egraph(folder: Path) -> list[bytes]:
     import gzip
 
     import tensor_graphs as tg
-    from tensor_graphs.egraph_file import write
+    from tensor_graphs.explorer.egraph_file import write
 
     explorer = tg.saturate(_graph(1).bind({"n": 4}), backend="numpy", budget=10.0)
     write(folder / "e.json", explorer)
@@ -138,8 +138,8 @@ def _good_egraph(folder: Path) -> list[bytes]:
 
 
 def _read_egraph(folder: Path, content: bytes) -> None:
-    from tensor_graphs.egraph_file import read
-    from tensor_graphs.extract.solve import solve
+    from tensor_graphs.explorer.egraph_file import read
+    from tensor_graphs.extract.solve.solve import solve
 
     path = folder / "e.json"
     path.write_bytes(content)
@@ -161,9 +161,9 @@ def _good_program(folder: Path) -> list[bytes]:
 
 
 def _read_program(folder: Path, content: bytes) -> None:
-    from tensor_graphs.backends.program import load_program, structured
-    from tensor_graphs.explain import _explain_program
-    from tensor_graphs.origin import read_origin
+    from tensor_graphs.backends.program.program import load_program, structured
+    from tensor_graphs.cli.explain import _explain_program
+    from tensor_graphs.pipeline.provenance import read_origin
 
     path = folder / PARTS[content[0] % len(PARTS)] if content else folder / PARTS[0]
     whole = path.read_bytes()
@@ -179,9 +179,9 @@ def _read_program(folder: Path, content: bytes) -> None:
 
 
 def _good_shards(folder: Path) -> list[bytes]:
-    from tensor_graphs.costdb.key import KernelKey
-    from tensor_graphs.costdb.schema import Failure, Timing, to_table
-    from tensor_graphs.costdb.shards import encode
+    from tensor_graphs.costdb.keys.key import KernelKey
+    from tensor_graphs.costdb.store.schema import Failure, Timing, to_table
+    from tensor_graphs.costdb.store.shards import encode
 
     key = lambda name: KernelKey(name, name, "f", "b", "e", "s", device="d")
     rows = [Timing(key=key("a"), samples=(1.0, 2.0)), Failure(key=key("b"), stage="run", status="crash", message="x")]
@@ -189,7 +189,8 @@ def _good_shards(folder: Path) -> list[bytes]:
 
 
 def _read_shards(folder: Path, content: bytes) -> None:
-    from tensor_graphs.costdb import schema, shards
+    from tensor_graphs.costdb.store import schema
+    from tensor_graphs.costdb.store.store import shards
 
     path = folder / f"{sha256(content).hexdigest()}.parquet"
     path.write_bytes(content)
@@ -210,8 +211,8 @@ def _good_rules(folder: Path) -> list[bytes]:
 
 
 def _read_rules(folder: Path, content: bytes) -> None:
-    from tensor_graphs.console import text_of
-    from tensor_graphs.rules.check_file import read
+    from tensor_graphs.cli.console import text_of
+    from tensor_graphs.rules.files.check_file import read
 
     (folder / "r.txt").write_bytes(content[: 1 << 14])
     read(text_of(folder / "r.txt"))
@@ -219,7 +220,7 @@ def _read_rules(folder: Path, content: bytes) -> None:
 
 def _good_jobs(folder: Path) -> list[bytes]:
     import tensor_graphs as tg
-    from tensor_graphs.backends.jobs import write_jobs
+    from tensor_graphs.backends.tuning.jobs import write_jobs
 
     found = tg.saturate(_graph(1).bind({"n": 4}), backend="numpy", budget=10.0).choice.hypergraph.candidates
     for name in ("j.jsonl", "j.parquet"):
@@ -228,7 +229,7 @@ def _good_jobs(folder: Path) -> list[bytes]:
 
 
 def _read_jobs(folder: Path, content: bytes) -> None:
-    from tensor_graphs.backends.jobs import read_job, read_jobs
+    from tensor_graphs.backends.tuning.jobs import read_job, read_jobs
     from tensor_graphs.errors import TensorGraphsError
 
     path = folder / ("j.parquet" if content.startswith(b"PAR1") else "j.jsonl")
@@ -264,7 +265,7 @@ def _good_checkpoint(folder: Path) -> list[bytes]:
 
 
 def _read_checkpoint(folder: Path, content: bytes) -> None:
-    from tensor_graphs.models.hf import load_folder
+    from tensor_graphs.models.huggingface.load import load_folder
 
     path = folder / ("config.json", "model.safetensors", "model.safetensors.index.json")[(content or b"\0")[0] % 3]
     whole = path.read_bytes() if path.exists() else None

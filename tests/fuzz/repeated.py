@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph import dtypes
-from tensor_graphs.egraph.blocks import find_blocks, reassemble
-from tensor_graphs.egraph.graph import Tensor, make
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.blocks import find_blocks, reassemble
+from tensor_graphs.egraph.ir.graph import Tensor, make
+from tensor_graphs.egraph.ir.interpret import evaluate
 
 from .checks import SEEN, class_values, data_of, forms, plans, work_of
 from .graphs import Array, Case, case
@@ -50,7 +50,7 @@ def repeats(one: Case, rng: random.Random) -> Case | None:
 
 def replayed(roots: tuple[Tensor, ...], put: Mapping[Tensor, Tensor]) -> list[Tensor]:
     """Terms with other values in the places of some."""
-    from tensor_graphs.egraph.graph import topological
+    from tensor_graphs.egraph.ir.graph import topological
 
     done = dict(put)
     for n in topological(roots):

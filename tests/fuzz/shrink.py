@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph import dtypes
-from tensor_graphs.egraph.graph import Tensor, make
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.graph import Tensor, make
+from tensor_graphs.egraph.ir.interpret import evaluate
 
 from .graphs import Case, case
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.accept import run_flat
-from tensor_graphs.egraph.dims import Dim, dim
-from tensor_graphs.egraph.graph import Graph, Tensor, make
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir.dims import Dim, dim
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import ShapeError, TensorGraphsError, UsageError
-from tensor_graphs.verify import index_bounds, sample_inputs
+from tensor_graphs.pipeline.verify_or_retry import run_flat
+from tensor_graphs.verification.verify import index_bounds, sample_inputs
 
 from .checks import SEEN, own_text
 from .graphs import Case

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.backends.heap import trim
+from tensor_graphs.backends.runtime.heap import trim
 
 STAGES = 4  # of a graph, at most
 BACKENDS = ("auto", "numpy", "torch")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.dims import volume
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.verify import index_bounds, sample_inputs
+from tensor_graphs.egraph.ir.dims import volume
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.verification.verify import index_bounds, sample_inputs
 
 from .graphs import Grower, Kinds
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import TensorGraphsError, UnsupportedError
-from tensor_graphs.models.export import load_module
+from tensor_graphs.models.torch_export.export import load_module
 
 Tensor = torch.Tensor
 Step = Callable[[random.Random, Tensor], Callable[[Tensor], Tensor] | None]

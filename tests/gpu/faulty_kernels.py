@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from tensor_graphs.extract.kernel import Call, Template
+from tensor_graphs.extract.model.kernel import Call, Template
 
 NAME = "faulty"
 BODIES = {

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import cuda_cpp, triton
-from tensor_graphs.backends.generated import Generated, template_of
-from tensor_graphs.backends.precision import IEEE, PRECISIONS
-from tensor_graphs.backends.program import Program
-from tensor_graphs.backends.single import kernel_plan, meanings
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dtypes import is_float, numpy_dtype
-from tensor_graphs.egraph.graph import Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda import backend as cuda_cpp
+from tensor_graphs.backends.generate.template import Generated, template_of
+from tensor_graphs.backends.ir.precision import IEEE, PRECISIONS
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.triton import backend as triton
+from tensor_graphs.backends.tuning.single_kernel import kernel_plan, meanings
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dtypes import is_float, numpy_dtype
+from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 EMITTERS = {"triton": triton.BACKEND.emitter, "cuda": cuda_cpp.BACKEND.emitter}
 FORMS = 5  # of a class in one emitter that are written

@@ -15,16 +15,16 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs import settings
-from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.jobs import job_of, measure_jobs
-from tensor_graphs.backends.program import Program, load_program
+from tensor_graphs.backends.program.program import Program, load_program
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.ops import Type
+from tensor_graphs.backends.tuning.jobs import job_of, measure_jobs
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError
-from tensor_graphs.extract.kernel import Call, Operand
-from tensor_graphs.models.native import save_graph
+from tensor_graphs.extract.model.kernel import Call, Operand
+from tensor_graphs.models.files.native import save_graph
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
@@ -41,7 +41,7 @@ def mlp() -> Graph:
 
 
 def weight() -> dict[str, np.ndarray[Any, Any]]:
-    from tensor_graphs.egraph.dtypes import numpy_dtype
+    from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 
     return {"w": (np.random.default_rng(0).standard_normal((256, 256)) / 16).astype(numpy_dtype("bfloat16"))}
 
@@ -124,11 +124,11 @@ import sys
 import numpy as np
 sys.path.insert(0, {folder!r})
 from faulty_kernels import BACKEND
-from tensor_graphs.backends.program import Program
-from tensor_graphs.backends.single import kernel_plan
-from tensor_graphs.egraph.ops import Type
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.tuning.single_kernel import kernel_plan
+from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import DeviceFaultError, TensorGraphsError
-from tensor_graphs.extract.kernel import Call, Operand
+from tensor_graphs.extract.model.kernel import Call, Operand
 import tensor_graphs.backends.registry as registry
 registry.backends()["faulty"] = BACKEND
 far = next(k for k in BACKEND.templates if k.name == "faulty.far")

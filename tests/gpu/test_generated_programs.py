@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import cuda_cpp, triton
-from tensor_graphs.backends.emission import emit_for, executed
-from tensor_graphs.backends.generated import Generated, template_of
-from tensor_graphs.backends.program import Program
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda import backend as cuda_cpp
+from tensor_graphs.backends.generate.template import Generated, template_of
+from tensor_graphs.backends.program.emission import emit_for, executed
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph, Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, Plan, Priced, Step, Value, contiguous
+from tensor_graphs.backends.triton import backend as triton
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, Step, Value, contiguous
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="generated kernels are Triton's")

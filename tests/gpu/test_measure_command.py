@@ -19,17 +19,17 @@ pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
 
 import tensor_graphs as tg
-from tensor_graphs.backends.jobs import write_jobs
-from tensor_graphs.backends.program import load_program
+from tensor_graphs.backends.program.program import load_program
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.costdb.shards import find, read
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
-from tensor_graphs.models.native import save_graph
+from tensor_graphs.backends.tuning.jobs import write_jobs
+from tensor_graphs.costdb.store.shards import find, read
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.models.files.native import save_graph
 
 from . import faulty_kernels
 from .faulty_kernels import BACKEND as FAULTY
@@ -140,7 +140,7 @@ HALF, TURNS = "bfloat16", 2
 def test_planned_without_a_gpu_and_measured_on_one(_: int, tmp_path: Path) -> None:
     """Jobs, shards, and again, until a plan lacks nothing (or for some turns). Then the plan is made of them without a GPU, its program
     runs here, and the same search here measures nothing and verifies."""
-    from tensor_graphs.costdb.device import gpu_machine
+    from tensor_graphs.costdb.keys.device import gpu_machine
 
     model, store, environment = tmp_path / "model.safetensors", tmp_path / "store", worker(tmp_path)
     save_graph(graph := head(), model)

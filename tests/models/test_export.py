@@ -20,18 +20,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils import _pytree  # noqa: E402
 
-from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
-from tensor_graphs.errors import (  # noqa: E402
-    BadModelError,
-    ExportError,
-    UnsupportedError,
-    UntrustedModelError,
-    UsageError,
-)
-from tensor_graphs.models.export import from_exported, load_module  # noqa: E402
-from tensor_graphs.models.export_writes import writes_of  # noqa: E402
-from tensor_graphs.models.pt2 import load_pt2  # noqa: E402
-from tensor_graphs.models.torch_arrays import to_numpy, to_torch  # noqa: E402
+from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.errors import BadModelError, ExportError, UnsupportedError, UntrustedModelError, UsageError  # noqa: E402
+from tensor_graphs.models.torch_export.arrays import to_numpy, to_torch  # noqa: E402
+from tensor_graphs.models.torch_export.export import from_exported, load_module  # noqa: E402
+from tensor_graphs.models.torch_export.pt2 import load_pt2  # noqa: E402
+from tensor_graphs.models.torch_export.writes import writes_of  # noqa: E402
 
 
 def _modules() -> Any:

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's internal test helpers need expecttest")
 
 import tensor_graphs as tg  # noqa: E402
-from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
-from tensor_graphs.models.export import load_module  # noqa: E402
-from tensor_graphs.models.torch_arrays import to_numpy  # noqa: E402
+from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.models.torch_export.arrays import to_numpy  # noqa: E402
+from tensor_graphs.models.torch_export.export import load_module  # noqa: E402
 
 from ..fuzz import empty, opinfo  # noqa: E402
 

@@ -20,10 +20,10 @@ invocations = pytest.importorskip(
 
 from torch.utils import _pytree  # noqa: E402
 
-from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import UnsupportedError  # noqa: E402
-from tensor_graphs.models.export import load_module  # noqa: E402
-from tensor_graphs.models.torch_arrays import to_numpy  # noqa: E402
+from tensor_graphs.models.torch_export.arrays import to_numpy  # noqa: E402
+from tensor_graphs.models.torch_export.export import load_module  # noqa: E402
 
 SAMPLES = 2
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, TooLargeError, UnsupportedError
-from tensor_graphs.models.field import load_field_json
+from tensor_graphs.models.files.taso import load_field_json
 
 FOLDER = Path(__file__).parents[2].parent / "shared/data/models"
 

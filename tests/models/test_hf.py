@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.graph import Data
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir.graph import Data
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
 from tensor_graphs.models import zoo
-from tensor_graphs.models.arrays import MappedArray
-from tensor_graphs.models.checkpoint import Config, UnusedWeightsWarning
-from tensor_graphs.models.decoder import layer_windows
-from tensor_graphs.models.hf import load_folder
-from tensor_graphs.models.safetensors import read_folder, write_arrays
+from tensor_graphs.models.files.arrays import MappedArray
+from tensor_graphs.models.files.safetensors import read_folder, write_arrays
+from tensor_graphs.models.huggingface.checkpoint import Config, UnusedWeightsWarning
+from tensor_graphs.models.huggingface.decoder import layer_windows
+from tensor_graphs.models.huggingface.load import load_folder
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 20, "positions": 32}
 ROTARY: dict[str, Any] = {**SIZES, "kv_heads": 1, "intermediate": 24}
@@ -159,7 +159,7 @@ def test_unused_tensors_are_named(
     assert found.startswith("not used, ") and words in found
 
 
-@pytest.mark.filterwarnings("ignore::tensor_graphs.models.checkpoint.UnusedWeightsWarning")
+@pytest.mark.filterwarnings("ignore::tensor_graphs.models.huggingface.checkpoint.UnusedWeightsWarning")
 def test_a_checkpoint_of_pre_training_serves_each_class(tmp_path: Path) -> None:
     """One file as the first release had it, with all heads and the copies of the tied ones."""
     folder = zoo.write_bert(tmp_path, **SIZES, intermediate=24, architectures=["BertForPreTraining"])

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.models import zoo
-from tensor_graphs.models.hf import load_folder
+from tensor_graphs.models.huggingface.load import load_folder
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import BadModelError, UnsupportedError, UntrustedModelError, UsageError
 from tensor_graphs.models import zoo
+from tensor_graphs.models.files.native import save_graph
+from tensor_graphs.models.files.safetensors import write_arrays
 from tensor_graphs.models.load import load
-from tensor_graphs.models.native import save_graph
-from tensor_graphs.models.safetensors import write_arrays
 
 
 def test_native_files_and_folders(tmp_path: Path) -> None:

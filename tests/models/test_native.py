@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dims import dim
-from tensor_graphs.egraph.graph import Graph, Tensor, make
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.dims import dim
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, TooLargeError, UsageError
-from tensor_graphs.models.arrays import MappedArray
-from tensor_graphs.models.native import KEY, graph_from_json, graph_to_json, load_graph, save_graph
-from tensor_graphs.models.safetensors import write_arrays
+from tensor_graphs.models.files.arrays import MappedArray
+from tensor_graphs.models.files.native import KEY, graph_from_json, graph_to_json, load_graph, save_graph
+from tensor_graphs.models.files.safetensors import write_arrays
 
 INF = float("inf")
 numbers = st.floats(width=32) | st.sampled_from([INF, -INF, float("nan"), -0.0, 0.0, 1e-45, 0.1])

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import ShapeError, UsageError
-from tensor_graphs.models.numpy_calls import REDUCTIONS, UFUNCS
-from tensor_graphs.models.trace import trace
+from tensor_graphs.models.functions.numpy_calls import REDUCTIONS, UFUNCS
+from tensor_graphs.models.functions.trace import trace
 
 RNG = np.random.default_rng(3)
 X = (RNG.integers(1, 9, (3, 4)) / 10).astype(np.float32)  # inside every ufunc's domain but arccosh's

@@ -10,9 +10,9 @@ import warnings
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import TensorGraphsError, TraceError
-from tensor_graphs.models.trace import trace
+from tensor_graphs.models.functions.trace import trace
 
 RNG = np.random.default_rng(5)
 ARRAYS = {

@@ -11,9 +11,9 @@ import pytest
 onnx = pytest.importorskip("onnx")
 from onnx import helper, numpy_helper  # noqa: E402
 
-from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import BadModelError, UnsupportedError  # noqa: E402
-from tensor_graphs.models.onnx import load_onnx  # noqa: E402
+from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 
 node = helper.make_node
 X = np.arange(12, dtype=np.float32).reshape(3, 4) / 7 - 0.6

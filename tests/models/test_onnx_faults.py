@@ -14,9 +14,9 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import BadModelError, TensorGraphsError, TooLargeError, UnsupportedError, UsageError  # noqa: E402
-from tensor_graphs.models.onnx import load_onnx, support_table  # noqa: E402
+from tensor_graphs.models.onnx.load import load_onnx, support_table  # noqa: E402
 
 F = TensorProto.FLOAT
 
@@ -341,7 +341,7 @@ def test_branches_that_repeat_names(tmp_path: Path) -> None:
 
 def test_support_table_is_the_published_one() -> None:
     page = Path(__file__).parents[2] / "docs" / "onnx-support.md"
-    assert page.read_text() == support_table(), "run: python -m tensor_graphs.models.onnx > docs/onnx-support.md"
+    assert page.read_text() == support_table(), "run: python -m tensor_graphs.models.onnx.load > docs/onnx-support.md"
     assert support_table().count("\n| ") > 120
 
 

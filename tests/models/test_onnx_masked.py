@@ -13,9 +13,9 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import BadModelError, UnsupportedError  # noqa: E402
-from tensor_graphs.models.onnx import load_onnx  # noqa: E402
+from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 
 RNG = np.random.default_rng(5)
 VALUES = {"x": RNG.standard_normal((3, 4)).astype(np.float32), "y": RNG.standard_normal((3, 4)).astype(np.float32),

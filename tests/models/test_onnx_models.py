@@ -13,9 +13,9 @@ onnx = pytest.importorskip("onnx")
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
-from tensor_graphs.models.arrays import MappedArray  # noqa: E402
-from tensor_graphs.models.onnx import load_onnx  # noqa: E402
+from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.models.files.arrays import MappedArray  # noqa: E402
+from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 
 
 class Bert(torch.nn.Module):  # type: ignore[misc]

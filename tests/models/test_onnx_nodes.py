@@ -18,9 +18,9 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import UnsupportedError  # noqa: E402
-from tensor_graphs.models.onnx import OPERATORS, load_onnx  # noqa: E402
+from tensor_graphs.models.onnx.load import OPERATORS, load_onnx  # noqa: E402
 
 #: Cases of supported operators that must be refused: pattern -> why. A case that starts to work fails its test.
 GAPS = {

@@ -14,11 +14,11 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from tensor_graphs.egraph.dims import bind, dim  # noqa: E402
-from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.ir.dims import bind, dim  # noqa: E402
+from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import ShapeError, UnsupportedError  # noqa: E402
-from tensor_graphs.models.onnx import load_onnx  # noqa: E402
-from tensor_graphs.models.onnx_shapes import bounds  # noqa: E402
+from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
+from tensor_graphs.models.onnx.shapes import bounds  # noqa: E402
 
 node = helper.make_node
 INTS = {"zero": [0], "one": [1], "two": [2], "minus": [-1], "i0": 0, "i1": 1, "big": [2**63 - 1], "axes0": [0]}

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.recurrent import UNROLLED
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.recurrent import UNROLLED
 from tensor_graphs.errors import ExportError, UnsupportedError
 
 torch = pytest.importorskip("torch", reason="the layers are PyTorch's")
 from torch import nn  # noqa: E402
 from torch.utils import _pytree  # noqa: E402
 
-from tensor_graphs.models import aten_recurrent, export  # noqa: E402
-from tensor_graphs.models.export import load_module  # noqa: E402
-from tensor_graphs.models.torch_arrays import to_numpy  # noqa: E402
+from tensor_graphs.models.torch_export import aten_recurrent, export  # noqa: E402
+from tensor_graphs.models.torch_export.arrays import to_numpy  # noqa: E402
+from tensor_graphs.models.torch_export.export import load_module  # noqa: E402
 
 VARIANTS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "lstm": (nn.LSTM, {"num_layers": 2}),

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph import dtypes
+from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.errors import BadWeightsError, TooLargeError, UnsupportedError, UnwritableError, UsageError
-from tensor_graphs.models.arrays import MappedArray
-from tensor_graphs.models.safetensors import MAX_HEADER, read_folder, read_header, write_arrays
+from tensor_graphs.models.files.arrays import MappedArray
+from tensor_graphs.models.files.safetensors import MAX_HEADER, read_folder, read_header, write_arrays
 
 
 def raw(header: Any, data: bytes = b"", *, length: int | None = None) -> bytes:

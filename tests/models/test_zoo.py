@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph.graph import Graph, load_data
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import Graph, load_data
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.models import zoo
-from tensor_graphs.models.checkpoint import Config, Weights
-from tensor_graphs.models.hf import architecture
+from tensor_graphs.models.common.random_weights import RandomArray
+from tensor_graphs.models.files.native import load_graph, save_graph
+from tensor_graphs.models.huggingface.checkpoint import Config, Weights
+from tensor_graphs.models.huggingface.load import architecture
 from tensor_graphs.models.load import load
-from tensor_graphs.models.native import load_graph, save_graph
-from tensor_graphs.models.random_weights import RandomArray
 
 TINY: dict[str, dict[str, Any]] = {
     "transformer": {"layers": 3, "hidden": 32, "heads": 4, "tokens": 8},

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.rules.bits import prove_bits
-from tensor_graphs.rules.check import verdict
-from tensor_graphs.rules.grid import decides
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.rules.check.bits import prove_bits
+from tensor_graphs.rules.check.check import verdict
+from tensor_graphs.rules.check.piecewise_linear import decides
 
 pytest.importorskip("z3")
 
@@ -121,8 +121,8 @@ def test_what_a_grid_decides_holds_at_random_points(left: str, right: str) -> No
     """A difference anywhere is one on the grid: where the grid sees none, random points see none either."""
     import numpy as np
 
-    from tensor_graphs.egraph.interpret import evaluate
-    from tensor_graphs.rules.grid import _tensor
+    from tensor_graphs.egraph.ir.interpret import evaluate
+    from tensor_graphs.rules.check.piecewise_linear import _tensor
 
     one = Rule("one", f"{left} + x - x + y - y", f"{right} + x - x + y - y")
     sides = [_tensor(t, (500,)) for t in (*one.lefts, *one.rights)]

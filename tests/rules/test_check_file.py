@@ -11,18 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.cli import run
-from tensor_graphs.egraph.rule import Rule
+from tensor_graphs.cli.app import run
+from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.errors import RuleError
-from tensor_graphs.rules import ALL, smt, smt_world, verdicts
-from tensor_graphs.rules.check import verdict as own_verdict
-from tensor_graphs.rules.check_file import check_all, counts, parse_own, read, verdict
-from tensor_graphs.rules.field import PRIMES, agreement, modular, weight
-from tensor_graphs.rules.symbolic import proves
-from tensor_graphs.rules.text_check import check_text
-from tensor_graphs.rules.text_scopes import SCOPES
-from tensor_graphs.rules.text_shapes import typings
-from tensor_graphs.rules.text_terms import factorings
+from tensor_graphs.rules import ALL
+from tensor_graphs.rules.check import verdicts
+from tensor_graphs.rules.check.check import verdict as own_verdict
+from tensor_graphs.rules.files.check_file import check_all, counts, parse_own, read, verdict
+from tensor_graphs.rules.semantics.prime_field import PRIMES, agreement, modular, weight
+from tensor_graphs.rules.smt import unknowns as smt_world
+from tensor_graphs.rules.smt.prove import prove as smt
+from tensor_graphs.rules.text.check import check_text
+from tensor_graphs.rules.text.scopes import SCOPES
+from tensor_graphs.rules.text.shapes import typings
+from tensor_graphs.rules.text.symbolic import proves
+from tensor_graphs.rules.text.terms import factorings
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 needs_z3 = pytest.mark.skipif(importlib.util.find_spec("z3") is None, reason="the extra `rules` (z3) is not installed")
@@ -423,7 +426,9 @@ def test_uninterpreted_functions_agree_only_where_arguments_do() -> None:
 
     x, y = tg.input("x", (3, 2)), tg.input("y", (3, 2))
     rng = np.random.default_rng(0)
-    order = lambda *roots: __import__("tensor_graphs.egraph.graph", fromlist=["topological"]).topological(list(roots))
+    order = lambda *roots: __import__("tensor_graphs.egraph.ir.graph", fromlist=["topological"]).topological(
+        list(roots)
+    )
     for a, b, same in ((tg.exp(x + y), tg.exp(y + x), True), (tg.exp(x + y), tg.exp(x * y), False),
                        (tg.maximum(x, y), tg.maximum(y, x), True), (tg.exp(x), tg.tanh(x), False)):  # fmt: skip
         assert (agreement(order(a, b), [(a, b)], rng) > 60) is same
@@ -431,7 +436,7 @@ def test_uninterpreted_functions_agree_only_where_arguments_do() -> None:
 
 def test_larger_expressions_need_more_evaluations() -> None:
     import tensor_graphs as tg
-    from tensor_graphs.egraph.graph import topological
+    from tensor_graphs.egraph.ir.graph import topological
 
     x = tg.input("x", (3, 3))
     square = tg.matmul(x, x)
@@ -508,7 +513,7 @@ def test_an_interrupted_check_answers_with_what_it_has(
     def stopped(*args: object, **more: object) -> list[object]:
         return list(check_all(*args, **{**more, "stop": iter((False, True)).__next__}))  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tensor_graphs.rules.check_file.check_all", stopped)
+    monkeypatch.setattr("tensor_graphs.rules.files.check_file.check_all", stopped)
     file = tmp_path / "rules.txt"
     file.write_text("(relu ?a)=>(relu ?a)\n(relu ?a)=>(tanh ?a)\n")
     code, found = answer(capsys, "rules", "check", str(file))

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tensor_graphs.rules import check_file, check_worker
-from tensor_graphs.rules.check import Verdict
-from tensor_graphs.rules.check_worker import Judges
+from tensor_graphs.rules.check.check import Verdict
+from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.files import worker as check_worker
+from tensor_graphs.rules.files.worker import Judges
 
 TEXT = """
 (matmul 0 ?a (matmul 0 ?b ?c))=>(matmul 0 (matmul 0 ?a ?b) ?c)

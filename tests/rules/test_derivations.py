@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph import loops
-from tensor_graphs.egraph.explain import Explanation
-from tensor_graphs.egraph.graph import Tensor
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.notation import Index, notation
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.egraph.replay import check as replay
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.rules.check import check, judge
-from tensor_graphs.rules.derivations import DERIVATIONS, Derivation
-from tensor_graphs.rules.sample import Instance
+from tensor_graphs.egraph.explain.explain import Explanation
+from tensor_graphs.egraph.explain.replay import check as replay
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.loops import rules as loops
+from tensor_graphs.egraph.loops.notation import Index, notation
+from tensor_graphs.rules.check.check import check, judge
+from tensor_graphs.rules.derive.loop_derivations import DERIVATIONS, Derivation
+from tensor_graphs.rules.semantics.sample import Instance
 
 MOTION = re.compile(r"(split|merge)-(mul|sub)-(\d)-of-(\d)")
 SAMPLED = [r for r in (*loops.RULES, *loops.splits(3)) if not MOTION.fullmatch(r.name)]

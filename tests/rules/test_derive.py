@@ -7,11 +7,11 @@ import random
 import pytest
 
 from tensor_graphs import rules
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.rules.derive import chosen, derives, holds, independent
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.rules.derive.independent import chosen, derives, holds, independent
 
 BY_NAME = {r.name: r for r in rules.ALL}
 SMALL = [Rule("commutes", "x + y", "y + x"), Rule("neg-neg", "neg(neg(x))", "x"),
@@ -63,7 +63,7 @@ def test_instances_for_proofs_hold_no_empty_value() -> None:
 
 def test_table_lists_every_rule() -> None:
     some = random.Random(0).sample(list(rules.ALL), 6)
-    from tensor_graphs.rules.markdown import table_markdown
+    from tensor_graphs.rules.files.markdown import table_markdown
 
     text = table_markdown(some, samples=4)
     assert all(f"| {r.name} " in text for r in some)

@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs import cli, rules
-from tensor_graphs.egraph import api as t
-from tensor_graphs.egraph.graph import make
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.saturate import InProcess, Limits
-from tensor_graphs.egraph.worker import Pool
-from tensor_graphs.rules import check_file
-from tensor_graphs.rules.derive_file import Derived, claims, derive, derive_all
-from tensor_graphs.rules.prove import LIMITS, Prover, for_proofs
-from tensor_graphs.rules.spell import said, spelled_out
+from tensor_graphs import rules
+from tensor_graphs.cli.app import app as cli
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import make
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits
+from tensor_graphs.egraph.saturate.worker import Pool
+from tensor_graphs.rules.derive.prove import LIMITS, Prover, for_proofs
+from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.files.derive_file import Derived, claims, derive, derive_all
+from tensor_graphs.rules.smt.spelling import said, spelled_out
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 PROVER, SESSION = Prover(), InProcess()

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.graph import constant
-from tensor_graphs.egraph.saturate import InProcess
-from tensor_graphs.rules import check_file
-from tensor_graphs.rules.derive_file import derive
-from tensor_graphs.rules.prove import Prover
-from tensor_graphs.rules.spell import one_value
+from tensor_graphs.egraph.ir.graph import constant
+from tensor_graphs.egraph.saturate.saturate import InProcess
+from tensor_graphs.rules.derive.prove import Prover
+from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.files.derive_file import derive
+from tensor_graphs.rules.smt.spelling import one_value
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "rules" / "strides.txt"
 BEYOND = (

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.egraph.saturate import InProcess
-from tensor_graphs.rules import check_file
-from tensor_graphs.rules.derive_file import derive
-from tensor_graphs.rules.prove import Prover
+from tensor_graphs.egraph.saturate.saturate import InProcess
+from tensor_graphs.rules.derive.prove import Prover
+from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.files.derive_file import derive
 
 Form = tuple[str, str, str]
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph import api
-from tensor_graphs.egraph.graph import Tensor, topological
-from tensor_graphs.egraph.interpret import expand_all
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.rules import EVERY, smt
-from tensor_graphs.rules.check import check
-from tensor_graphs.rules.exponents import sure
-from tensor_graphs.rules.field import BITS, agreement, unrectified
-from tensor_graphs.rules.grid import decides_at
+from tensor_graphs.egraph.ir import builders as api
+from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.egraph.ir.interpret import expand_all
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.rules import EVERY
+from tensor_graphs.rules.check.check import check
+from tensor_graphs.rules.check.piecewise_linear import decides_at
+from tensor_graphs.rules.semantics.exponents import sure
+from tensor_graphs.rules.semantics.prime_field import BITS, agreement, unrectified
+from tensor_graphs.rules.smt.prove import prove as smt
 
 _UNIT = "cast(eq(iota(axis=0, shape=s, dtype='int64'), iota(axis=1, shape=s, dtype='int64')), dtype=f)"
 _POOL = "kernel=k, strides=t, pads=p, dilations=d"
@@ -141,7 +142,7 @@ def test_an_evaluation_that_differs_is_no_evaluation_that_does_not_apply() -> No
 
 
 def test_functions_that_keep_signs_leave_rectifiers() -> None:
-    from tensor_graphs.egraph.composite import relu
+    from tensor_graphs.egraph.ir.composite_ops import relu
 
     a, b = unrectified([relu(api.tanh(X)), relu(X * relu(Y))])
     assert a is api.tanh(relu(X))

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph import api, composite
-from tensor_graphs.egraph.graph import Graph, Tensor, make, topological
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.ir import builders as api
+from tensor_graphs.egraph.ir import composite_ops as composite
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
-from tensor_graphs.rules.check import judge
-from tensor_graphs.rules.derive import holds
-from tensor_graphs.rules.partial import PARTIAL, RULES, Partial, difference, drawn, verify
-from tensor_graphs.rules.regions import corrected, joined, pieces, restricted, volume, whole, wrong_region
+from tensor_graphs.rules.check.check import judge
+from tensor_graphs.rules.derive.independent import holds
+from tensor_graphs.rules.tables.output_regions import corrected, joined, pieces, restricted, volume, whole, wrong_region
+from tensor_graphs.rules.tables.partial import PARTIAL, RULES, Partial, difference, drawn, verify
 
 BY_NAME = {p.rule.name: p for p in PARTIAL}
 
@@ -154,7 +155,7 @@ def test_a_correction_reads_only_the_receptive_field() -> None:
 
 
 def test_a_region_smaller_than_computed_is_not_enough() -> None:
-    from tensor_graphs.rules.regions import _spliced
+    from tensor_graphs.rules.tables.output_regions import _spliced
 
     original, mutant, (region,) = CASES["halves"]
     for small in (((0, 1), (0, 3), (3, 4), (0, 6)), ((0, 1), (0, 3), (3, 5), (0, 5)), ((0, 1), (0, 2), (3, 5), (0, 6))):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tensor_graphs import rules
-from tensor_graphs.egraph.ops import Type
-from tensor_graphs.egraph.pattern import Call, subterms
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.rules.check import LIMITS, check, judge, mutate_guards
-from tensor_graphs.rules.sample import Instance, instances
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.pattern import Call, subterms
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.rules.check.check import LIMITS, check, judge, mutate_guards
+from tensor_graphs.rules.semantics.sample import Instance, instances
 
 BY_NAME = {r.name: r for r in rules.EVERY}
 GROWTH = ("collects", "rearranges", "expands")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.rules.smt import prove
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.rules.smt.prove import prove
 
 pytest.importorskip("z3")
 CONV = "strides=s, pads=p, dilations=d, groups=g"

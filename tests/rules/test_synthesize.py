@@ -8,18 +8,18 @@ import random
 import numpy as np
 import pytest
 
-from tensor_graphs import cli
-from tensor_graphs.egraph import api
-from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.pattern import build, parse_guard, parse_term, variables
-from tensor_graphs.egraph.rule import Rule
-from tensor_graphs.egraph.saturate import InProcess
+from tensor_graphs.cli.app import app as cli
+from tensor_graphs.egraph.ir import builders as api
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.pattern import build, parse_guard, parse_term, variables
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import InProcess
 from tensor_graphs.errors import UsageError
-from tensor_graphs.rules import check_file
-from tensor_graphs.rules.check import check
-from tensor_graphs.rules.guards import weakest
-from tensor_graphs.rules.sample import instances
-from tensor_graphs.rules.synthesize import (
+from tensor_graphs.rules.check.check import check
+from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.semantics.sample import instances
+from tensor_graphs.rules.synthesize.guards import weakest
+from tensor_graphs.rules.synthesize.synthesize import (
     Candidate,
     Synthesis,
     as_rule,
@@ -31,8 +31,8 @@ from tensor_graphs.rules.synthesize import (
     minimise,
     synthesize,
 )
-from tensor_graphs.rules.terms import render
-from tensor_graphs.rules.universe import PRIMES, Equality, Universe, residue, worlds
+from tensor_graphs.rules.synthesize.terms import render
+from tensor_graphs.rules.synthesize.universe import PRIMES, Equality, Universe, residue, worlds
 
 MATRICES = worlds(["matmul", "add", "concat", "split"], 3)[0]
 

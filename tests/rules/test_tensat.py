@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import RuleError
-from tensor_graphs.rules.linear import Affine, Inconsistent, System
-from tensor_graphs.rules.tensat import Apply, Input, is_text, read
-from tensor_graphs.rules.text_instance import eye_kernel
-from tensor_graphs.rules.text_scopes import SCOPES
-from tensor_graphs.rules.text_shapes import instances, members, typings
-from tensor_graphs.rules.text_terms import perm_of
+from tensor_graphs.rules.text.instance import eye_kernel
+from tensor_graphs.rules.text.linear_equations import Affine, Inconsistent, System
+from tensor_graphs.rules.text.scopes import SCOPES
+from tensor_graphs.rules.text.shapes import instances, members, typings
+from tensor_graphs.rules.text.tensat import Apply, Input, is_text, read
+from tensor_graphs.rules.text.terms import perm_of
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="the samples of Tensat's rules are not here")

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from tensor_graphs.egraph.rule import Rule, table
+from tensor_graphs.egraph.ir.rule import Rule, table
 from tensor_graphs.errors import RuleError
-from tensor_graphs.rules.check import check, mutate_guards, require
-from tensor_graphs.rules.sample import instances
+from tensor_graphs.rules.check.check import check, mutate_guards, require
+from tensor_graphs.rules.semantics.sample import instances
 
 #: name: (left, right, more fields). Each is a mistake that somebody could make.
 WRONG: dict[str, tuple[object, object, dict[str, object]]] = {

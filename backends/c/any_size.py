@@ -1,0 +1,207 @@
+"""C kernels with free sizes: a function generated for one choice of sizes, with its numbers replaced by size
+expressions.
+
+At generic sizes (`egraph/saturate/lift.py`) every number in the function's text identifies its size expression. With these
+expressions over parameters, the text becomes a function for every size. It is checked: functions generated at probe
+sizes must equal this one with numbers substituted. A kernel whose loop structure depends on sizes fails the check and
+has no such form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from math import prod
+
+from ...egraph.ir.dims import Dim, Expr, bind, volume
+from ...egraph.ir.graph import Tensor, make, rebuild
+from ...egraph.ir.memo import memo
+from ...egraph.saturate.lift import Numbers
+from ...errors import ShapeError, TensorGraphsError
+from ...extract.model.kernel import Call, Operand, Template, contiguous, identify
+from ...extract.model.sizes import bound_call, bound_terms
+from ..generate.template import Generated, spelled, template_of
+from ..ir.kernel import PROBE
+from ..ir.source_text import literal
+from .backend import BACKEND
+from .emit.kernel import PARALLEL as WORTH
+from .emit.kernel import work
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_REDUCED = re.compile(r"\br\d+(?:_\d+)?\b")  # reduction axes have their sizes in their names
+_ROW = re.compile(r"^\s*\w+ \w+\[[^\]]*size_\w+[^\]]*\];", re.MULTILINE)  # an array whose length is a free size
+PREFIX = "size_"  # of size parameters
+PARALLEL = "omp parallel"
+
+
+@dataclass(frozen=True, eq=False)
+class SizedTemplate(Template):
+    """A C kernel for every size. Its text derives from a template and call at generic sizes; measurements belong to the
+    template at the searched sizes."""
+
+    origin: Generated = field(default=None)  # type: ignore[assignment]
+    origin_call: Call = field(default=None)  # type: ignore[assignment]
+    searched: Generated = field(default=None)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A kernel with its call at the searched sizes, and its size-generic form with a call in free sizes."""
+
+    template: Template
+    call: Call
+    free_template: Template
+    free_call: Call
+
+
+def sized(
+    template: Generated, call: Call, numbers: Numbers, searched: Mapping[str, int], probes: Iterable[Mapping[str, int]]
+) -> Sized | None:
+    """The size-generic form of a kernel generated at generic sizes; None if its text depends on the sizes in another
+    way."""
+    if template.backend != BACKEND.name or template.prep or template.layout is not None:
+        return None
+    try:
+        roots = _lifted(template.roots, numbers)
+        free = _call(call, numbers)
+        text, threads = _text(template, call), ""
+        for sizes in (tried := list(probes)):
+            there = _text(_template(roots, sizes), bound_call(free, sizes))
+            if _put(text, numbers, sizes) != _plain(there):
+                return None
+            threads = max(threads, there, key=lambda t: (t.count(PARALLEL), len(t)))
+        if not tried:
+            return None
+        chosen, at = _template(roots, searched), bound_call(free, searched)
+        if chosen.lower(at) is None:
+            return None
+        function = _function(text, threads, numbers, _worth(template, call, numbers))
+    except (TensorGraphsError, KeyError, ValueError):
+        return None
+    names = sorted(numbers.graph.free_dims)
+    if _ROW.search(function) or {*names} & {*template.operands}:
+        return None
+    attrs = {n: Expr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
+    made = _free(template, call, chosen, roots, function, names)
+    return Sized(chosen, at, made, replace(free, attrs=attrs))
+
+
+# ---------------------------------------------------------------- terms and calls
+def _lifted(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
+    """The terms in free sizes. ShapeError if a term holds at one size only."""
+
+    def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
+        if node.op == "full" and numbers.fill(node.attr("value")) is not None:
+            raise ShapeError("a constant computed from sizes")
+        made = make(node.op, args, dict(numbers.attrs(node.entry, node.attrs)), data=node.data)
+        if made.type != numbers.type(node.type):
+            raise ShapeError(f"{node.op} is valid at one size only")
+        return made
+
+    return rebuild(list(roots), change)
+
+
+def _call(call: Call, numbers: Numbers) -> Call:
+    def operand(o: Operand) -> Operand:
+        kind = numbers.type(o.type)
+        return Operand(kind, contiguous(kind.shape) if o.dense else numbers.shape(o.strides))  # type: ignore[arg-type]
+
+    return replace(
+        call, operands={n: operand(o) for n, o in call.operands.items()}, output=operand(call.output),
+        more=tuple(map(operand, call.more)), schedule={},
+    )  # fmt: skip
+
+
+def _template(roots: list[Tensor], sizes: Mapping[str, int]) -> Generated:
+    return _made(tuple(bound_terms(roots, sizes)))
+
+
+@memo(4096)
+def _made(roots: tuple[Tensor, ...]) -> Generated:
+    return template_of(BACKEND.emitter, roots)
+
+
+# ---------------------------------------------------------------- text
+def _text(template: Generated, call: Call) -> str:
+    """The kernel's function without comments, with size-independent names. KeyError if the template has no kernel."""
+    found = template.lower(call)
+    if found is None:
+        raise KeyError(template.name)
+    (launch,) = found.made[PROBE]
+    text = re.sub(r"/\*.*?\*/\s*", "", launch.source, flags=re.DOTALL).replace(launch.name, "kernel")
+    names: dict[str, str] = {}
+    return _REDUCED.sub(lambda found: names.setdefault(found[0], f"r_{len(names)}"), text)
+
+
+def _plain(text: str) -> str:
+    """The text without pragmas: parallelization does not affect correctness."""
+    return "\n".join(line for line in text.splitlines() if "#pragma" not in line)
+
+
+def _put(text: str, numbers: Numbers, sizes: Mapping[str, int]) -> str:
+    """The function's text with numbers of other sizes."""
+    return _NUMBER.sub(lambda found: str(bind(numbers.dim(int(found[0])), sizes)), _plain(text))
+
+
+def _in_c(value: Dim) -> str:
+    """A size expression in C over size parameters; `//` of a nonnegative value is C's division."""
+    if not isinstance(value, Expr):
+        return str(value)
+    return f"({_WORD.sub(lambda name: PREFIX + name[0], str(value)).replace('//', '/')})"
+
+
+def _worth(template: Generated, call: Call, numbers: Numbers) -> str:
+    """C condition for enough work to use several threads."""
+    found = template.lower(call)
+    assert found is not None
+    largest = max((o.type for o in call.places.values()), key=lambda t: t.nbytes)
+    elements = prod(largest.shape)
+    least = max(1, round(WORTH * elements / max(work(found.kernel), 1.0)))  # type: ignore[operator]
+    return f"{_in_c(volume(numbers.type(largest).shape))} >= {least}"
+
+
+def _function(text: str, threads: str, numbers: Numbers, worth: str) -> str:
+    """The function with size parameters, with parallel loops as in `threads` under a condition."""
+    lines = iter(_NUMBER.sub(lambda found: _in_c(numbers.dim(int(found[0]))), _plain(text)).splitlines())
+    made = []
+    for line in threads.splitlines():
+        if "#pragma" not in line:
+            made.append(next(lines))
+        else:
+            made.append(f"{line} if(parallel: {worth})" if PARALLEL in line else line)
+    return "\n".join(made)
+
+
+def _free(
+    template: Generated, origin: Call, searched: Generated, roots: list[Tensor], function: str, names: list[str]
+) -> SizedTemplate:
+    """The template for every size: sizes are attributes of the call and additional arguments."""
+    parameters = "".join(f", const long {PREFIX}{n}" for n in names)
+    head, brace, rest = function.partition(")")
+    source = f"{head}{parameters}{brace}{rest}"
+    title = f"sized_{blake2b(source.encode(), digest_size=5).hexdigest()}"
+    source = re.sub(r"\bkernel\b", title, source)
+    pattern = spelled(roots)
+    order = _parameters(head)
+
+    def code(call: Call) -> str:
+        known = {**call.names}
+        sizes = ", ".join(f"ctypes.c_long({literal(call.attrs[n])})" for n in names)
+        return f"{title}({', '.join(known[b] for b in order)}, {sizes})"
+
+    identify(code, f"c_sizes.sized[{title}]")
+    return SizedTemplate(
+        template.name, template.backend, pattern, code, family=template.family, source=lambda call: {title: source},
+        setup=template.setup, version=template.version, origin=template, origin_call=origin, searched=searched,
+    )  # fmt: skip
+
+
+def _parameters(head: str) -> list[str]:
+    """Buffer names in parameter order."""
+    return [part.split()[-1].lstrip("*") for part in head.partition("(")[2].split(",")]
+
+
+__all__ = ["Sized", "SizedTemplate", "sized"]

@@ -1,0 +1,175 @@
+"""Emitter of C functions from the kernel IR: parallel loops, loop-invariant code motion, reduction loops, vectorizable
+innermost loops.
+
+    void softmax(const float *restrict x0, float *restrict out)
+    {
+        #pragma omp parallel for schedule(static)
+        for (long i0 = 0; i0 < 128; i0++) {
+            float row0[768];
+            float v0 = -INFINITY; ...
+
+Row reductions run along contiguous memory, inside the loops of the parallel axes they depend on. Column reductions,
+where a parallel axis is contiguous instead, iterate over that axis in blocks, each with a line of accumulators.
+Expensive values of a row that several loops need are kept in a row buffer (`row0`). Only sums are reassociated, in
+vector lanes (`omp simd reduction`). Products and sums round separately (no FMA contraction by the compiler); NaN,
+infinities and signed zeros behave as in NumPy.
+
+emit/nest.py builds the loop nest, emit/values.py evaluates expressions, this module assembles the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from ...ir.index import Axis
+from ...ir.kernel import Kernel, Store, Unfusable
+from .nest import COSTLY, Scope
+from .spelling import TYPES, stored
+from .values import Values
+
+WEIGHTS = {
+    **dict.fromkeys(COSTLY, 8.0),
+    "div": 3.0,
+    "sqrt": 4.0,
+    "rsqrt": 5.0,
+    "recip": 3.0,
+    "const": 0.0,
+    "index": 0.0,
+}
+BLOCK, LEAST = 2048, 256  # accumulators in a line: maximum, and minimum if threads share the lines
+TILE = 16  # tile edge of a transposing copy
+PARALLEL = 500_000.0  # work (in additions) from which several threads pay off: about 10 µs
+
+
+def emit(kernel: Kernel, name: str, doc: str = "") -> str:
+    """The C function of a kernel: `void name(operands..., out)`. Unfusable if an operation has no C spelling."""
+    return Writer(kernel, name).function(doc)
+
+
+def work(kernel: Kernel) -> float:
+    """Weighted operation count of a kernel, in additions."""
+    extra = {e: prod(a.size for a in e.axes) for e in kernel.exprs}
+    bodies = {e.args[0] for e in kernel.reductions}
+    return sum(n * WEIGHTS.get(e.op, 1.0) + (n if e in bodies else 0.0) for e, n in extra.items())
+
+
+class Writer(Values):
+    """Writes a kernel's function."""
+
+    def function(self, doc: str) -> str:
+        """The function's text."""
+        top = Scope(None, None, [self._signature()])
+        self.parallel = work(self.kernel) >= PARALLEL
+        self._loops(top)
+        comment = [f"/* {doc.replace('*/', '* /')} */"] if doc else []
+        return "\n".join([*comment, *_brace_on_its_own(top.text(0))])
+
+    def _signature(self) -> str:
+        results = {s.buffer for s in self.kernel.stores}
+        operands = [
+            f"{'' if n in results else 'const '}{TYPES[b.dtype]} *restrict {n}" for n, b in self.kernel.buffers.items()
+        ]
+        return f"void {self.name}({', '.join(operands)})"
+
+    def _loops(self, top: Scope) -> None:
+        scope = top
+        outer = self.axes if not self.columns else self.axes[:-1]
+        turned = self._turned() if not self.kernel.reductions else None
+        if turned is not None:
+            scope = self._tiled(top, turned)
+        else:
+            for axis in outer:
+                scope = self._loop(scope, axis)
+        if self.columns:
+            scope = self._blocks(scope)
+        self._store(scope)
+        while scope.parent is not None:
+            scope.close()
+            scope = scope.parent
+
+    def _loop(self, scope: Scope, axis: Axis) -> Scope:
+        made = scope.opened(axis, f"for (long {axis} = 0; {axis} < {axis.size}; {axis}++)")
+        self._shared(made, axis.size)
+        return made
+
+    def _shared(self, scope: Scope, count: int, few: int = 8) -> None:
+        """Parallelize a loop if it has at least `few` iterations; applies to the outermost such loop only."""
+        if self.parallel and count >= few:
+            scope.head.insert(0, "#pragma omp parallel for schedule(static)")
+            self.parallel = False
+
+    def _blocks(self, scope: Scope) -> Scope:
+        """A loop over blocks of the innermost axis."""
+        axis = self.inner
+        assert axis is not None
+        size = min(BLOCK, max(LEAST, -(-axis.size // 8))) if self.parallel else BLOCK
+        made = scope.opened(None, f"for (long first = 0; first < {axis.size}; first += {size})")
+        self.block = min(size, axis.size)
+        made.items.append(f"const long past = first + {size} < {axis.size} ? first + {size} : {axis.size};")
+        self._shared(made, -(-axis.size // size), 2)
+        return made
+
+    def _turned(self) -> Axis | None:
+        """A parallel axis along which some operand is contiguous while strided along the innermost axis; None without
+        one."""
+        for e in self.kernel.exprs:
+            if e.op == "load" and self.inner in e.value[1].axes and abs(e.value[1].coefficient(self.inner)) > 1:
+                for axis in self.axes[:-1]:
+                    if abs(e.value[1].coefficient(axis)) == 1 and axis.size >= 4:
+                        return axis
+        return None
+
+    def _tiled(self, scope: Scope, turned: Axis) -> Scope:
+        """Loops tiled over two axes, for cache locality of a transposing access."""
+        inner = self.inner
+        assert inner is not None
+        for axis in (a for a in self.axes if a not in (turned, inner)):
+            scope = self._loop(scope, axis)
+        for axis in (turned, inner):
+            scope = scope.opened(None, f"for (long {axis}t = 0; {axis}t < {axis.size}; {axis}t += {TILE})")
+            self._shared(scope, -(-axis.size // TILE))
+        for axis in (turned, inner):
+            end = (
+                f"{axis}t + {TILE}"
+                if axis.size % TILE == 0
+                else f"({axis}t + {TILE} < {axis.size} ? {axis}t + {TILE} : {axis.size})"
+            )
+            scope = scope.opened(axis, f"for (long {axis} = {axis}t; {axis} < {end}; {axis}++)")
+        return scope
+
+    def _store(self, scope: Scope) -> None:
+        place = self._line(scope) if self.columns else scope
+        for e in self.kernel.reductions:  # loops that fill row buffers come before those that read them
+            if self.columns and self.inner in e.axes:
+                self._accumulated(e, scope)
+            elif e.axes <= place.bound:
+                self.value(e, place)
+        for store in self.kernel.stores:
+            if store.parts:
+                raise Unfusable("a store at a data-dependent position")
+            value, guards = self.value(store.value, place), [f"({self.value(g, place)})" for g in store.guards]
+            here = self._place_of(store, place)
+            line = f"{store.buffer}[{self._at(store.at)}] = {stored(value, self.kernel.buffers[store.buffer].dtype)};"
+            here.items.append(f"if ({' & '.join(guards)}) {line}" if guards else line)
+        self._vector(place)
+        if self.columns:
+            place.close()
+
+    @staticmethod
+    def _place_of(store: Store, scope: Scope) -> Scope:
+        """The outermost scope where a store's position and value are known."""
+        needed = store.at.axes.union(store.value.axes, *(g.axes for g in store.guards))
+        while scope.parent is not None and needed <= scope.parent.bound:
+            scope = scope.parent
+        if not scope.bound <= needed:
+            raise Unfusable("a result that does not depend on an outer axis")
+        return scope
+
+
+def _brace_on_its_own(lines: Iterator[str]) -> Iterator[str]:
+    """The lines with the function's opening brace on its own line."""
+    first = next(lines)
+    yield first.removesuffix(" {")
+    yield "{"
+    yield from lines

@@ -1,0 +1,181 @@
+"""Loop nest of a C function: loop order, row or column reductions, and buffered row values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ...ir.index import Axis, Index, index
+from ...ir.kernel import Builder, Expr, Kernel, Unfusable, if_fusable, walk
+from ...ir.tiling import shape_of
+from .spelling import DOUBLE, SINGLE, TYPES
+
+COSTLY = frozenset(("exp", "exp2", "tanh", "erf", "log", "log1p", "expm1", "pow", "sin", "cos", "atan"))
+ROW = 16384  # maximum elements of a row buffer
+
+
+@dataclass
+class Scope:
+    """A C block: its loop axis, its lines and nested blocks, and the values known in it."""
+
+    parent: Scope | None
+    axis: Axis | None
+    head: list[str] = field(default_factory=list)
+    items: list[str | Scope] = field(default_factory=list)
+    known: dict[Expr, str] = field(default_factory=dict)
+
+    @cached_property
+    def bound(self) -> frozenset[Axis]:
+        """Axes whose loops enclose this block."""
+        outer: frozenset[Axis] = self.parent.bound if self.parent is not None else frozenset()
+        return outer | ({self.axis} if self.axis is not None else set())
+
+    def opened(self, axis: Axis | None, *head: str) -> Scope:
+        """A nested block that is not inserted yet, so that hoisted statements come first."""
+        return Scope(self, axis, list(head))
+
+    def close(self) -> None:
+        """Append the block to its parent."""
+        assert self.parent is not None
+        self.parent.items.append(self)
+
+    @property
+    def innermost(self) -> bool:
+        """Whether the block contains no loop."""
+        return not any(isinstance(item, Scope) for item in self.items)
+
+    def text(self, depth: int) -> Iterator[str]:
+        """Lines of C."""
+        pad = "    " * depth
+        *pragmas, loop = self.head
+        yield from (pad + line for line in pragmas)
+        yield f"{pad}{loop} {{"
+        for item in self.items:
+            yield from item.text(depth + 1) if isinstance(item, Scope) else [f"{pad}    {item}"]
+        yield f"{pad}}}"
+
+
+@dataclass
+class Nest:
+    """Loop nest of a kernel's function."""
+
+    kernel: Kernel
+    name: str
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        kernel = self.kernel
+        dtypes_ = {b.dtype for b in kernel.buffers.values()}
+        if not dtypes_ <= TYPES.keys():
+            raise Unfusable(f"no C type for {', '.join(sorted(dtypes_ - TYPES.keys()))}")
+        self.wide = "float64" in dtypes_
+        self.real, self.spelling = ("double", DOUBLE) if self.wide else ("float", SINGLE)
+        self.axes = self._ordered()
+        self.inner = self.axes[-1] if self.axes else None
+        self.block = 0  # accumulators per line
+        self.columns = self.inner is not None and any(self._across(e) for e in kernel.reductions)
+        self.uses: dict[Expr, int] = {}
+        for e in kernel.exprs:
+            for a in e.args:
+                self.uses[a] = self.uses.get(a, 0) + 1
+        self.same: dict[Expr, Expr] = {}
+        self.lines: dict[Expr, str] = {}  # column reductions -> array of accumulators
+        self.rows: dict[Expr, tuple[str, Scope]] = {}  # buffered row values -> (array, scope it is filled in)
+        self.kept = {} if self.columns else self._kept()
+        self._check()
+
+    def _ordered(self) -> list[Axis]:
+        """The parallel axes, outermost first; the axis with contiguous stores is innermost."""
+        at = max((s.at for s in self.kernel.stores), key=lambda at: len(at.axes))
+        return sorted(self.kernel.axes, key=lambda a: -abs(at.coefficient(a)) if a in dict(at.terms) else -(1 << 62))
+
+    def _across(self, e: Expr) -> bool:
+        """Whether a reduction's operands are contiguous along the innermost parallel axis instead of the reduction
+        axis."""
+        if self.inner not in e.axes:
+            return False
+        loads = [x.value[1] for x in walk(e.args) if x.op == "load" and e.axis in x.value[1].axes]
+        strided = [at for at in loads if abs(at.coefficient(e.axis)) != 1]
+        return any(abs(at.coefficient(self.inner)) == 1 for at in strided)
+
+    @cached_property
+    def _joined(self) -> Mapping[Axis, Axis]:
+        """Reduction axes that traverse the same elements as the innermost axis."""
+        shape = if_fusable(shape_of, self.kernel, products=False)
+        return {r: a for r, a in shape.joined.items() if a == self.inner} if shape is not None else {}
+
+    def _alike(self, e: Expr) -> Expr:
+        """The expression in terms of the innermost axis, if its reduction axis traverses the same elements; a key for
+        common subexpressions."""
+        return moved(self.kernel.builder, e, {r: index(a) for r, a in self._joined.items()}, self.same)
+
+    def _kept(self) -> dict[Expr, Axis]:
+        """Expensive row values that several loops compute -> the row's axis. These are buffered. Keys are `_alike`."""
+        loops: list[tuple[Axis, Expr]] = [(e.axis, e.args[0]) for e in self.kernel.reductions]
+        if self.inner is not None:
+            loops += [(self.inner, e) for s in self.kernel.stores for e in (s.value, *s.guards)]
+        costly = self._costly()
+        seen: dict[Expr, int] = {}
+        over: dict[Expr, Axis] = {}
+        for axis, body in loops:
+            inside = {self._alike(e) for e in _inside(body, axis) if axis.size <= ROW and e in costly}
+            for e in inside:
+                seen[e] = seen.get(e, 0) + 1
+                over[e] = self._joined.get(axis, axis)
+        shared = {e for e, n in seen.items() if n > 1}
+        below = {a for e in shared for a in e.args}
+        return {e: over[e] for e in shared - below}
+
+    def _costly(self) -> set[Expr]:
+        """Float values that depend on an expensive operation."""
+        found: set[Expr] = set()
+        for e in self.kernel.exprs:
+            if e.axes and (e.op in COSTLY or not found.isdisjoint(e.args)):
+                found.add(e)
+        return {e for e in found if e.kind == "float"}
+
+    def _check(self) -> None:
+        """Unfusable if integer arithmetic would not wrap as in NumPy."""
+        narrow: set[Expr] = set()
+        for e in self.kernel.exprs:
+            if not narrow.isdisjoint(e.args):
+                if e.kind == "int" and e.op in ("add", "sub", "mul", "neg", "abs", "reduce") and not _extreme(e):
+                    raise Unfusable("arithmetic on narrow integers")
+                narrow.add(e)
+            if e.op == "load" and e.kind == "int" and e.value[3] != "int64":
+                narrow.add(e)
+            if e.op == "reduce" and e.kind == "bool":
+                raise Unfusable("a reduction of bools")
+
+
+def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:
+    """The expression with indices substituted for free axes. A nested reduction keeps its own axis."""
+    if e.axes.isdisjoint(change):
+        return e
+    if e not in done:
+        own = {a: i for a, i in change.items() if e.op != "reduce" or a != e.axis}
+        inner = done if len(own) == len(change) else {}
+        args = [moved(b, a, own, inner) for a in e.args]
+        if e.op == "load":
+            operand, at, steps, dtype = e.value
+            done[e] = b.make("load", args, (operand, at.replaced(change), steps, dtype), e.kind)
+        else:
+            done[e] = b.index(e.value.replaced(change)) if e.op == "index" else b.make(e.op, args, e.value, e.kind)
+    return done[e]
+
+
+def _extreme(e: Expr) -> bool:
+    return e.op == "reduce" and e.value[0] in ("max", "min")
+
+
+def _inside(body: Expr, axis: Axis) -> Iterator[Expr]:
+    """Expressions evaluated in a loop over an axis, without nested reductions."""
+    stack, seen = [body], set()
+    while stack:
+        e = stack.pop()
+        if e in seen or axis not in e.axes or e.op == "reduce":
+            continue
+        seen.add(e)
+        yield e
+        stack += e.args

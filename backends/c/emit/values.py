@@ -1,0 +1,223 @@
+"""Statements of a C function: loop-invariant code motion of values, and reduction loops."""
+
+from __future__ import annotations
+
+from ...ir.c_expressions import position
+from ...ir.index import Axis, Index, index
+from ...ir.kernel import NEUTRAL, Expr, Unfusable, below_maximum
+from .nest import Nest, Scope, moved
+from .spelling import TYPES
+
+
+class Values(Nest):
+    """Evaluates expressions in the loop nest."""
+
+    def _at(self, at: Index) -> str:
+        return position(at, str)
+
+    def _named(self, scope: Scope, kind: str, text: str) -> str:
+        name = self._fresh("v")
+        scope.items.append(f"const {self._type(kind)} {name} = {text};")
+        return name
+
+    def _fresh(self, letter: str) -> str:
+        self.count += 1
+        return f"{letter}{self.count - 1}"
+
+    def _type(self, kind: str) -> str:
+        return {"float": self.real, "int": "int64_t", "bool": "int"}[kind]
+
+    def value(self, e: Expr, scope: Scope) -> str:
+        """The variable or text of a value, valid in `scope`; its statements go to the outermost legal scope."""
+        if e.op == "const":
+            return self.spelling.number(e.value) if e.kind == "float" else str(int(e.value))
+        if e in self.lines:
+            return f"{self.lines[e]}[{self.inner} - first]"
+        place = self._place(e, scope)
+        found = place.known.get(e)
+        if found is None:
+            kept = self._from_row(e, place)
+            found = place.known[e] = kept if kept is not None else self._made(e, place, hoisted=place is not scope)
+        return found
+
+    def _place(self, e: Expr, scope: Scope) -> Scope:
+        """The outermost scope that binds a value's axes. Never outside a loop over one of them, because nested loops
+        may bind the same axis again."""
+        while scope.parent is not None and scope.axis not in e.axes and e.axes <= scope.parent.bound:
+            scope = scope.parent
+        return scope
+
+    def _from_row(self, e: Expr, place: Scope) -> str | None:
+        row, kept = self.rows.get(self._alike(e), ("", None))
+        return f"{row}[{place.axis}]" if kept is not None and kept is place.parent else None
+
+    def _made(self, e: Expr, place: Scope, hoisted: bool) -> str:
+        if e.op == "reduce":
+            return self._reduced(e, place)
+        text = self._text(e, place)
+        key = self._alike(e)
+        if key in self.kept and place.axis is not None and place.axis in (self.kept[key], *self._joined):
+            name = self._named(place, e.kind, text)
+            row = self._fresh("row")
+            assert place.parent is not None
+            self.rows[key] = row, place.parent
+            place.parent.items.append(f"{self.real} {row}[{place.axis.size}];")
+            place.items.append(f"{row}[{place.axis}] = {name};")
+            return name
+        once = self.uses.get(e, 0) <= 1 and not hoisted and e.op != "load"
+        if e.op == "index" or (once and len(text) < 60):
+            return f"({text})"
+        return self._named(place, e.kind, text)
+
+    def _text(self, e: Expr, scope: Scope) -> str:
+        if e.op == "index":
+            low, high = e.value.range
+            return f"({'int32_t' if low >= -(1 << 31) and high < 1 << 31 else 'int64_t'})({self._at(e.value)})"
+        if e.op == "load":
+            return self._load(e, scope)
+        if e.op == "cast":
+            return self._cast(e, scope)
+        if (shifted := below_maximum(e)) is not None:
+            a, m = (self.value(x, scope) for x in shifted)
+            hidden = f"({m} == -INFINITY ? {self.spelling.number(0.0)} : {m})"
+            return self.spelling.operation(e.op, "float", [f"{a} - {hidden}"])
+        args = [self.value(a, scope) for a in e.args]
+        return self.spelling.operation(e.op, e.args[-1].kind, args)
+
+    def _cast(self, e: Expr, scope: Scope) -> str:
+        x, source, dtype = self.value(e.args[0], scope), e.args[0].kind, e.value
+        if e.kind == "float":
+            return f"({self.real}){x}"
+        if e.kind == "bool":
+            return f"{x} != 0"
+        return f"({TYPES[dtype]}){'(int64_t)' if source == 'float' else ''}{x}"
+
+    def _load(self, e: Expr, scope: Scope) -> str:
+        operand, at, steps, dtype = e.value
+        args = [self.value(a, scope) for a in e.args]
+        place = self._at(at)
+        for text, step in zip(args, steps):
+            last = self._last(operand, step)
+            place += f" + ({text} < 0 ? 0 : {text} > {last} ? {last} : {text}) * {step}"
+        read = {"bfloat16": "widened({})", "float16": "(float){}", "bool": "{} != 0", "float32": "{}", "float64": "{}"}
+        pattern = read.get(dtype, "(int64_t){}")
+        found = pattern.format(f"{operand}[{place}]")
+        guards = args[len(steps) :]
+        zero = self.spelling.number(0.0) if e.kind == "float" else "0"
+        return f"{' & '.join(f'({g})' for g in guards)} ? {found} : {zero}" if guards else found
+
+    def _last(self, operand: str, step: int) -> int:
+        """The last index of the axis that a data-dependent index addresses."""
+        buffer = self.kernel.buffers[operand]
+        sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
+        if len(sizes) > 1 or not step:
+            raise Unfusable("an index into one of several axes with equal strides")
+        return sizes[0] - 1 if sizes else 0
+
+    # ------------------------------------------------------------ reductions
+    def _neutral(self, e: Expr) -> str:
+        monoid = e.value[0]
+        if e.kind == "float" or monoid in ("sum", "prod"):
+            return self.spelling.number(NEUTRAL[monoid]) if e.kind == "float" else str(int(NEUTRAL[monoid]))
+        return "INT64_MIN" if monoid == "max" else "INT64_MAX"
+
+    def _reduced(self, e: Expr, place: Scope) -> str:
+        """A row reduction: a loop with one accumulator, and for max and min a NaN flag."""
+        monoid, axis = e.value
+        name, body = self._fresh("v"), e.args[0]
+        place.items.append(f"{self._type(e.kind)} {name} = {self._neutral(e)};")
+        watch = self._fresh("nan") if monoid in ("max", "min") and e.kind == "float" else ""
+        if watch:
+            place.items.append(f"int {watch} = 0;")
+        loop = place.opened(axis, f"for (long {axis} = 0; {axis} < {axis.size}; {axis}++)")
+        operands = _product(body) if monoid == "sum" and not self.wide else None
+        if operands is not None:
+            x, y = (self.value(o, loop) for o in operands)
+            loop.items.append(f"{name} = FMA({x}, {y}, {name});")
+        else:
+            x = self.value(body, loop)
+            if watch and not x.isidentifier():
+                x = self._named(loop, e.kind, x)
+            loop.items += _step(monoid, name, x, watch)
+        symbol = {"sum": "+", "prod": "*"}.get(monoid, monoid)
+        self._vector(loop, f" reduction({symbol}:{name})" + (f" reduction(|:{watch})" if watch else ""))
+        loop.close()
+        if watch:
+            place.items.append(f"if ({watch}) {name} = NAN;")
+        return name
+
+    def _unrolled(self, axis: Axis, body: Expr) -> tuple[Axis, list[Expr]]:
+        """The loop unrolled by up to 8, so that accumulators are loaded and stored less often."""
+        steps = next((n for n in (8, 5, 4, 3, 2) if axis.size % n == 0), 1)
+        if steps == 1:
+            return axis, [body]
+        outer = Axis(f"{axis.name}q", axis.size // steps)
+        places = [{axis: index(outer) * steps + k} for k in range(steps)]
+        return outer, [moved(self.kernel.builder, body, place, {}) for place in places]
+
+    def _accumulated(self, e: Expr, scope: Scope) -> None:
+        """A column reduction: a loop over the reduction axis that updates a line of accumulators."""
+        if not e.axes - {self.inner} <= scope.bound:
+            raise Unfusable("a column reduction nested in another reduction")
+        monoid, axis = e.value
+        name, body = self._fresh("line"), e.args[0]
+        scope.items.append(f"{self._type(e.kind)} {name}[{self.block}];")
+        start = self._line(scope)
+        start.items.append(f"{name}[{self.inner} - first] = {self._neutral(e)};")
+        self._vector(start)
+        start.close()
+        axis, bodies = self._unrolled(axis, body)
+        loop = scope.opened(axis, f"for (long {axis} = 0; {axis} < {axis.size}; {axis}++)")
+        line = self._line(loop)
+        place = total = f"{name}[{self.inner} - first]"
+        if len(bodies) > 1:  # accumulate the unrolled steps in a register: fewer stores, less rounding
+            total = self._fresh("v")
+            line.items.append(f"{self._type(e.kind)} {total} = {self._neutral(e)};")
+        watch = "" if e.kind != "float" or monoid in ("sum", "prod") else "here"
+        for part in bodies:
+            operands = _product(part) if monoid == "sum" and not self.wide else None
+            if operands is not None:
+                x, y = (self.value(o, line) for o in operands)
+                line.items.append(f"{total} = FMA({x}, {y}, {total});")
+            else:
+                x = self.value(part, line)
+                x = x if x.isidentifier() else self._named(line, e.kind, x)
+                line.items += _step(monoid, total, x, watch)
+        if len(bodies) > 1:
+            line.items += _step(monoid, place, total, watch)
+        self._vector(line)
+        line.close()
+        loop.close()
+        self.lines[e] = name
+
+    def _line(self, scope: Scope) -> Scope:
+        """A loop over the elements of a block."""
+        axis = self.inner
+        return scope.opened(axis, f"for (long {axis} = first; {axis} < past; {axis}++)")
+
+    @staticmethod
+    def _vector(scope: Scope, reductions: str = "") -> None:
+        """Add `omp simd` to a loop without inner loops."""
+        if scope.axis is None or not scope.innermost:
+            return
+        for i, line in enumerate(scope.head):
+            if line.startswith("#pragma omp parallel for"):
+                scope.head[i] = "#pragma omp parallel for simd schedule(static)" + reductions
+                return
+        scope.head.insert(0, "#pragma omp simd" + reductions)
+
+
+def _step(monoid: str, total: str, x: str, watch: str) -> list[str]:
+    """One reduction step. `watch`: "" ignores NaN, "here" keeps a NaN in the accumulator, else the name of a NaN
+    flag."""
+    if monoid in ("sum", "prod"):
+        return [f"{total} {'+' if monoid == 'sum' else '*'}= {x};"]
+    beats = ">" if monoid == "max" else "<"
+    if watch == "here":
+        return [f"{total} = ({x} {beats} {total} | {x} != {x}) ? {x} : {total};"]
+    return [f"{total} = {x} {beats} {total} ? {x} : {total};", *([f"{watch} |= {x} != {x};"] if watch else [])]
+
+
+def _product(e: Expr) -> tuple[Expr, Expr] | None:
+    """The two factors of a float product; None for other expressions."""
+    return (e.args[0], e.args[1]) if e.op == "mul" and e.kind == "float" else None

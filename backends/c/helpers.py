@@ -1,0 +1,170 @@
+"""Helper functions of emitted programs with C kernels. Their source is copied into emitted programs.
+
+C source is compiled once per processor and compiler, into the folder `c` of `TENSOR_GRAPHS_HOME` or of the user's cache
+folder; the file name is a hash of everything that affects the result. `CC` overrides the compiler `cc`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import inspect
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ... import private
+from ...private import code_folder, read_sealed, sealed, temporary_place
+
+
+def c_flags() -> list[str]:
+    """Flags for the fastest code that follows IEEE arithmetic: no flag changes a value. Sums are reassociated only
+    where the source requests it."""
+    return [
+        "-std=gnu11",
+        "-O3",
+        "-march=native",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-ffp-contract=off",
+        "-fwrapv",
+    ]
+
+
+def c_compiler() -> list[str]:
+    """Command of the C compiler."""
+    return shlex.split(os.environ.get("CC") or "cc")
+
+
+def c_output(command: list[str], seconds: float = 120.0, temporary: str = "") -> str:
+    """Output of a compiler command, which keeps its temporary files in the folder `temporary` (default: the system's).
+    RuntimeError if the compiler is missing, fails or hangs."""
+    known = {**os.environ, "TMPDIR": temporary} if temporary else None
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, env=known
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"the C compiler cannot be used (set CC to another one): {error}") from None
+    if done.returncode:
+        raise RuntimeError(f"the C compiler failed: {done.stderr[:2000]}")
+    return done.stdout
+
+
+def c_threads() -> list[str]:
+    """Compiler flags for OpenMP loops. Uses the OpenMP library that Torch has loaded, since two thread pools would
+    compete for the cores; else the system's, with TENSOR_GRAPHS_THREADS threads."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        loaded = [line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line]
+        library = ctypes.CDLL(loaded[0] if loaded else "libgomp.so.1", ctypes.RTLD_GLOBAL)
+        if not loaded and int(os.environ.get("TENSOR_GRAPHS_THREADS") or 0):
+            library.omp_set_num_threads(int(os.environ["TENSOR_GRAPHS_THREADS"]))
+    except OSError:
+        return ["-fopenmp-simd"]
+    return ["-fopenmp"]
+
+
+def c_library(source: str, threads: bool = True) -> Any:
+    """The compiled library of a C source for this machine's processor, from the cache if possible. `threads`: whether
+    long loops run in parallel (not beside NumPy's threads, which spin on all cores)."""
+    command = [*c_compiler(), *c_flags()]
+    # identifies the compiler version and the processor features
+    machine = c_output([*command, "-dM", "-E", "-x", "c", os.devnull])
+    command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
+    name = hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()
+    folder = code_folder("c")
+    if folder is not None:
+        try:
+            return c_loaded(folder / f"{name}.so", source, command)
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and shutil.disk_usage(folder).free > 1 << 20:  # the compiler has failed
+                raise
+            warnings.warn(f"compiled kernels are not kept in {folder}: {error}", stacklevel=2)
+    with tempfile.TemporaryDirectory(
+        prefix="tensor_graphs-c-", dir=temporary_place()
+    ) as own:  # a loaded library needs no file
+        return c_loaded(Path(own) / f"{name}.so", source, command)
+
+
+def c_loaded(path: Path, source: str, command: list[str]) -> Any:
+    """The library at a path in a private folder; compiled if missing, foreign or damaged. RuntimeError if the compiled
+    library cannot be loaded."""
+    problem: Exception | None = None
+    for _ in range(3):
+        try:
+            read_sealed(path)
+            return ctypes.CDLL(str(path))
+        except (OSError, ValueError) as error:
+            problem = error
+        c_clean(path.parent)
+        with tempfile.TemporaryDirectory(prefix=".compile-", dir=path.parent) as part:
+            text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
+            text.write_text(source, encoding="utf-8")
+            # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
+            c_output(
+                [*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"], temporary=part
+            )
+            whole = Path(part) / "sealed.so"
+            with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(sealed(made.read_bytes()))
+                os.fsync(file.fileno())
+            whole.replace(path)
+    raise RuntimeError(f"compiled kernels cannot be loaded: {problem}")
+
+
+def c_clean(folder: Path, seconds: float = 600.0) -> None:
+    """Remove compile folders of killed processes: folders of this user named `.compile-*` whose last change is longer
+    ago than `seconds` (a compiler gets 120 s)."""
+    import time
+
+    for left in folder.glob(".compile-*"):
+        try:
+            facts = os.lstat(left)
+        except OSError:  # another process has removed it
+            continue
+        own = not hasattr(os, "getuid") or facts.st_uid == os.getuid()
+        if own and time.time() - facts.st_mtime > seconds:
+            shutil.rmtree(left, ignore_errors=True)  # leaves links alone
+
+
+def c_function(library: Any, name: str) -> Any:
+    """A kernel of a library, callable with memory addresses."""
+    found = getattr(library, name)
+    found.restype = None
+    return found
+
+
+def address(x: Any) -> Any:
+    """Memory address of an array or tensor, for C kernels; keeps the array alive."""
+    place = ctypes.c_void_p(x.data_ptr() if hasattr(x, "data_ptr") else x.__array_interface__["data"][0])
+    place.array = x  # type: ignore[attr-defined]
+    return place
+
+
+#: helper name -> source
+HELPERS: dict[str, str] = {
+    name: inspect.getsource(value).rstrip()
+    for module in (private, sys.modules[__name__])
+    for name, value in vars(module).items()
+    if inspect.isfunction(value) and value.__module__ == module.__name__
+}
+
+__all__ = [
+    "HELPERS",
+    "address",
+    "c_clean",
+    "c_compiler",
+    "c_flags",
+    "c_function",
+    "c_library",
+    "c_loaded",
+    "c_output",
+    "c_threads",
+]

@@ -1,0 +1,157 @@
+"""State of the SIMT code generator: a kernel's dimensions in a thread layout, nested scopes of emitted text, known
+values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...ir.index import Axis, index
+from ...ir.kernel import Expr, Kernel, Unfusable
+from ...ir.scopes import Block, Writer
+from ...ir.tiling import Shape
+from .spelling import SPELLINGS
+from .thread_layout import Along, Layout
+
+WRITTEN = 2000  # limit of operations over all loop nests: values needed by several nests are emitted in each
+
+
+@dataclass(frozen=True)
+class Local:
+    """A value in registers: an array over the per-thread elements of `dims`, with the elements along `lanes` (one
+    dimension) packed in vectors."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str
+    lanes: str = ""
+
+
+@dataclass
+class Scope(Block[Local]):
+    """A scope of emitted text with facts about maxima."""
+
+    safe: set[Expr] = field(default_factory=set)  # maxima known not to be -inf
+
+
+class Frame(Writer[Scope]):
+    """A kernel in a thread layout, and the text emitted so far.
+
+    Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
+    not cover and that are therefore looped over sequentially. `wide` is the compute dtype.
+    """
+
+    def __init__(self, kernel: Kernel, layout: Layout, name: str, shape: Shape) -> None:
+        self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
+        self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
+        self.spelling = SPELLINGS[self.wide]
+        self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)
+        own = [a for a in shape.inner if a not in shape.joined]
+        self.order = ["m", *(a.name for a in own), "n"]
+        self.groups: dict[str, tuple[Axis, ...]] = {"m": shape.rows, "n": shape.cols, **{a.name: (a,) for a in own}}
+        self.extent = {d: math.prod(a.size for a in g) for d, g in self.groups.items()}
+        self.along = {d: layout.dims.get(d, Along()) for d in self.order}
+        self.walked = {a.name for a in own if self.along[a.name].block < a.size}
+        if shape.joined and self.along["n"].block < shape.n:
+            self.walked.add("n")
+        self.dim_of = {a: d for d, g in self.groups.items() for a in g} | dict.fromkeys(shape.joined, "n")
+        bound = {a for d, g in self.groups.items() for a in g if d not in self.walked} | {*shape.batch}
+        self.scope = self.top = Scope(1, bound)
+        self.shared = 0
+        self.fresh_loads = False  # whether loads read partial results of other blocks (must bypass L1)
+        self.long = kernel.long
+        self.columns = {r: index(c) for r, c in shape.joined.items()}
+        self.stages = self._stages()
+        self.counts: dict[str, int] = {}  # elements per accumulator
+        self.place: dict[str, str] = {}  # text of the block's tile index along rows and columns
+        self.rings: list[str] = []  # declarations of shared-memory prefetch rings
+        self.ring_bytes = 0
+        self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
+
+    def dims(self, axes: Iterable[Axis]) -> tuple[str, ...]:
+        """The dimensions of some axes, in the layout's order. Unfusable if an axis is in no dimension."""
+        found = {self.dim_of.get(a, "") for a in axes if a not in self.shape.batch}
+        if "" in found:
+            raise Unfusable("an axis without a place in the layout")
+        return tuple(d for d in self.order if d in found)
+
+    def spans(self, e: Expr) -> tuple[str, ...]:
+        """The dimensions that an expression varies along."""
+        return self.dims(e.axes)
+
+    def loops(self, dims: Iterable[str], lanes: str = "") -> list[tuple[str, str, int]]:
+        """Loops over the elements that a thread holds along dimensions: (variable, dimension, count). Loops of one
+        iteration, and the vector loop along `lanes`, are left out."""
+        there = [d for d in self.order if d in set(dims)]
+        found = [(f"{d}_i", d, self.along[d].repeat) for d in there]
+        found += [(f"{d}_v", d, self.along[d].vector) for d in there if d != lanes]
+        return [x for x in found if x[2] > 1]
+
+    def count(self, dims: Iterable[str], lanes: str = "") -> int:
+        """Elements (vectors, with `lanes`) that a thread holds along dimensions."""
+        return math.prod(n for *_, n in self.loops(dims, lanes))
+
+    def ragged(self, dim: str) -> bool:
+        """Whether the last block along a dimension is partial and needs bounds checks."""
+        return self.extent[dim] % self.along[dim].block != 0
+
+    def in_column(self, e: Expr) -> Expr:
+        """The expression with reduction axes over columns replaced by the column axes."""
+        if not e.axes & self.columns.keys():
+            return e
+        args = tuple(self.in_column(a) for a in e.args)
+        b = self.kernel.builder
+        if e.op == "index":
+            return b.index(e.value.replaced(self.columns))
+        if e.op == "load":
+            operand, at, steps, dtype = e.value
+            return b.make("load", args, (operand, at.replaced(self.columns), steps, dtype), e.kind)
+        return b.make(e.op, args, e.value, e.kind)
+
+    def _stages(self) -> dict[Expr, int]:
+        """Number of loop nests (reduction bodies and results) that need each value."""
+        found: dict[Expr, int] = {}
+        roots = [self.in_column(e.args[0]) for e in self.kernel.reductions]
+        roots += [e for s in self.kernel.stores for e in s.exprs]
+        for root in dict.fromkeys(roots):
+            for e in nest_of(root):
+                found[e] = found.get(e, 0) + 1
+        if sum(found.values()) > WRITTEN:
+            raise Unfusable(f"more than {WRITTEN} operations in its loops together")
+        return found
+
+    def is_safe(self, e: Expr) -> bool:
+        """Whether a maximum is known not to be -inf."""
+        return any(e in scope.safe for scope in self.scope.outward())
+
+    def _thread(self, dim: str) -> str:
+        """Text of the thread's first element along a dimension, relative to the block."""
+        along, stride = self.along[dim], self.layout.stride(dim)
+        if along.threads == 1:
+            return ""
+        above = self.layout.threads > stride * along.threads
+        text = f"thread / {stride}" if stride > 1 else "thread"
+        text = f"{text} % {along.threads}" if above else text
+        return f"{text} * {along.vector}" if along.vector > 1 and not above else (
+            f"({text}) * {along.vector}" if along.vector > 1 else text)  # fmt: skip
+
+    def _lane(self, dim: str) -> str:
+        """Text of the thread's index along a dimension."""
+        stride, threads = self.layout.stride(dim), self.layout.dims[dim].threads
+        text = f"thread / {stride}" if stride > 1 else "thread"
+        return f"{text} % {threads}" if self.layout.threads > stride * threads else text
+
+
+def nest_of(root: Expr) -> list[Expr]:
+    """All expressions of one loop nest: includes reductions and loads, but not their operands."""
+    order: dict[Expr, None] = {}
+    stack = [root]
+    while stack:
+        e = stack.pop()
+        if e not in order:
+            order[e] = None
+            if e.op not in ("reduce", "load"):
+                stack += reversed(e.args)
+    return list(order)

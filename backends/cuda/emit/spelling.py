@@ -1,0 +1,147 @@
+"""Spelling of dtypes, operations and conditions in CUDA C++, and the description of a launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ....egraph.ir.dtypes import HALVES
+from ...ir.c_expressions import Spelling
+from ...ir.index import WIDE, Index
+from ...ir.kernel import Expr
+from ...ir.short_erf import gelu_of
+
+
+@dataclass(frozen=True)
+class CudaLaunch:
+    """One kernel launch.
+
+    `text` is the CUDA source, `grid` and `block` are the numbers of blocks and of threads per block, `args` the
+    argument names. `early` enables programmatic dependent launch; `room` is the dynamic shared memory in bytes. `boxes`
+    describes the operands with tensor maps, which follow the arguments: (operand, matrix shape, box shape, row stride
+    in elements, 0 if contiguous). `beside` maps names to further library texts that the source needs.
+    """
+
+    name: str
+    text: str
+    grid: int
+    block: int
+    args: tuple[str, ...]
+    early: bool = False
+    room: int = 0
+    boxes: tuple[tuple[str, tuple[int, ...], tuple[int, ...], int], ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """The Python statement that defines the kernel."""
+        options = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
+        options += f", beside=({', '.join(self.beside)},)" if self.beside else ""
+        return (
+            f'{self.name} = CudaKernel("{self.name}", {self.grid}, {self.block}{options}, text=r"""\n{self.text}""")\n'
+        )
+
+    @property
+    def definitions(self) -> dict[str, str]:
+        """All Python definitions: name -> source."""
+        return {name: f'{name} = r"""{text}"""\n' for name, text in self.beside.items()} | {self.name: self.source}
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The Python statement that launches the kernel; `names` maps arguments to variables."""
+        described = ", ".join(
+            f"({names[o]}, {shape}, {block}{f', {apart}' if apart else ''})" for o, shape, block, apart in self.boxes
+        )
+        boxes = [f"boxes=[{described}]"] if self.boxes else []
+        return f"{self.name}({', '.join([*(names[a] for a in self.args), *boxes])})"
+
+
+CTYPES = {
+    "float32": "float", "float64": "double", "float16": "f16", "bfloat16": "bf16", "bool": "bool", "int8": "signed char",
+    "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned",
+    "int64": "long long", "uint64": "unsigned long long",
+}  # fmt: skip
+_SAME = ("abs", "exp", "exp2", "log", "log1p", "expm1", "sqrt", "rsqrt", "recip", "erf", "tanh", "sin", "cos", "floor", "ceil", "sign", "is_inf")  # fmt: skip
+_CALLED = {"maximum": "op::max({0}, {1})", "minimum": "op::min({0}, {1})", "neg": "-{0}"}
+_SINGLE = Spelling(
+    {**{op: f"op::{op}({{0}})" for op in _SAME}, **{op: f"op::{op}({{0}}, {{1}})" for op in ("div", "pow")}, **_CALLED},
+    {**_CALLED, "abs": "op::abs({0})", "not": "{0} == 0"}, {"and": "{0} && {1}", "or": "{0} || {1}", "xor": "{0} != {1}"},
+    infinity="infinity()", nan="(infinity() - infinity())",
+)  # fmt: skip
+_DOUBLE: dict[str, Any] = {
+    "suffix": "",
+    "infinity": "double(infinity())",
+    "nan": "(double(infinity()) - double(infinity()))",
+}
+#: compute dtype -> spelling of operations; the functions are in cuda_library.cuh
+SPELLINGS = {"float32": _SINGLE, "float64": replace(_SINGLE, **_DOUBLE)}
+COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
+
+
+def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozenset[str]) -> str:
+    """Text of an elementwise operation over the texts of its operands, in compute dtype `wide`.
+
+    `results` are the storage dtypes of the kernel's results: where all are 16-bit, erf and GELU use polynomials of
+    matching accuracy (short_erf.py).
+    """
+    short = ("coarse" if results == {"bfloat16"} else "short") if results <= {*HALVES} else ""
+    if short and wide == "float32" and e.op == "mul" and (x := gelu_of(e)) is not None:
+        return f"op::{short}_gelu({text(x)})"
+    args = [text(a) for a in e.args]
+    if e.op == "erf" and short:
+        return f"op::{short}_erf({args[0]})"
+    if e.op == "cast":
+        if e.value == "bool":
+            return f"{enclosed(args[0])} != 0"
+        return f"{spelled(CTYPES[wide if e.kind == 'float' else e.value])}({args[0]})"
+    found = SPELLINGS[wide].text(e.op, e.args[-1].kind)
+    return found.format(*(args if found.startswith("op::") else map(enclosed, args)))
+
+
+def span(at: Index, steps: Sequence[int]) -> int:
+    """The largest position that an index can have; data-dependent strides `steps` force 64 bits."""
+    return max(abs(at.range[0]), at.range[1]) + sum(abs(s) for s in steps) * WIDE * bool(steps)
+
+
+def integer(value: int | bool) -> str:
+    """Text of an integer or boolean constant."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value}LL" if abs(value) >= WIDE else str(value)
+
+
+def all_of(conditions: Sequence[str]) -> str:
+    """Text of the conjunction of conditions."""
+    found = list(dict.fromkeys(conditions))
+    return found[0] if len(found) == 1 else " && ".join(enclosed(c) if "||" in c or "?" in c else c for c in found)
+
+
+def plus(text: str) -> str:
+    """Text of a further term of a sum."""
+    return f" + {text}" if text else ""
+
+
+def spelled(ctype: str) -> str:
+    """A type as spelled in a conversion."""
+    return f"({ctype})" if " " in ctype else ctype
+
+
+def enclosed(text: str) -> str:
+    """The text in parentheses, unless it is a word, element, number or call."""
+    if re.fullmatch(r"[\d.]+e[-+]\d+f?|[\w.]+(\[[^\[\]]*\])?(\.at\[\w+\])?", text):
+        return text
+    head = re.match(r"[\w:<>]+\(", text)
+    if head and text.endswith(")"):
+        depth = 0
+        for i, c in enumerate(text):
+            depth += (c == "(") - (c == ")")
+            if depth == 0 and i >= head.end() - 1:
+                return text if i == len(text) - 1 else f"({text})"
+    if text.startswith("("):
+        depth = 0
+        for i, c in enumerate(text):
+            depth += (c == "(") - (c == ")")
+            if depth == 0:
+                return text if i == len(text) - 1 else f"({text})"
+    return f"({text})"

@@ -1,0 +1,126 @@
+"""Thread layouts of CUDA kernels, and contiguity and alignment analysis for vectorized accesses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...ir.index import Axis, Division, Index, index
+from ...ir.kernel import Expr
+
+
+@dataclass(frozen=True)
+class Along:
+    """Distribution of one dimension over a thread block: `threads` threads, `vector` contiguous elements each, `repeat`
+    times."""
+
+    threads: int = 1
+    vector: int = 1
+    repeat: int = 1
+
+    @property
+    def block(self) -> int:
+        """Elements of the dimension that a block covers."""
+        return self.threads * self.vector * self.repeat
+
+    @property
+    def held(self) -> int:
+        """Elements of the dimension that a thread holds."""
+        return self.vector * self.repeat
+
+
+@dataclass(frozen=True)
+class Warps:
+    """Warp layout of a tensor-core GEMM (emit/tensor_cores.py).
+
+    `across` warps lie along N, each with `tiles` fragments of 8 columns. `along` warps lie along K (intra-block
+    split-K), each with `depth` chunks of 32 elements per iteration.
+    """
+
+    along: int
+    across: int = 1
+    tiles: int = 1
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Thread layout of a kernel.
+
+    `dims` maps each dimension to its distribution, the fastest-varying thread dimension first. `early` enables
+    programmatic dependent launch. `ahead` is the prefetch distance in loop iterations of cp.async copies into shared
+    memory (0: none). `least` is the minimum number of threads of a block. `warps` is the warp layout of a tensor-core
+    GEMM, None without one.
+    """
+
+    dims: Mapping[str, Along]
+    early: bool = False
+    ahead: int = 0
+    least: int = 32
+    warps: Warps | None = None
+
+    @cached_property
+    def threads(self) -> int:
+        """Threads of a block, at least one warp."""
+        return max(self.least, math.prod(a.threads for a in self.dims.values()))
+
+    def stride(self, dim: str) -> int:
+        """Distance in thread ids between neighbours along a dimension."""
+        step = 1
+        for name, along in self.dims.items():
+            if name == dim:
+                return step
+            step *= along.threads
+        return step
+
+
+def slope(at: Index, axis: Axis, width: int) -> int | None:
+    """Stride of an index along `axis` inside each aligned run of `width` elements; None if the stride is not constant
+    there."""
+    total = 0
+    for atom, c in at.terms:
+        if isinstance(atom, Axis):
+            total += c * (atom == axis)
+        elif axis in atom.index.axes:
+            inner = slope(atom.index, axis, width)
+            if inner is None or (inner and (inner != 1 or atom.by % width or divisor(atom.index, axis, width) % width)):
+                return None
+            total += c * inner * atom.rest
+    return total
+
+
+def divisor(at: Index, axis: Axis, width: int) -> int:
+    """A divisor of the index at the start of each aligned run of `width` elements along `axis` (alignment in
+    elements)."""
+    found = at.const
+    for atom, c in at.terms:
+        factor = width if atom == axis else 1
+        if isinstance(atom, Division) and atom.rest:
+            factor = math.gcd(atom.by, divisor(atom.index, axis, width))
+        found = math.gcd(found, c * factor)
+    return abs(found) or 1 << 30
+
+
+def together(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
+    """Whether `width` elements along an axis are contiguous and aligned, so that vector accesses of up to 16 bytes can
+    move them."""
+    run = min(width, 16 // itemsize)
+    return width > 1 and axis.size % width == 0 and slope(at, axis, width) == 1 and divisor(at, axis, width) % run == 0
+
+
+def steady(e: Expr, axis: Axis, width: int) -> bool:
+    """Whether a condition is uniform over each aligned run of `width` elements along an axis, because its bounds are
+    multiples of `width`."""
+    if axis not in e.axes:
+        return True
+    if e.op in ("and", "or", "not"):
+        return all(steady(a, axis, width) for a in e.args)
+    if e.op != "lt" or any(a.op not in ("index", "const") or a.kind != "int" for a in e.args):
+        return False
+    low, high = (a.value if a.op == "index" else index(a.value) for a in e.args)
+    rising, falling = slope(low - high, axis, width), slope(high - low, axis, width)
+    if rising == 1:  # low < high is low - high < 0
+        return divisor(low - high, axis, width) % width == 0
+    return falling == 1 and divisor(high - low - 1, axis, width) % width == 0  # high - low - 1 >= 0

@@ -1,0 +1,247 @@
+"""Tiled float32 GEMM in CUDA C++ (kernel.cuh): FMA on CUDA cores, or tensor cores with 3xTF32 split operands
+(precision.py).
+
+Tiles of both operands are prefetched into shared memory with cp.async, contiguous along K or across it as they are in
+global memory. On CUDA cores each thread computes 4 x 4 squares; on tensor cores each warp computes 16 x 8 mma tiles.
+The epilogue is emitted in the accumulators' thread layout.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+from ...ir.index import Axis, index
+from ...ir.kernel import Expr, Kernel, Unfusable
+from ...ir.precision import IEEE, PRECISIONS, THREE
+from ...ir.tensor_maps import as_one
+from ...ir.tiling import Shape, shape_of
+from ...lowering.split_reduction import split
+from ..emit.frame import Local
+from ..emit.kernel import Function
+from ..emit.nest import Nest
+from ..emit.spelling import CudaLaunch
+from ..emit.thread_layout import Along, Layout
+
+_TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
+TILE_INTRINSICS, TILE_LIBRARY = _TEXT[0], "".join(_TEXT)
+HOW = {IEEE: "FUSED", THREE: "THREE"}
+ROOM = 226 << 10  # limit of dynamic shared memory of a block in bytes
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Schedule parameters of a tiled GEMM.
+
+    `m`, `n`: block tile; `deep`: K elements per stage; `stages`: pipeline depth; `high`, `wide`: tile of a thread, or
+    of a warp on tensor cores; `group`: rows of tiles rasterized together for L2 reuse; `precision`: index in
+    `PRECISIONS`; `split`: split-K factor, the last block of a tile combines the partial sums; `early`: programmatic
+    dependent launch.
+    """
+
+    m: int
+    n: int
+    deep: int
+    high: int
+    wide: int
+    stages: int
+    group: int = 8
+    precision: int = 0
+    split: int = 1
+    early: bool = False
+
+    @staticmethod
+    def of(schedule: Mapping[str, int]) -> Tiles:
+        """The parameters of a schedule (tiled_fp32/schedules.py)."""
+        names = {k: v for k, v in schedule.items() if k not in ("tiles", "early", "join")}
+        return Tiles(**names, early=bool(schedule.get("early")))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.m // self.high * (self.n // self.wide) * (32 if self.precision else 1)
+
+    @property
+    def held(self) -> int:
+        """Accumulators per thread for each right-hand matrix; doubled where each stage has accumulators of its own
+        (3xTF32)."""
+        return self.high * self.wide // (32 if self.precision else 1) * (2 if self.precision == THREE.number else 1)
+
+    def room(self, left: bool, right: bool, rights: int) -> int:
+        """Bytes of shared memory; `left` and `right` say whether the sides are contiguous along K. Rows are padded
+        against bank conflicts."""
+        lines = [
+            t * (self.deep + 4) if along else self.deep * (t + 8) for t, along in ((self.m, left), (self.n, right))
+        ]
+        return 4 * self.stages * (lines[0] + rights * lines[1])
+
+
+@dataclass(frozen=True)
+class Side:
+    """An operand in global memory: text of the tile's base address, stride of its non-contiguous dimension, whether it
+    is contiguous along K, and how many elements may be copied at once."""
+
+    place: str
+    step: int
+    along: bool
+    words: int
+
+
+def emit_tiles(kernel: Kernel, shape: Shape, tiles: Tiles, name: str) -> CudaLaunch:
+    """The launch of a GEMM with given tiles. Unfusable unless its operands are plain float32 matrices."""
+    if tiles.split == 1:
+        return _Tiles(kernel, shape, tiles, name).tiles()
+    axes = {e.axis for e in shape.dots}
+    if len(axes) != 1 or (kernel.reductions and {e.axis for e in kernel.reductions} != axes):
+        raise Unfusable("parts of more than products along one axis")
+    first, second = split(kernel, axes.pop(), tiles.split)
+    own, inner = shape_of(first), tuple(dict.fromkeys(e.axis for e in second.reductions))
+    parts = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch), joined={})
+    after = replace(shape, joined={}, inner=inner, outer=inner, dots={})
+    joining = Function(second, _joining(tiles), name, after)
+    return _Tiles(first, parts, tiles, name).tiles(joining)
+
+
+def _joining(t: Tiles) -> Layout:
+    """The thread layout in which the last block combines a tile's partial sums: contiguous along the columns."""
+    across = min(t.n // 4, t.threads)
+    down = min(t.m, t.threads // across)
+    dims = {"n": Along(across, 4, t.n // (4 * across)), "m": Along(down, 1, t.m // down)}
+    return Layout({**dims, "parts": Along()}, t.early, least=t.threads)
+
+
+class _Tiles(Function):
+    """Emitter of a tiled GEMM. The inherited frame is that of the epilogue."""
+
+    def __init__(self, kernel: Kernel, shape: Shape, tiles: Tiles, name: str) -> None:
+        s = tiles
+        dims = {"n": Along(4, 2, s.wide // 8), "m": Along(8, 1, s.high // 8)}
+        if not s.precision:
+            dims = {"n": Along(s.n // s.wide, 4, s.wide // 4), "m": Along(s.m // s.high, 4, s.high // 4)}
+        super().__init__(kernel, Layout(dims, s.early, least=1), name, shape)
+        self.t, self.tile = tiles, {"m": s.m, "n": s.n}
+        self.dots = list(shape.dots)
+        axes = {e.axis for e in self.dots}
+        if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots} or shape.joined:
+            raise Unfusable("tiles are for products along one axis, with nothing beside them")
+        (self.axis,) = axes
+        lefts = {shape.dots[e].left for e in self.dots}
+        if len(lefts) != 1 or not shape.rows or not shape.cols or self.wide != "float32":
+            raise Unfusable("products of different rows, or of no matrices")
+        self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
+        if any({*s.at.axes}.isdisjoint(side) for s in kernel.stores for side in (shape.rows, shape.cols)):
+            raise Unfusable("a result that is no tile of rows and columns")  # all tiles of a row would write it
+        (left,) = lefts
+        self.left, self.right = self._side(left, "m"), [self._side(r, "n") for r in self.rights]
+        if len({(r.step, r.along) for r in self.right}) > 1:
+            raise Unfusable("right sides that lie differently")
+
+    def ragged(self, dim: str) -> bool:
+        """Whether some tiles along a dimension reach beyond the end."""
+        return self.extent[dim] % self.tile[dim] != 0
+
+    def reduction(self, e: Expr) -> None:
+        """Not supported besides the products: raises Unfusable."""
+        raise Unfusable("a reduction beside products")
+
+    def _side(self, side: Sequence[Expr], dim: str) -> Side:
+        """An operand of a product as strided lines. Unfusable if it is no plain float32 matrix."""
+        e = side[0]
+        if len(side) != 1 or e.op != "load" or e.args or e.value[3] != "float32":
+            raise Unfusable("a side of a product that is no matrix of float32")
+        one = Axis(f"{dim}_all", self.extent[dim])
+        at = as_one(e.value[1], self.groups[dim], one)
+        if at is None:
+            raise Unfusable("a side of a product whose rows are no line in memory")
+        steps = {a: at.coefficient(a) for a in (one, self.axis)}
+        rest = at - index(one) * steps[one] - index(self.axis) * steps[self.axis]
+        if rest.axes - {*self.shape.batch} or 1 not in steps.values() or min(steps.values()) < 1:
+            raise Unfusable("a side of a product without neighbours along it")
+        along = steps[self.axis] == 1
+        step = steps[one if along else self.axis]
+        base = Nest(self, ()).position(rest, (), rest.range[1])
+        together = math.gcd(step, rest.const, *(c for _, c in rest.terms))
+        place = f"{self.param[e.value[0]]} + {base}" if base != "0" else self.param[e.value[0]]
+        return Side(place, step, along, math.gcd(together, 4))
+
+    def tiles(self, last: Function | None = None) -> CudaLaunch:
+        """The function's text and its grid. `last` emits what the last block of each tile does after its own part
+        (split-K)."""
+        t, s, rights = self.t, self.shape, len(self.rights)
+        counts = {d: -(-self.extent[d] // self.tile[d]) for d in "mn"}
+        blocks = prod(counts.values()) * prod(a.size for a in s.batch)
+        room = t.room(self.left.along, self.right[0].along, rights)
+        if room > ROOM or blocks >= 1 << 31:
+            raise Unfusable("tiles that are too large, or too many")
+        numbers = (
+            HOW[PRECISIONS[t.precision]], t.m, t.n, t.deep, t.high, t.wide, t.stages, rights, str(self.left.along).lower(),
+            str(self.right[0].along).lower(), self.left.words, min(r.words for r in self.right),
+        )  # fmt: skip
+        self._places(counts)
+        for d, at in (("m", "row"), ("n", "column")):
+            self.line(f"const int {d}_0 = tile_{d} * {self.tile[d]} + Product::{at}();")
+        self.line("Product::Sums sums = {};")
+        self.line(f"const float* const right[{rights}] = {{{', '.join(r.place for r in self.right)}}};")
+        self.line(
+            f"Product::multiply(room, sums, {self.left.place}, {self.left.step}LL, tile_m * {t.m}, {self.extent['m']}, "
+            f"right, {self.right[0].step}LL, tile_n * {t.n}, {self.extent['n']}, {self.axis.size});"
+        )
+        for e in self.dots:
+            which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")
+            self.line(f"const auto& {name} = sums[{which}];")
+            self.top.known[e] = Local(name, ("m", "n"), "float32")
+        for store in self.kernel.stores:
+            if self.spans(store.value) != ("m", "n"):
+                raise Unfusable("a result that is no tile of rows and columns")
+            self.write(store)
+        buffers = dict(self.kernel.buffers)
+        written = {x.buffer for x in self.kernel.stores}
+        if last is not None:
+            buffers |= last.kernel.buffers
+            written |= {x.buffer for x in last.kernel.stores}
+            self.top.lines += self._joined(last, blocks)
+        early = ["    begin_next();", "    await_previous();"] if t.early else []
+        head = [f"    using Product = Tiles<{', '.join(map(str, numbers))}>;", "    ROOM(float, room);"]
+        body = [*early, *head, *self.top.lines]
+        used = [n for n in buffers if any(re.search(rf"\b{self.param[n]}\b", line) for line in body)]
+        more = ["counters"] if last is not None else []
+        parameters = ", ".join(
+            [*(self._parameter(n, buffers[n], n in written) for n in used), *(f"int* {n}" for n in more)]
+        )
+        text = "\n".join([
+            f'extern "C" __global__ void __launch_bounds__({t.threads}, 1)', f"{self.name}({parameters}) {{", *body, "}", "",
+        ])  # fmt: skip
+        return CudaLaunch(
+            self.name, text, blocks, t.threads, (*used, *more), t.early, room, beside={"CUDA_TILES": TILE_LIBRARY}
+        )
+
+    def _joined(self, last: Function, blocks: int) -> list[str]:
+        """The lines that combine a tile's partial sums, in their own thread layout."""
+        places = [
+            f"    const int {d}_0 = {' + '.join(x for x in (f'tile_{d} * {self.tile[d]}', last._thread(d)) if x)};"
+            for d in "mn"
+        ]
+        first, *lines = last.as_last(blocks, self.t.split, self.counter, 0)
+        return [first, "    {", *places, *lines, "    }"]
+
+    def _places(self, counts: Mapping[str, int]) -> None:
+        """Emit the block's tile coordinates: tiles are rasterized in groups of rows, so that their operands stay in
+        L2."""
+        down, across = counts["m"], counts["n"]
+        self.line("const int thread = threadIdx.x, program = blockIdx.x;")
+        first, step = "program", down * across
+        for a in reversed(self.shape.batch):
+            self.line(f"const int {a.name} = {first} / {step}{'' if a is self.shape.batch[0] else f' % {a.size}'};")
+            step *= a.size
+        tile = f"program % {down * across}" if self.shape.batch else "program"
+        self.line(f"const int tile = {tile}, group = tile / {self.t.group * across} * {self.t.group};")
+        self.line(f"const int height = least({down} - group, {self.t.group});")
+        self.line(f"const int tile_m = group + tile % {self.t.group * across} % height;")
+        self.line(f"const int tile_n = tile % {self.t.group * across} / height;")
+
+
+__all__ = ["TILE_INTRINSICS", "TILE_LIBRARY", "Tiles", "emit_tiles"]

@@ -1,0 +1,472 @@
+"""Warp-specialized persistent GEMM in CUDA C++ for Hopper: one TMA producer warp group, two wgmma consumer warp groups.
+
+The producer loads tiles of both operands with TMA (tensor maps: ir/tensor_maps.py) into a ring in shared memory guarded by
+mbarriers; the consumers multiply them with wgmma. In a cluster of two blocks each block loads half of the shared
+operand and multicasts it. Blocks are persistent: each iterates over tiles. The consumers either share the rows of a
+tile (cooperative) or alternate between tiles (ping-pong), so that the epilogue of one overlaps the mainloop of the
+other. The epilogue is emitted in the thread layout of the wgmma accumulators, 64 columns at a time: each thread holds
+two neighbouring elements of two rows in every 8 columns. 16-bit results leave through shared memory and TMA stores.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from ....egraph.ir.dtypes import HALVES, itemsize
+from ...ir.index import Axis, Index
+from ...ir.kernel import PROBE, Expr, Kernel, Store, Unfusable, if_fusable
+from ...ir.tensor_maps import Box, as_one, box
+from ...ir.tiling import MULTIPROCESSORS, Shape
+from ..emit.frame import Local, Scope, nest_of
+from ..emit.kernel import Function
+from ..emit.nest import Nest
+from ..emit.spelling import CTYPES, CudaLaunch
+from ..emit.thread_layout import Along, Layout
+from .device_library import COLUMNS, GROUP, GROUPS, PIECE, ROLE_LIBRARY, product_text
+
+DEPTH = 64  # K elements per pipeline stage: 128 bytes, the span of the 128B swizzle
+ROOM = 226 << 10  # dynamic shared memory of a block in bytes, less up to 1 KiB of alignment
+REGISTERS = 24, 240  # per thread of the producer and of the consumers (setmaxnreg)
+EARLY = 176  # register budget per thread of accumulators and epilogue operands prefetched before the mainloop
+THREADS = 128 * (1 + GROUPS)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Schedule parameters of a warp-specialized GEMM.
+
+    `m`, `n`: tile shape; `stages`: pipeline depth. `turns`: 2 for ping-pong consumers, 1 for cooperative ones. `down`,
+    `across`: cluster size along M (multicast of the right operand) and along N (multicast of the left operand), at most
+    2 together. `parts`: cluster size along K (split-K reduced through distributed shared memory). `group`: rows of
+    tiles rasterized together for L2 reuse. `early`: programmatic dependent launch.
+    """
+
+    m: int
+    n: int
+    stages: int
+    turns: int = 1
+    down: int = 1
+    across: int = 1
+    parts: int = 1
+    group: int = 8
+    early: bool = False
+
+    @staticmethod
+    def of(schedule: Mapping[str, int]) -> Roles:
+        """The parameters of a schedule (warp_specialized/schedules.py)."""
+        names = {k: v for k, v in schedule.items() if k not in ("roles", "early")}
+        return Roles(**names, early=bool(schedule.get("early")))
+
+    @property
+    def beside(self) -> bool:
+        """Whether the consumer groups split a tile of 64 rows by columns."""
+        return self.turns == 1 and self.m == GROUP
+
+    @property
+    def height(self) -> int:
+        """Rows of a consumer group's tile."""
+        return self.m if self.turns > 1 or self.beside else self.m // GROUPS
+
+    @property
+    def wide(self) -> int:
+        """Columns of a consumer group's tile."""
+        return self.n // GROUPS if self.beside else self.n
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a cluster."""
+        return self.down * self.across * self.parts
+
+    def held(self, rights: int) -> int:
+        """Accumulators per consumer thread for `rights` right-hand matrices."""
+        return rights * self.height * self.wide // 128
+
+    def taken(self, rights: int) -> int:
+        """N of one wgmma instruction: all right sides together where they are adjacent in shared memory and at most 256
+        columns."""
+        together = not self.beside and rights * self.n <= COLUMNS[-1] and self.n % PIECE == 0
+        return rights * self.n if together else self.wide
+
+    def stage(self, rights: int) -> int:
+        """Bytes of shared memory of a pipeline stage."""
+        return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
+
+    def joining(self, rights: int) -> int:
+        """Bytes of partial sums that the other blocks of a cluster send to one block, stored in its ring."""
+        pieces = -(-self.wide // PIECE)
+        return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
+
+    def waiting(self, rights: int) -> int:
+        """64-column result buffers in shared memory per consumer group, at most 2; 0 if they do not fit."""
+        left = ROOM - self.stages * (self.stage(rights) + 64)
+        return max(0, min(2, left // (GROUPS * self.height * 2 * PIECE)))
+
+
+@dataclass(frozen=True)
+class Side:
+    """An operand of a product: the name of its tensor map, its TMA box, and whether it is contiguous along K."""
+
+    name: str
+    box: Box
+    along: bool
+
+
+def emit_roles(kernel: Kernel, shape: Shape, roles: Roles, name: str) -> CudaLaunch:
+    """The launch of a GEMM with given tiles. Unfusable unless its operands are plain 16-bit matrices that TMA can
+    load."""
+    return _Roles(kernel, shape, roles, name).roles()
+
+
+def readable(kernel: Kernel, shape: Shape, roles: Roles) -> bool:
+    """Whether TMA can load the operands of a product in these tiles."""
+    return if_fusable(_Roles, kernel, shape, roles, PROBE) is not None
+
+
+class _Roles(Function):
+    """Emitter of a warp-specialized GEMM. The inherited frame is that of the epilogue."""
+
+    def __init__(self, kernel: Kernel, shape: Shape, roles: Roles, name: str) -> None:
+        layout = Layout({"n": Along(4, 2, PIECE // 8), "m": Along(8, 1, 2)}, roles.early)
+        super().__init__(kernel, layout, name, shape)
+        self.r, self.tile = roles, {"m": roles.m, "n": roles.n}
+        self.boxes: dict[tuple[str, Box], str] = {}
+        self.ahead: dict[
+            Expr, tuple[str, Local]
+        ] = {}  # prefetched epilogue operands: (array over all pieces, layout within a piece)
+        self.dots = list(shape.dots)
+        axes = {e.axis for e in self.dots}
+        if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots}:
+            raise Unfusable("roles are for products along one axis, with nothing beside them")
+        (self.axis,) = axes
+        lefts = {shape.dots[e].left for e in self.dots}
+        if len(lefts) != 1 or not shape.rows or not shape.cols:
+            raise Unfusable("products of different rows")
+        self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
+        if roles.n not in COLUMNS or roles.height % GROUP or not roles.waiting(len(self.rights)):
+            raise Unfusable("tiles that groups of warps cannot share, or that leave no room")
+        self.tiles = -(-shape.m // roles.m), -(-shape.n // roles.n)
+        # the last tiles are shifted back to end at the edge, and recompute elements of their neighbours
+        again = not any(s.guards or getattr(s, "parts", ()) for s in kernel.stores)
+        self.last = {
+            d: max(0, self.extent[d] - size) if again else count * size
+            for (d, size), count in zip(self.tile.items(), self.tiles, strict=True)
+        }
+        if self.tiles[0] % roles.down or self.tiles[1] % roles.across:
+            raise Unfusable("an odd number of tiles for pairs of blocks")
+        if roles.parts > 1 and (
+            roles.turns * roles.down * roles.across > 1 or -(-self.axis.size // DEPTH) < roles.parts
+        ):
+            raise Unfusable("parts of a sum in clusters that share sides, or that are nothing")
+        if roles.joining(len(self.rights)) > roles.stages * roles.stage(len(self.rights)):
+            raise Unfusable("parts of a sum for which there is no room")
+        if any({*s.at.axes}.isdisjoint(side) for s in kernel.stores for side in (shape.rows, shape.cols)):
+            raise Unfusable("a result that is no tile of rows and columns")  # every tile of a row writes it
+        (left,) = lefts
+        self.dtype = self._read(left).value[3]
+        self.left = self._side(left, "m", roles.across)
+        self.right = [self._side(r, "n", roles.down) for r in self.rights]
+        if roles.beside and (roles.n % (2 * GROUPS * 8) or (roles.wide % PIECE and not self.right[0].along)):
+            raise Unfusable("columns that two groups cannot share")
+        if len({s.along for s in self.right}) > 1 or any(self._read(r).value[3] != self.dtype for r in self.rights):
+            raise Unfusable("right sides that lie differently")
+
+    def ragged(self, dim: str) -> bool:
+        """Whether some tiles along a dimension reach beyond the end."""
+        if dim in self.tile and self.last[dim] + self.tile[dim] == self.extent[dim]:
+            return False
+        return self.extent[dim] % self.tile.get(dim, DEPTH) != 0
+
+    def reduction(self, e: Expr) -> None:
+        """Not supported besides the products: raises Unfusable."""
+        raise Unfusable("a reduction beside products")
+
+    # ------------------------------------------------------------ boxes
+    def _read(self, side: Sequence[Expr]) -> Expr:
+        """The load that a side of a product consists of. Unfusable if it is no plain 16-bit matrix."""
+        if len(side) != 1 or side[0].op != "load" or side[0].args or side[0].value[3] not in HALVES:
+            raise Unfusable("a side of a product that is no matrix of 16 bits")
+        return side[0]
+
+    def _box(self, at: Index, dtype: str, origins: Mapping[str, str]) -> tuple[Box, str] | None:
+        """The TMA box of the tile that an index covers from `origins`, and its contiguous dimension; None if there is
+        no such box."""
+        ones = {d: Axis(f"{d}_all", prod(a.size for a in self.groups[d])) for d in origins}
+        for d, one in ones.items():
+            moved = as_one(at, self.groups[d], one)
+            if moved is None:
+                return None
+            at = moved
+        tiles = {one: (origins[d], self.tile.get(d, DEPTH)) for d, one in ones.items()}
+        ends = {one for d, one in ones.items() if self.ragged(d)}
+        found = box(at, tiles, itemsize(dtype), lambda a: a.name, ends)
+        if found is None or at.axes - {*ones.values(), *self.shape.batch}:
+            return None
+        return found, next(d for d, one in ones.items() if one == found.axes[1])
+
+    def _side(self, side: Sequence[Expr], dim: str, shared: int) -> Side:
+        """An operand as TMA boxes, of which each block of a cluster loads its part. `shared` is the number of blocks
+        that share the operand."""
+        e, inner = self._read(side), self.axis.name
+        found = self._box(e.value[1], e.value[3], {dim: f"at.{dim}", inner: "k"})
+        if found is None:
+            raise Unfusable("a side of a product that is no box")
+        whole, fast = found
+        along = fast == inner
+        size = self.tile[dim] // shared if shared > 1 else min(self.tile[dim], self.extent[dim])
+        block = (size, DEPTH) if along else (DEPTH // shared, PIECE)
+        return Side(self._described(e.value[0], replace(whole, block=block)), whole, along)
+
+    def _brought(self) -> int:
+        """Bytes that TMA transfers per stage (the mbarrier's expected bytes); TMA clips the rows of an operand
+        contiguous along K."""
+        sides = [(self.left, "m", self.r.across), *((s, "n", self.r.down) for s in self.right)]
+        rows = (
+            (min(self.tile[d], self.extent[d]) if shared == 1 else self.tile[d]) if s.along
+            else -(-self.tile[d] // PIECE) * PIECE for s, d, shared in sides
+        )  # fmt: skip
+        return 2 * DEPTH * sum(rows)
+
+    def _described(self, operand: str, found: Box) -> str:
+        """The kernel parameter with an operand's tensor map."""
+        key = operand, replace(found, origin=("", ""))
+        return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
+
+    # ------------------------------------------------------------ the function
+    def roles(self) -> CudaLaunch:
+        """The function's text and its grid."""
+        r = self.r
+        count = prod(self.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
+        clusters = min(count, MULTIPROCESSORS // r.blocks) if r.parts == 1 else count
+        self.early = self._early()
+        lines = self._results()
+        walk = [
+            f"for (int tile = roles.first(); tile < {count}; tile += {clusters}) {{",
+            f"    const Spot at = roles.spot<{self.tiles[0]}, {self.tiles[1]}, {r.group}, {self.last['m']}, {self.last['n']}>(tile);",
+            *("    " + line for line in self._batch()),
+        ]
+        body = ["    " + line for line in self._body(self._copying(walk), self._multiplying(walk, lines))]
+        written = {x.buffer for x in self.kernel.stores}
+        used = [
+            n for n in self.kernel.buffers if any(re.search(rf"(?<![.\w]){self.param[n]}\b", line) for line in body)
+        ]
+        parameters = [self._parameter(n, self.kernel.buffers[n], n in written) for n in used]
+        parameters += [f"DESCRIBED {name}" for name in self.boxes.values()]
+        together = f" __cluster_dims__({r.blocks}, 1, 1)" if r.blocks > 1 else ""
+        head = f'extern "C" __global__ void __launch_bounds__({THREADS}, 1){together}'
+        function = [head, f"{self.name}({', '.join(parameters)}) {{", *body, "}", ""]
+        boxes = tuple((operand, b.shape, b.block, b.strides[0] if b.strides else 0) for operand, b in self.boxes)
+        rights = len(self.rights)
+        room = 1024 + r.stages * r.stage(rights) + 16 * r.stages + 8 * GROUPS
+        room += r.waiting(rights) * GROUPS * r.height * 2 * PIECE
+        beside = {"CUDA_ROLES": ROLE_LIBRARY, f"CUDA_ROLES_{r.taken(rights)}": product_text(r.taken(rights))}
+        return CudaLaunch(
+            self.name, "\n".join(function), clusters * r.blocks, THREADS, tuple(used), r.early, room, boxes, beside
+        )
+
+    @property
+    def _depths(self) -> int:
+        """Pipeline stages over all of K."""
+        return -(-self.axis.size // DEPTH)
+
+    def _copying(self, walk: Sequence[str]) -> list[str]:
+        """Code of the producer."""
+        r, first, last = self.r, "0", str(self.axis.size)
+        if r.parts > 1:
+            first, last = f"{DEPTH} * roles.part({self._depths})", f"{DEPTH} * roles.part({self._depths}, 1)"
+        rights = [
+            f"roles.right<{i}>({side.name}, {side.box.origin[1]}, {side.box.origin[0]});"
+            for i, side in enumerate(self.right)
+        ]
+        return [
+            *walk,
+            f"    for (int k = {first}; k < {last}; k += {DEPTH}, roles.next()) {{",
+            f"        roles.begin_stage({self._brought()});",
+            f"        roles.left({self.left.name}, {self.left.box.origin[1]}, {self.left.box.origin[0]});",
+            *("        " + line for line in rights),
+            "    }",
+            "}",
+            *(["roles.end_stages();"] if r.down * r.across > 1 else []),
+        ]
+
+    def _multiplying(self, walk: Sequence[str], results: Sequence[str]) -> list[str]:
+        """Code of the consumers."""
+        own, stages = str(self._depths), self._depths
+        if self.r.parts > 1:
+            own = f"roles.part({stages}, 1) - roles.part({stages})"
+        turns = [f"    if (!roles.mine({stages})) continue;"] if self.r.turns > 1 else []
+        return [*walk, *turns, *self.early, f"    roles.multiply(sums, {own});", *results, "}"]
+
+    def _body(self, copying: Sequence[str], multiplying: Sequence[str]) -> list[str]:
+        """The function's body around its producer and consumer code."""
+        r, rights = self.r, len(self.rights)
+        few, many = REGISTERS
+        numbers = (
+            CTYPES[self.dtype], r.m, r.n, rights, _truth(r.turns > 1), r.down, r.across, r.parts, r.stages,
+            _truth(self.left.along), _truth(self.right[0].along), r.waiting(rights),
+        )  # fmt: skip
+        return [
+            "ROOM(float, room);",
+            f"Roles<{', '.join(map(str, numbers))}> roles(room);",
+            *(["begin_next();", "await_previous();"] if r.early else []),
+            "if (roles.group == 0) {",
+            f"    fewer_registers<{few}>();",
+            "    if (threadIdx.x == 0) {",
+            *("        " + line for line in copying),
+            "    }",
+            *(["    roles.all_multiplied();"] if r.parts > 1 else []),
+            "} else {",
+            f"    more_registers<{many}>();",
+            f"    float sums[{r.height // GROUP}][{rights * -(-r.wide // PIECE)}][32];",
+            *("    " + line for line in multiplying),
+            "    roles.end_results();",
+            "}",
+            "roles.leave();",
+        ]
+
+    def _batch(self) -> list[str]:
+        """Code that derives the values of batch axes."""
+        found, step = [], 1
+        for a in reversed(self.shape.batch):
+            text = f"at.batch / {step}" if step > 1 else "at.batch"
+            found.append(f"const int {a.name} = {text}{'' if a is self.shape.batch[0] else f' % {a.size}'};")
+            step *= a.size
+        return found
+
+    def _pieces(
+        self, lines: Sequence[str], before: Sequence[str] = (), after: Sequence[str] = (), last: bool = False
+    ) -> list[str]:
+        """Loops over a tile's pieces of 64 columns (or, with `last`, the narrower last piece) and its wgmma row
+        blocks."""
+        r, pieces = self.r, self.r.wide // PIECE
+        side = " + roles.side()" if r.beside else ""
+        mine = ["        if (!roles.owns(c)) continue;"] if r.parts > 1 else []
+        head = ["    {", f"        constexpr int c = {pieces};"]
+        if not last:
+            head = ["    #pragma unroll", f"    for (int c = 0; c < {pieces}; ++c) {{"]
+        elif mine:
+            mine = ["        if (roles.owns(c)) {"]
+            after = [*after, "        }"]
+        return [
+            *head, *mine, *before,
+            "        #pragma unroll", f"        for (int i = 0; i < {r.height // GROUP}; ++i) {{",
+            f"            const int m_0 = at.m + roles.base() + i * {GROUP} + roles.row();",
+            f"            const int n_0 = at.n{side} + c * {PIECE} + roles.column();",
+            *lines, "        }", *after, "    }",
+        ]  # fmt: skip
+
+    def _early(self) -> list[str]:
+        """Prefetch of 16-bit epilogue operands before the mainloop, if there are registers for them."""
+        r, found = self.r, []
+        loads = dict.fromkeys(
+            e for s in self.kernel.stores for e in nest_of(s.value)
+            if e.op == "load" and not e.args and self.spans(e) == ("m", "n") and itemsize(e.value[3]) == 2
+        )  # fmt: skip
+        each = r.height * r.wide // 256
+        if not loads or r.held(len(self.rights)) + each * len(loads) > EARLY:
+            return []
+        scope = Scope(3, set(self.top.bound))
+        for e in loads:
+            with self.inside(scope):
+                local = self.load(e)
+                if not local.lanes:
+                    return []
+                name = self.fresh("early")
+                self.line(f"fill_from({name}[i][c], {local.name});")
+                self.ahead[e] = name, local
+            found.append(f"    Pack<{CTYPES[local.dtype]}, 2> {name}[{r.height // GROUP}][{r.wide // PIECE}][16];")
+        return [*found, *self._pieces(scope.lines)]
+
+    def _results(self) -> list[str]:
+        """The epilogue: results in pieces of 64 columns; threads store a narrower last piece directly."""
+        found = [line for store in self.kernel.stores for line in self._written(store)]
+        if rest := self.r.wide % PIECE:
+            self.along["n"] = Along(4, 2, rest // 8)
+            found += [line for store in self.kernel.stores for line in self._written(store, last=True)]
+        return found
+
+    def _written(self, store: Store, last: bool = False) -> list[str]:
+        """The pieces of one result."""
+        target = None if last else self._target(store)
+        lines = "" if last or target is not None else self._lines(store)
+        scope = Scope(3, set(self.top.bound) | {self.axis})
+        with self.inside(scope):
+            for e in self.dots:
+                which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")
+                at = f"{which * -(-self.r.wide // PIECE)} + c" if which else "c"
+                self.line(f"const float (&{name})[32] = sums[i][{at}];")
+                scope.known[e] = Local(name, ("m", "n"), "float32")
+            for e, (early, local) in self.ahead.items() if not last else ():
+                name = self.fresh("v")
+                self.line(f"const Pack<{CTYPES[local.dtype]}, 2> (&{name})[16] = {early}[i][c];")
+                scope.known[e] = replace(local, name=name)
+            if target is not None or lines:
+                self._keep(store)
+            else:
+                self.write(store)
+        if target is not None:
+            name, origin = target
+            lines = f"roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"
+        if not lines:
+            return self._pieces(scope.lines, last=last)
+        return self._pieces(scope.lines, ["        const Address piece = roles.begin_piece();"], [f"        {lines}"])
+
+    def _origins(self) -> dict[str, str]:
+        """Texts of the first row and column of a consumer group's piece."""
+        side = " + roles.side()" if self.r.beside else ""
+        return {"m": "at.m + roles.base()", "n": f"at.n{side} + c * {PIECE}"}
+
+    def _lines(self, store: Store) -> str:
+        """The statement that stores a piece row by row where TMA cannot; empty if rows of the result are not
+        contiguous."""
+        buffer, begin = self.kernel.buffers[store.buffer], self._origins()
+        if store.guards or getattr(store, "parts", ()) or itemsize(buffer.dtype) != 2:
+            return ""
+        at, ones = store.at, {d: Axis(f"{d}_all", self.extent[d]) for d in begin}
+        for d, one in ones.items():
+            moved = as_one(at, self.groups[d], one)
+            if moved is None:
+                return ""
+            at = moved
+        steps = dict(at.terms)
+        if steps[ones["n"]] != 1 or not {*steps} <= {*ones.values(), *self.shape.batch}:
+            return ""
+        places = [
+            f"({next((begin[d] for d, one in ones.items() if a is one), a.name)}) * {step}LL"
+            for a, step in steps.items() if isinstance(a, Axis)
+        ]  # fmt: skip
+        ends = (f"{self.extent[d]} - ({begin[d]})" for d in "mn")
+        where = " + ".join([self.param[store.buffer], *places, *([str(at.const)] if at.const else [])])
+        return f"roles.write_piece(piece, {where}, {steps[ones['m']]}LL, {', '.join(ends)});"
+
+    def _target(self, store: Store) -> tuple[str, tuple[str, ...]] | None:
+        """(tensor map, coordinates) of the TMA store of a result's piece; None if threads must store it."""
+        dtype = self.kernel.buffers[store.buffer].dtype
+        if store.guards or getattr(store, "parts", ()) or itemsize(dtype) != 2:
+            return None
+        found = self._box(store.at, dtype, self._origins())
+        if found is None or found[1] != "n":
+            return None
+        whole = found[0]
+        name = self._described(store.buffer, replace(whole, block=(GROUP, PIECE)))
+        return name, whole.origin
+
+    def _keep(self, store: Store) -> None:
+        """Emit the store of a piece of a result, rounded, into shared memory."""
+        self.need(store.value)
+        if self.spans(store.value) != ("m", "n"):
+            raise Unfusable("a result that is no tile of rows and columns")
+        ctype = CTYPES[self.kernel.buffers[store.buffer].dtype]
+        nest = Nest(self, ("m", "n"), "n", inner="n")
+        text = nest.scalar(store.value, nest.deepest, dtype=self.kernel.buffers[store.buffer].dtype)
+        name = self.fresh("y")
+        nest.before(f"Pack<{ctype}, 2> {name};")
+        nest.line(f"{name}.at[n_v] = {text};")
+        nest.after(f"roles.keep(piece + i * {GROUP * 2 * PIECE}, m_i, n_i, {name});")
+        nest.close()
+
+
+def _truth(value: bool) -> str:
+    return str(value).lower()

@@ -1,0 +1,372 @@
+"""Short-window reductions in CUDA C++ (depthwise convolution, pooling): fully unrolled threads with register reuse.
+
+A thread computes a small box of results: `x` along the contiguous axis, `y` and `z` along the two before it. Its window
+elements become separate expressions whose indices differ by constants. Equal expressions are shared, so an element that
+several results need is loaded and converted once and stays in a register: a row of an image for all taps of a filter
+row, a filter weight for all results. Loads whose constants lie in one aligned run of memory become one access of up to
+16 bytes, guards included: a condition whose index moves by whole runs is uniform over a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import gcd, prod
+
+from ....egraph.ir.dtypes import HALVES, itemsize
+from ...ir.index import WIDE, Axis, Index, index
+from ...ir.kernel import Builder, Expr, Kernel, Store, Unfusable, below_maximum, walk
+from ...ir.simplify import SIMPLIFY, as_index
+from ...ir.tiling import is_window
+from ..emit.spelling import CTYPES, SPELLINGS, CudaLaunch, all_of, enclosed, integer, operation
+
+FOLD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+MOST = 1 << 14  # limit of expressions per thread
+INLINE = 60  # characters up to which an expression is inlined instead of named
+NAMES = ("x", "y", "z")  # sides of a box, from the contiguous axis outwards
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Schedule parameters: results per thread along the last three axes (`x` the last), threads of a block, early
+    launch (0 or 1)."""
+
+    x: int
+    y: int = 1
+    z: int = 1
+    threads: int = 128
+    early: int = 0
+
+    def tiles(self, kernel: Kernel) -> dict[Axis, tuple[Axis, int]]:
+        """Tiled axes: axis -> (axis over the boxes, elements per thread)."""
+        sides = zip(reversed(kernel.axes), (self.x, self.y, self.z))
+        return {a: (Axis(f"{a.name}t", -(-a.size // n)), n) for a, n in sides if n > 1}
+
+
+def is_windowed(kernel: Kernel) -> bool:
+    """Whether all reductions are over float windows and no position depends on data."""
+    reduced = all(is_window(e.axis) and e.kind == "float" and e.value[0] in FOLD for e in kernel.reductions)
+    plain = all(not e.value[2] for e in kernel.exprs if e.op == "load") and all(not s.parts for s in kernel.stores)
+    return bool(kernel.reductions) and reduced and plain and not any(map(below_maximum, kernel.exprs))
+
+
+def emit_windows(kernel: Kernel, strip: Strip, name: str) -> CudaLaunch:
+    """The launch of a kernel over windows. Unfusable if it is no such kernel or too large."""
+    if not is_windowed(kernel):
+        raise Unfusable("a kernel not of windows alone")
+    return Unrolled(kernel, strip, name).launch()
+
+
+# ---------------------------------------------------------------- expressions
+def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
+    """The roots rebuilt in builder `b` with indices in place of axes; conditions that become constant are folded."""
+    known: dict[Index, Index] = {}
+
+    def put(at: Index) -> Index:
+        terms = Index(at.terms)  # cached: many indices differ in the constant only
+        if terms not in known:
+            known[terms] = terms.replaced(change)
+        return known[terms] + at.const
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
+        if e.op == "index":
+            return b.index(put(e.value))
+        if e.op == "load":
+            operand, at, steps, dtype = e.value
+            if any(g.op == "const" and not g.value for g in args):
+                return b.const(0, e.kind)
+            guards = tuple(g for g in args if g.op != "const")
+            return b.make("load", guards, (operand, put(at), steps, dtype), e.kind)
+        return b.pointwise(e.op, args) if e.op in SIMPLIFY else b.make(e.op, args, e.value, e.kind)
+
+    return b.rebuilt(roots, one)
+
+
+def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
+    """The roots without reductions, and the partial values of each reduction after one element, two, ..."""
+    steps: list[list[Expr]] = []
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
+        if e.op != "reduce":
+            return b.make(e.op, args, e.value, e.kind)
+        found: list[Expr] = []
+        for k in range(e.axis.size):
+            (term,) = moved(b, args, {e.axis: index(k)})
+            found.append(b.pointwise(FOLD[e.value[0]], (found[-1], term)) if found else term)
+        steps.append(found)
+        return found[-1]
+
+    return b.rebuilt(roots, one), steps
+
+
+@dataclass(frozen=True)
+class Run:
+    """An aligned run of memory that a thread accesses: buffer, index without its constant, start of the run, guards."""
+
+    buffer: str
+    terms: Index
+    start: int
+    guards: frozenset[object]
+
+
+def aligned(at: Index, itemsize: int, elements: int) -> int:
+    """Elements of the longest aligned run (at most 16 bytes) such that an index's position in it depends on its
+    constant alone."""
+    steps = gcd(elements, *(c for _, c in at.terms))
+    return gcd(16 // itemsize, steps) if itemsize <= 16 else 1
+
+
+def run_of(buffer: str, at: Index, guards: Sequence[Expr], width: int) -> Run:
+    """The run of `width` elements that contains an index; guards that are uniform over the run are normalized to be
+    equal."""
+    return Run(buffer, at - at.const, at.const // width * width, frozenset(_over_run(g, width) for g in guards))
+
+
+def _over_run(guard: Expr, width: int) -> object:
+    """A key of a condition: equal for conditions that agree because their indices move by whole runs."""
+    if guard.op == "lt" and all(a.op in ("index", "const") and a.kind == "int" for a in guard.args):
+        below = as_index(guard.args[0]) - as_index(guard.args[1])
+        if all(c % width == 0 for _, c in below.terms):
+            return below.terms, below.const // width
+    return guard
+
+
+def covering(places: Sequence[int], width: int) -> tuple[int, int]:
+    """(first element, elements) of the shortest aligned part of a run that covers all of some positions."""
+    size = 1
+    while places[0] // size != places[-1] // size:
+        size *= 2
+    return places[0] // size * size, min(size, width)
+
+
+# ---------------------------------------------------------------- text
+class Unrolled:
+    """Emitter of a kernel in which each thread computes a box of results; holds the text emitted so far."""
+
+    def __init__(self, kernel: Kernel, strip: Strip, name: str) -> None:
+        self.kernel, self.strip, self.name, self.builder = kernel, strip, name, Builder()
+        self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
+        self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)
+        self.param = {b: f"{b}_" for b in kernel.buffers}
+        self.lines: list[str] = []
+        self.known: dict[Expr, str] = {}
+        self.uses: dict[Expr, int] = {}
+        self.runs: dict[Expr, tuple[Run, int]] = {}  # load -> (run, width)
+        self.places: dict[tuple[Run, int], set[int]] = {}  # (run, width) -> constants that are read
+        self.read: dict[tuple[Run, int], tuple[str, int]] = {}  # (run, width) -> (variable, its first element)
+        self.pointers: dict[tuple[str, Index], str] = {}
+        self.counter = 0
+
+    def launch(self) -> CudaLaunch:
+        """The function's text and its grid."""
+        tiles = self.strip.tiles(self.kernel)
+        axes = [tiles[a][0] if a in tiles else a for a in self.kernel.axes]
+        threads = prod(a.size for a in axes)
+        self.place(axes, threads)
+        stores, partial = self.boxes(tiles)
+        roots = [e for step in partial for e in step] + [e for s in stores for e in s.exprs]
+        order = walk(reversed(roots))  # begins with the last root
+        if len(order) > MOST:
+            raise Unfusable(f"{len(order)} expressions in a thread")
+        self.prepare(order, {e for step in partial for e in step}, stores)
+        for e in order:
+            if e.kind == "float":  # conditions are emitted on use
+                self.text(e)
+        self.write(stores)
+        used = [n for n in self.kernel.buffers if any(key[0] == n for key in self.pointers)]
+        return CudaLaunch(self.name, self.function(used), -(-threads // self.strip.threads), self.strip.threads,
+                          tuple(used), bool(self.strip.early))  # fmt: skip
+
+    def boxes(self, tiles: Mapping[Axis, tuple[Axis, int]]) -> tuple[list[Store], list[list[Expr]]]:
+        """The stores of all results of a thread, and the partial reductions of all results, interleaved element by
+        element: an image row is then loaded where all its uses follow."""
+        b, stores = self.builder, self.kernel.stores
+        roots = [e for s in stores for e in s.exprs]
+        roots, steps = unrolled(b, roots)
+        flat, found, partial = [e for step in steps for e in step], list[Store](), list[list[Expr]]()
+        ragged = any(a.size % n for a, (_, n) in tiles.items())
+        for offset in product(*(range(n) for _, n in tiles.values())):
+            change = {a: index(t) * n + k for (a, (t, n)), k in zip(tiles.items(), offset)}
+            there = [b.less(change[a], index(a.size)) for a in change]
+            if any(g.op == "const" and not g.value for g in there):
+                continue
+            new = moved(b, [*roots, *flat], change)
+            if ragged:
+                new = self.inside(new)
+            values = iter(new)
+            for s in stores:
+                value, *guards = (next(values) for _ in s.exprs)
+                if all(g.op != "const" or g.value for g in guards):
+                    kept = tuple(g for g in (*there, *guards) if g.op != "const")
+                    found.append(Store(s.buffer, s.at.replaced(change), value, kept))
+            partial.append(list(values))
+        return found, [list(step) for step in zip(*partial)]
+
+    def inside(self, roots: Sequence[Expr]) -> list[Expr]:
+        """The roots with loads beyond a buffer guarded, where a box reaches over the end of an axis."""
+        b = self.builder
+
+        def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            if e.op != "load":
+                return None
+            guard = b.less(e.value[1], index(self.elements(e.value[0])))
+            return b.make("load", (*args, guard), e.value, e.kind) if guard.op != "const" else None
+
+        return b.rebuilt(roots, one)
+
+    def elements(self, buffer: str) -> int:
+        """Elements from the first to the last one of a buffer."""
+        found = self.kernel.buffers[buffer]
+        return 1 + sum((d - 1) * s for d, s in zip(found.shape, found.strides))
+
+    def place(self, axes: Sequence[Axis], threads: int) -> None:
+        """Emit the coordinates of this thread's box."""
+        self.line(f"const int thread = blockIdx.x * {self.strip.threads} + threadIdx.x;")
+        if threads % self.strip.threads:
+            self.line(f"if (thread >= {threads}) return;")
+        if threads >= WIDE:
+            raise Unfusable("more threads than a number has")
+        step = 1
+        for a in reversed(axes):
+            if a.size > 1:
+                text = f"thread / {step}" if step > 1 else "thread"
+                self.line(f"const int {a.name} = {text}{f' % {a.size}' if step * a.size < threads else ''};")
+            step *= a.size
+
+    def prepare(self, order: Sequence[Expr], named: set[Expr], stores: Sequence[Store]) -> None:
+        """Count uses, and group loads by run."""
+        for e in order:
+            for a in e.args:
+                self.uses[a] = self.uses.get(a, 0) + 1
+        for e in (*named, *(x for s in stores for x in s.exprs)):
+            self.uses[e] = self.uses.get(e, 0) + 2 * (e in named) + 1
+        for e in order:
+            if e.op == "load":
+                operand, at, _, dtype = e.value
+                width = aligned(at, itemsize(dtype), self.elements(operand))
+                run = run_of(operand, at, e.args, width)
+                self.runs[e] = run, width
+                self.places.setdefault((run, width), set()).add(at.const)
+
+    # ------------------------------------------------------------ values
+    def line(self, text: str) -> None:
+        """Write a line of the body."""
+        self.lines.append(f"    {text}")
+
+    def fresh(self, stem: str) -> str:
+        """A new variable name."""
+        self.counter += 1
+        return f"{stem}{self.counter}"
+
+    def text(self, e: Expr) -> str:
+        """Text of an expression."""
+        if e not in self.known:
+            self.known[e] = self.value(e)
+        return self.known[e]
+
+    def value(self, e: Expr) -> str:
+        """Text of a new expression: a variable if it is long or used again."""
+        if e.op == "const":
+            return SPELLINGS[self.wide].number(e.value) if e.kind == "float" else integer(e.value)
+        if e.op == "index":
+            return enclosed(self.position(e.value))
+        text = self.loaded(e) if e.op == "load" else operation(e, self.text, self.wide, self.results)
+        if self.uses.get(e, 0) < 2 and len(text) < INLINE:
+            return enclosed(text)
+        name = self.fresh("t")
+        self.line(f"const auto {name} = {text};")
+        return name
+
+    def loaded(self, e: Expr) -> str:
+        """Text of an element of a loaded run, converted to the compute dtype."""
+        key, dtype, const = self.runs[e], e.value[3], e.value[1].const
+        if key not in self.read:
+            first, size = covering(sorted(self.places[key]), key[1])
+            whole = f"Pack<{CTYPES[dtype]}, {size}>"
+            name, text = self.fresh("v"), f"read<{size}>({self.pointer(key[0])}{_offset(first)})"
+            condition = all_of(list(map(self.text, e.args))) if e.args else ""
+            self.line(f"const {whole} {name} = {f'{condition} ? {text} : {whole}{{}}' if condition else text};")
+            self.read[key] = name, first
+        name, first = self.read[key]
+        text = f"{name}.at[{const - first}]"
+        if e.kind != "float":
+            return text
+        text = f"wide({text})" if dtype in HALVES else text
+        return f"double({text})" if self.wide == "float64" and dtype != "float64" else text
+
+    def pointer(self, run: Run) -> str:
+        """Variable with the address of a run, without the index's constant."""
+        key = run.buffer, run.terms
+        if key not in self.pointers:
+            name = self.pointers[key] = self.fresh("p")
+            self.line(f"auto* const {name} = {self.param[run.buffer]} + ({self.position(run.terms)});")
+        return self.pointers[key]
+
+    def position(self, at: Index) -> str:
+        """Text of an index."""
+        wide = max(abs(at.range[0]), at.range[1]) >= WIDE
+        parts = []
+        for atom, c in at.terms:
+            inner = (
+                atom.name
+                if isinstance(atom, Axis)
+                else f"(({self.position(atom.index)}) {'%' if atom.rest else '/'} {atom.by})"
+            )
+            parts.append(inner if c == 1 and not wide else f"{inner} * {c}{'LL' if wide else ''}")
+        parts += [str(at.const)] if at.const or not parts else []
+        return " + ".join(parts).replace("+ -", "- ")
+
+    # ------------------------------------------------------------ results
+    def write(self, stores: Sequence[Store]) -> None:
+        """Emit all stores, contiguous results as vectors."""
+        runs: dict[tuple[Run, int], dict[int, Store]] = {}
+        for s in stores:
+            buffer = self.kernel.buffers[s.buffer]
+            width = aligned(s.at, itemsize(buffer.dtype), self.elements(s.buffer))
+            runs.setdefault((run_of(s.buffer, s.at, s.guards, width), width), {})[s.at.const] = s
+        for (run, width), found in runs.items():
+            for first, size in _whole(sorted(found), width):
+                dtype, one = self.kernel.buffers[run.buffer].dtype, found[first]
+                condition = f"if ({all_of(list(map(self.text, one.guards)))}) " if one.guards else ""
+                name = self.fresh("y")
+                self.line(f"Pack<{CTYPES[dtype]}, {size}> {name};")
+                for k in range(size):
+                    self.line(f"{name}.at[{k}] = {self.stored(found[first + k].value, dtype)};")
+                self.line(f"{condition}write({self.pointer(run)}{_offset(first)}, {name});")
+
+    def stored(self, e: Expr, dtype: str) -> str:
+        """Text of a value converted to its storage dtype."""
+        text = self.text(e)
+        if e.kind == "float" and self.wide == "float64" and dtype in HALVES:
+            text = f"float({text})"
+        return f"stored<{CTYPES[dtype]}>({text})"
+
+    def function(self, used: Sequence[str]) -> str:
+        """The function's text around its body."""
+        results = {s.buffer for s in self.kernel.stores}
+        restrict = "" if self.strip.early else "__restrict__ "
+        parameters = [
+            f"{'' if n in results else 'const '}{CTYPES[self.kernel.buffers[n].dtype]}* {restrict}{self.param[n]}"
+            for n in used
+        ]
+        early = ["    begin_next();", "    await_previous();"] if self.strip.early else []
+        return "\n".join([
+            f'extern "C" __global__ void __launch_bounds__({self.strip.threads})', f"{self.name}({', '.join(parameters)}) {{",
+            *early, *self.lines, "}", "",
+        ])  # fmt: skip
+
+
+def _offset(const: int) -> str:
+    return f" + {const}" if const > 0 else f" - {-const}" if const else ""
+
+
+def _whole(places: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
+    """Positions of a run as aligned, gapless vectors: (first, elements)."""
+    left = list(places)
+    while left:
+        size = width
+        while left[0] % size or left[:size] != list(range(left[0], left[0] + size)):
+            size //= 2
+        yield left[0], size
+        left = left[size:]

@@ -1,0 +1,129 @@
+"""Candidate schedules of short-window kernels (windows/kernel.py), best guess first, and their legality.
+
+`x`, `y`, `z`: results per thread along the contiguous axis and the two axes before it; `threads`: threads of a block;
+`early`: programmatic dependent launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, gcd, prod
+
+from ....egraph.ir.dtypes import itemsize
+from ....egraph.ir.memo import memo
+from ...ir.index import Axis, Division, Index, index
+from ...ir.kernel import Expr, Kernel
+from ...ir.tiling import MULTIPROCESSORS
+from .kernel import is_windowed
+
+Schedule = dict[str, int]
+
+NAMES = {"x", "y", "z", "threads"}
+MOST = 800  # limit of window elements that a thread reduces: more means long code and few threads
+BOX = 64  # limit of results per thread
+THREADS = 128  # threads of a block
+RESIDENT = 1536  # resident threads of an SM that hide each other's latency
+ISSUED = 5e5  # warp instructions issued per µs, for ranking only
+VECTOR = 16  # bytes between neighbouring threads up to which a warp's access stays coalesced
+ACCESS, OWN, BEGIN = 3, 6, 20  # instructions per access, per result and per thread besides the reductions
+
+
+def window_schedules(kernel: Kernel, count: int) -> list[Schedule]:
+    """At most `count` schedules, best guess first (with `early`, the best quarter also without); empty unless all
+    reductions are over windows."""
+    if not is_windowed(kernel):
+        return []
+    return [dict(s) for s in _ranked(Work.of(kernel), count)]
+
+
+def windows_fit(kernel: Kernel, schedule: Mapping[str, int]) -> bool:
+    """Whether a schedule is legal: boxes of results no larger than the axes, and bounded work per thread."""
+    if not NAMES <= set(schedule) <= NAMES | {"early"} or schedule.get("early", 0) > 1 or not is_windowed(kernel):
+        return False
+    return 32 <= schedule["threads"] <= 512 and _fits(Work.of(kernel), tuple(schedule[k] for k in "xyz"))
+
+
+def _fits(work: Work, box: tuple[int, ...]) -> bool:
+    """Whether a thread's box of results is within the axes and the limits of work."""
+    within = all(n == 1 or (n > 0 and n < 2 * size) for n, size in zip(box, (*work.sizes, 1, 1, 1)))
+    return within and prod(box) <= BOX and work.taps * prod(box) <= MOST
+
+
+@dataclass(frozen=True)
+class Read:
+    """Access pattern of a load: `places` are its offsets for all window elements, `steps` its strides along the last
+    axes, `others` the gcd of all other strides, `itemsize` in bytes."""
+
+    places: tuple[int, ...]
+    steps: tuple[int, ...]
+    others: int
+    itemsize: int
+
+    def counted(self, box: tuple[int, ...]) -> tuple[int, int]:
+        """(vector accesses, elements) of a thread."""
+        moves = [range(0, n * s, s) if s else (0,) for n, s in zip(box, self.steps)]
+        elements = {p + sum(m) for p in self.places for m in product(*moves)}
+        width = gcd(16 // self.itemsize, self.others, *(n * s for n, s in zip(box, self.steps)))
+        return len({e // width for e in elements}), len(elements)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a kernel: sizes of its last axes (last first), number of results, elements of its windows, its loads."""
+
+    sizes: tuple[int, ...]
+    results: int
+    taps: int
+    reads: tuple[Read, ...]
+
+    @staticmethod
+    def of(kernel: Kernel) -> Work:
+        """The work of a kernel."""
+        last = tuple(reversed(kernel.axes))[:3]
+        reads = tuple(_read(kernel, e, last) for e in kernel.exprs if e.op == "load")
+        taps = sum(e.axis.size for e in kernel.reductions)
+        return Work(tuple(a.size for a in last), prod(a.size for a in kernel.axes), taps, reads)
+
+    def us(self, box: tuple[int, ...]) -> float:
+        """Estimated µs: instructions issued by all warps, scaled by occupancy."""
+        threads = prod(ceil(s / n) for s, n in zip(self.sizes, box)) * self.results / prod(self.sizes)
+        accesses, elements = (sum(n) for n in zip(*(r.counted(box) for r in self.reads)))
+        apart = max(1.0, *(box[0] * r.itemsize / VECTOR for r in self.reads))
+        each = self.taps * prod(box) + elements + ACCESS * accesses * apart + OWN * prod(box) + BEGIN
+        busy = min(1.0, threads / (MULTIPROCESSORS * RESIDENT))
+        return float(threads / 32 * each / ISSUED / busy**0.5)
+
+
+@memo(1024)
+def _ranked(work: Work, count: int) -> tuple[Schedule, ...]:
+    """Candidate schedules by estimated time."""
+    boxes = (dict(zip("xyz", box)) for box in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if _fits(work, box))
+    ranked = sorted(boxes, key=lambda s: (work.us(tuple(s.values())), sorted(s.items())))
+    plain = ranked[: count // 4]
+    early = [s | {"early": 1} for s in ranked[: count - len(plain)]]
+    return tuple({**s, "threads": THREADS} for s in (*early, *plain))
+
+
+def _read(kernel: Kernel, e: Expr, last: tuple[Axis, ...]) -> Read:
+    """The access pattern of a load."""
+    operand, at, _, dtype = e.value
+    buffer = kernel.buffers[operand]
+    windows = [a for a in at.axes if a not in kernel.axes]
+    places = {
+        at.replaced({a: index(k) for a, k in zip(windows, ks)}) for ks in product(*(range(a.size) for a in windows))
+    }
+    one = next(iter(places))
+    others = gcd(
+        1 + sum((d - 1) * s for d, s in zip(buffer.shape, buffer.strides)), *(c for a, c in one.terms if a not in last)
+    )
+    return Read(tuple(sorted(p.const for p in places)), tuple(_step(one, a) for a in last), others, itemsize(dtype))
+
+
+def _step(at: Index, axis: Axis) -> int:
+    """Stride of an index along an axis; 1 where the stride is not constant."""
+    return at.coefficient(axis) or int(any(isinstance(x, Division) and axis in x.index.axes for x, _ in at.terms))
+
+
+__all__ = ["window_schedules", "windows_fit"]

@@ -1,0 +1,466 @@
+"""Kernel generation for an e-graph view: which fusion groups one kernel can compute, in which forms.
+
+A `Generator` describes a backend. A `Lowering` belongs to one optimization. It grows fusion groups
+(extract/fusion/groups.py), maximal (fusion/maximal.py), multi-output (fusion/multi_output.py) and consumer fusion groups (fusion/consumer.py), lowers each
+(generate/template.py) in worker processes (generate/lowering_pool.py), and caches the result, so that repeated layers are lowered once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.memo import memo
+from ...egraph.ir.ops import Type
+from ...egraph.view.view import EGraphView
+from ...extract.candidates.image_layouts import images
+from ...extract.fusion.consumer import Onward
+from ...extract.fusion.groups import Regions
+from ...extract.fusion.maximal import Whole
+from ...extract.fusion.multi_output import Group, Together
+from ...extract.fusion.policy import REACHES, Reach, Region
+from ...extract.fusion.sequence_slices import picks
+from ...extract.model.kernel import Backend, Call, Operand, Template, contiguous, output_names
+from ..ir.kernel import walk
+from ..ir.precision import IEEE, PRECISIONS, Precision, within
+from .lowering_pool import LowerPool
+from .lowering_worker import Job, Reply, flat
+from .template import Emitter, Generated, Lowered, across, family_of, lying, template_of
+from .weight_layouts import channels_innermost, channels_last, filters, uneven
+
+BODIES = 2  # kept templates per output class and set of operands: alternative computations of one value
+
+
+@dataclass(frozen=True, eq=False)
+class Generator:
+    """Description of a backend that generates all its kernels from an e-graph view. Immutable; `opened` returns the
+    mutable `Lowering`.
+
+    `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows for which a product counts as
+    skinny GEMM (bound by reading weights); for those, transposed weight layouts are tried too.
+    """
+
+    emitter: Emitter
+    helpers: Mapping[str, str]
+    device: str = "cuda"
+    templates: tuple[Template, ...] = ()
+    several: bool = False
+    vectors: int = 1
+
+    @property
+    def name(self) -> str:
+        """Name of the emitter, and of the backend."""
+        return self.emitter.name
+
+    def unavailable(self) -> str:
+        """Why the backend is unusable on this machine; empty if it is usable."""
+        for module in self.emitter.needs:
+            if not _there(module):
+                return f"{module} is not installed"
+        import torch
+
+        return "" if torch.cuda.is_available() else "no CUDA device"
+
+    def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
+        """The fusion policies to grow fusion groups with, for a view."""
+        return REACHES
+
+    def opened(self, lowerings: Lowerings | None = None) -> Lowering:
+        """The `Lowering` of this backend in `lowerings`; a new, unshared one for None."""
+        return (Lowerings() if lowerings is None else lowerings).of(self)
+
+    def generated(
+        self,
+        view: EGraphView,
+        given: frozenset[int],
+        types: Sequence[Type],
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
+        """`Lowering.generated` with an unshared `Lowering`."""
+        return self.opened().generated(view, given, types, enough)
+
+    def lowering(self, lowerings: Lowerings) -> Lowering:
+        """A new `Lowering` of this backend."""
+        return Lowering(self, lowerings)
+
+
+class Lowering:
+    """The templates that one optimization generates with one backend, and its cache of lowered fusion groups.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, generator: Generator, owner: Lowerings) -> None:
+        self.generator, self.owner = generator, owner
+        self.emitter, self.name, self.device = generator.emitter, generator.name, generator.device
+        self.helpers, self.templates = generator.helpers, generator.templates
+        self.several, self.vectors = generator.several, generator.vectors
+        self.unavailable = generator.unavailable
+        self.precisions = within(owner.limit, getattr(self.emitter, "precisions", ()))
+        self.known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], Generated] = {}
+        self.done: set[Hashable] = set()  # keys (`Asked.key`) of requests that were submitted
+        self.answered: dict[Hashable, Sequence[Answer]] = {}  # key of a request -> templates that compute it
+
+    def generated(
+        self,
+        view: EGraphView,
+        given: frozenset[int],
+        types: Sequence[Type],
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
+        """Yield (template, output classes, operand classes) for every fusion group that one kernel can compute.
+
+        Of the groups with equal outputs and operands, `BODIES` templates are kept: least flops, then smallest kernel.
+        Maximal groups come first, multi-output groups last. `given`: classes that are inputs. Once `enough` returns
+        true, no more groups are grown; those grown before are still yielded.
+        """
+        regions = Regions(view, given, reaches=self.generator.reaches(view))
+        pictures = images(view) - given  # given values are row-major
+        if self.several:
+            first = Whole(regions)
+            for whole in (first, Whole(regions, written=True), Whole(regions, rows=False)):
+                for group, template in self._at_once(whole, types, pictures, enough):
+                    yield template, group.classes, tuple(c for _, c in group.leaves)
+                if whole is first:
+                    regions.settled, regions.unstarted, regions.unread = whole.settled, whole.unstarted, whole.unread
+        regions = _with_places(regions, types).grown
+        kept = list(self._lowered(regions, types, pictures, enough))
+        made = {(*r.classes, *_reads(r)) for r, _ in kept}
+        for region, template in kept:
+            if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
+                yield template, region.classes, tuple(c for _, c in region.leaves)
+        if self.several:
+            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # once per region, not once per precision
+            together = Together(regions, list(once.values()), self.device == "cuda")
+            for several in (together, Onward(together)):
+                for group, template in self._lowered(several, types, pictures, enough):
+                    yield template, group.classes, tuple(c for _, c in group.leaves)
+
+    def _at_once(
+        self, whole: Whole, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
+    ) -> Iterator[tuple[Region | Group, Generated]]:
+        """The maximal fusion groups that one kernel can compute, each with its templates.
+
+        Yields as soon as a group is lowered, because time may run out. Groups without a kernel are handed back to
+        `whole`, to be split.
+        """
+        for asked in (_asked(part, whole.view, types, pictures) for part in whole):
+            region, found = asked.region, self.answers(asked)
+            for template, _, _ in found:
+                yield region, template
+            if isinstance(region, Group) and not found:
+                whole.refused(region)
+            if enough():
+                return
+
+    def _lowered(
+        self,
+        found: Regions | Together | Onward,
+        types: Sequence[Type],
+        pictures: frozenset[int],
+        enough: Callable[[], bool],
+    ) -> Iterator[tuple[Region | Group, Generated]]:
+        """The fusion groups that one kernel can compute, each with its `BODIES` best templates."""
+        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
+        view = found.view
+        grown = found.until(enough) if isinstance(found, Regions) else () if enough() else found
+        for asked in self._ahead((_asked(region, view, types, pictures) for region in grown), enough):
+            region = asked.region
+            operands = frozenset(c for _, c in region.leaves)
+            for template, effort, size in self.answers(asked):
+                layouts = bool(template.prep), template.layout is not None, template.precision
+                group = alike.setdefault((region.classes, operands, *layouts), [])
+                group.append((effort, size, template, region))
+        for group in alike.values():
+            for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
+                yield region, template
+
+    def _ahead(self, grown: Iterable[Asked], enough: Callable[[], bool]) -> Iterator[Asked]:
+        """The requests in order, each after worker processes have lowered it (generate/lowering_pool.py) or have left it to this
+        process.
+
+        Workers start while requests are still growing. Once `enough` returns true, only requests that are already
+        lowered are yielded.
+        """
+        beside = self.owner.open
+
+        def fresh(one: Asked, lowering: Lowering) -> bool:
+            """Whether the request is new to `lowering`; marks it as submitted."""
+            known = one.key in lowering.done
+            lowering.done.add(one.key)
+            return not known
+
+        def job(one: Asked) -> Job:
+            wanted = [n for n, lowering in beside.items() if n == self.name or fresh(one, lowering)]
+            return Job(tuple(wanted), flat(one.region.terms), (one.call,), one.weights, one.images, self.owner.limit)
+
+        batch, asked = self.owner.pool.growing(), list[tuple[Asked, bool]]()
+        for one in grown:
+            asked.append((one, fresh(one, self)))
+            if asked[-1][1]:
+                batch.add(partial(job, one))
+        batch.close()
+        late = False
+        for one, first in asked:
+            late, key = late or enough(), one.key
+            if first:
+                self.owner.take_in(one.region.terms, batch.there() if late else batch.take(), key)
+            if not late or key in self.answered:
+                yield one
+            elif first:  # not lowered: a later call may submit it again
+                for lowering in beside.values():
+                    lowering.done.discard(key)
+
+    def answers(self, asked: Asked) -> Sequence[Answer]:
+        """The templates that compute a fusion group, cached: repeated layers give equal requests."""
+        key = asked.key
+        found = self.answered.get(key)
+        if found is None:
+            found = self.answered[key] = [
+                (template, template.effort(own), template.size(own)) for template, own in self._in_all(asked)
+            ]
+        return found
+
+    def prepare(self, asked: Sequence[tuple[Generated, Call]]) -> Iterator[None]:
+        """Lower calls of templates in worker processes; yields after each template."""
+        by_template: dict[Generated, list[Call]] = {}
+        for template, call in asked:
+            if lying(template.written(call)) not in template.lowered:
+                by_template.setdefault(template, []).append(call)
+        forms = {t: (turned, last, p.number) for (_, turned, last, p), t in self.known.items() if t in by_template}
+
+        def job(template: Generated) -> Job:
+            return Job((self.name,), flat(template.roots), tuple(by_template[template]), form=forms[template])
+
+        batch = self.owner.pool.batch([partial(job, t) for t in by_template])
+        for template, calls in by_template.items():
+            self.owner.take_in(tuple(template.roots), batch.take(), None)
+            for call in calls:
+                assert template.applies is not None
+                template.applies(call)
+            yield
+
+    def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
+        """Handle a `Job` in a worker process: lower all forms of a fusion group, or calls of one form.
+
+        Returns the answers for a group, [] for calls of one form (whose lowered kernels stay in the template).
+        """
+        if job.form is None:
+            return self.answers(Asked(Group((), terms, (), ""), job.calls[0], job.weights, job.images))
+        transposed, last, number = job.form
+        template = self._template(terms, transposed, last, PRECISIONS[number])
+        for call in job.calls:
+            assert template.applies is not None
+            template.applies(call)
+        return []
+
+    def _in_all(self, asked: Asked) -> Iterator[tuple[Generated, Call]]:
+        """The group's templates with their calls, in each permitted precision; in IEEE precision where a lower one has
+        none."""
+        multiplies = any(
+            t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
+            for t in topological(asked.region.terms)
+        )
+        for precision in self.precisions if multiplies else (IEEE,):
+            found = list(self._templates(asked, precision))
+            yield from found or (self._templates(asked, IEEE) if precision.loss else ())
+
+    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
+        """The group's templates with the calls that they fit.
+
+        The forms are: plain; transposed weights for skinny GEMM; channels-last output where operands are channels-last
+        images. Convolution filters always have the kernel's layout.
+        """
+        region, call, weights, _ = asked
+        laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
+        plain = self._template(region.terms, laid, precision=precision)
+        lowered = plain.lower(call)
+        if lowered is None:
+            yield from self._turned(region, call, weights, None, precision)
+            return
+        turned = list(self._turned(region, call, weights, lowered, precision))
+        other = self._across.get(precision, precision)
+        if not turned and other is not precision and across(lowered):
+            yield from self._templates(asked, other)
+            return
+        if not any(precision in self._across or _evened(template, call) for template, _ in turned):
+            yield plain, call
+        if "out" in asked.images and not call.more and channels_last(call) != call.output.strides:
+            inner = self._template(region.terms, laid, True, precision)
+            alike = {n: channels_innermost(o) if n in asked.images else o for n, o in call.operands.items()}
+            written = inner.written(replace(call, operands=alike))
+            if inner.lower(written) is not None:
+                yield inner, written
+        yield from turned
+
+    @property
+    def _across(self) -> Mapping[Precision, Precision]:
+        """Tensor core precisions that need both operands contiguous along K -> the precision to use where they are
+        not."""
+        found: Mapping[Precision, Precision] = getattr(self.emitter, "across", {})
+        return found
+
+    def _turned(
+        self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
+    ) -> Iterator[tuple[Generated, Call]]:
+        """The template over transposed weights, if worth it: for skinny GEMM, and for float32 tensor cores, which need
+        both operands contiguous along K.
+
+        With many rows, only weights of unaligned shape are transposed. `plain` is None if the weights cannot be lowered
+        as they are.
+        """
+        matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
+        odd = tuple(w for w in matrices if uneven(call.operands[w].type))
+        if plain is None:
+            chosen = matrices if 1 < _rows(region.terms) <= self.vectors else odd
+            if not chosen or family_of(region.terms) != "contraction":
+                return
+            plain = self._template(region.terms, chosen, precision=precision).lower(call)
+        if plain is None or plain.shape.kind != "contraction":
+            return
+        chosen = matrices if plain.shape.m <= self.vectors or precision in self._across else odd
+        rights = {e.value[0] for d in plain.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
+        turned = tuple(w for w in chosen if w in rights)
+        template = self._template(region.terms, turned, precision=precision)
+        if turned and template.lower(call) is not None:
+            yield template, call
+
+    def _template(
+        self,
+        terms: Tensor | Sequence[Tensor],
+        transposed: tuple[str, ...],
+        last: bool = False,
+        precision: Precision = IEEE,
+    ) -> Generated:
+        """The template of terms in one form, cached."""
+        key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last, precision
+        if key not in self.known:
+            self.known[key] = template_of(self.emitter, key[0], transposed, last, precision)
+        return self.known[key]
+
+
+class Asked(NamedTuple):
+    """A lowering request: a fusion group, the call that computes it from row-major values, the names of its weights,
+    and the names of operands and outputs that are images."""
+
+    region: Region | Group
+    call: Call
+    weights: tuple[str, ...]
+    images: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """Cache key: everything that the templates depend on within one optimization."""
+        return self.region.terms, lying(self.call), self.weights, self.images
+
+
+# (template, flops of its call, number of expressions in its kernel)
+Answer = tuple[Generated, float, int]
+
+
+def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]) -> Asked:
+    """The request for a fusion group of a view. `pictures`: classes that are images."""
+    weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
+    first, *more = (_operand(types[c]) for c in region.classes)
+    reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
+    seen = [str(t.attr("name")) for t, c in region.leaves if c in pictures and not view.weight[c]]
+    made = [name for name, c in zip(output_names(1), region.classes) if c in pictures]
+    return Asked(region, Call(reads, first, {}, more=tuple(more)), tuple(weights), (*seen, *made))
+
+
+def _with_places(regions: Regions, types: Sequence[Type]) -> Regions:
+    """The fusion groups with sequence slices (single positions of a sequence) as given views, so that every step has
+    the same kernel."""
+    places = picks(regions.view, regions.given, types)
+    if not places:
+        return regions
+    found = Regions(regions.view, regions.given | places, reaches=regions.reaches)
+    found.settled, found.unstarted, found.unread = regions.settled, regions.unstarted, regions.unread
+    return found
+
+
+class Lowerings:
+    """The kernels that one optimization generates: a `Lowering` per backend, and the pool of worker processes that
+    lower terms.
+
+    State is private to the optimization. `limit`: relative error that kernels may add by rounding operands. Not
+    thread-safe.
+    """
+
+    def __init__(self, limit: float = 0.0, pool: LowerPool | None = None) -> None:
+        self.limit, self.pool = limit, LowerPool(0) if pool is None else pool
+        self.open: dict[str, Lowering] = {}  # by backend name
+
+    def of(self, generator: Generator) -> Lowering:
+        """The `Lowering` of a backend, created on first use."""
+        if generator.name not in self.open:
+            self.open[generator.name] = generator.lowering(self)
+        return self.open[generator.name]
+
+    def opened(self, backend: Backend) -> Backend:
+        """The `Lowering` of a backend that generates kernels; any other backend unchanged."""
+        return self.of(backend) if isinstance(backend, Generator) else backend
+
+    def close(self) -> None:
+        """End the worker processes. Lowered kernels stay; processes restart on demand."""
+        self.pool.close()
+
+    def take_in(self, terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
+        """Store a worker's reply: the lowered kernels of some terms, and the answer to the request with this `key`."""
+        for name, found, forms in reply:
+            lowering = self.open[name]
+            made = {form: lowering._template(terms, *form[:2], PRECISIONS[form[2]]) for form in {f for f, *_ in found}}
+            for form, call, lowered in found:
+                made[form].lowered.setdefault(call, lowered)
+            if forms is not None:
+                lowering.answered[key] = [(made[form], effort, size) for form, effort, size in forms]
+
+
+def _reads(region: Region | Group) -> tuple[int, ...]:
+    """The operand classes of a fusion group."""
+    return tuple(sorted({c for _, c in region.leaves}))
+
+
+def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
+    """Classes in a fusion group whose value is the result before a final reshape or a cast between equal storage
+    dtypes. A kernel for such a class computes the result too."""
+    if not isinstance(region, Region):
+        return
+    inner, (cls,) = dict(region.inner), region.classes
+    term = region.term
+    while term.op in ("reshape", "cast") and term.args[0] in inner:
+        term = term.args[0]
+        if types[inner[term]].dtype != types[cls].dtype:
+            return
+        yield inner[term]
+
+
+def _evened(template: Generated, call: Call) -> bool:
+    """Whether a template reads a weight of unaligned shape through a changed layout."""
+    return any(uneven(call.operands[w].type) for w in template.prep)
+
+
+def _rows(terms: Sequence[Tensor]) -> int:
+    """The maximum number of rows of a matrix product in some terms; 0 without one."""
+    products = (t for t in topological(terms) if t.op in ("matmul", "linear"))
+    return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
+
+
+@memo(4096)
+def _operand(kind: Type) -> Operand:
+    """A row-major operand of a type."""
+    return Operand(kind, contiguous(concrete(kind.shape)))
+
+
+def _there(module: str) -> bool:
+    """Whether a module, possibly inside a package, can be imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

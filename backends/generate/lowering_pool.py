@@ -1,0 +1,269 @@
+"""Pool of worker processes that lower terms to kernels; the parent's side of generate/lowering_worker.py.
+
+The caller takes jobs from the beginning of a batch, workers from its end, until they meet. So the caller never waits
+for a worker to start, and nothing is lost on a machine without idle cores. While the batch still grows, workers take
+jobs in order.
+
+A pool belongs to one optimization and is used by one thread at a time. That thread drives pipe I/O between its own
+jobs. All pools of a process share a limit on the number of workers (`_room`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ...costdb.keys.device import cores
+from ...extract.model.clock import Clock
+from ...processes.forks import adopted, in_forked_child
+from ...processes.memory_limits import limited_environment
+from .lowering_worker import HEAD, Job, Reply, message
+
+MOST = 16  # maximum workers of all pools together
+PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
+WORTH = 100  # jobs of a batch from which starting workers pays off: about one second of work
+PATIENCE_S = 30.0  # deadline for one job; then the workers are killed
+
+
+@dataclass(eq=False)
+class _Process:
+    """One worker: pending output, partial input, and messages in flight."""
+
+    process: subprocess.Popen[bytes]
+    out: bytearray = field(default_factory=bytearray)
+    into: bytearray = field(default_factory=bytearray)
+    busy: dict[int, Batch] = field(default_factory=dict)  # number of each job in flight -> its batch
+    messages: int = 0
+    since: float = 0.0  # time from which the worker has been busy with its current message
+    heard: bool = False  # whether the worker has ever replied; it may still be starting
+
+    def write(self) -> None:
+        """Write as much as the pipe accepts."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BlockingIOError):
+            while self.out:
+                del self.out[: os.write(self.process.stdin.fileno(), self.out)]
+
+    def read(self) -> list[tuple[int, Reply]]:
+        """The complete replies in the pipe. EOFError if the worker has ended."""
+        assert self.process.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                piece = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not piece:
+                    raise EOFError
+                self.into += piece
+        found = []
+        while len(self.into) >= HEAD.size and len(self.into) >= (size := HEAD.size + HEAD.unpack_from(self.into)[0]):
+            found += pickle.loads(self.into[HEAD.size : size])
+            del self.into[:size]
+            self.messages -= 1
+        return found
+
+    def end(self) -> None:
+        """Kill the worker."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+@dataclass(eq=False)
+class Batch:
+    """Jobs that the caller takes in order, each once. Job numbers are unique within the pool, which may have several
+    batches in flight."""
+
+    pool: LowerPool
+    jobs: list[Callable[[], Job]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)  # number of each job
+    found: dict[int, Reply] = field(default_factory=dict)  # number of a job -> reply
+    grows: bool = True  # whether more jobs may be added
+
+    def __post_init__(self) -> None:
+        # Number of jobs the caller has taken; number workers took while the batch grew; first index workers took from
+        # the end.
+        self.taken = self.early = self.given = 0
+
+    def add(self, job: Callable[[], Job]) -> None:
+        """Add a job; workers may start on it at once."""
+        self._put(job)
+        if len(self.jobs) == WORTH:
+            self.pool.begin()
+        if len(self.jobs) % PART == 0:
+            self.pool.pump(self)
+
+    def _put(self, job: Callable[[], Job]) -> None:
+        self.jobs.append(job)
+        self.numbers.append(self.pool.number())
+
+    def close(self) -> None:
+        """Mark the batch as complete."""
+        self.grows, self.given = False, len(self.jobs)
+        self.pool.pump(self)
+
+    def there(self) -> Reply:
+        """The reply to the next job if it has arrived, else an empty one. Does not wait."""
+        self.taken += 1
+        return self.found.pop(self.numbers[self.taken - 1], [])
+
+    def take(self) -> Reply:
+        """The reply to the next job; empty if the caller must do the job. Waits if a worker has the job in progress."""
+        number = self.numbers[self.taken]
+        self.taken += 1
+        self.pool.pump(self)
+        until = time.monotonic() + PATIENCE_S
+        while number not in self.found and self.pool.waits_for(number):
+            self.pool.pump(self, wait=True)
+            if time.monotonic() > until:
+                self.pool.close()
+        return self.found.pop(number, [])
+
+    def next(self) -> list[tuple[int, Job]]:
+        """Up to `PART` jobs for a worker: from the end, except jobs that the caller reaches first; from the beginning
+        while the batch grows."""
+        if self.grows:
+            count = PART if len(self.jobs) - self.early >= PART else 0
+            self.early += count
+            return self._made(range(self.early - count, self.early))
+        count = max(0, min(PART, self.given - max(self.taken + 1, self.early)))
+        self.given -= count
+        return self._made(range(self.given, self.given + count))
+
+    def _made(self, places: Iterable[int]) -> list[tuple[int, Job]]:
+        return [(self.numbers[n], self.jobs[n]()) for n in places]
+
+
+class LowerPool:
+    """Up to `size` workers (default: cores minus one, at most `MOST`), started by `begin` within the limit of all
+    pools."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self.size = min(MOST, cores() - 1) if size is None else size
+        self._count = 0  # jobs numbered so far
+        self.clock = Clock()  # time that workers were busy
+        self._processes: list[_Process] = []
+        self._selector: selectors.BaseSelector | None = None  # None while there are no workers
+
+    def number(self) -> int:
+        """A new job number."""
+        self._count += 1
+        return self._count
+
+    def begin(self) -> None:
+        """Start workers without waiting for them. Idle workers that have ended are replaced."""
+        for process in [p for p in self._processes if p.process.poll() is not None and not p.messages]:
+            self._drop(process)
+        while len(self._processes) < self.size and _room.acquire(blocking=False):
+            try:
+                self._start()
+            except OSError:  # go on without workers
+                _room.release()
+                self.size = len(self._processes)
+
+    def _start(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1",
+                       **limited_environment(self.size)}  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tensor_graphs.backends.generate.lowering_worker"], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        os.set_blocking(process.stdout.fileno(), False)
+        made = _Process(adopted(process))
+        self._processes.append(made)
+        if self._selector is None:
+            self._selector = selectors.DefaultSelector()
+        self._selector.register(process.stdout, selectors.EVENT_READ, made)
+
+    def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
+        """Submit a complete batch. Each job is built when it is sent."""
+        found = self.growing()
+        for job in jobs:
+            found._put(job)
+        if len(jobs) >= WORTH:
+            self.begin()
+        found.close()
+        return found
+
+    def growing(self) -> Batch:
+        """An empty batch that jobs are added to one by one."""
+        return Batch(self)
+
+    def waits_for(self, number: int) -> bool:
+        """Whether a worker has the job in progress. A job given to a worker that has never replied is taken back."""
+        for p in self._processes:
+            if number in p.busy:
+                if p.heard:
+                    return True
+                del p.busy[number]
+        return False
+
+    def pump(self, batch: Batch, wait: bool = False) -> None:
+        """Send jobs to workers and collect replies; with `wait`, for up to 50 ms."""
+        for p in [*self._processes]:
+            while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
+                p.since = p.since if p.messages else time.monotonic()
+                p.out += message(jobs)
+                p.busy |= dict.fromkeys((n for n, _ in jobs), batch)
+                p.messages += 1
+            if p.out:
+                self._safely(p, p.write)
+        for key, _ in self._selector.select(0.05 if wait else 0) if self._selector is not None else ():
+            self._safely(key.data, partial(self._received, key.data))
+
+    def _received(self, process: _Process) -> None:
+        read = process.read()
+        if read:
+            process.heard = True
+            now = time.monotonic()
+            self.clock.spent("read", process.since, now)
+            process.since = now
+        for number, found in read:
+            if (batch := process.busy.pop(number, None)) is not None:
+                batch.found[number] = found
+
+    def _safely(self, process: _Process, work: Callable[[], None]) -> None:
+        """Run an I/O operation on a worker. If the worker has died, its jobs are left to the caller."""
+        try:
+            work()
+        except (OSError, EOFError):
+            if process in self._processes:
+                self._drop(process)
+                self.size = len(self._processes)
+
+    def _drop(self, process: _Process) -> None:
+        self._processes.remove(process)
+        assert self._selector is not None
+        self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
+        process.end()
+        _room.release()
+        if not self._processes:
+            self._selector.close()
+            self._selector = None
+
+    def close(self) -> None:
+        """End all workers; they restart on demand."""
+        for process in [*self._processes]:
+            self._drop(process)
+
+
+_room = threading.BoundedSemaphore(MOST)  # free worker slots of this process
+
+
+@in_forked_child
+def _emptied() -> None:
+    """Reset the slots in a forked child, which has no workers."""
+    global _room
+    _room = threading.BoundedSemaphore(MOST)

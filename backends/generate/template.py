@@ -1,0 +1,460 @@
+"""Generated kernels: templates for fusion groups of the e-graph (extract/fusion/groups.py), lowered through the kernel IR.
+
+Shared by all emitters. A fusion group's term becomes a `Generated` template; code, scratch memory, schedules and source
+follow from the term and the operands' layouts. An `Emitter` tiles a kernel of the IR and writes its source; everything
+else is here.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from hashlib import blake2b
+from math import prod
+from typing import Any, Protocol
+
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.memo import memo
+from ...extract.model.kernel import MAX_COMBINATIONS, SEPARATOR, Call, Operand, Template, identify, output_names
+from ...extract.model.work import graph_flops
+from ...processes.forks import Lock
+from ..ir.index import Axis
+from ..ir.kernel import PROBE, Buffer, Kernel, Unfusable, if_fusable, walk
+from ..ir.loop_fusion import rolled
+from ..ir.precision import IEEE, Precision
+from ..ir.tiling import Shape, repeated, shape_of
+from ..lowering.lower import kernel_of
+from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
+from ..lowering.split_reduction import COUNTERS, places, split
+from .weight_layouts import channels_last, laid_out, prepared
+
+COUNTING = f'''_counters = {{}}
+
+
+def counters(device):
+    """Counters of the programs that have stored their part of a tile: zero between kernels."""
+    if device not in _counters:
+        _counters[device] = torch.zeros({COUNTERS}, dtype=torch.int32, device=device)
+    return _counters[device]'''
+CARRYING = '''def carried(x, out):
+    """What a kernel that writes some places of out leaves there otherwise: x, which may be out."""
+    if x.data_ptr() != out.data_ptr():
+        out.copy_(x)'''
+CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of every stored measurement: do not change
+# optional schedule parameters (warp specialization, TMA boxes): not every kernel with the same loops supports them
+FORMS = ("roles", "boxes")
+WRITTEN_OUT = 256  # maximum nodes of a term that is written as one expression
+NESTED = 24  # maximum nesting depth of an expression in larger terms
+READ, LOOKS = 2000, 8  # maximum lowered nodes over all layout combinations; minimum number of combinations
+Schedule = dict[str, int]
+
+
+class Launch(Protocol):
+    """One kernel launch: the name that `source` defines, and the statement that launches the kernel."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Source of the kernel's definition."""
+        ...
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The launch statement; `names` maps buffers to variables."""
+        ...
+
+
+class Emitter(Protocol):
+    """Converts kernels of the IR to source.
+
+    `version`: raise it when the text emitted for the same kernel and schedule changes. `setup`: helpers that every
+    kernel needs. `needs`: required Python modules.
+    """
+
+    name: str
+    version: str
+    setup: tuple[str, ...]
+    needs: tuple[str, ...]
+
+    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
+        """Candidate schedules, best guess first. `splits`: whether split reduction (split-K) is legal."""
+        ...
+
+    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
+        """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
+        ...
+
+
+def spelled(terms: Sequence[Tensor]) -> str:
+    """The terms as a pattern, with inputs as variables.
+
+    In large terms, shared and deeply nested nodes become named definitions.
+    """
+    order = topological(terms)
+    sizes: dict[Tensor, int] = {}
+    for t in order:
+        sizes[t] = 1 + sum(sizes[a] for a in t.args)
+    large = max(sizes[t] for t in terms) > WRITTEN_OUT
+    uses = Counter(a for t in order for a in t.args)
+    texts: dict[Tensor, str] = {}
+    depth: dict[Tensor, int] = {}
+    defined: list[str] = []
+    for t in order:
+        texts[t], depth[t] = _spelled(t, texts), 1 + max((depth[a] for a in t.args), default=0)
+        if large and t.args and (uses[t] > 1 or depth[t] > NESTED):
+            name = f"v{len(defined)}"
+            defined.append(f"{name} := {texts[t]}")
+            texts[t], depth[t] = name, 0
+    return SEPARATOR.join([*defined, *(texts[t] for t in terms)])
+
+
+def _spelled(term: Tensor, texts: Mapping[Tensor, str]) -> str:
+    if term.op == "input":
+        return str(term.attr("name"))
+    if term.op == "full" and term.type.rank == 0:
+        return repr(term.attr("value"))
+    attrs = [f"{k}={v!r}" for k, v in term.attrs]
+    name = f"{term.op}_" if term.op in ("and", "or", "not") else term.op
+    return f"{name}({', '.join([*(texts[a] for a in term.args), *attrs])})"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A call's kernel with its shape and its candidate schedules."""
+
+    kernel: Kernel
+    shape: Shape
+    space: tuple[Schedule, ...]
+    # kernel name -> launches
+    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)
+    # number of parts -> kernels of the split reduction
+    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def cuts(self) -> bool:
+        """Whether the longest reduction can be split."""
+        return _can_split(self.kernel, self.shape)
+
+    def halves(self, parts: int) -> tuple[Kernel, Kernel]:
+        """The two kernels of a split reduction: (kernel of partial results, combining kernel)."""
+        if parts not in self.cut:
+            self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
+        return self.cut[parts]
+
+
+@dataclass(frozen=True, eq=False)
+class Generated(Template):
+    """Template of the kernel generated for one term, or for several terms over the same inputs (multi-output
+    fusion)."""
+
+    root: Tensor = field(default=None)  # type: ignore[assignment]
+    others: tuple[Tensor, ...] = ()  # terms of outputs 1, 2, ...
+    precision: Precision = IEEE  # input precision of float32 matrix products
+    emitter: Emitter = field(default=None)  # type: ignore[assignment]
+    lowered: dict[Any, Lowered | bytes | None] = field(default_factory=dict)
+
+    @property
+    def roots(self) -> list[Tensor]:
+        """The terms of all outputs."""
+        return [self.root, *self.others]
+
+    @cached_property
+    def bases(self) -> dict[str, str]:
+        """Partially written outputs (scatter) -> operands that hold the remaining elements."""
+        outputs = zip(output_names(len(self.roots)), self.roots)
+        return {name: str(t.args[0].attr("name")) for name, t in outputs if _partial(t)}
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """The terms' inputs, in order of first use."""
+        return tuple(str(t.attr("name")) for t in topological(self.roots) if t.op == "input")
+
+    @cached_property
+    def combinations(self) -> int:
+        """Number of operand-layout combinations to lower. Bounded, because lowering hundreds of operations takes 0.1
+        s."""
+        return min(MAX_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
+
+    @cached_property
+    def work(self) -> float:
+        """Flops of the terms, without recomputation."""
+        return graph_flops(self.roots)
+
+    def written(self, call: Call) -> Call:
+        """The call with the output layout of this template."""
+        return call if self.layout is None else replace(call, output=Operand(call.output.type, self.layout(call)))
+
+    def effort(self, call: Call) -> float:
+        """Flops of a call, including recomputation due to its schedule."""
+        found = self.lower(call)
+        if found is None:
+            return self.work
+        schedule = scheduled(found, call)
+        rows, columns = (schedule.get(d) or prod(schedule.get(f"{k}{d}", 1) for k in "tvu") for d in "mn")
+        columns = found.shape.n if schedule.get("walk") else columns
+        return self.work + repeated(found.kernel, found.shape, rows, columns)
+
+    def size(self, call: Call) -> int:
+        """Number of expressions in a call's kernel."""
+        found = self.lower(call)
+        return len(found.kernel.exprs) if found is not None else 0
+
+    def ways(self, call: Call) -> tuple[str, ...]:
+        """Names of the kernel IR transformations that a call's kernel uses."""
+        found = self.lower(call)
+        if found is None:
+            return ()
+        ways = {*found.kernel.builder.ways}
+        ways |= {"ROLL" for e in found.kernel.reductions if rolled(e, e.axis) is not None}
+        ways |= {"SPLIT"} if scheduled(found, call).get("split", 1) > 1 else set()
+        return tuple(sorted(ways))
+
+    def alike(self, call: Call) -> Hashable | None:
+        """Deduplication key for tuning: calls with equal keys likely share the best schedule, whatever prologue and
+        epilogue they have. None if there is no kernel.
+
+        The key holds the emitter, the precision, the rows, columns and reduction extents, the innermost axes of images
+        (tensors of rank > 2), and the optional schedule parameters that the kernel supports.
+        """
+        found = self.lower(call)
+        if found is None:
+            return None
+        s = found.shape
+        batch, inner = prod(a.size for a in s.batch), tuple(a.size for a in s.inner)
+        rights = len({d.right for d in s.dots.values()})
+        images = [o for o in call.places.values() if o.type.rank > 2]
+        lie = frozenset(
+            (o.type.rank, min(range(o.type.rank), key=lambda i: (o.strides[i] == 0, o.strides[i]))) for o in images
+        )
+        forms = frozenset(name for one in found.space for name in FORMS if one.get(name))
+        own = self.emitter.name, self.precision
+        return *own, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
+
+    def lower(self, call: Call) -> Lowered | None:
+        """The lowered kernel of a call; None if the terms cannot be lowered for these layouts. Cached by layout."""
+        key = lying(call)
+        if key not in self.lowered:
+            self.lowered[key] = self._lower(call)
+        found = self.lowered[key]
+        if isinstance(found, bytes):  # pickled by a worker process (generate/lowering_worker.py)
+            found = self.lowered[key] = Lowered(*pickle.loads(found))
+        return found
+
+    def _lower(self, call: Call) -> Lowered | None:
+        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
+        for name in self.prep:
+            buffers[name] = laid_out(buffers[name], call)
+        deep(sum(len(t.args) > 0 for t in topological(self.roots)))
+        read = _read(tuple(self.roots), tuple(buffers.items()))
+        if read is None:
+            return None
+        kernel, shape, splits = read
+        try:
+            found = Lowered(kernel, shape, tuple(self._space(kernel, shape, splits)))
+            if not found.space:
+                return None
+            self.emitter.launches(found, found.space[0], PROBE)
+        except (Unfusable, RecursionError):  # RecursionError: deeper than `deep` allows
+            return None
+        return found
+
+    def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
+        if self.precision is IEEE:
+            return self.emitter.space(kernel, shape, splits)
+        rounding = getattr(self.emitter, "rounding", None)
+        worth = rounds(kernel, shape) and shape.m >= self.precision.rows
+        return rounding(kernel, shape, splits, self.precision) if rounding and worth else ()
+
+
+def lying(call: Call) -> Hashable:
+    """Cache key of a call's layout: strides and dtypes of operands and outputs."""
+    places = (*call.operands.values(), *call.outputs)
+    return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in places])
+
+
+def rounds(kernel: Kernel, shape: Shape) -> bool:
+    """Whether a kernel multiplies float32 matrices, so that tensor cores would round the operands."""
+    floats = {b.dtype for b in kernel.buffers.values() if b.dtype in ("float16", "bfloat16", "float32", "float64")}
+    return floats == {"float32"} and bool(shape.dots) and bool(shape.rows)
+
+
+FRAMES = 24  # Python stack frames per nested operation during lowering and emission
+# Upper bound of the recursion limit. The limit is process-wide, and about 80 000 calls from C overflow an 8 MiB stack.
+DEEPEST = 40_000
+
+
+def deep(operations: int) -> None:
+    """Raise Python's recursion limit for a term of `operations` operations, up to `DEEPEST`.
+
+    The bound keeps a maliciously nested file from overflowing the C stack.
+    """
+    with _deepening:  # the limit is process-wide: another thread may be raising it
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), min(1000 + FRAMES * operations, DEEPEST)))
+
+
+_deepening = Lock()
+
+
+def across(found: Lowered) -> bool:
+    """Whether the right operand of a matrix product is not contiguous along K."""
+    return any(
+        e.op == "load" and dot.axis in e.axes and e.value[1].coefficient(dot.axis) != 1
+        for dot, d in found.shape.dots.items()
+        for side in d.right
+        for e in walk([side])
+    )
+
+
+@memo(4096)
+def _read(
+    roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]
+) -> tuple[Kernel, Shape, bool] | None:  # fmt: skip
+    """Lower terms for given operand layouts to (kernel, shape, whether split reduction is legal); None if there is no
+    kernel.
+
+    The result is the same for every emitter and precision.
+    """
+    leaves = {t: str(t.attr("name")) for t in topological(roots) if t.op == "input"}
+    try:
+        kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
+        shape = shape_of(kernel, products="PIECES" not in kernel.builder.ways)
+        return kernel, shape, _can_split(kernel, shape)
+    except (Unfusable, RecursionError):  # RecursionError: deeper than `deep` allows
+        return None
+
+
+def scheduled(found: Lowered, call: Call) -> Schedule:
+    """The schedule of a call; the first candidate if none was chosen."""
+    return dict(call.schedule) or found.space[0]
+
+
+def launches(template: Generated, call: Call) -> Sequence[Launch]:
+    """The launches of a call with its schedule, in execution order."""
+    found = template.lower(call)
+    assert found is not None
+    schedule = scheduled(found, call)
+    key = repr((template.identity, call.operands, *call.outputs, sorted(schedule.items())))
+    name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
+    if name not in found.made:  # source, code and scratch all call this
+        found.made[name] = template.emitter.launches(found, schedule, name)
+    return found.made[name]
+
+
+def split_axis(shape: Shape) -> Axis:
+    """The longest reduction axis that is not nested in another reduction: the axis of split-K."""
+    return max(shape.outer, key=lambda a: a.size)
+
+
+def _can_split(kernel: Kernel, shape: Shape) -> bool:
+    """Whether split reduction is legal: the longest reduction axis has even extent and can be split."""
+    if not shape.outer or (axis := split_axis(shape)).size % 2:
+        return False
+    return if_fusable(split, kernel, axis, 2) is not None
+
+
+def _code(template: Generated, call: Call) -> str:
+    """The statements of a call: copies of the base operands of partially written outputs, then the launches."""
+    names = dict(call.names)
+    found = template.lower(call)
+    assert found is not None
+    parts = scheduled(found, call).get("split", 1)
+    if parts > 1:
+        first, _ = found.halves(parts)
+        for name, (start, size) in places(first.buffers)[0].items():
+            names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
+        names["counters"] = f"counters({names['out']}.device)"
+    pairs = [(names[base], names[output]) for output, base in template.bases.items()]
+    kept = [f"carried({base}, {output})" for base, output in pairs if base != output]
+    return "\n".join([*kept, *(launch.call(names) for launch in launches(template, call))])
+
+
+def _partial(t: Tensor) -> bool:
+    """Whether a term scatters values into an input."""
+    return t.op == "scatter_elements" and t.args[0].op == "input"
+
+
+def _definitions(template: Generated, call: Call) -> dict[str, str]:
+    """Source of the definitions that a call's launches need, by name."""
+    found: dict[str, str] = {}
+    for launch in launches(template, call):
+        found |= getattr(launch, "definitions", {launch.name: launch.source})
+    return found
+
+
+def _scratch(template: Generated, call: Call) -> int:
+    """Bytes of scratch memory of a call: partial results of a split reduction, else 0."""
+    found = template.lower(call)
+    parts = 1 if found is None else scheduled(found, call).get("split", 1)
+    if found is None or parts == 1:
+        return 0
+    return places(found.halves(parts)[0].buffers)[1]
+
+
+def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
+    """Candidate schedules of a call."""
+    found = template.lower(call)
+    return found.space if found is not None else ()
+
+
+def _fits(made: Sequence[Generated], call: Call) -> bool:
+    """Whether a call's schedule is legal, by the emitter's optional method `fits(kernel, shape, schedule, splits)`."""
+    found, emitter = made[0].lower(call), made[0].emitter
+    return found is not None and bool(
+        emitter.fits(found.kernel, found.shape, call.schedule, found.cuts)  # type: ignore[attr-defined]
+    )
+
+
+def template_of(
+    emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
+    precision: Precision = IEEE,
+) -> Generated:  # fmt: skip
+    """The template of one kernel that computes a term over inputs, or several terms.
+
+    `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
+    precision of float32 matrix products.
+    """
+    made: list[Generated] = []
+    first, *others = [root] if isinstance(root, Tensor) else root
+    family = family_of([first, *others])
+    bases = [(str(t.args[0].attr("name")),) if _partial(t) else () for t in (first, *others)]
+    suffix = ("_last" if last else "") + (f"_{precision.name}" if precision.loss else "")
+
+    def applies(call: Call) -> bool:
+        return made[0].lower(made[0].written(call)) is not None
+
+    template = Generated(
+        name=f"{emitter.name}.{family}{suffix}", backend=emitter.name, loss=precision.loss, rate=precision.rate,
+        precision=precision,
+        pattern=spelled((first, *others)),
+        code=identify(lambda call: _code(made[0], call), CODE_IDENTITY), family=family, applies=applies, layout=channels_last if last else None,
+        flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
+        source=lambda call: _definitions(made[0], call),
+        fits=partial(_fits, made) if hasattr(emitter, "fits") else None,
+        space=lambda call: _space(made[0], call), version=emitter.version, root=first, others=tuple(others), emitter=emitter,
+        setup=(*emitter.setup, *(["carried"] if any(bases) else [])), prep={name: prepared(name) for name in transposed},
+        inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
+    )  # fmt: skip
+    made.append(template)
+    return template
+
+
+def family_of(roots: Sequence[Tensor]) -> str:
+    """Family of a kernel in reports: attention, conv, contraction, reduction or pointwise."""
+    nodes = topological(roots)
+    ops = {t.op for t in nodes}
+    if ops & {"attention", "masked_attention"}:
+        return "attention"
+    if "conv" in ops:
+        return "conv"
+    if ops & {"matmul", "linear"}:
+        return "contraction"
+    plain = (t.is_leaf or t.entry.pointwise or t.entry.kind == "view" or _partial(t) for t in nodes)
+    return "pointwise" if all(plain) else "reduction"

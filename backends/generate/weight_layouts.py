@@ -1,0 +1,96 @@
+"""Preferred memory layouts of generated kernels: weights and filters transposed or padded at load time, images
+channels-last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.dtypes import HALVES
+from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.ops import Type
+from ...extract.model.kernel import Call, Operand, Strides, contiguous, identify
+from ..ir.kernel import Buffer
+from ..ir.tensor_maps import padded_row
+
+WORTH = 4  # maximum padding of rows: this fraction (1/WORTH) of their size
+
+
+def even(size: int, dtype: str) -> int:
+    """Row stride in elements that makes each row begin at a multiple of 16 bytes; the size itself if padding would add
+    too much."""
+    padded = padded_row(size, dtype)
+    return padded if (padded - size) * WORTH <= size else size
+
+
+def uneven(kind: Type) -> bool:
+    """Whether a weight is a 16-bit matrix whose rows are not aligned for TMA and vector loads."""
+    if kind.rank != 2 or kind.dtype not in HALVES:
+        return False
+    _, columns = concrete(kind.shape)
+    return padded_row(columns, kind.dtype) != columns
+
+
+def laid_out(weight: Buffer, call: Call) -> Buffer:
+    """The layout in which `prepared` puts a weight, such that the elements for one output are contiguous.
+
+    A matrix is transposed and its rows padded; filters become channels-last, in the call's 16-bit dtype if it has one;
+    depthwise filters have the filter axis innermost.
+    """
+    if len(weight.shape) == 2:
+        return Buffer(weight.dtype, weight.shape, (1, even(weight.shape[0], weight.dtype)))
+    strides = innermost(weight.shape)
+    if weight.shape[1] == 1:
+        strides = (1, *contiguous((*weight.shape[1:], weight.shape[0]))[:-1])
+    return Buffer(_narrow(weight.dtype, call), weight.shape, strides)
+
+
+def prepared(name: str) -> Callable[[Call], str]:
+    """The code generator (of a call) that changes a weight's layout at load time."""
+
+    def text(call: Call) -> str:
+        kind, weight = call.operands[name].type, call.names[name]
+        if kind.rank == 2:
+            size = concrete(kind.shape)[0]
+            beyond = even(size, kind.dtype) - size
+            return (
+                f"torch.nn.functional.pad({weight}.t(), (0, {beyond})).contiguous()"
+                if beyond
+                else f"{weight}.t().contiguous()"
+            )
+        axis = 0 if kind.shape[1] == 1 else 1
+        return f"{weight}.to(torch.{_narrow(kind.dtype, call)}).movedim({axis}, -1).contiguous()"
+
+    return identify(text, "images.prepared.<locals>.text")
+
+
+def _narrow(dtype: str, call: Call) -> str:
+    halves = sorted({o.type.dtype for o in call.operands.values()} & {*HALVES})
+    return halves[0] if halves and dtype == "float32" else dtype
+
+
+def innermost(shape: tuple[int, ...]) -> Strides:
+    """Strides of an image or filter with channels (axis 1) innermost."""
+    first, channels, *image = shape
+    strides = contiguous((first, *image, channels))
+    return (strides[0], 1, *strides[1:-1])
+
+
+def channels_innermost(image: Operand) -> Operand:
+    """The operand with a channels-last layout; axes of size 1 keep their row-major strides."""
+    shape = concrete(image.type.shape)
+    return replace(
+        image, strides=tuple(a if d > 1 else b for a, b, d in zip(innermost(shape), contiguous(shape), shape))
+    )
+
+
+def channels_last(call: Call) -> Strides:
+    """Channels-last strides of a call's result."""
+    return channels_innermost(call.output).strides
+
+
+def filters(root: Tensor, weights: Iterable[str]) -> tuple[str, ...]:
+    """The weights that are filters of convolutions in a term."""
+    used = {str(n.args[1].attr("name")) for n in topological([root]) if n.op == "conv" and n.args[1].op == "input"}
+    return tuple(w for w in weights if w in used)

@@ -1,0 +1,101 @@
+"""Reference interpreter of the kernel IR: NumPy over whole axes, without tiles. The specification of the emitters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.ops import OPS
+from .index import Axis, Index
+from .kernel import Expr, Kernel, Unfusable, below_maximum
+
+Array = np.ndarray[Any, Any]
+_REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+
+def run(kernel: Kernel, memory: Mapping[str, Array]) -> None:
+    """Run a kernel on flat arrays (buffer name -> array); results are written in place.
+
+    Floats are computed in float64. Cost and memory grow with the product of all axes of a value: for small sizes.
+    """
+    bound = [*(e.axis for e in kernel.reductions), *(a for s in kernel.stores for a in sorted(s.value.axes, key=repr))]
+    axes = [*kernel.axes, *dict.fromkeys(a for a in bound if a not in kernel.axes)]
+    with np.errstate(all="ignore"):
+        values = _Values(axes, memory)
+        for e in kernel.exprs:
+            values.known[e] = values.value(e)
+        for store in kernel.stores:
+            guards = [values.known[g] for g in store.guards]
+            spot = values.position(store.at)
+            for e, step in store.parts:
+                spot = spot + values.known[e].astype(np.int64) * step
+            place, value, *there = np.broadcast_arrays(spot, values.known[store.value], *guards)
+            kept = np.logical_and.reduce(there) if there else ...
+            memory[store.buffer][place[kept]] = value[kept]
+
+
+class _Values:
+    """Values of expressions as arrays with one dimension per axis."""
+
+    def __init__(self, axes: list[Axis], memory: Mapping[str, Array]) -> None:
+        self.memory = memory
+        self.order = {a: i for i, a in enumerate(axes)}
+        self.known: dict[Expr, Array] = {}
+
+    def along(self, axis: Axis) -> Array:
+        """The axis' indices along its dimension."""
+        shape = [1] * len(self.order)
+        shape[self.order[axis]] = axis.size
+        return np.arange(axis.size).reshape(shape)
+
+    def position(self, at: Index) -> Array:
+        found: Array = np.full([1] * len(self.order), at.const)
+        for atom, c in at.terms:
+            if isinstance(atom, Axis):
+                found = found + self.along(atom) * c
+            else:
+                inner = self.position(atom.index)
+                found = found + (inner % atom.by if atom.rest else inner // atom.by) * c
+        return found
+
+    def value(self, e: Expr) -> Array:
+        args = [self.known[a] for a in e.args]
+        if e.op == "const":
+            return np.full([1] * len(self.order), e.value)
+        if e.op == "index":
+            return self.position(e.value)
+        if e.op == "load":
+            return self._load(e, args)
+        if e.op == "reduce":
+            full = list(args[0].shape)
+            full[self.order[e.axis]] = e.axis.size
+            found: Array = _REDUCE[e.value[0]].reduce(
+                np.broadcast_to(args[0], full), axis=self.order[e.axis], keepdims=True
+            )
+            return found
+        if e.op == "cast":
+            return args[0].astype(np.float64 if dtypes.is_float(e.value) else dtypes.numpy_dtype(e.value))
+        if (shifted := below_maximum(e)) is not None:
+            a, m = (self.known[x] for x in shifted)
+            args = [a - np.where(np.isneginf(m), 0.0, m)]
+        if e.op == "exp2":
+            return np.exp2(args[0])
+        function = OPS[e.op].numpy
+        if function is None:
+            raise Unfusable(f"{e.op} has no value")
+        return np.asarray(function({}, *args))
+
+    def _load(self, e: Expr, args: list[Array]) -> Array:
+        name, at, steps, _ = e.value
+        place = self.position(at)
+        for a, step in zip(args, steps):
+            place = place + a.astype(np.int64) * step
+        there: Array = np.ones((), bool)
+        for guard in args[len(steps) :]:
+            there = there & guard
+        read = self.memory[name][np.where(there, place, 0)]
+        found = np.where(there, read, np.zeros((), read.dtype))
+        return found.astype(np.float64) if e.kind == "float" else found

@@ -1,0 +1,398 @@
+"""The kernel IR: the computation of one generated kernel as scalar expressions over named axes.
+
+An expression gives the value of one element at symbolic indices: loads at affine positions, elementwise operations, and
+reductions that bind an axis. The IR has no tiles, loops or threads: an emitter adds them according to a schedule. Views
+(reshape, permute, slice, broadcast, concat, pad) become index arithmetic and cost nothing inside a kernel.
+
+Expressions are hash-consed within one `Builder`. A reduction reuses the axis of another one of equal size where
+possible, so that loads shared between the maximum and the sum of a softmax are one node. Factors that do not depend on
+a sum's axis are moved out of the sum (the DEFER rule): the row scale of a normalization follows the product, and so
+does the denominator of a softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from ...egraph.ir import dtypes
+from .index import Axis, Index
+from .simplify import SIMPLIFY, folded
+
+T = TypeVar("T")
+
+Strides = tuple[int, ...]
+WINDOW = "w"  # name prefix of axes over the elements of a window; other axes move the window
+
+
+PROBE = "probe"  # kernel name for test emissions, which only find out whether a kernel can be emitted
+
+
+class Unfusable(Exception):
+    """A kernel cannot be generated for a term or schedule; the message says why."""
+
+
+def if_fusable(make: Callable[..., T], *args: Any, **named: Any) -> T | None:
+    """The result of `make(*args, **named)`, or None if it raises Unfusable."""
+    try:
+        return make(*args, **named)
+    except Unfusable:
+        return None
+
+
+class Expr:
+    """One scalar value.
+
+    `value` is the op's attribute:
+    - const: a number
+    - index: an Index
+    - load: (operand, Index, strides of the data-dependent index terms, dtype)
+    - reduce: (monoid, Axis)
+    - cast: a dtype
+
+    The args of a load are the data-dependent index terms, then guards: where a guard is false nothing is read and the
+    value is 0. `kind` is float, int or bool; `axes` are the free axes; `number` is the creation order within the
+    builder.
+    """
+
+    __slots__ = ("args", "axes", "kind", "number", "op", "value")
+
+    def __init__(
+        self, op: str, args: tuple[Expr, ...], value: Any, kind: str, axes: frozenset[Axis], number: int
+    ) -> None:
+        self.op, self.args, self.value, self.kind, self.axes, self.number = op, args, value, kind, axes, number
+
+    @property
+    def axis(self) -> Axis:
+        """The axis that a reduction binds."""
+        found: Axis = self.value[1]
+        return found
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.value}>" if self.value is not None else f"<{self.op}>"
+
+
+def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
+    """All expressions below the roots in topological order, operands first, without `known` ones and those below
+    them."""
+    order: list[Expr] = []
+    seen: set[Expr] = {*known}
+    stack = [(r, False) for r in roots]
+    while stack:
+        e, ready = stack.pop()
+        if ready:
+            order.append(e)
+        elif e not in seen:
+            seen.add(e)
+            stack.append((e, True))
+            stack += [(a, False) for a in reversed(e.args) if a not in seen]
+    return order
+
+
+COMPARES = ("eq", "lt", "le", "not", "is_nan", "is_inf", "and", "or", "xor")
+NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+
+
+class Builder:
+    """Factory of hash-consed expressions."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Expr] = {}
+        self.ways: set[str] = set()  # names of transformations that changed the kernel
+
+    def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
+        """An expression as given, without simplification."""
+        key = (op, tuple(a.number for a in args), value, kind)
+        found = self._known.get(key)
+        if found is None:
+            free: frozenset[Axis] = frozenset().union(*(a.axes for a in args))
+            if op == "index":
+                free = value.axes
+            elif op == "load":
+                free |= value[1].axes
+            elif op == "reduce":
+                free -= {value[1]}
+            found = self._known[key] = Expr(op, tuple(args), value, kind, free, len(self._known))
+        return found
+
+    # ------------------------------------------------------------ simplifying makers
+    def const(self, value: float, kind: str = "float") -> Expr:
+        """A constant."""
+        return self.make("const", (), {"float": float, "int": int, "bool": bool}[kind](value), kind)
+
+    def index(self, value: Index) -> Expr:
+        """The value of an index expression."""
+        return self.make("index", (), value, "int") if value.terms else self.const(value.const, "int")
+
+    def load(
+        self, operand: str, at: Index, dtype: str, parts: Sequence[tuple[Expr, int]], guards: Sequence[Expr]
+    ) -> Expr:
+        """The element of an operand at an index plus data-dependent terms with their strides (`parts`), under
+        `guards`."""
+        kind = dtypes.category(dtype)
+        steps = tuple(c for _, c in parts)
+        return self.make("load", (*(e for e, _ in parts), *guards), (operand, at, steps, dtype), kind)
+
+    def less(self, a: Index, b: Index) -> Expr:
+        """a < b; a constant if the index ranges decide the comparison."""
+        low, high = (a - b).range
+        if high < 0 or low >= 0:
+            return self.const(high < 0, "bool")
+        return self.make("lt", (self.index(a), self.index(b)), None, "bool")
+
+    def pointwise(self, op: str, args: Sequence[Expr]) -> Expr:
+        """An elementwise operation, after constant folding and removal of neutral elements."""
+        kind = "bool" if op in COMPARES and op not in ("and", "or", "xor") else args[-1].kind
+        simple = SIMPLIFY.get(op)
+        found = (simple(self, *args) if simple else None) or folded(self, op, args, kind)
+        return found if found is not None else self.make(op, args, None, kind)
+
+    def mul(self, a: Expr, b: Expr) -> Expr:
+        """a * b."""
+        return self.pointwise("mul", (a, b))
+
+    def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
+        """The reduction of a body along an axis. Factors that do not depend on the axis are moved out of a sum; a
+        reduction of a body that does not depend on the axis is simplified."""
+        if axis not in body.axes:
+            return (
+                self.mul(body, self.const(axis.size))
+                if monoid == "sum"
+                else body
+                if monoid in ("max", "min")
+                else self._raw(monoid, axis, body)
+            )
+        if monoid != "sum" or body.kind != "float":
+            return self._raw(monoid, axis, body)
+        over, under = factors(body)
+        inside = [f for f in over if axis in f.axes], [f for f in under if axis in f.axes]
+        found = self._raw("sum", axis, self.product(*inside))
+        rest = [f for f in over if axis not in f.axes], [f for f in under if axis not in f.axes]
+        if any(f.op != "const" for f in (*rest[0], *rest[1])):
+            self.ways.add("DEFER")
+        return self.product([found, *rest[0]], rest[1])
+
+    def _raw(self, monoid: str, axis: Axis, body: Expr) -> Expr:
+        return self.make("reduce", (body,), (monoid, axis), body.kind)
+
+    def product(self, over: Sequence[Expr], under: Sequence[Expr]) -> Expr:
+        """prod(over) / prod(under)."""
+        roots = [f for f in under if f.op == "sqrt"]
+        over = [*over, *(self.pointwise("rsqrt", f.args) for f in roots)]
+        under = [f for f in under if f not in roots]
+        found: Expr | None = None
+        for f in over:
+            found = f if found is None else self.mul(found, f)
+        if found is None:
+            found = self.const(1.0)
+        if under:
+            below = under[0]
+            for f in under[1:]:
+                below = self.mul(below, f)
+            found = self.pointwise("div", (found, below))
+        return found
+
+    def rebuilt(self, roots: Sequence[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) -> list[Expr]:
+        """The roots rebuilt bottom-up, with `change` applied to each expression and its changed operands (None: keep
+        the op)."""
+        done: dict[Expr, Expr] = {}
+        for e in walk(roots):
+            args = tuple(done[a] for a in e.args)
+            new = change(e, args)
+            done[e] = new if new is not None else e if args == e.args else self.make(e.op, args, e.value, e.kind)
+        return [done[r] for r in roots]
+
+    def substituted(self, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
+        """The roots with free axes replaced by indices."""
+
+        def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            if e.op == "index":
+                return self.index(e.value.replaced(change))
+            if e.op == "load":
+                operand, at, steps, dtype = e.value
+                return self.make("load", args, (operand, at.replaced(change), steps, dtype), e.kind)
+            return None
+
+        return self.rebuilt(roots, one)
+
+
+def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
+    """The expressions that must be computed for `root` and are not known yet, operands first; does not descend into
+    loads and reductions."""
+    return operands_first(root, known, lambda e: e.args if e.op not in ("load", "reduce") else ())
+
+
+def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Sequence[T]]) -> list[T]:
+    """The nodes below `root` that are not known yet, each after those it `reads`. Iterative, because chains may have
+    hundreds of nodes."""
+    order: list[T] = []
+    seen: set[T] = set()
+    stack = [(root, False)]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            order.append(x)
+        elif x not in seen and not known(x):
+            seen.add(x)
+            stack.append((x, True))
+            stack += [(y, False) for y in reversed(reads(x))]
+    return order
+
+
+def below_maximum(e: Expr) -> tuple[Expr, Expr] | None:
+    """(a, m) of an exponential exp(a - m) where m is the maximum of a; else None.
+
+    Every emitter treats m = -inf as 0 there, so that a fully masked row part contributes nothing.
+    """
+    if e.op not in ("exp", "exp2") or e.args[0].op != "sub":
+        return None
+    a, m = e.args[0].args
+    return (a, m) if m.op == "reduce" and m.value[0] == "max" and m.args[0] is a else None
+
+
+LONG = 100  # depth of an expression beyond which emitters avoid recursion
+FACTORS = 256  # limit of factors of a product: repeated squaring doubles their number each time
+
+
+def factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
+    """(numerator factors, denominator factors) of a product; the product itself if it has more than `FACTORS`
+    factors."""
+    sides: tuple[list[Expr], list[Expr]] = [], []
+    stack, steps = [(e, 0)], 0
+    while stack:
+        f, below = stack.pop()
+        if f.op not in ("mul", "div"):
+            sides[below].append(f)
+            continue
+        steps += 1
+        if steps > FACTORS:
+            return [e], []
+        stack += [(f.args[1], below ^ (f.op == "div")), (f.args[0], below)]
+    return sides
+
+
+# ---------------------------------------------------------------- kernels
+@dataclass(frozen=True)
+class Buffer:
+    """An operand or result in memory: dtype, sizes and strides in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: Strides
+
+
+@dataclass(frozen=True)
+class Store:
+    """One result: at each point of the kernel's axes where all `guards` hold, `value` is stored at position `at` of a
+    buffer.
+
+    A value that does not depend on an axis is constant along it. `parts` are data-dependent terms of the position with
+    their strides (a scatter); other elements of the buffer remain unchanged.
+    """
+
+    buffer: str
+    at: Index
+    value: Expr
+    guards: tuple[Expr, ...] = ()
+    parts: tuple[tuple[Expr, int], ...] = ()
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        """All expressions of the store: value, guards, data-dependent positions."""
+        return (self.value, *self.guards, *(e for e, _ in self.parts))
+
+    def moved(self, at: Index, exprs: Sequence[Expr]) -> Store:
+        """The store with another position and other expressions, in the order of `exprs`."""
+        value, *more = exprs
+        guards, picks = more[: len(self.guards)], more[len(self.guards) :]
+        return replace(
+            self, at=at, value=value, guards=tuple(guards), parts=tuple((e, c) for e, (_, c) in zip(picks, self.parts))
+        )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Results over parallel axes (outermost first), computed from operands. `builder` made the expressions."""
+
+    axes: tuple[Axis, ...]
+    stores: tuple[Store, ...]
+    buffers: Mapping[str, Buffer]
+    builder: Builder = field(repr=False, compare=False)
+
+    @cached_property
+    def exprs(self) -> list[Expr]:
+        """All expressions, operands first."""
+        return walk(e for s in self.stores for e in s.exprs)
+
+    @cached_property
+    def reductions(self) -> list[Expr]:
+        """All reductions, inner ones first."""
+        return [e for e in self.exprs if e.op == "reduce"]
+
+    @cached_property
+    def long(self) -> bool:
+        """Whether expressions are so deep that emitters must avoid recursion."""
+        depth: dict[Expr, int] = {}
+        for e in self.exprs:
+            depth[e] = 1 + max((depth[a] for a in e.args), default=0)
+        return max(depth.values(), default=0) > LONG
+
+    @cached_property
+    def work(self) -> int:
+        """Number of operations and loads."""
+        return sum(e.op not in ("const", "index") for e in self.exprs)
+
+    @cached_property
+    def held(self) -> int:
+        """Maximum number of live values when they are computed in order (register pressure)."""
+        order = [e for e in self.exprs if e.op not in ("const", "index")]
+        last = {a: n for n, e in enumerate(order) for a in e.args}
+        change = [0] * (len(order) + 1)
+        for n, e in enumerate(order):
+            change[n] += 1
+            change[max(last.get(e, n), n) + (e in last)] -= 1
+        return max(accumulate(change), default=0)
+
+    def with_values(self, values: Sequence[Expr], **change: Any) -> Kernel:
+        """The kernel with other values to store."""
+        stores = tuple(replace(s, value=v) for s, v in zip(self.stores, values, strict=True))
+        return replace(self, stores=stores, **change)
+
+    def __str__(self) -> str:
+        """A listing: one line per load, reduction, or value that is used more than once."""
+        names: dict[Expr, str] = {}
+        lines = [f"for {', '.join(f'{a}<{a.size}' for a in self.axes)}:"]
+        uses: dict[Expr, int] = {}
+        for e in self.exprs:
+            for a in e.args:
+                uses[a] = uses.get(a, 0) + 1
+        for e in self.exprs:
+            text = _listing(e, names)
+            if e.op in ("load", "reduce") or (uses.get(e, 0) > 1 and e.op not in ("const", "index")):
+                names[e] = f"v{len(names)}"
+                lines.append(f"  {names[e]} = {text}")
+            else:
+                names[e] = text
+        for s in self.stores:
+            guard = f" if {' and '.join(names[g] for g in s.guards)}" if s.guards else ""
+            place = " + ".join([repr(s.at), *(f"{names[e]} * {c}" for e, c in s.parts)])
+            lines.append(f"  {s.buffer}[{place}] = {names[s.value]}{guard}")
+        return "\n".join(lines)
+
+
+def _listing(e: Expr, names: Mapping[Expr, str]) -> str:
+    args = [names[a] for a in e.args]
+    if e.op == "load":
+        operand, at, steps, _ = e.value
+        parts = [f"{a} * {s}" for a, s in zip(args, steps)]
+        guard = f" if {' and '.join(args[len(steps) :])}" if len(args) > len(steps) else ""
+        return f"{operand}[{' + '.join([repr(at), *parts])}]{guard}"
+    if e.op == "reduce":
+        return f"{e.value[0]}({args[0]} for {e.value[1]}<{e.value[1].size})"
+    if e.op in ("const", "index"):
+        return repr(e.value)
+    return f"{e.op}({', '.join(args)})"

@@ -1,0 +1,172 @@
+"""Loop analyses of kernel reductions that all emitters share: loop fusion and loop bounds.
+
+A sum of exp(a - max(a)) shares the loop of its maximum (the ROLL rule: online softmax); a mask beyond a bound ends the
+loop there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .index import Axis, Index, index
+from .kernel import Expr, Kernel, below_maximum, factors, walk
+
+
+def rolled(e: Expr, axis: Axis) -> Expr | None:
+    """The maximum m if a sum reduces exp(a - m) times factors free of m, where m is the maximum of a along the same
+    axis; else None."""
+    if e.value[0] != "sum":
+        return None
+    found = None
+    over, under = factors(e.args[0])
+    for f in over:
+        inside = [x for x in walk([f]) if x.op == "reduce" and x.axis == axis]
+        if not inside:
+            continue
+        if found is not None or f.op not in ("exp", "exp2") or f.args[0].op != "sub":
+            return None
+        a, m = f.args[0].args
+        if (
+            m.op != "reduce"
+            or m.value != ("max", axis)
+            or m.args[0] is not a
+            or any(x.op == "reduce" and x.axis == axis for x in walk([a]))
+        ):
+            return None
+        found = m
+    if any(x.op == "reduce" and x.axis == axis for f in under for x in walk([f])):
+        return None
+    return found
+
+
+def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> list[Expr]:
+    """Those of the ready reductions along one axis that one loop can compute, inner ones first.
+
+    They depend on no other of these reductions, or only on the maximum that they are relative to (given by `maximum`).
+    """
+    chosen: list[Expr] = []
+    for e in ready:
+        waits = {x for x in walk(e.args) if x in ready and x is not e}
+        if not waits or ((top := maximum(e)) in chosen and waits <= {top}):
+            chosen.append(e)
+    return chosen
+
+
+def at_least_one(e: Expr) -> bool:
+    """Whether a value is a sum of exponentials below their maximum (or 0 if all are masked), so that its reciprocal
+    does not overflow."""
+    return e.op == "reduce" and e.value[0] == "sum" and below_maximum(e.args[0]) is not None
+
+
+def power_of(kernel: Kernel, maximum: Expr) -> str:
+    """The op (exp or exp2) applied to differences from this maximum."""
+    return next(x.op for x in kernel.exprs if x.op in ("exp", "exp2") and x.args[0].args[1:] == (maximum,))
+
+
+@dataclass(frozen=True)
+class Room:
+    """A mask that keeps the elements of an axis with `rest + side * axis >= 0`, where the value is `kept`; `alone` if
+    it has no other condition."""
+
+    rest: Index
+    side: int
+    mask: Expr
+    kept: Expr
+    alone: bool
+
+
+Allowed = tuple[Index, Expr, Expr, bool]
+
+
+def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
+    """Masks of a value: (index that is nonnegative wherever the value may differ from `lost`, the `where` node, the
+    unmasked value, whether the `where` has no other condition)."""
+    if e.op == "add" and lost == -math.inf:
+        return [*allowed(e.args[0]), *allowed(e.args[1])]
+    if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
+        return allowed(e.args[0], lost)
+    if e.op != "where":
+        return []
+    c, x, y = e.args
+    gone = (x.op == "const" and x.value == lost, y.op == "const" and y.value == lost)
+    if gone[0] == gone[1]:
+        return []
+    kept = y if gone[0] else x
+    return [*((i, e, kept, _compares(c)) for i in _true(c, gone[1])), *allowed(kept, lost)]
+
+
+Bound = tuple[Index, Expr, bool]
+
+
+def up_to(e: Expr) -> list[Bound]:
+    """Bounds of a maximum's body: (index, number in memory, strict); the index is at most (strict: less than) the
+    number wherever the body may differ from -inf."""
+    if e.op == "add":
+        return [*up_to(e.args[0]), *up_to(e.args[1])]
+    if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
+        return up_to(e.args[0])
+    if e.op != "where" or e.args[2].op != "const" or e.args[2].value != -math.inf:
+        return []
+    return _at_most(e.args[0], True)
+
+
+def _at_most(c: Expr, wanted: bool) -> list[Bound]:
+    """Bounds of indices by numbers in memory, implied by a condition that is true (or false, as `wanted`)."""
+    return [
+        (low.value, high, strict)
+        for low, high, strict in _orders(c, wanted)
+        if low.op == "index" and high.op not in ("index", "const") and high.kind == "int" and not _reduces(high)
+    ]
+
+
+def _orders(c: Expr, wanted: bool) -> list[tuple[Expr, Expr, bool]]:
+    """Comparisons (low, high, strict) implied by a condition that is true (or false, as `wanted`)."""
+    if c.op == "not":
+        return _orders(c.args[0], not wanted)
+    if c.op == ("and" if wanted else "or"):
+        return [*_orders(c.args[0], wanted), *_orders(c.args[1], wanted)]
+    if c.op not in ("lt", "le"):
+        return []
+    a, b = c.args
+    return [(a, b, c.op == "lt") if wanted else (b, a, c.op == "le")]
+
+
+def _reduces(e: Expr) -> bool:
+    return any(x.op == "reduce" for x in walk([e]))
+
+
+def seen_by(e: Expr, one: Expr) -> list[Allowed]:
+    """The masks (see `allowed`) of the body of a maximum or a sum of products; masked elements do not contribute.
+
+    A condition may be a factor; its unmasked value is `one`.
+    """
+    if e.value[0] == "max":
+        return allowed(e.args[0])
+    if e.value[0] != "sum" or e.kind != "float":
+        return []
+    over, _ = factors(e.args[0])
+    conditions = ((f, f.args[0]) for f in over if f.op == "cast" and f.args[0].kind == "bool")
+    return [
+        *(found for f in over for found in allowed(f, 0.0)),
+        *((i, f, one, _compares(c)) for f, c in conditions for i in _true(c, True)),
+    ]
+
+
+def _compares(c: Expr) -> bool:
+    """Whether a condition is a single comparison."""
+    return _compares(c.args[0]) if c.op == "not" else c.op in ("lt", "le")
+
+
+def _true(c: Expr, wanted: bool) -> list[Index]:
+    """Indices that are nonnegative where a condition is true (or false, as `wanted`)."""
+
+    def number(e: Expr) -> Index:
+        return e.value if e.op == "index" else index(e.value)
+
+    return [
+        number(high) - number(low) - strict
+        for low, high, strict in _orders(c, wanted)
+        if all(e.op in ("index", "const") and e.kind == "int" for e in (low, high))
+    ]

@@ -1,0 +1,72 @@
+"""Nested scopes of emitted source with the values known in each; lookups go outwards. Emitters derive their own
+scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
+
+from .index import Axis
+from .kernel import Expr, walk
+
+V = TypeVar("V")
+B = TypeVar("B", bound="Block[Any]")
+
+
+@dataclass
+class Block(Generic[V]):
+    """A scope of the source: its lines, the values known in it, the axes bound in it."""
+
+    indent: int
+    bound: set[Axis]
+    lines: list[str] = field(default_factory=list)
+    known: dict[Expr, V] = field(default_factory=dict)
+    outside: Self | None = None
+
+    def outward(self) -> Iterator[Self]:
+        """This scope and its enclosing scopes, innermost first."""
+        block: Self | None = self
+        while block is not None:
+            yield block
+            block = block.outside
+
+    def find(self, e: Expr) -> V | None:
+        """The known value of an expression here, None without one."""
+        return next((b.known[e] for b in self.outward() if e in b.known), None)
+
+
+class Writer(Generic[B]):
+    """Writes lines of source into the open scope; `top` is the outermost one."""
+
+    top: B
+    scope: B
+    counter = 0
+
+    def line(self, text: str, scope: B | None = None) -> None:
+        """Write a line into a scope, the open one by default."""
+        scope = scope or self.scope
+        scope.lines.append("    " * scope.indent + text)
+
+    def fresh(self, stem: str = "t") -> str:
+        """A new variable name."""
+        self.counter += 1
+        return f"{stem}{self.counter}"
+
+    @contextmanager
+    def inside(self, scope: B) -> Iterator[None]:
+        """Write into another scope inside the `with` block."""
+        before, self.scope = self.scope, scope
+        yield
+        self.scope = before
+
+    def home(self, e: Expr) -> B:
+        """The outermost scope in which an expression can be computed: all its axes are bound there, and it reads no
+        running value of an enclosing loop."""
+        scope = self.scope
+        while scope.outside is not None and e.axes <= scope.outside.bound:
+            if any(x in scope.known and x.op == "reduce" for x in walk([e])):
+                break
+            scope = scope.outside
+        return scope

@@ -1,0 +1,106 @@
+"""Text of emitted Python source: identifiers, literals, imports, comments."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ...egraph.ir import dims, dtypes
+from ...extract.model.kernel import Plan
+
+RESERVED = frozenset(
+    ["np", "math", "inf", "nan", "ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
+) | frozenset(keyword.kwlist)  # fmt: skip
+
+
+def identifier(text: str, taken: set[str]) -> str:
+    """A Python identifier derived from any text and not in `taken`; adds it to `taken`."""
+    base = re.sub(r"[^0-9a-zA-Z_]+", "_", text).strip("_")[:60].rstrip("_") or "value"
+    base = f"v_{base}" if base[0].isdigit() or base in RESERVED else base
+    name, n = base, 2
+    while name in taken or name in RESERVED:
+        name, n = f"{base}_{n}", n + 1
+    taken.add(name)
+    return name
+
+
+def literal(value: Any) -> str:
+    """Source text of a number, dtype-independent size expression, string, or tuple of these. TypeError for anything
+    else."""
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)  # emitted source imports the names inf and nan
+    if isinstance(value, bool | int | float | str | dims.Expr):
+        return repr(value)
+    raise TypeError(f"cannot write a {type(value).__name__} into source: {value!r}")
+
+
+def dtype_text(dtype: str) -> str:
+    """The NumPy dtype as source text."""
+    return (
+        "ml_dtypes.bfloat16" if dtype == "bfloat16" else "np.bool_" if dtype == "bool" else f"np.{dtypes.check(dtype)}"
+    )
+
+
+#: Name that emitted source may use -> module to import it from ("": the name is the module).
+_STANDARD = {
+    **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings"), ""),
+    "partial": "functools",
+    "Path": "pathlib",
+    "Callable": "collections.abc",
+    "Sequence": "collections.abc",
+    "inf": "math",
+    "nan": "math",
+    "Lock": "threading",
+    "Any": "typing",
+}
+
+
+_INSTALLED = ("ml_dtypes", "numpy as np", "torch", "triton", "triton.language as tl")
+
+
+def imports_of(body: str) -> Iterator[str]:
+    """Import lines for the names that the body uses, in formatter order."""
+    used = {word: module for word, module in _STANDARD.items() if re.search(rf"(?<![\w.]){word}\b", body)}
+    yield from (f"import {word}" for word, module in used.items() if not module)
+    for module in sorted(set(used.values()) - {""}):
+        yield f"from {module} import {', '.join(sorted(w for w, m in used.items() if m == module))}"
+    if used:
+        yield ""
+    arrays = re.search(r"\bArray\b", body) is not None
+    text = f"{body} np" if arrays else body
+    yield from (f"import {m}" for m in _INSTALLED if re.search(rf"\b{m.split()[-1]}\b", text))
+    if arrays:
+        yield from ("", "Array = np.ndarray")
+
+
+def one_line(text: str) -> str:
+    """Text as one comment line: control characters, bidi marks and lone surrogates become "?"; at most 160
+    characters."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))[:160]
+
+
+def _quotable(text: str) -> str:
+    return one_line(text).replace("\\", "/").replace('"', "'")
+
+
+def title(plan: Plan) -> str:
+    return f"{_quotable(plan.graph.name)}: {plan.kernels} kernels, estimated {plan.cost:.1f} us (at least {plan.lower_bound:.1f})."
+
+
+def signature(plan: Plan) -> str:
+    """The inputs and outputs with their types as one line, at most 400 characters."""
+    given = ", ".join(f"{leaf.attr('name')}: {leaf.type}" for leaf in plan.graph.inputs)
+    made = ", ".join(f"{n}: {plan.values[v].type}" for n, v in zip(plan.graph.names, plan.outputs))
+    return f"({_quotable(given)}) -> ({_quotable(made)})"[:400]
+
+
+def indented(lines: Iterable[str], width: int) -> Iterator[str]:
+    """The lines, indented by `width` spaces."""
+    for line in lines:
+        yield " " * width + line if line else line

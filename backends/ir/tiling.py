@@ -1,0 +1,312 @@
+"""Tiling of kernels: which axes a program holds as rows and columns, which it iterates over, which are batch axes.
+
+The shape of a kernel (`Shape`) follows from its expressions; tile sizes (`Tiling`) come from the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from math import gcd, prod
+from typing import Any
+
+from .index import Axis, index
+from .kernel import WINDOW, Expr, Kernel, Unfusable, factors, walk
+
+VECTOR = 8  # maximum elements of a vector load
+MULTIPROCESSORS = 132  # SMs of the GPU that schedules are ranked for (an H100 or H200)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A sum of products that tensor cores can compute: two sides (factors), contracted along the reduction's axis."""
+
+    left: tuple[Expr, ...]
+    right: tuple[Expr, ...]
+    rows: frozenset[Axis]
+    cols: frozenset[Axis]
+    batch: frozenset[Axis]
+
+
+def is_window(axis: Axis) -> bool:
+    """Whether an axis runs over the elements of a window (pooling, depthwise convolution)."""
+    return axis.name.startswith(WINDOW)
+
+
+def as_dot(e: Expr) -> Dot | None:
+    """The two sides of a sum whose body is a product of two parts that share only batch axes and the reduction axis;
+    else None.
+
+    The side with the later parallel axis is the right one (columns); a side that contains a product is the left one,
+    and its rows are those of that product, whatever the result's memory order (channels before pixels).
+    """
+    if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
+        return None
+    over, under = factors(e.args[0])
+    if under:
+        return None
+    along = [f for f in over if e.axis in f.axes]
+    full = {f.axes - {e.axis} for f in along if f.axes - {e.axis}}
+    if not full or len(along) < 2:
+        return None
+    widest = {axes for axes in full if not any(axes < other for other in full)}  # a mask may lack shared axes
+    found = (
+        _sides(e, over, frozenset.intersection(*sets) if len(sets) > 1 else frozenset()) for sets in (full, widest)
+    )
+    return next((dot for dot in found if dot is not None), None)
+
+
+def _sides(e: Expr, over: Sequence[Expr], common: frozenset[Axis]) -> Dot | None:
+    """The two sides of a sum's factors that share only the `common` axes."""
+    parts: list[tuple[set[Axis], list[Expr]]] = []
+    loose: list[Expr] = []
+    for f in over:
+        left = set(f.axes - {e.axis} - common)
+        if not left:
+            loose.append(f)
+            continue
+        touching = [p for p in parts if p[0] & left]
+        parts = [p for p in parts if not p[0] & left]
+        parts.append((left.union(*(p[0] for p in touching)), [*(x for p in touching for x in p[1]), f]))
+    if len(parts) == 1 and loose:  # matrix-vector product
+        return Dot(tuple(loose), tuple(parts[0][1]), frozenset(), frozenset(parts[0][0]), common)
+    if len(parts) != 2:
+        return None
+    if any(all(e.axis not in f.axes for f in p[1]) for p in parts):
+        return None
+    a, b = sorted(parts, key=lambda p: (not _computed(p[1]), _rank(p[0])))
+    return Dot((*a[1], *loose), tuple(b[1]), frozenset(a[0]), frozenset(b[0]), common)
+
+
+def _computed(side: Sequence[Expr]) -> bool:
+    """Whether a side contains a product."""
+    return any(e.op == "reduce" and as_dot(e) is not None for e in walk(side))
+
+
+def _rank(axes: Iterable[Axis]) -> tuple[bool, str]:
+    """Sort key of sides: parallel axes by position, reduction axes after them."""
+    names = sorted(a.name for a in axes)
+    return names[-1].startswith("r"), names[-1]
+
+
+# longest axis over which a second product follows the first one instead of being a loop around it; windows up to this
+# length are unrolled
+SHORT = 64
+MIDDLE = 256  # longest axis between two products that is held whole while the first product's axis is iterated over
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Roles of a kernel's axes.
+
+    `rows` and `cols` are tiled by programs; `batch` axes take one value per program. `joined` maps a reduction axis to
+    the column axis whose elements it runs over; `inner` lists the reduction axes in the order of tile dimensions;
+    `outer` are those not nested in another reduction.
+    """
+
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    batch: tuple[Axis, ...]
+    joined: Mapping[Axis, Axis]
+    inner: tuple[Axis, ...]
+    outer: tuple[Axis, ...]
+    dots: Mapping[Expr, Dot] = field(repr=False, default_factory=dict)
+    walks: bool = False  # columns are processed after reductions in the same program, tile by tile
+
+    @cached_property
+    def kind(self) -> str:
+        """Kernel class: pointwise | rows | windows (only short windows) | contraction | attention (a product around
+        another one)."""
+        if self.dots:
+            return "attention" if any(map(self._around, self.dots)) else "contraction"
+        if self.inner and all(is_window(a) and a.size <= SHORT for a in self.inner):
+            return "windows"
+        return "rows" if self.inner else "pointwise"
+
+    def _around(self, e: Expr) -> bool:
+        """Whether a product is a loop around another product and holds a tile of its results at a time.
+
+        If the axis between two products is short, or shorter than the first product's, its results are held whole
+        instead: the first product is computed in a loop, then the second.
+        """
+        inside = [x for x in walk(e.args) if x in self.dots]
+        if not inside or any(x.value == ("max", e.axis) for x in walk(e.args)):
+            return bool(inside)
+        return e.axis.size > SHORT and not e.axis.size <= min(MIDDLE, max(x.axis.size for x in inside) - 1)
+
+    @cached_property
+    def m(self) -> int:
+        """Number of rows."""
+        return prod(a.size for a in self.rows)
+
+    @cached_property
+    def n(self) -> int:
+        """Number of columns."""
+        return prod(a.size for a in self.cols)
+
+
+def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
+    """Roles of the axes. Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count
+    as matrix products."""
+    dots = {e: d for e in kernel.reductions if (d := as_dot(e)) is not None} if products else {}
+    outer = _outer(kernel)
+    top = [d for e, d in dots.items() if e.axis in outer and d.rows | d.cols <= set(kernel.axes)]
+    ordered = [a for s in kernel.stores for a in _order(s.value, dots)]
+    held = sorted({a for s in kernel.stores for a in s.value.axes} - set(kernel.axes), key=lambda a: a.name)
+    inner = tuple(dict.fromkeys([*ordered, *held]))
+    if top:
+        rows, cols = (frozenset().union(*(getattr(d, side) for d in top)) for side in ("rows", "cols"))
+        if rows & cols:
+            raise Unfusable("an axis is a row of one product and a column of another")
+        steady = {a for side in (rows, cols) for a in _steady(kernel, _kept(kernel, side), outer)}
+        tiled = (rows | cols) - steady
+        rest = [a for a in kernel.axes if a not in tiled]
+        return Shape(_kept(kernel, rows & tiled), _kept(kernel, cols & tiled), tuple(rest), {}, inner, outer, dots)
+    if dots and any(not d.rows <= set(kernel.axes) and not d.cols <= set(kernel.axes) for d in dots.values()):
+        raise Unfusable("a product inside a reduction without rows of its own")
+    joined = _joined(kernel)
+    cols = frozenset(joined.values())
+    batch = tuple(a for a in kernel.axes if a.name == "part")
+    if len(cols) > 1:
+        raise Unfusable("reductions over two different column axes")
+    if not kernel.reductions and kernel.axes:
+        cols = frozenset(kernel.axes[-1:])
+    elif not joined and not dots:  # axes that no reduction depends on are iterated over after them
+        needed = frozenset().union(*(e.axes for e in kernel.reductions))
+        cols = frozenset(kernel.axes).difference(needed, batch)
+    rows_ = [a for a in kernel.axes if a not in cols and a not in batch]
+    if not kernel.reductions and not batch:
+        batch = _apart(kernel, tuple(rows_))
+        rows_ = [a for a in rows_ if a not in batch]
+    walks = bool(kernel.reductions and cols)
+    return Shape(tuple(rows_), _kept(kernel, cols), batch, joined, inner, outer, dots, walks)
+
+
+MANY = 1024  # least elements of a tiled axis group: tiles waste little at its end
+
+
+def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The outermost axis of a side as a batch axis, if a loop has a load that varies along that axis only (such as
+    per-image scales), so that a program loads it once for all its rows."""
+    first, others = side[:1], {*side[1:]}
+    size = prod(a.size for a in others)
+    if not others or (size % 128 and size < MANY):
+        return ()
+    loads = (e.axes for e in kernel.exprs if e.op == "load" and not e.axes.isdisjoint(outer))
+    return first if any(axes >= {*first} and axes.isdisjoint(others) for axes in loads) else ()
+
+
+def _apart(kernel: Kernel, rows: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The outermost row axis as a batch axis, if a load varies along that axis only (an image's statistics), so that a
+    program loads it once for all its rows."""
+    first, others = rows[:1], {*rows[1:]}
+    if not others or prod(a.size for a in others) < MANY:
+        return ()
+    loads = (e.axes for e in kernel.exprs if e.op == "load" and not e.args)
+    return first if any(axes >= {*first} and axes.isdisjoint(others) for axes in loads) else ()
+
+
+def _kept(kernel: Kernel, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Those of the kernel's axes that are in `axes`, in kernel order."""
+    chosen = set(axes)
+    return tuple(a for a in kernel.axes if a in chosen)
+
+
+def _outer(kernel: Kernel) -> tuple[Axis, ...]:
+    """Axes of reductions that are needed outside of other reductions."""
+    found: dict[Axis, None] = {}
+    stack = [s.value for s in kernel.stores]
+    seen = set()
+    while stack:
+        e = stack.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        if e.op == "reduce":
+            found[e.axis] = None
+            inner = [x for x in walk(e.args) if x.op == "reduce" and e.axis not in x.axes]
+            stack += inner  # a reduction that the body reads, but that is not nested in it
+        else:
+            stack += e.args
+    return tuple(found)
+
+
+def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> list[Axis]:
+    """Reduction axes as tile dimensions: those of a product's left side before its own, those of its right side
+    after."""
+    seen = set() if seen is None else seen
+    if e in seen:
+        return []
+    seen.add(e)
+    if e.op != "reduce":
+        return [x for a in e.args for x in _order(a, dots, seen)]
+    dot = dots.get(e)
+    if dot is None:
+        return [*(x for a in e.args for x in _order(a, dots, seen)), e.axis]
+    left = [x for f in dot.left for x in _order(f, dots, seen)]
+    return [*left, e.axis, *(x for f in dot.right for x in _order(f, dots, seen))]
+
+
+def _joined(kernel: Kernel) -> dict[Axis, Axis]:
+    """Reduction axes that run over the elements of a parallel axis (reduction axis -> parallel axis): some load is the
+    same for both."""
+    loads = {e for e in kernel.exprs if e.op == "load"}
+    found: dict[Axis, Axis] = {}
+    for e in kernel.reductions:
+        if e.axis in found or is_window(e.axis):
+            continue
+        own = [x for x in walk(e.args) if x.op == "load" and e.axis in x.axes]
+        for axis in reversed(kernel.axes):
+            if axis.size == e.axis.size and axis not in found.values():
+                moved = kernel.builder.substituted(own, {e.axis: index(axis)})
+                if any(m in loads for m in moved):
+                    found[e.axis] = axis
+                    break
+    return found
+
+
+def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
+    """Operations that tiles of m rows and n columns recompute: reductions independent of the columns are computed once
+    per column tile, those that depend on some of a tile's axes once per element."""
+    total = 0.0
+    for e in kernel.reductions:
+        times = 1.0
+        for group, size, tile in ((shape.rows, shape.m, m), (() if shape.walks else shape.cols, shape.n, n)):
+            own = prod(a.size for a in group if a in e.axes)
+            times *= size / own if own > 1 else -(-size // tile) if group else 1
+        total += 2 * (times - 1) * e.axis.size * prod(a.size for a in e.axes)
+    return total
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tile sizes of rows, columns and each reduction axis (the padded size: whole), and launch options."""
+
+    m: int
+    n: int
+    k: Mapping[Axis, int]
+    warps: int = 4
+    stages: int = 3
+    group: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def divisors(size: int, wanted: Iterable[int]) -> list[int]:
+    """For each wanted number, the largest divisor of `size` that is at most the number and more than half of it, if
+    there is one.
+
+    Parts keep the vector alignment of the whole.
+    """
+    found: dict[int, None] = {}
+    whole = gcd(size, VECTOR)
+    for count in wanted:
+        fits = (n for n in range(count, count // 2, -1) if size % n == 0 and (n == count or size // n % whole == 0))
+        found |= dict.fromkeys(islice(fits, 1))
+    return list(found)
+
+
+def padded(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(size - 1, 0).bit_length()

@@ -1,0 +1,47 @@
+"""Null backend: every op is a kernel that does not write its output.
+
+Tests use it to run the whole pipeline (candidates, plans, memory, emission, programs) without arithmetic, and to
+measure a program's overhead beyond its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from ...egraph.ir.ops import OPS
+from ...extract.model.kernel import Template
+from ..runtime.views import VIEWS
+
+_KEYWORDS = ("and", "or", "not")
+
+
+def _row(op: str) -> Template:
+    entry = OPS[op]
+    operands = [f"x{i}" for i in range(entry.arity)]
+    attrs = [f"{a}={a}" for a in entry.attrs]
+    name = f"{op}_" if op in _KEYWORDS else op
+    text = ", ".join("{" + o + "}" for o in operands)
+    return Template(f"null.{op}", "null", f"{name}({', '.join([*operands, *attrs])})", f"nothing({text}, {{out}})",
+                    setup=("nothing",))  # fmt: skip
+
+
+class NullBackend:
+    """One empty kernel for every op that is not a leaf."""
+
+    name = "null"
+    device = "cpu"
+    helpers: Mapping[str, str] = {"nothing": 'def nothing(*arrays):\n    """Leaves the output as it is."""'}
+
+    @cached_property
+    def templates(self) -> Sequence[Template]:
+        """Views, a copy, and one empty kernel per op."""
+        copy = Template("null.copy", "null", "x", "nothing({x}, {out})", family="copy", setup=("nothing",))
+        return (*VIEWS, copy, *(_row(op) for op, entry in OPS.items() if entry.arity))
+
+    def unavailable(self) -> str:
+        """Empty: always usable."""
+        return ""
+
+
+BACKEND = NullBackend()

@@ -1,0 +1,494 @@
+"""NumPy backend: a reference kernel for every op, so that a plan always exists, and faster forms where NumPy has one.
+
+Templates are data: a pattern (meaning) and code. Code writes to `out` and allocates nothing large, except in helpers
+documented to do so. float16 and bfloat16 are computed as in the interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Expr, concrete
+from ...egraph.ir.ops import OPS
+from ...extract.model.kernel import Call, Code, Operand, Template, identified, identify
+from ..ir.source_text import dtype_text, literal
+from ..runtime.views import NUMPY as VIEW_CODE
+from ..runtime.views import VIEWS, spelled
+from .numpy_helpers import HELPERS
+from .scratch import Room, Rooms, one_at, shape_of, wide, with_rooms, work
+
+Applies = Callable[[Call], bool]
+
+
+# ---------------------------------------------------------------- conditions on dtypes and layouts
+def _is(*categories: str) -> Applies:
+    return lambda call: all(dtypes.category(o.type.dtype) in categories for o in call.operands.values())
+
+
+def _wide(call: Call) -> bool:
+    """Whether all floats are float32 or float64."""
+    kinds = {o.type.dtype for o in call.operands.values() if dtypes.is_float(o.type.dtype)}
+    return kinds <= {"float32", "float64"}
+
+
+def _half(call: Call) -> bool:
+    return not _wide(call)
+
+
+def _and(*conditions: Applies) -> Applies:
+    return lambda call: all(c(call) for c in conditions)
+
+
+def _shape(operand: Operand) -> tuple[int, ...]:
+    """The shape of an operand; sizes may be expressions."""
+    return operand.type.shape  # type: ignore[return-value]
+
+
+def row(name: str, pattern: str, code: Code, **more: Any) -> Template:
+    """A NumPy template."""
+    return Template(f"np.{name}", "numpy", pattern, code, **more)
+
+
+def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]:
+    """Code from a format string whose attributes become literals (including infinities)."""
+
+    def code(call: Call) -> str:
+        attrs = {k: literal(v) for k, v in call.attrs.items()}
+        return text.format(**attrs, **{k: f(call) for k, f in functions.items()}, **call.names)
+
+    identify(code, f"numpy.spell[{text}]")
+    return code
+
+
+# ---------------------------------------------------------------- scratch memory
+def _computed(call: Call) -> str:
+    """Compute dtype of a call."""
+    return wide(call.output.type.dtype)
+
+
+def _exponents(call: Call) -> Rooms:
+    return {"exponents": (shape_of(call, "out"), call.output.type.dtype)}
+
+
+def _each_its_own(call: Call) -> bool:
+    """Whether no exponent is broadcast: NumPy uses other functions for broadcast ones."""
+    return call.output.type.rank > 0 and shape_of(call, "y") == shape_of(call, "out")
+
+
+def _signs(call: Call) -> Rooms:
+    return {"positive": (shape_of(call, "out"), "bool")}
+
+
+def _reduced(call: Call, axis: int) -> Room:
+    return one_at(shape_of(call, "x"), (axis,)), _computed(call)
+
+
+def _along_axis(call: Call) -> Rooms:
+    return {"work": work(call), "stat": _reduced(call, call.attrs["axis"])}
+
+
+def _along_axis_twice(call: Call) -> Rooms:
+    return {**_along_axis(call), "powers": (shape_of(call, "out"), _computed(call))}
+
+
+def _over_axes(call: Call) -> Rooms:
+    kept = shape_of(call, "out")
+    return {"powers": (shape_of(call, "x"), _computed(call)), "top": (kept, _computed(call)), "infinite": (kept, "bool"),
+            "work": work(call)}  # fmt: skip
+
+
+def _along_last(call: Call) -> Rooms:
+    return {"work": work(call), "stat": _reduced(call, -1)}
+
+
+def _grouped(call: Call) -> Rooms:
+    return {"work": work(call), "stat": ((shape_of(call, "x")[0], call.attrs["groups"], 1), _computed(call))}
+
+
+def _logs(call: Call) -> Rooms:
+    shape, kind = shape_of(call, "x"), call.operands["x"].type.dtype
+    return {"logs": (shape, kind), "work": "logs" if wide(kind) == kind else (shape, wide(kind)),
+            "powers": (shape, wide(kind)), "stat": (one_at(shape, (1,)), wide(kind))}  # fmt: skip
+
+
+def _halved(call: Call) -> Rooms:
+    *rest, last = shape_of(call, "x")
+    return {"turned": ((*rest, last // 2), call.operands["x"].type.dtype)}
+
+
+def _with_padding(call: Call, dtype: str) -> Room | str:
+    pads, (n, c, *space) = call.attrs["pads"], shape_of(call, "x")
+    if not any(pads) and dtype == call.operands["x"].type.dtype:
+        return "x"
+    return (n, c, *(pads[i] + d + pads[len(space) + i] for i, d in enumerate(space))), dtype
+
+
+def _around(call: Call) -> Rooms:
+    return {"around": _with_padding(call, call.operands["x"].type.dtype)}
+
+
+def _around_and_sums(call: Call) -> Rooms:
+    return {"around": _with_padding(call, _computed(call)), "work": work(call)}
+
+
+def _scores(call: Call) -> Rooms:
+    *batch, m, _ = shape_of(call, "out")
+    kind, n = _computed(call), shape_of(call, "k")[-2]
+    inputs: Rooms = {f"{o}32": o if call.operands[o].type.dtype == kind else (shape_of(call, o), kind) for o in "qkv"}
+    return {**inputs, "scores": ((*batch, m, n), kind), "stat": ((*batch, m, 1), kind), "work": work(call)}
+
+
+@identified("numpy._attention_text")
+def _attention_text(call: Call) -> str:
+    """Code that widens operands, then calls attention with a precomputed mask of hidden scores."""
+    a, m, n = call.attrs, shape_of(call, "q")[-2], shape_of(call, "k")[-2]
+    copies = "".join(
+        f"np.copyto({{{o}32}}, {{{o}}}); " for o in "qkv" if call.operands[o].type.dtype != _computed(call)
+    )
+    hidden = f"hidden_scores({m}, {n}, {a['causal']}, {a['window']})" if a["causal"] or a["window"] else "None"
+    mask = "{m}" if "m" in call.operands else "None"
+    return (
+        f"{copies}attention({{q32}}, {{k32}}, {{v32}}, {mask}, {hidden}, {{scale}}, {{softcap}}, {{scores}}, {{stat}}, "
+        "{work}, {out})"
+    )
+
+
+# ---------------------------------------------------------------- pointwise
+_NUMBER = _is("int", "float")
+
+#: op -> (ufunc, dtype condition)
+UFUNCS: dict[str, tuple[str, Applies | None]] = {
+    "neg": ("negative", _NUMBER),
+    "abs": ("absolute", None),
+    "sign": ("sign", _NUMBER),
+    "exp": ("exp", None),
+    "log": ("log", None),
+    "log1p": ("log1p", None),
+    "expm1": ("expm1", None),
+    "sqrt": ("sqrt", None),
+    "recip": ("reciprocal", None),
+    "tanh": ("tanh", None),
+    "sin": ("sin", None),
+    "cos": ("cos", None),
+    "atan": ("arctan", None),
+    "floor": ("floor", None),
+    "ceil": ("ceil", None),
+    "round": ("rint", None),
+    "add": ("add", None),
+    "sub": ("subtract", _NUMBER),
+    "mul": ("multiply", None),
+    "div": ("true_divide", None),
+    "floordiv": ("floor_divide", _NUMBER),
+    "mod": ("remainder", _NUMBER),
+    "maximum": ("maximum", None),
+    "minimum": ("minimum", None),
+    "and": ("bitwise_and", _is("bool", "int")),
+    "or": ("bitwise_or", _is("bool", "int")),
+    "xor": ("bitwise_xor", _is("bool", "int")),
+    "eq": ("equal", None),
+    "lt": ("less", None),
+    "le": ("less_equal", None),
+    "not": ("logical_not", None),
+    "is_nan": ("isnan", None),
+    "is_inf": ("isinf", None),
+}
+
+
+def _ufunc(op: str, ufunc: str, applies: Applies | None) -> Template:
+    names = ("x", "y")[: OPS[op].arity]
+    pattern = f"{op}_({', '.join(names)})" if op in ("and", "or", "not") else f"{op}({', '.join(names)})"
+    code = f"np.{ufunc}({', '.join('{' + n + '}' for n in names)}, out={{out}})"
+    return row(op, pattern, code, inplace=names if keeps_dtype(op) else (), applies=applies, exact=True)
+
+
+def keeps_dtype(op: str) -> bool:
+    """Whether the result has the operands' dtype, so that it can overwrite one."""
+    return OPS[op].law != "compare" or op == "not"
+
+
+@identified("numpy._cast_code")
+def _cast_code(call: Call) -> str:
+    n, target = call.names, call.output.type.dtype
+    if call.operands["x"].type.dtype == "bfloat16" and dtypes.category(target) == "int":
+        return f"np.copyto({n['out']}, {n['x']}.astype(np.float64), casting='unsafe')"
+    return f"np.copyto({n['out']}, {n['x']}, casting='unsafe')"
+
+
+def _pointwise() -> list[Template]:
+    chain = "np.negative({x}, out={out}); np.exp({out}, out={out}); np.add({out}, 1, out={out}); "
+    return [
+        *(_ufunc(op, *spec) for op, spec in UFUNCS.items()),
+        row("rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True),
+        row("pow_each", "pow(x, y)", "np.power({x}, {y}, out={out})", inplace=("x",), dense=("y",), exact=True,
+            applies=_and(_NUMBER, _each_its_own)),
+        row("pow", "pow(x, y)", setup=("power",), inplace=("x",), applies=_and(_NUMBER, lambda c: not _each_its_own(c)), exact=True,
+            **with_rooms("power({x}, {y}, {exponents}, {out})", _exponents)),
+        row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
+        row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
+        row("cast", "cast(x, dtype=dtype)", _cast_code, exact=True),
+        row("erf", "erf(x)", "erf({x}, {out})", inplace=("x",), setup=("erf",)),
+        row("defined_erf", "erf(x)", "np.copyto({out}, defined_erf({x}))", setup=("defined_erf",), exact=True),
+        row("relu", "relu(x)", "np.maximum({x}, 0, out={out})", inplace=("x",), exact=True),
+        row("sigmoid", "sigmoid(x)", chain + "np.reciprocal({out}, out={out})", inplace=("x",)),
+        row("silu", "silu(x)", chain + "np.true_divide({x}, {out}, out={out})"),
+        row("gelu", "gelu(x)", "gelu({x}, {out})", inplace=("x",), dense=("x",), setup=("gelu",)),
+        row("gelu_tanh", "gelu_tanh(x)", "gelu_tanh({x}, {out})", setup=("gelu_tanh",)),
+        row("softplus", "softplus(x)", "np.logaddexp({x}, 0, out={out})", inplace=("x",), applies=_wide),
+        row("softplus_half", "softplus(x)", "np.copyto({out}, np.logaddexp({x}.astype(np.float32), 0), casting='unsafe')",
+            applies=_half),
+        row("mish", "mish(x)", "mish({x}, {out})", setup=("mish",)),
+        *(row(op, f"{op}(x, alpha=alpha)", setup=(op,),
+              **with_rooms(f"{op}({{x}}, {{alpha}}, {{positive}}, {{out}})", _signs)) for op in ("elu", "leaky_relu")),
+        row("hard_sigmoid", "hard_sigmoid(x, alpha=alpha, beta=beta)",
+            spell("np.multiply({x}, {alpha}, out={out}); np.add({out}, {beta}, out={out}); clip({out}, 0, 1, {out})"),
+            inplace=("x",), setup=("clip",)),
+        row("hard_swish", "hard_swish(x)",
+            "np.multiply({x}, 1 / 6, out={out}); np.add({out}, 0.5, out={out}); clip({out}, 0, 1, {out}); "
+            "np.multiply({x}, {out}, out={out})", setup=("clip",)),
+        row("clip", "clip(x, lo=lo, hi=hi)", spell("clip({x}, {lo}, {hi}, {out})"), inplace=("x",), setup=("clip",), exact=True),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- reductions and normalisations
+def _reduce_code(ufunc: str, wide: bool) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        n, axes = call.names, literal(call.attrs["axes"])
+        if wide and _half(call):  # accumulate 16-bit floats in float32, as the interpreter does
+            total = f"np.{ufunc}.reduce({n['x']}, axis={axes}, dtype=np.float32, keepdims=True)"
+            return f"np.copyto({n['out']}, {total}, casting='unsafe')"
+        dtype = f", dtype={dtype_text(call.output.type.dtype)}" if ufunc in ("add", "multiply") else ""
+        return f"np.{ufunc}.reduce({n['x']}, axis={axes}{dtype}, out={n['out']}, keepdims=True)"
+
+    identify(code, f"numpy.reduce[{ufunc}]")
+    return code
+
+
+@identified("numpy._mean_code")
+def _mean_code(call: Call) -> str:
+    count = 1
+    for axis in call.attrs["axes"]:
+        count *= _shape(call.operands["x"])[axis]
+    factor = f"1.0 / ({count})" if isinstance(count, Expr) else literal(1.0 / count if count else float("nan"))
+    return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
+
+
+def _reductions() -> list[Template]:
+    more: dict[str, Any] = {"family": "reduction"}
+    return [
+        row("sum", "sum(x, axes=axes)", _reduce_code("add", True), exact=True, **more),
+        row("prod", "prod(x, axes=axes)", _reduce_code("multiply", False), exact=True, **more),
+        row("max", "max(x, axes=axes)", _reduce_code("maximum", False), exact=True, **more),
+        row("min", "min(x, axes=axes)", _reduce_code("minimum", False), exact=True, **more),
+        row("mean", "mean(x, axes=axes)", _mean_code, **more),
+        row("argmax", "argmax(x, axis=axis)", "np.argmax({x}, axis={axis}, out={out}, keepdims=True)", exact=True, **more),
+        row("argmin", "argmin(x, axis=axis)", "np.argmin({x}, axis={axis}, out={out}, keepdims=True)", exact=True, **more),
+        row("cumsum", "cumsum(x, axis=axis)", "np.add.accumulate({x}, axis={axis}, dtype={x}.dtype, out={out})", exact=True,
+            **more),
+        row("argsort", "argsort(x, axis=axis, descending=descending)", "argsort({x}, {axis}, {descending}, {out})",
+            family="sort", setup=("argsort",), exact=True),
+        row("softmax", "softmax(x, axis=axis)", setup=("softmax",),
+            **with_rooms("softmax({x}, {axis}, {work}, {stat}, {out})", _along_axis), **more),
+        row("log_softmax", "log_softmax(x, axis=axis)", setup=("log_softmax",),
+            **with_rooms("log_softmax({x}, {axis}, {work}, {powers}, {stat}, {out})", _along_axis_twice), **more),
+        row("logsumexp", "logsumexp(x, axes=axes)", setup=("logsumexp",),
+            **with_rooms("logsumexp({x}, {axes}, {powers}, {top}, {infinite}, {work}, {out})", _over_axes), **more),
+        row("layer_norm", "layer_norm(x, g, b, eps=eps)", setup=("layer_norm",),
+            **with_rooms("layer_norm({x}, {g}, {b}, {eps}, {work}, {stat}, {out})", _along_last), **more),
+        row("rms_norm", "rms_norm(x, g, eps=eps)", setup=("rms_norm",),
+            **with_rooms("rms_norm({x}, {g}, {eps}, {work}, {stat}, {out})", _along_last), **more),
+        row("batch_norm", "batch_norm(x, g, b, m, v, eps=eps)", "batch_norm({x}, {g}, {b}, {m}, {v}, {eps}, {out})",
+            setup=("batch_norm",)),
+        row("group_norm", "group_norm(x, g, b, groups=groups, eps=eps)", setup=("group_norm",),
+            **with_rooms("group_norm({x}, {g}, {b}, {groups}, {eps}, {work}, {stat}, {out})", _grouped), **more),
+        row("cross_entropy", "cross_entropy(x, i)", setup=("cross_entropy",),
+            **with_rooms("cross_entropy({x}, {i}, {logs}, {work}, {powers}, {stat}, {out})", _logs), **more),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- contractions
+RECURRENT = "recurrent(x, s, w, " + ", ".join(f"{a}={a}" for a in OPS["recurrent"].attrs) + ")"
+RECURRENT_ATTRS = ", ".join("{" + a + "}" for a in OPS["recurrent"].attrs)
+
+
+def _rows(call: Call, name: str) -> str:
+    """The operand viewed as a matrix: all axes but the last merged."""
+    operand = call.output if name == "out" else call.operands[name]
+    shape = _shape(operand)
+    if len(shape) == 2:
+        return call.names[name]
+    count = 1
+    for d in shape[:-1]:
+        count *= d
+    return f"{call.names[name]}.reshape({count}, {shape[-1]})"
+
+
+def _gemm_code(bias: bool) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        out = call.names["out"]
+        text = f"np.matmul({_rows(call, 'x')}, {call.names['w']}, out={_rows(call, 'out')})"
+        return f"{text}; np.add({out}, {call.names['b']}, out={out})" if bias else text
+
+    identify(code, f"numpy.gemm[{bias}]")
+    return code
+
+
+def _batched(call: Call) -> bool:
+    """Whether x has several matrices that one GEMM over all rows can replace."""
+    x = call.operands["x"].type
+    return (
+        _wide(call)
+        and x.rank > 2
+        and call.operands["w"].type.rank == 2
+        and concrete(x.shape)[:-2] != (1,) * (x.rank - 2)
+    )
+
+
+def _contractions() -> list[Template]:
+    more: dict[str, Any] = {"family": "contraction"}
+    column_major: dict[str, Code] = {"w": "np.asfortranarray({w})"}
+    halves = "np.copyto({out}, np.matmul({x}.astype(np.float32), {w}.astype(np.float32)), casting='unsafe')"
+    conv = {"strides": "strides", "pads": "pads", "dilations": "dilations", "groups": "groups"}
+    geometry = ", ".join(f"{k}={v}" for k, v in conv.items())
+    values = "{strides}, {pads}, {dilations}, {groups}"
+    pool = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
+    attention = "scale=scale, causal=causal, window=window, softcap=softcap"
+    return [
+        row("matmul", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=_and(_wide, _is("float")),
+            exact=True, **more),
+        row("matmul_int", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=_is("int", "bool"), family="other",
+            exact=True),
+        row("matmul_half", "matmul(x, w)", halves, applies=_half, exact=True, **more),
+        row("matmul_flat", "matmul(x, w)", _gemm_code(False), dense=("x", "w"), applies=_batched, **more),
+        row("matmul_columns", "matmul(x, w)", _gemm_code(False), dense=("x",), prep=column_major,
+            applies=_and(_wide, _two_d), **more),
+        row("linear", "linear(x, w, b)", _gemm_code(True), dense=("x",), applies=_wide, **more),
+        row("linear_columns", "linear(x, w, b)", _gemm_code(True), dense=("x",), prep=column_major, applies=_wide, **more),
+        row("linear_half", "linear(x, w, b)", halves.replace("np.matmul", "{b} + np.matmul"), applies=_half, **more),
+        row("conv", f"conv(x, w, {geometry})", f"conv({{x}}, {{w}}, {values}, {{out}})", family="conv", setup=("conv",),
+            applies=_is("float")),
+        row("conv_int", f"conv(x, w, {geometry})", f"conv({{x}}, {{w}}, {values}, {{out}})", family="other", setup=("conv",),
+            applies=_is("int", "bool")),
+        row("defined_conv", f"conv(x, w, {geometry})", f"defined_conv({{x}}, {{w}}, {values}, {{out}})", family="conv",
+            setup=("defined_conv",), exact=True),
+        row("conv_prepared", f"conv(x, w, {geometry})", "{w}({x}, {out})", family="conv", setup=("conv_plan",),
+            prep={"w": _conv_plan}, applies=_wide),
+        row("conv_1x1", f"conv(x, w, {geometry})", _pointwise_conv_code, family="conv", dense=("*",), applies=_and(_wide, _is_1x1)),
+        row("max_pool", f"max_pool(x, {pool})", family="reduction", setup=("pool",), exact=True, **with_rooms(
+            "pool({x}, np.maximum, -inf, {kernel}, {strides}, {pads}, {dilations}, {around}, {out}, {out})", _around)),
+        row("avg_pool", f"avg_pool(x, {pool})", family="reduction", setup=("pool",), **with_rooms(
+            "pool({x}, np.add, 0, {kernel}, {strides}, {pads}, {dilations}, {around}, {work}, {out})", _around_and_sums)),
+        row("recurrent", RECURRENT, "np.copyto({out}, recurrent({x}, {s}, {w}, " + RECURRENT_ATTRS + "))", setup=("recurrent",),
+            exact=True, **more),
+        row("attention", f"attention(q, k, v, {attention})", family="attention", setup=("attention", "hidden_scores"),
+            **with_rooms(_attention_text, _scores)),
+        row("masked_attention", f"masked_attention(q, k, v, m, {attention})", family="attention",
+            setup=("attention", "hidden_scores"), **with_rooms(_attention_text, _scores)),
+    ]  # fmt: skip
+
+
+def _two_d(call: Call) -> bool:
+    return call.operands["w"].type.rank == 2
+
+
+@identified("numpy._conv_plan")
+def _conv_plan(call: Call) -> str:
+    a = call.attrs
+    geometry = ", ".join(literal(a[k]) for k in ("strides", "pads", "dilations", "groups"))
+    x = call.operands["x"]
+    return f"conv_plan({call.names['w']}, {literal(_shape(x))}, {geometry})"
+
+
+def _is_1x1(call: Call) -> bool:
+    a = call.attrs
+    return (
+        set(_shape(call.operands["w"])[2:]) == {1}
+        and a["groups"] == 1
+        and set(a["strides"]) == {1}
+        and set(a["pads"]) == {0}
+    )
+
+
+@identified("numpy._pointwise_conv_code")
+def _pointwise_conv_code(call: Call) -> str:
+    n, (batch, channels, *space) = call.names, _shape(call.operands["x"])
+    outputs, size = _shape(call.output)[1], 1
+    for d in space:
+        size *= d
+    return (
+        f"np.matmul({n['w']}.reshape({outputs}, {channels}), {n['x']}.reshape({batch}, {channels}, {size}), "
+        f"out={n['out']}.reshape({batch}, {outputs}, {size}))"
+    )
+
+
+# ---------------------------------------------------------------- layout, copies, indexing
+def _copied_view(op: str) -> Callable[[Call], str]:
+    """A view op as a copy, for layouts without such a view."""
+
+    def code(call: Call) -> str:
+        view = VIEW_CODE[op]
+        if op == "reshape":
+            return f"np.copyto({call.names['out']}.reshape({_shape(call.operands['x'])}), {call.names['x']})"
+        return f"np.copyto({call.names['out']}, {spelled(view, call)})"
+
+    identify(code, f"numpy.copied[{op}]")
+    return code
+
+
+def _copied_pattern(op: str) -> str:
+    return f"{op}(x, {', '.join(f'{a}={a}' for a in OPS[op].attrs)})"
+
+
+def concats() -> Iterator[tuple[int, str, str]]:
+    """(number of operands, pattern, format fields) of concatenations of 2 to 4 values."""
+    pattern, names = "x0", ["x0"]
+    for n in range(1, 4):
+        names.append(f"x{n}")
+        pattern = f"concat({pattern}, x{n}, axis=axis)"
+        yield n + 1, pattern, ", ".join("{" + name + "}" for name in names)
+
+
+def _layout() -> list[Template]:
+    more: dict[str, Any] = {"exact": True}
+    return [
+        row("copy", "x", "np.copyto({out}, {x})", family="copy", **more),
+        *(row(op, _copied_pattern(op), _copied_view(op), family="copy", setup=v.setup, **more)
+          for v in VIEWS for op in [v.name.rpartition(".")[2]]),
+        *(row(f"concat{n if n > 2 else ''}", pattern, f"np.concatenate(({parts}), {{axis}}, out={{out}})", family="copy", **more)
+          for n, pattern, parts in concats()),
+        row("pad2", "pad(pad(x, axis=a, lo=k, hi=l, value=value), axis=b, lo=m, hi=n, value=value)",
+            spell("pad2({x}, {a}, {k}, {b}, {m}, {value}, {out})"), family="copy", setup=("pad2",),
+            applies=lambda c: c.attrs["a"] != c.attrs["b"], **more),
+        row("pad", "pad(x, axis=axis, lo=lo, hi=hi, value=value)", spell("pad({x}, {axis}, {lo}, {value}, {out})"),
+            family="copy", setup=("pad",), **more),
+        row("gather", "gather(x, i, axis=axis)", "np.take({x}, {i}, axis={axis}, out={out}, mode='clip')",
+            family="gather", **more),
+        row("gather_elements", "gather_elements(x, i, axis=axis)", "gather_elements({x}, {i}, {axis}, {out})",
+            family="gather", setup=("gather_elements",), **more),
+        row("scatter_elements", "scatter_elements(x, i, u, axis=axis, mode=mode)",
+            "scatter_elements({x}, {i}, {u}, {axis}, {mode}, {out})", family="scatter", inplace=("x",),
+            setup=("scatter_elements",), **more),
+        row("rope", "rope(x, c, s)", setup=("rope",), **with_rooms("rope({x}, {c}, {s}, {turned}, {out})", _halved)),
+    ]  # fmt: skip
+
+
+class NumpyBackend:
+    """NumPy on the CPU: always usable, with a reference kernel for every op."""
+
+    name = "numpy"
+    device = "cpu"
+    helpers: Mapping[str, str] = HELPERS
+
+    @cached_property
+    def templates(self) -> Sequence[Template]:
+        """View templates, then at least one kernel per op."""
+        return (*VIEWS, *_pointwise(), *_reductions(), *_contractions(), *_layout())
+
+    def unavailable(self) -> str:
+        """Empty: always usable."""
+        return ""
+
+
+BACKEND = NumpyBackend()

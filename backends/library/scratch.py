@@ -1,0 +1,70 @@
+"""Scratch buffers of NumPy kernels: named temporary arrays, so that a call allocates nothing.
+
+The memory plan places all scratch buffers of a call in one block (`Template.scratch`); emitted source makes the arrays
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from ...egraph.ir import dtypes
+from ...extract.model.kernel import Call, code_identity, identify
+from ..ir.source_text import dtype_text, literal
+
+ALIGNMENT = 64
+Room = tuple[tuple[int, ...], str]  # shape and dtype of a scratch buffer
+Rooms = Mapping[str, "Room | str"]  # name -> buffer, or the name of another buffer, operand or "out" to alias
+
+
+def wide(dtype: str) -> str:
+    """Compute dtype of a float dtype: float32 for 16-bit floats, else the dtype itself."""
+    return "float32" if dtypes.itemsize(dtype) == 2 and dtypes.is_float(dtype) else dtype
+
+
+def shape_of(call: Call, name: str) -> tuple[int, ...]:
+    """Shape of an operand or of "out"; sizes may be expressions."""
+    return (call.output if name == "out" else call.operands[name]).type.shape  # type: ignore[return-value]
+
+
+def one_at(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """The shape with size 1 along `axes`: a reduction with kept dimensions."""
+    return tuple(1 if i in [a % len(shape) for a in axes] else d for i, d in enumerate(shape))
+
+
+def work(call: Call) -> Room | str:
+    """Scratch buffer for the result in its compute dtype; "out" if that equals the output dtype."""
+    kind = call.output.type.dtype
+    return "out" if wide(kind) == kind else (shape_of(call, "out"), wide(kind))
+
+
+def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
+    """(buffer name -> (offset, buffer), total bytes), without aliases."""
+    found, end = {}, 0
+    for name, room in rooms.items():
+        if not isinstance(room, str):
+            found[name] = end, room
+            end += -(-prod(room[0]) * dtypes.itemsize(room[1]) // ALIGNMENT) * ALIGNMENT
+    return found, end
+
+
+def with_rooms(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]) -> dict[str, Any]:
+    """Template arguments `code` and `scratch` for a code format string over operands, attributes, `out` and scratch
+    buffers."""
+
+    def code(call: Call) -> str:
+        wanted = rooms(call)
+        names = dict(call.names)
+        for name, (offset, (shape, dtype)) in placed(wanted)[0].items():
+            names[name] = f"place({names['scratch']}, {offset}, {literal(tuple(shape))}, {dtype_text(dtype)})"
+        names |= {name: names[room] for name, room in wanted.items() if isinstance(room, str)}
+        spelled = text if isinstance(text, str) else text(call)
+        return spelled.format(**{k: literal(v) for k, v in call.attrs.items()}, **names)
+
+    identify(code, f"rooms.with_rooms[{code_identity(text).removeprefix('numpy.')}]")
+    return {"code": code, "scratch": lambda call: placed(rooms(call))[1]}
+
+
+__all__ = ["Room", "Rooms", "one_at", "placed", "shape_of", "wide", "with_rooms", "work"]

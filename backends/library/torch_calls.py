@@ -1,0 +1,210 @@
+"""Call conditions and operand spelling shared by Torch's CPU and GPU templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from ...extract.model.kernel import Call, Operand, Strides, contiguous, identify
+from ..runtime.views import view_strides
+
+Applies = Callable[[Call], bool]
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTS = ("uint8", "int8", "int16", "int32", "int64")
+
+
+# ---------------------------------------------------------------- conditions
+def both(*conditions: Applies | None) -> Applies:
+    """Conjunction of conditions; None is ignored."""
+    kept = [c for c in conditions if c is not None]
+    return lambda call: all(c(call) for c in kept)
+
+
+def dtypes_of(call: Call) -> set[str]:
+    """All dtypes of a call."""
+    return {o.type.dtype for o in (*call.operands.values(), call.output)}
+
+
+def usable(call: Call) -> bool:
+    """Whether Torch has the dtypes and no stride is negative."""
+    known = dtypes_of(call) <= {*FLOATS, *INTS, "bool"}
+    return known and all(s >= 0 for o in call.operands.values() for s in o.strides)
+
+
+def of(*names: str) -> Applies:
+    """Condition: a call has only these dtypes."""
+    return lambda call: dtypes_of(call) <= set(names)
+
+
+SINGLE, NUMBER, BITS = of("float32"), of(*FLOATS, *INTS), of("bool", *INTS)
+
+
+def extents(operand: Operand) -> tuple[int, ...]:
+    """The shape of an operand; sizes may be expressions."""
+    return operand.type.shape  # type: ignore[return-value]
+
+
+def some_axes(call: Call) -> bool:
+    """Whether the reduction has axes: an empty tuple means all axes to Torch."""
+    return call.attrs.get("axes") != ()
+
+
+# ---------------------------------------------------------------- products
+def rows_in(operand: Operand) -> int:
+    """Rows of an operand viewed as a matrix: all axes but the last merged."""
+    return prod(extents(operand)[:-1])
+
+
+def _matrix(call: Call, name: str) -> str:
+    """The operand viewed as a matrix: all axes but the last merged."""
+    operand = call.output if name == "out" else call.operands[name]
+    if operand.type.rank == 2:
+        return call.names[name]
+    return f"{call.names[name]}.view({rows_in(operand)}, {extents(operand)[-1]})"
+
+
+def two_d(call: Call) -> bool:
+    """Whether the weight is a matrix."""
+    return call.operands["w"].type.rank == 2
+
+
+def flat_code(text: str) -> Callable[[Call], str]:
+    """Code over operands viewed as matrices: `x2`, `r2`, `out2`."""
+
+    def code(call: Call) -> str:
+        matrices = {f"{o}2": _matrix(call, o) for o in ("x", "r", "out") if o == "out" or o in call.operands}
+        return text.format(**matrices, **call.names)
+
+    identify(code, f"torch_calls.flat[{text}]")
+    return code
+
+
+def equal_batches(call: Call) -> bool:
+    """Whether both operands have rank >= 3 and equal leading sizes: one batched GEMM over a view."""
+    a, b = call.operands["x"], call.operands["w"]
+    return a.type.rank == b.type.rank >= 3 and extents(a)[:-2] == extents(b)[:-2]
+
+
+def batches_merge(call: Call) -> bool:
+    """Whether the batch axes of every operand can be merged as a view."""
+
+    def merges(o: Operand) -> bool:
+        s = extents(o)
+        return view_strides("reshape", {"shape": (prod(s[:-2]), *s[-2:])}, o) is not None
+
+    return equal_batches(call) and all(map(merges, call.operands.values()))
+
+
+#: Patterns of x @ w with optional bias: (suffix, pattern, has bias). `reshape` gives the bias x's rank.
+PRODUCTS = (
+    ("", "matmul(x, w)", False),
+    ("_bias", "linear(x, w, b)", True),
+    ("_bias_sum", "matmul(x, w) + reshape(b, shape=s)", True),
+)
+
+
+def bias_line(call: Call) -> bool:
+    """Whether a reshaped bias is a vector along the last axis."""
+    s = call.attrs.get("s")
+    if s is None:
+        return True
+    size = extents(call.operands["b"])
+    return len(size) == 1 and tuple(s) == (1,) * (len(s) - 1) + size and size[0] == extents(call.output)[-1]
+
+
+def residual_fits(call: Call) -> bool:
+    """Whether the residual has the result's type."""
+    return call.operands["r"].type == call.output.type
+
+
+def batched_code(text: str) -> Callable[[Call], str]:
+    """Code over operands viewed as batches of matrices."""
+
+    def code(call: Call) -> str:
+        def flat(name: str) -> str:
+            shape = extents(call.output if name == "out" else call.operands[name])
+            sizes = f"{prod(shape[:-2])}, {shape[-2]}, {shape[-1]}"
+            return call.names[name] if len(shape) == 3 else f"{call.names[name]}.view({sizes})"
+
+        return text.format(**{o: flat(o) for o in (*call.operands, "out")})
+
+    identify(code, f"torch_calls.batched[{text}]")
+    return code
+
+
+# ---------------------------------------------------------------- convolution and pooling
+GEOMETRY = "strides=strides, pads=pads, dilations=dilations, groups=groups"
+#: (suffix, pattern, has bias)
+CONVOLUTIONS = (
+    ("", f"conv(x, w, {GEOMETRY})", False),
+    ("_bias", f"conv(x, w, {GEOMETRY}) + reshape(b, shape=s)", True),
+)
+
+
+def symmetric(call: Call) -> bool:
+    """Whether padding is equal before and after."""
+    pads, n = call.attrs["pads"], len(call.attrs["pads"]) // 2
+    return tuple(pads[:n]) == tuple(pads[n:])
+
+
+def channel_bias(call: Call) -> bool:
+    """Whether a reshaped bias is a vector along the channels."""
+    s = call.attrs.get("s")
+    if s is None:
+        return True
+    size = extents(call.operands["b"])
+    return len(size) == 1 and tuple(s) == (1, *size) + (1,) * (len(s) - 2) and size[0] == extents(call.output)[1]
+
+
+def planar(call: Call) -> bool:
+    """Whether images have two spatial axes."""
+    return call.operands["x"].type.rank == 4
+
+
+def channels_last(call: Call) -> Strides:
+    """Channels-last strides of the output."""
+    n, c, h, w = extents(call.output)
+    return tuple(
+        s if d != 1 else t for s, d, t in zip((h * w * c, 1, w * c, c), (n, c, h, w), contiguous((n, c, h, w)))
+    )
+
+
+def one_block(call: Call) -> bool:
+    """Whether x is row-major or channels-last."""
+    x = call.operands["x"]
+    n, c, h, w = extents(x)
+    last = (h * w * c, 1, w * c, c)
+    return x.dense or all(s == t or d == 1 for s, t, d in zip(x.strides, last, (n, c, h, w)))
+
+
+def half_pads(call: Call) -> tuple[int, ...]:
+    """Padding of one side."""
+    return tuple(call.attrs["pads"][: len(call.attrs["pads"]) // 2])
+
+
+def residual_fits_last(call: Call) -> bool:
+    """Whether the residual has the result's type and is channels-last."""
+    r, want = call.operands["r"], channels_last(call)
+    return residual_fits(call) and all(s == t or d == 1 for s, t, d in zip(r.strides, want, extents(r)))
+
+
+def pool_pads(call: Call) -> bool:
+    """Whether Torch has this 2-D pool: symmetric padding of at most half a window, no dilation."""
+    pads, kernel = call.attrs["pads"], call.attrs["kernel"]
+    n = len(kernel)
+    return (
+        symmetric(call)
+        and all(2 * p <= k for p, k in zip(pads, kernel))
+        and n == 2
+        and set(call.attrs["dilations"]) == {1}
+    )
+
+
+# ---------------------------------------------------------------- attention
+def heads_fit(call: Call) -> bool:
+    """Whether the leading sizes of q match those of k and v; only the group axis of a rank-5 form may broadcast."""
+    q, k, v = (extents(call.operands[n])[:-2] for n in "qkv")
+    if len(q) < 3:
+        return q == k == v
+    return k == v and q[:2] == k[:2] and k[2] == 1

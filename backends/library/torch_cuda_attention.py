@@ -1,0 +1,111 @@
+"""Torch GPU attention: fused kernels, grouped queries as rows of one matrix, and an unfused form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...extract.model.kernel import Call, Strides, Template, identify
+from .numpy import spell
+from .torch_calls import both, extents, heads_fit
+from .torch_cuda_rows import FLOAT, halves, row
+
+_ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
+
+
+#: Template suffix -> Torch's fused attention kernel; "" means Torch's own choice.
+KERNELS = {"": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
+
+
+SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach on float32 (measured on an H200)
+
+
+def _causal(call: Call) -> bool:
+    """Whether the causal mask hides anything: a single row sees all columns (the last row is aligned with the last
+    column)."""
+    return bool(call.attrs["causal"]) and extents(call.operands["q"])[-2] > 1
+
+
+def _fusable(call: Call) -> bool:
+    a, (q, k) = call.attrs, (extents(call.operands[n]) for n in "qk")
+    square = not _causal(call) or (q[-2] == k[-2] and "m" not in call.operands)
+    return not a["window"] and not a["softcap"] and square and len(q) in (3, 4, 5) and heads_fit(call) and _mask(call)
+
+
+def _mask(call: Call) -> bool:
+    m = call.operands.get("m")
+    return m is None or m.type.rank < 5 or extents(m)[1:3] == (1, 1)
+
+
+def _lines(call: Call) -> bool:
+    """Whether operands are 16-bit with contiguous rows, of a width that the fused kernels support."""
+    inputs = [call.operands[n] for n in "qkv"]
+    widths = {extents(o)[-1] for o in inputs}
+    fit = len(widths) == 1 and max(widths) <= 256 and max(widths) % 8 == 0
+    return halves(call) and fit and all(o.strides[-1] == 1 for o in inputs)
+
+
+def heads_inside(call: Call) -> Strides:
+    """Strides of the result with all heads of a position contiguous: [batch, T, heads, D] in memory."""
+    _, *heads, rows, width = extents(call.output)
+    inner: list[int] = []
+    step = width
+    for size in reversed(heads):
+        inner.insert(0, step)
+        step *= size
+    return (rows * step, *inner, step, 1)
+
+
+def _sdpa_code(kernel: str, rows: bool) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        n = call.names
+        return (f"attended({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_causal(call)}, {kernel!r}, "
+                f"{rows})")  # fmt: skip
+
+    identify(code, f"torch_cuda_attention.sdpa[{kernel},{rows}]")
+    return code
+
+
+def _packable(call: Call) -> bool:
+    """Whether a group's queries can be rows of one matrix: there is a group, and every row has the same mask."""
+    q = extents(call.operands["q"])
+    masked = "m" in call.operands and extents(call.operands["m"])[-2] != 1
+    return len(q) == 5 and q[2] > 1 and not _causal(call) and not masked
+
+
+def _grouped_code(kernel: str) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        n = call.names
+        return f"grouped({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {kernel!r})"
+
+    identify(code, f"torch_cuda_attention.grouped[{kernel}]")
+    return code
+
+
+def attentions() -> list[Template]:
+    """Templates of attention."""
+    found = []
+    spelling = "attention_spelled({q}, {k}, {v}, MASK, {scale}, {causal}, {window}, {softcap})"
+    more: dict[str, Any] = {"family": "attention"}
+    for masked, pattern in (
+        ("", f"attention(q, k, v, {_ATTENTION})"),
+        ("_masked", f"masked_attention(q, k, v, m, {_ATTENTION})"),
+    ):
+        for suffix, kernel in KERNELS.items():
+            if masked and suffix == "_flash":
+                continue  # the kernel supports no masks
+            own = _lines if kernel else (lambda call: not halves(call)) if suffix else halves
+            fits = both(FLOAT, _fusable, own)
+            more["rate"] = SINGLE_RATE if suffix == "_single" else 1.0
+            shaped = both(fits, lambda call: call.output.type.rank in (4, 5))
+            found += [
+                row(f"sdpa{masked}{suffix}", pattern, _sdpa_code(kernel, False), setup=("attended",), applies=fits, **more),
+                row(f"sdpa{masked}{suffix}_rows", pattern, _sdpa_code(kernel, True), setup=("attended",), applies=shaped,
+                    layout=heads_inside, **more),
+            ]  # fmt: skip
+            found.append(row(f"sdpa{masked}_grouped{suffix}", pattern, _grouped_code(kernel), setup=("grouped",),
+                             applies=both(fits, _packable), **more))  # fmt: skip
+        text = spelling.replace("MASK", "{m}" if masked else "None")
+        found.append(row(f"attention{masked}", pattern, spell(text), setup=("attention_spelled",),
+                         applies=both(FLOAT, lambda call: not _fusable(call)), **more))  # fmt: skip
+    return found

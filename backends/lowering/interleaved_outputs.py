@@ -1,0 +1,99 @@
+"""Horizontal fusion of concatenated results: whether several results can be computed side by side along a common axis.
+
+Results that agree in all axes but one can, if none has size 1 along that axis (such a result would be constant for the
+others' elements). Results of non-overlapping slices of one tensor (queries, keys and values of one product) always can:
+results of one element along an axis, or of equal sizes along the axis with the largest stride in a slice's columns
+(heads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Tensor, topological
+from ..ir.index import Axis, Index, index
+from ..ir.kernel import Buffer, Builder, if_fusable
+from .op_rules import Reader
+
+
+class Beside(NamedTuple):
+    """Results side by side along `axis`; if they come from slices of one tensor, also that tensor (`whole`) and its
+    sliced axis (`columns`)."""
+
+    axis: int
+    whole: Tensor | None = None
+    columns: int = -1
+
+    def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
+        """Offsets of the slices that a result of size 1 along the axis reads, as a function of the index `by` on the
+        common axis (0 at its own place), so that the result reads what the other results read there."""
+        slices = [t for t in topological([space]) if t.op == "slice"]
+        own = [t for t in slices if t.args[0] is self.whole and t.attr("axis") == self.columns]
+        width = max((t.attr("stop") for t in own), default=0) - min((t.attr("start") for t in own), default=0)
+        return dict.fromkeys(own, by * width) if concrete(space.shape)[self.axis] == 1 else {}
+
+
+def side_by_side(
+    roots: Sequence[Tensor], spaces: Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
+) -> Beside | None:
+    """How results are side by side, None if they are not; `spaces` are the tensors that the roots compute."""
+    shapes = [concrete(x.shape) for x in spaces]
+    if len(shapes) < 2 or len({len(s) for s in shapes}) > 1:
+        return None
+    found = [a for a, sizes in enumerate(zip(*shapes)) if len({*sizes}) > 1]
+    if len(found) > 1:
+        return None
+    if found and all(s[found[0]] > 1 for s in shapes):
+        return Beside(found[0])
+    whole = _of_slices(spaces)
+    if whole is None:
+        return None
+    axis = found[0] if found else _slowest(spaces[0], *whole, operands, buffers)
+    return None if axis is None else Beside(axis, *whole)
+
+
+def _of_slices(roots: Sequence[Tensor]) -> tuple[Tensor, int] | None:
+    """(tensor, axis) of which every root reads slices that do not overlap the slices of other roots; else None."""
+    found: list[dict[tuple[Tensor, int], tuple[int, int]]] = []
+    for root in roots:
+        ends: dict[tuple[Tensor, int], tuple[int, int]] = {}
+        for t in topological([root]):
+            if t.op == "slice" and t.attr("step") == 1:
+                key, start, stop = (t.args[0], t.attr("axis")), t.attr("start"), t.attr("stop")
+                low, high = ends.get(key, (start, stop))
+                ends[key] = min(low, start), max(high, stop)
+        found.append(ends)
+    for key in found[0]:
+        ranges = sorted(e[key] for e in found if key in e)
+        if len(ranges) == len(roots) and all(a[1] <= b[0] for a, b in pairwise(ranges)):
+            return key
+    return None
+
+
+def _slowest(
+    space: Tensor, whole: Tensor, axis: int, operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
+) -> int | None:
+    """The axis of a result with the largest stride along an axis of a tensor that it reads; if that stride is 1, an
+    axis of size 1 before it, so that rows stay whole."""
+    at = [Axis(f"i{n}", d) for n, d in enumerate(concrete(space.shape))]
+    strides = tuple(int(n == axis) for n in range(whole.rank))
+    view = Buffer(whole.dtype, concrete(whole.shape), strides)
+    reader = Reader(Builder(), {**operands, whole: WHOLE}, {**buffers, WHOLE: view})
+    if if_fusable(reader.value, space, tuple(index(a) if a.size > 1 else index(0) for a in at)) is None:
+        return None
+    steps = {
+        (abs(step) * atom.size, abs(step), at.index(atom))
+        for e in reader.memo.values() if e.op == "load" and e.value[0] == WHOLE
+        for atom, step in e.value[1].terms if atom in at
+    }  # fmt: skip
+    if not steps:
+        return None
+    _, step, found = max(steps)
+    ones = [n for n in range(found) if at[n].size == 1]
+    return ones[-1] if step == 1 and ones else found
+
+
+WHOLE = "*whole"  # buffer name of the sliced tensor; no operand has this name

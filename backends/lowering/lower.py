@@ -1,0 +1,219 @@
+"""Lowering of tensors to a kernel: its parallel axes, and the memory position of each element of its results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.interpret import expand_all
+from ..ir.axes import normalized
+from ..ir.index import Axis, Index, index, linear, unravelled
+from ..ir.kernel import Buffer, Builder, Expr, Kernel, Store, Unfusable
+from ..ir.simplify import as_index
+from .concat_split import SHORT, Piece, pieces, written_out
+from .interleaved_outputs import Beside, side_by_side
+from .op_rules import Reader, from_the_start
+from .rotate_half import cut, halved
+
+
+def kernel_of(
+    root: Tensor | Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer], out: str = "out"
+) -> Kernel:
+    """The kernel that computes a tensor from the leaves `operands` (leaf -> buffer name) into buffer `out`; of several
+    tensors, the others into `out1`, `out2`, ….
+
+    Several tensors are computed over the axes of the largest one. They must have as many elements each, or size 1 along
+    some axes; or be slices of one tensor, which is computed once; or agree in all axes but one, along which they are
+    concatenated. For `scatter_elements` into a tensor in memory only the scattered values count: only their positions
+    are written, and the buffer must already hold the rest. Raises Unfusable for other results, and for ops without an
+    index expression (sort, argmax).
+    """
+    roots = expand_all([root] if isinstance(root, Tensor) else list(root))
+    for leaf in topological(roots):
+        if leaf.is_leaf and leaf not in operands:
+            raise Unfusable(f"{leaf!r} is no operand")
+    names = [f"out{n}" if n else out for n in range(len(roots))]
+    apart = pieces(roots)
+    if apart is not None:
+        return _small(_of_pieces(apart, [names[roots.index(p.root)] for p in apart], operands, buffers))
+    spaces = [t.args[2] if t.op == "scatter_elements" else t for t in roots]
+    sliced = sliced_alike(roots)
+    beside = None if sliced else side_by_side(roots, spaces, operands, buffers)
+    widest = max(range(len(spaces)), key=lambda n: (math.prod(concrete(spaces[n].shape)), -n))
+    shape = concrete(roots[0].args[0].shape if sliced else spaces[widest].shape)
+    if beside is not None:
+        whole = sum(concrete(x.shape)[beside.axis] for x in spaces)
+        shape = (*shape[: beside.axis], whole, *shape[beside.axis + 1 :])
+    if 0 in shape:
+        raise Unfusable("no elements")
+    strides = buffers[out if sliced else names[widest]].strides
+    lying = sorted(range(len(shape)), key=lambda n: -strides[n])  # axes in the memory order of the largest result
+    axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
+    reader = Reader(Builder(), operands, buffers)
+    if sliced:
+        parts = _slices(reader, roots, axes)
+    else:
+        parts = _alike(reader, spaces, axes) if beside is None else _neighbours(reader, spaces, axes, beside)
+    stores: dict[str, tuple[Store, _Part]] = {}
+    for t, name, part in zip(roots, names, parts):
+        stores[name] = _placed(reader, t, name, part), part
+    running = tuple(a for n in lying if (a := axes[n]).size > 1)
+    kernel = cut(Kernel(running, tuple(s for s, _ in stores.values()), buffers, reader.b))
+    kernel = replace(kernel, stores=tuple(_joined(reader, s, stores[s.buffer][1]) for s in kernel.stores))
+    overwritten = {operands[t.args[0]] for t in roots if t.op == "scatter_elements"}
+    if any(e.op == "load" and e.value[0] in overwritten for e in kernel.exprs):
+        raise Unfusable("it reads what it writes into")
+    return halved(normalized(_small(kernel)))
+
+
+LARGEST = 3000  # limit of operations and loads of a kernel: compilation takes at least a second per thousand
+
+
+def _small(kernel: Kernel) -> Kernel:
+    """The kernel if it is small enough to compile; else Unfusable."""
+    if kernel.work > LARGEST:
+        raise Unfusable(f"more than {LARGEST} operations")
+    return kernel
+
+
+def _of_pieces(
+    apart: Sequence[Piece], names: Sequence[str], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
+) -> Kernel:
+    """The kernel that computes equally sized pieces of results, with common subexpressions computed once."""
+    widest = max(range(len(apart)), key=lambda n: (math.prod(concrete(apart[n].term.shape)), -n))
+    shape, strides = concrete(apart[widest].term.shape), buffers[names[widest]].strides
+    if 0 in shape:
+        raise Unfusable("no elements")
+    lying = sorted(range(len(shape)), key=lambda n: -strides[n])
+    axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
+    reader = Reader(Builder(), operands, buffers)
+    reader.written_out = SHORT if written_out(apart) else 0
+    stores = []
+    for piece, name, part in zip(apart, names, _alike(reader, [p.term for p in apart], axes), strict=True):
+        at = tuple(i + start for i, start in zip(part.at, piece.start, strict=True))
+        stores.append(_placed(reader, piece.root, name, part._replace(at=at)))
+    reader.b.ways.add("PIECES")
+    running = tuple(a for n in lying if (a := axes[n]).size > 1)
+    return normalized(Kernel(running, tuple(stores), buffers, reader.b))
+
+
+# ---------------------------------------------------------------- results over common axes
+class _Part(NamedTuple):
+    """One result at a point of the common axes: its own index, its value, the guards under which it has an element
+    there, and the common-axis indices of its own axes."""
+
+    at: tuple[Index, ...]
+    value: Expr
+    guards: tuple[Expr, ...] = ()
+    change: Mapping[Axis, Index] | None = None
+
+
+def _slices(r: Reader, roots: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
+    """Slices of one tensor, which is computed once."""
+    at = tuple(map(index, axes))
+    for t in roots:
+        axis = t.attr("axis")
+        here, guards = _within(r.b, at, axis, t.attr("start"), int(t.shape[axis]))
+        yield _Part(here, r.value(t.args[0], at), guards)
+
+
+def _neighbours(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...], beside: Beside) -> Iterator[_Part]:
+    """Concatenated results, each over an axis of its own, whose index range is known: no divisions are needed."""
+    at, along, before = tuple(map(index, axes)), beside.axis, 0
+    for x in spaces:
+        size = concrete(x.shape)[along]
+        (moved,), guards = _within(r.b, (at[along],), 0, before, size)
+        r.moved |= beside.moved(x, moved)
+        before += size
+        local = Axis(f"{axes[along].name}_", size)
+        here = (*at[:along], index(local), *at[along + 1 :])
+        yield _Part(here, r.value(x, here, guards), guards, {local: moved})
+
+
+def _alike(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
+    """Results with as many elements as the largest one, or size 1 along some axes."""
+    at, shape = tuple(map(index, axes)), tuple(a.size for a in axes)
+    for x in spaces:
+        here = _along(x, at, shape)
+        yield _Part(here, r.value(x, here))
+
+
+def _joined(r: Reader, store: Store, part: _Part) -> Store:
+    """A store of a concatenated result, over the common axes."""
+    if not part.change:
+        return store
+    moved = r.b.substituted(store.exprs, part.change)
+    return store.moved(store.at.replaced(part.change), _loosened(r, moved, part.guards))
+
+
+def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> Store:
+    """The store of an element of a root, at its index in the root, or at its scattered position."""
+    buffer, place, parts, guards = r.buffers[name], Index(), [], part.guards
+    axis = t.attr("axis") if t.op == "scatter_elements" else -1
+    if axis >= 0:
+        base = r.of.get(t.args[0])
+        if base is None or t.attr("mode") != "set" or r.buffers[base] != buffer:
+            raise Unfusable("values written into what is not in memory, or not in their place")
+        size = buffer.shape[axis]
+        where = from_the_start(r.b, r.value(t.args[1], part.at, guards), size)
+        if where.op in ("index", "const"):
+            place = as_index(where) * buffer.strides[axis]
+            if not (as_index(where).range[0] >= 0 and as_index(where).range[1] < size):
+                raise Unfusable("places that are not there")
+        else:
+            parts.append((where, buffer.strides[axis]))
+            ends = (r.b.const(-1, "int"), where), (where, r.b.const(size, "int"))  # skip out-of-bounds writes
+            guards = (*guards, *(r.b.pointwise("lt", pair) for pair in ends))
+    for n, (i, stride, size) in enumerate(zip(part.at, buffer.strides, buffer.shape, strict=True)):
+        place = place + i * stride if size > 1 and n != axis else place
+    return Store(name, place, part.value, guards, tuple(parts))
+
+
+def _within(
+    b: Builder, at: tuple[Index, ...], axis: int, before: int, size: int
+) -> tuple[tuple[Index, ...], tuple[Expr, ...]]:
+    """The index within one of several concatenated results, and the guards that the index is in its range."""
+    guards = b.less(index(before - 1), at[axis]), b.less(at[axis], index(before + size))
+    return (*at[:axis], at[axis] - before, *at[axis + 1 :]), tuple(g for g in guards if g.op != "const")
+
+
+def _loosened(r: Reader, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
+    """Expressions used under guards, without those guards on loads that are in bounds anyway, so that results share
+    common values."""
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op != "load":
+            return None
+        operand, at, steps, _ = e.value
+        buffer, (low, high) = r.buffers[operand], at.range
+        if low < 0 or high > sum((d - 1) * s for d, s in zip(buffer.shape, buffer.strides)):
+            return None
+        kept = (g for g in args[len(steps) :] if g not in guards)
+        return r.b.make("load", (*args[: len(steps)], *kept), e.value, e.kind)
+
+    return r.b.rebuilt(exprs, one)
+
+
+def sliced_alike(roots: Sequence[Tensor]) -> bool:
+    """Whether several tensors are non-overlapping slices with step 1 of one tensor along one axis."""
+    if len(roots) < 2 or any(t.op != "slice" or t.attr("step") != 1 for t in roots):
+        return False
+    if len({(t.args[0], t.attr("axis")) for t in roots}) > 1:
+        return False
+    ranges = sorted((t.attr("start"), t.attr("start") + t.shape[t.attr("axis")]) for t in roots)
+    return all(a[1] <= b[0] for a, b in pairwise(ranges))
+
+
+def _along(t: Tensor, at: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
+    """The index in a result that corresponds to an index in the largest one."""
+    own = concrete(t.shape)
+    if math.prod(own) == math.prod(shape):
+        return unravelled(linear(at, shape), own)
+    if len(own) == len(shape) and all(d in (1, whole) for d, whole in zip(own, shape)):
+        return tuple(Index() if d == 1 else i for d, i in zip(own, at))
+    raise Unfusable(f"results of {shape} and {own} elements")

@@ -1,0 +1,309 @@
+"""Lowering of tensor ops to the kernel IR: the element of a tensor at an index as an expression.
+
+There is one rule for each op that is not elementwise; views and layout changes only change the index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from typing import Any
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Tensor, make
+from ..ir.index import Axis, Index, index, linear, unravelled
+from ..ir.kernel import WINDOW, Buffer, Builder, Expr, Unfusable, operands_first
+from ..ir.simplify import as_index, conjuncts
+
+
+class Reader:
+    """Lowers tensor elements to expressions. Leaves are operands; `of` maps leaf -> buffer name."""
+
+    def __init__(self, builder: Builder, of: Mapping[Tensor, str], buffers: Mapping[str, Buffer]) -> None:
+        self.b, self.of, self.buffers = builder, of, buffers
+        self.memo: dict[tuple[Any, ...], Expr] = {}
+        self.moved: dict[Tensor, Index] = {}  # offset by which slices start later
+        self.written_out = 0  # number of elements up to which a reduction is unrolled; 0: never
+
+    def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
+        """The element of a tensor at an index, loaded only where all `guards` hold."""
+        key = (t, at, guards)
+        if key not in self.memo:
+            for x in self._ahead(t, at, guards):
+                self.memo[x, at, guards] = self._value(x, at, guards)
+        return self.memo[key]
+
+    def _ahead(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> list[Tensor]:
+        """A tensor after the same-shape operands of elementwise chains, which may have hundreds of ops: avoids
+        recursion."""
+
+        def reads(x: Tensor) -> list[Tensor]:
+            alone = not x.entry.pointwise or x in self.of or x.op in _RULES
+            return [] if alone else [a for a in x.args if a.shape == x.shape]
+
+        return operands_first(t, lambda x: (x, at, guards) in self.memo, reads)
+
+    def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+        if _reads_as_negative(t):
+            raise Unfusable("whole numbers that int64 does not hold")
+        if t in self.of:
+            name = self.of[t]
+            buffer = self.buffers[name]
+            place = Index()
+            for i, stride, size in zip(at, buffer.strides, buffer.shape, strict=True):
+                place = place + i * stride if size > 1 else place
+            return self.b.load(name, place, buffer.dtype, (), guards)
+        rule = _RULES.get(t.op)
+        if rule is not None:
+            return rule(self, t, at, guards)
+        if not t.entry.pointwise:
+            raise Unfusable(f"{t.op} has no index expression")
+        return self.b.pointwise(t.op, [self.operand(a, at, guards) for a in t.args])
+
+    def operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+        """An element of an operand that may broadcast; guards on an index that the operand does not have are
+        dropped."""
+        own = tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True))
+        atoms = {a for i in own for a in i.atoms}
+        lost = {i for i, k in zip(at, own) if i != k and atoms.isdisjoint(a for a, _ in i.terms)}
+        kept = (g for g in guards if not any(a.op == "index" and a.value in lost for a in g.args))
+        return self.value(x, own, tuple(kept) if lost else guards)
+
+    def fresh(self, size: int, at: Iterable[Index], guards: Iterable[Expr], stem: str = "r") -> Axis:
+        """An axis for a reduction: the first one of this size whose name is not in use around it."""
+        used = frozenset().union(*(i.axes for i in at), *(g.axes for g in guards))
+        k = 0
+        while (axis := Axis(f"{stem}{size}" + (f"n{k}" if k else ""), size)) in used:  # a loop over r5 counts in r5_
+            k += 1
+        return axis
+
+    def within(self, x: Tensor, at: tuple[Index, ...], axis: int, guards: tuple[Expr, ...], fill: float = 0.0) -> Expr:
+        """The element of a tensor at an index that may be out of bounds along an axis, where the value is `fill`."""
+        b = self.b
+        inside = b.pointwise("and", (b.less(index(-1), at[axis]), b.less(at[axis], index(int(x.shape[axis])))))  # type: ignore[arg-type]
+        more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
+        value = self.value(x, at, (*guards, *more))
+        return b.pointwise("where", (inside, value, b.const(fill, value.kind)))
+
+
+_ORDERED = {
+    "lt",
+    "le",
+    "floordiv",
+    "mod",
+    "maximum",
+    "minimum",
+    "max",
+    "min",
+    "abs",
+    "sign",
+    "pow",
+    "argmax",
+    "argmin",
+    "argsort",
+}
+
+
+def _reads_as_negative(t: Tensor) -> bool:
+    """Whether an operation would take the larger half of uint64 for negative numbers: whole numbers are int64 in kernels. Sums,
+    products and bits are the same in both."""
+    if not any(a.dtype == "uint64" for a in t.args):
+        return False
+    return t.op in _ORDERED or (t.op == "cast" and dtypes.is_float(t.dtype))
+
+
+Rule = Callable[[Reader, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]
+
+
+def _full(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    return r.b.const(t.attr("value"), dtypes.category(t.dtype))
+
+
+def _iota(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    found = r.b.index(at[t.attr("axis")])
+    return found if dtypes.category(t.dtype) == "int" else r.b.make("cast", (found,), "float32", "float")
+
+
+def _cast(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    x = r.value(t.args[0], at, guards)
+    kind = dtypes.category(t.dtype)
+    if kind == x.kind == "float" or t.dtype == t.args[0].dtype:
+        return x  # dtypes of floats belong to buffers
+    return r.b.make("cast", (x,), t.dtype, kind)
+
+
+def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    axes = [a for a in t.attr("axes") if t.args[0].shape[a] != 1]
+    sizes = tuple(int(t.args[0].shape[a]) for a in axes)
+    if not axes:
+        return r.value(t.args[0], at, guards)
+    if 0 in sizes:
+        raise Unfusable("an empty reduction")
+    if math.prod(sizes) <= r.written_out:
+        return _written_out(r, t, at, axes, guards)
+    windows, x = 0, t.args[0]
+    while x.op == "windows":
+        windows, x = windows + 1, x.args[0]
+    here = frozenset().union(*(i.axes for i in at))
+    guards = tuple(
+        g for g in guards if not g.axes or not g.axes.isdisjoint(here)
+    )  # a row's mean is the same for both halves
+    axis = r.fresh(math.prod(sizes), at, guards, WINDOW if axes[0] >= t.args[0].rank - windows else "r")
+    inner = list(at)
+    for a, i in zip(axes, unravelled(index(axis), sizes)):
+        inner[a] = i
+    return r.b.reduce(t.op, axis, r.value(t.args[0], tuple(inner), guards))
+
+
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+
+
+def _written_out(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], guards: tuple[Expr, ...]) -> Expr:
+    """An unrolled reduction."""
+    found: Expr | None = None
+    for place in product(*(range(concrete(t.args[0].shape)[a]) for a in axes)):
+        inner = list(at)
+        for a, k in zip(axes, place):
+            inner[a] = index(k)
+        x = r.value(t.args[0], tuple(inner), guards)
+        found = x if found is None else r.b.pointwise(COMBINE[t.op], (found, x))
+    assert found is not None
+    return found
+
+
+def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    x, y = t.args
+    axis = r.fresh(int(x.shape[-1]), at, guards)  # type: ignore[arg-type]
+    if axis.size == 0:
+        raise Unfusable("an empty contraction")
+    k = index(axis)
+    left = (*at[:-1], k)
+    right = (k, at[-1]) if y.rank == 2 else (*at[:-2], k, at[-1])
+    a, b = r.operand(x, left, guards), r.operand(y, right, guards)
+    return r.b.reduce("sum", axis, r.b.mul(a, b))
+
+
+def _reshape(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    x = t.args[0]
+    return r.value(x, unravelled(linear(at, concrete(t.shape)), concrete(x.shape)), guards)
+
+
+def _permute(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    inner = [Index()] * len(at)
+    for i, p in zip(at, t.attr("perm")):
+        inner[p] = i
+    return r.value(t.args[0], tuple(inner), guards)
+
+
+def _slice(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    moved = at[a] * t.attr("step") + t.attr("start") + r.moved.get(t, Index())
+    return r.value(t.args[0], (*at[:a], moved, *at[a + 1 :]), guards)
+
+
+def _flip(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    return r.value(t.args[0], (*at[:a], index(int(t.shape[a]) - 1) - at[a], *at[a + 1 :]), guards)
+
+
+def _concat(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a, (x, y) = t.attr("axis"), t.args
+    size = int(x.shape[a])
+    first = r.b.less(at[a], index(size))
+    if first.op == "const":
+        chosen, i = (x, at[a]) if first.value else (y, at[a] - size)
+        return r.value(chosen, (*at[:a], i, *at[a + 1 :]), guards)
+    second = r.b.make("not", (first,), None, "bool")
+    left = r.value(x, at, (*guards, first))
+    right = r.value(y, (*at[:a], at[a] - size, *at[a + 1 :]), (*guards, second))
+    return r.b.pointwise("where", (first, left, right))
+
+
+def _pad(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    return r.within(t.args[0], (*at[:a], at[a] - t.attr("lo"), *at[a + 1 :]), a, guards, t.attr("value"))
+
+
+def _windows(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    moved = at[a] * t.attr("stride") + at[-1] * t.attr("dilation")
+    return r.value(t.args[0], (*at[:a], moved, *at[a + 1 : -1]), guards)
+
+
+def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    """A sum over kernel positions and channels, channels innermost: where tiles divide the channels, a tile has one
+    kernel position.
+
+    A depthwise convolution is a sum over a window.
+    """
+    x, w = t.args
+    sizes, n = concrete(w.shape), x.rank - 2
+    pads, per_out = t.attr("pads"), sizes[0] // t.attr("groups")
+    taps, inner = sizes[2:], sizes[1]
+    axis = r.fresh(math.prod(taps) * inner, at, guards, "r" if inner > 1 else WINDOW)
+    if axis.size == 0:
+        raise Unfusable("an empty contraction")
+    *tap, c = unravelled(index(axis), (*taps, inner))
+    padded = x
+    for i, (lo, hi) in enumerate(zip(pads[:n], pads[n:]), 2):
+        padded = make("pad", (padded,), {"axis": i, "lo": lo, "hi": hi, "value": 0.0}) if lo or hi else padded
+    place = (i * s + k * d for i, s, k, d in zip(at[2:], t.attr("strides"), tap, t.attr("dilations")))
+    channel = (at[1] // per_out if per_out < sizes[0] else Index()) * inner + c
+    image, weight = r.value(padded, (at[0], channel, *place), guards), r.value(w, (at[1], c, *tap), guards)
+    return r.b.reduce("sum", axis, r.b.mul(image, weight))
+
+
+def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
+    """A place along an axis; negative ones count from its end."""
+    if where.op in ("index", "const"):
+        return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
+    zero = b.const(0, "int")
+    if where.op == "where" and where.args[0].op == "lt" and where.args[0].args == (where.args[2], zero):
+        return where  # said already
+    return b.pointwise(
+        "where", (b.pointwise("lt", (where, zero)), b.pointwise("add", (where, b.const(size, "int"))), where)
+    )
+
+
+def _gather(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    table, picks = t.args
+    if table not in r.of:
+        raise Unfusable("a gather from a value that is not in memory")
+    a, buffer = t.attr("axis"), r.buffers[r.of[table]]
+    where = r.value(picks, at[a : a + picks.rank], guards)
+    rest = (*at[:a], *at[a + picks.rank :])
+    strides = (*buffer.strides[:a], *buffer.strides[a + 1 :])
+    sizes = (*buffer.shape[:a], *buffer.shape[a + 1 :])
+    place = Index()
+    for i, stride, size in zip(rest, strides, sizes, strict=True):
+        place = place + i * stride if size > 1 else place
+    return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
+
+
+def _gather_elements(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    table, picks = t.args
+    while (
+        table not in r.of
+        and table.op == "cast"
+        and dtypes.category(table.dtype) == dtypes.category(table.args[0].dtype) == "float"
+    ):
+        table = table.args[0]
+    if table not in r.of:
+        raise Unfusable("elements picked from a value that is not in memory")
+    a, buffer = t.attr("axis"), r.buffers[r.of[table]]
+    place = Index()
+    for k, (i, stride, size) in enumerate(zip(at, buffer.strides, buffer.shape, strict=True)):
+        place = place + i * stride if k != a and size > 1 else place
+    where = from_the_start(r.b, r.value(picks, at, guards), buffer.shape[a])
+    return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
+
+
+_RULES: dict[str, Rule] = {
+    "full": _full, "iota": _iota, "cast": _cast, "sum": _reduce, "max": _reduce, "min": _reduce, "prod": _reduce,
+    "matmul": _matmul, "reshape": _reshape, "permute": _permute, "slice": _slice, "flip": _flip, "concat": _concat,
+    "pad": _pad, "windows": _windows, "conv": _conv, "gather": _gather,
+    "gather_elements": _gather_elements,
+    "broadcast_to": lambda r, t, at, guards: r.operand(t.args[0], at, guards),
+}  # fmt: skip

@@ -1,0 +1,116 @@
+"""Scale rewrites: exponentials to base two, softmax sums shared with logarithms, factors hoisted out of loops."""
+
+from __future__ import annotations
+
+import math
+
+from ..ir.kernel import Builder, Expr, Kernel, factors, walk
+
+LOG2E = math.log2(math.e)
+LARGEST = (2 - 2**-23) * 2.0**127  # of float32
+
+
+def beside_softmax(kernel: Kernel) -> Kernel:
+    """Share the exponential sums of logsumexp with softmax: exp(a - (max(a), 0 where infinite)) becomes exp(a - max(a))
+    if the kernel has that.
+
+    Where the maximum is infinite softmax is NaN anyway.
+    """
+    b, there = kernel.builder, {e for e in kernel.exprs if e.op == "sub" and _of_itself(e)}
+
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op != "sub" or args[1].op != "where" or args[1].args[0].op != "is_inf":
+            return None
+        (top,), (_, zero, kept) = args[1].args[0].args, args[1].args
+        shift = b.pointwise("sub", (args[0], top)) if top is kept and zero.op == "const" and zero.value == 0 else None
+        return shift if shift in there else None
+
+    return kernel.with_values(b.rebuilt([s.value for s in kernel.stores], change)) if there else kernel
+
+
+def _of_itself(e: Expr) -> bool:
+    """Whether a difference is a value minus its own maximum."""
+    a, m = e.args
+    return m.op == "reduce" and m.value[0] == "max" and m.args[0] is a
+
+
+def base_two(kernel: Kernel) -> Kernel:
+    """Every exp(a - max(a)) as 2 ** (a' - max(a')) with a' = a * log2(e), the factor folded into an existing one.
+
+    The hardware's exponential is to base two. Other uses of the maximum read max(a') / log2(e).
+    """
+    b = kernel.builder
+    scaled = {
+        m: b.make("reduce", (_scaled(b, m.args[0]),), m.value, m.kind) for m in kernel.reductions if _shifts(kernel, m)
+    }
+
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op == "exp" and e.args[0].op == "sub" and e.args[0].args[1] in scaled:
+            m = scaled[e.args[0].args[1]]
+            return b.make("exp2", (b.pointwise("sub", (m.args[0], m)),))
+        return b.mul(scaled[e], b.const(1 / LOG2E)) if e in scaled else None
+
+    return kernel.with_values(b.rebuilt([s.value for s in kernel.stores], change)) if scaled else kernel
+
+
+def _shifts(kernel: Kernel, m: Expr) -> bool:
+    """Whether a maximum is subtracted only from its own body, only under `exp`, and its body contains no other
+    maximum."""
+    if m.op != "reduce" or m.value[0] != "max" or any(x.op == "reduce" and x.value[0] == "max" for x in walk(m.args)):
+        return False
+    shifted = {e for e in kernel.exprs if e.op == "sub" and e.args == (m.args[0], m)}
+    read = [e for e in kernel.exprs if any(x in shifted for x in e.args)]
+    others = [e for e in kernel.exprs if e.op == "exp" and e.args[0].op == "sub" and e.args[0].args[1] is m]
+    return bool(read) and all(e.op == "exp" for e in read) and all(e.args[0] in shifted for e in others)
+
+
+def _scaled(b: Builder, e: Expr) -> Expr:
+    """e * log2(e), with the factor folded into an existing constant. Finite constants, such as masks of the least
+    float, stay finite: 0 times them is 0."""
+    if e.op == "const":
+        return b.const(_finite(e.value * LOG2E))
+    if e.op == "mul" and e.args[1].op == "const":
+        return b.mul(e.args[0], b.const(_finite(e.args[1].value * LOG2E)))
+    if e.op in ("add", "sub"):
+        return b.pointwise(e.op, (_scaled(b, e.args[0]), _scaled(b, e.args[1])))
+    if e.op == "where":
+        return b.pointwise("where", (e.args[0], _scaled(b, e.args[1]), _scaled(b, e.args[2])))
+    return b.mul(e, b.const(LOG2E))
+
+
+def _finite(value: float) -> float:
+    return value if math.isinf(value) else max(-LARGEST, min(LARGEST, value))
+
+
+def scaled_early(kernel: Kernel) -> Kernel:
+    """Move loop-invariant factors of a product to its loop-invariant side: queries are multiplied by their norm and the
+    softmax scale once, not the scores of every tile (the inverse of DEFER).
+
+    A constant factor stays if that side is a plain load: scaling it would round an operand to save one multiplication.
+    """
+    b, held = kernel.builder, set(kernel.axes)
+
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op != "mul":
+            return None
+        over, under = factors(b.make("mul", args))
+        for d in over:
+            around = d.axes - held
+            if d.op != "reduce" or d.value[0] != "sum" or d.kind != "float" or not around:
+                continue
+            sides, below = factors(d.args[0])
+            still = [f for f in sides if not f.axes & around]
+            moved = [f for f in over if f is not d and not f.axes & around]
+            lowered = [f for f in under if not f.axes & around]
+            plain = all(f.op == "load" or (f.op == "cast" and f.args[0].op == "load") for f in still)
+            if below or not still or len(still) == len(sides) or not [*moved, *lowered]:
+                continue
+            if plain and all(f.op == "const" for f in (*moved, *lowered)):
+                continue
+            side = b.product([*still, *moved], lowered)
+            body = b.mul(side, b.product([f for f in sides if f not in still], []))
+            rest = [f for f in over if f is not d and f not in moved], [f for f in under if f not in lowered]
+            return b.product([b.make("reduce", (body,), d.value, d.kind), *rest[0]], rest[1])
+        return None
+
+    return kernel.with_values(b.rebuilt([s.value for s in kernel.stores], change))

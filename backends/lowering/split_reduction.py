@@ -1,0 +1,119 @@
+"""The SPLIT transformation: a reduction in parts that different programs compute, and a second kernel that combines the
+partial results.
+
+The first kernel stores the partial result of every outermost reduction over the axis (sums, maxima; for a sum of exp(a
+- max) the sum relative to the part's own maximum). The second reduces the partial results over the parts and computes
+the rest. Both are kernels of the IR, so split-K GEMM, split-KV attention (Flash-Decoding) and two-stage row reductions
+are one transformation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+from ..ir.index import Axis, Index, index, linear
+from ..ir.kernel import Buffer, Expr, Kernel, Store, Unfusable, walk
+from ..ir.loop_fusion import rolled
+from .one_pass_variance import in_one_walk
+
+ALIGNMENT = 256  # byte alignment of partial results
+COUNTERS = 1 << 16  # maximum tiles per split kernel
+HELD = 64  # longest reduction axis around a split one, whose partial results then have that axis as well
+
+
+def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
+    """(partial, combining) kernels: the partial one has a first parallel axis `part`, the combining one reduces over
+    `parts`.
+
+    Partial results are float32 buffers `part0`, `part1`, … Unfusable if a reduction over the axis needs another whole
+    one first (sums of squared deviations do not: lowering/one_pass_variance.py), if a partial result is an integer or float64, or if
+    `parts` does not divide the axis.
+    """
+    if axis.size % parts or parts < 2:
+        raise Unfusable(f"{axis.size} elements in {parts} parts")
+    kernel = in_one_walk(kernel, axis)
+    b = kernel.builder
+    states = [e for e in kernel.reductions if e.axis == axis]
+    if any(e.kind != "float" for e in states) or any(x.dtype == "float64" for x in kernel.buffers.values()):
+        raise Unfusable("states that float32 does not hold")
+    maxima: dict[Expr, Expr | None] = {}
+    for e in states:
+        waits = [x for x in walk(e.args) if x.op == "reduce" and x.axis == axis]
+        maximum = rolled(e, axis)
+        if waits and (maximum is None or set(waits) != {maximum}):
+            raise Unfusable("a reduction that needs the whole of another one first")
+        maxima[e] = maximum
+        if any(a.size > HELD for a in e.axes - set(kernel.axes)):
+            raise Unfusable("a split reduction inside another long one")
+        if any(
+            x.op == "reduce"
+            and x.axis.size > HELD
+            and x.axis != axis
+            and axis not in x.axes
+            and x.axes <= set(kernel.axes)
+            for x in walk(e.args)
+        ):
+            raise Unfusable("a split reduction that reads the result of another long one")
+    part, every = Axis("part", parts), Axis("parts", parts)
+    short = Axis(f"{axis.name}p", axis.size // parts)
+    here = index(part) * short.size + index(short)
+    partial = {e: _moved(kernel, e, axis, short, here) for e in states}
+    stores, buffers, loads = [], dict(kernel.buffers), {}
+    for n, e in enumerate(states):
+        own = [a for a in kernel.axes if a in e.axes] + sorted(e.axes - set(kernel.axes), key=lambda a: a.name)
+        shape = (parts, *(a.size for a in own))
+        at = linear([index(part), *map(index, own)], shape)
+        name = f"part{n}"
+        buffers[name] = Buffer("float32", shape, ())
+        stores.append(Store(name, at, partial[e]))
+        loads[e] = b.load(name, at.replaced({part: index(every)}), "float32", (), ())
+    first = replace(kernel, axes=(part, *kernel.axes), stores=tuple(stores), buffers=buffers)
+    joined: dict[Expr, Expr] = {}
+    for e in states:
+        body = loads[e]
+        m = maxima[e]
+        if m is not None:
+            power = next(x.op for x in walk(e.args) if x.op in ("exp", "exp2") and x.args[0].args[1:] == (m,))
+            body = b.mul(body, b.make(power, (b.pointwise("sub", (loads[m], joined[m])),)))
+        joined[e] = b.make("reduce", (body,), (e.value[0], every), "float")
+    values = b.rebuilt([s.value for s in kernel.stores], lambda e, args: joined.get(e))
+    second = kernel.with_values(values, buffers=buffers)
+    return first, second
+
+
+def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Expr:
+    """A reduction over one part: the part's axis replaces the axis, also in maxima that the reduction reads."""
+    b = kernel.builder
+
+    def change(x: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if x.op == "index" and axis in x.value.axes:
+            return b.index(x.value.replaced({axis: here}))
+        if x.op == "load" and axis in x.value[1].axes:
+            operand, at, steps, dtype = x.value
+            return b.make("load", args, (operand, at.replaced({axis: here}), steps, dtype), x.kind)
+        if x.op == "reduce" and x.axis == axis:
+            return b.make("reduce", args, (x.value[0], short), x.kind)
+        return None
+
+    return b.rebuilt([e], change)[0]
+
+
+def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], int]:
+    """Memory plan of the partial results in one scratch buffer: ({name: (first byte, bytes)}, total bytes)."""
+    found: dict[str, tuple[int, int]] = {}
+    total = 0
+    for name, b in buffers.items():
+        if name.startswith("part"):
+            size = 4 * prod(b.shape)
+            found[name] = total, size
+            total += -(-size // ALIGNMENT) * ALIGNMENT
+    return found, total
+
+
+def counted(programs: int, parts: int) -> int:
+    """Number of tiles of `programs` in `parts` parts each. Unfusable if there are more than `COUNTERS`."""
+    if programs // parts > COUNTERS:
+        raise Unfusable(f"{programs // parts} tiles to be joined")
+    return programs // parts

@@ -1,0 +1,61 @@
+"""Helper functions of emitted CPU programs, and the emitted definition of C kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ir import c_math
+from .any_size_helpers import SIZED_HELPERS
+
+#: Helper name -> source. Emitted source includes the helpers it uses and, transitively, those that they use.
+HELPERS: dict[str, str] = {
+    "strided": '''def strided(x, shape, strides):
+    """x's memory under another shape and strides (in elements), from x's first element on."""
+    return np.lib.stride_tricks.as_strided(x, shape, [s * x.itemsize for s in strides])''',
+    "workspace": '''def workspace(size, align=64):
+    """Bytes that start at a multiple of `align`."""
+    raw = np.empty(size + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start:start + size]''',
+    "place": '''def place(memory, offset, shape, dtype, strides=None):
+    """An array in the workspace; strides in elements."""
+    if strides is not None:
+        strides = [s * np.dtype(dtype).itemsize for s in strides]
+    return np.ndarray(shape, dtype, memory, offset, strides)''',
+    "empty": '''def empty(shape, dtype, strides):
+    """A fresh array whose axes lie in memory in the order of their strides."""
+    order = sorted(range(len(shape)), key=lambda i: -strides[i])
+    return np.empty([shape[i] for i in order], dtype).transpose(np.argsort(order))''',
+    "Place": '''class Place:
+    """An array's memory for NumPy to look at anew, as if it could be written; keeps the array."""
+
+    def __init__(self, array):
+        self.array, seen = array, array.__array_interface__
+        self.__array_interface__ = {**seen, "data": (seen["data"][0], False)}''',
+    "tensor": '''def tensor(x):
+    """The same memory as a Torch tensor."""
+    if not x.flags.writeable:  # Torch has no read-only tensors, and warns; nothing here writes to what it was given
+        x = np.asarray(Place(x)).view(x.dtype)
+    return tensor_of(x)''',
+    "tensor_of": '''def tensor_of(x):
+    """The same memory as a Torch tensor; bfloat16 by way of its bits."""
+    if min(x.strides, default=0) < 0:  # an axis of one element of what runs backwards: Torch wants no such stride
+        x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)''',
+    "array": '''def array(x):
+    """The same memory as a NumPy array; bfloat16 by way of its bits."""
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return x.numpy()''',
+    **SIZED_HELPERS,
+}  # fmt: skip
+
+
+def library_text(functions: Mapping[str, str], threads: bool = True) -> str:
+    """Emitted definitions of C kernels: the source text, its compilation, and one function per kernel name."""
+    body = "\n\n".join(functions.values())
+    source = "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
+    made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)
+    return f'C_SOURCE = r"""{source}\n"""\nkernels = c_library(C_SOURCE{"" if threads else ", threads=False"})\n{made}'

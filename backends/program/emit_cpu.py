@@ -1,0 +1,497 @@
+"""Emitter of Python source for a CPU plan. The source runs without this package: NumPy, and Torch only where a kernel
+uses it.
+
+    def bind(weights):         # or bind(weights, states)
+        memory = workspace(...)
+        v3 = place(memory, 0, (128, 768), np.float32)       buffers and views with fixed addresses are made once
+        def run(x):
+            np.add(x, w0, out=v3)  # add(x, y)               a call is straight-line code
+            return v7.copy()
+        return run
+
+Outputs and results that a kernel allocates are made in `run`; everything else exists from `bind` on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...egraph.ir import dims
+from ...egraph.ir.graph import Tensor, structural_digest
+from ...egraph.ir.ops import Type
+from ...extract.model.kernel import Plan, Step, Template, Value, contiguous, output_names
+from ...extract.model.sizes import bound_call, bound_terms
+from ..ir.source_text import dtype_text, identifier, imports_of, indented, literal, one_line, signature, title
+from ..runtime.views import has_torch_view, torch_view
+from . import memory_plan as memory
+from .cpu_helpers import HELPERS, library_text
+
+LARGE = 1 << 24  # bytes from which a weight is packed early, to limit peak memory
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Emitted source with its requirements.
+
+    `weights`: weight key -> term to evaluate. `states`: state name -> type. `layout`: memory plan of the workspace.
+    """
+
+    source: str
+    weights: Mapping[str, Tensor]
+    states: Mapping[str, Type]
+    layout: memory.Layout
+    fresh_bytes: int  # peak allocation of `run`: outputs and results that kernels allocate
+    # keys of weights that kernels read unpacked; all others are only packed at load
+    plain: frozenset[str] = frozenset()
+
+
+def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
+    """The plan with free sizes replaced by numbers in types, strides and attributes."""
+    if not sizes:
+        return plan
+
+    def fix(v: Any) -> Any:
+        return tuple(map(fix, v)) if isinstance(v, tuple) else dims.bind(v, sizes) if isinstance(v, dims.Expr) else v
+
+    def kind(t: Type) -> Type:
+        return Type(fix(t.shape), t.dtype)
+
+    values = tuple(replace(v, type=kind(v.type), strides=fix(v.strides)) for v in plan.values)
+    steps = tuple(replace(s, call=bound_call(s.call, sizes)) for s in plan.steps)
+    terms = bound_terms(list(plan.weights.values()), sizes)
+    left = {n: s for n, s in plan.sizes.items() if n not in sizes}
+    return replace(plan, graph=plan.graph.bind(sizes), values=values, steps=steps, sizes=left,
+                   weights=dict(zip(plan.weights, terms)))  # fmt: skip
+
+
+def emit(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+    """Emit a CPU plan. With `reuse_outputs`, outputs are in the workspace and the next call overwrites them."""
+    from .emit_any_size import SizedEmitter, renamed_sizes
+
+    if plan.sizes:
+        return SizedEmitter(renamed_sizes(plan), reuse_outputs).emit()
+    return Emitter(plan, reuse_outputs).emit()
+
+
+#: Backend -> operand kind of its code: "torch" tensors or memory "address"; "numpy" arrays for all others.
+KINDS = {"torch": "torch", "c": "address"}
+POOLED = ("contraction", "conv", "attention")  # template families whose NumPy kernels use BLAS threads
+CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "address"}  # operand kind -> helper that converts to it
+
+
+def is_torch(template: Template) -> bool:
+    """Whether a template's code takes Torch tensors."""
+    return KINDS.get(template.backend) == "torch"
+
+
+@dataclass
+class Emitter:
+    """Emitter state for one plan. Subclasses emit for other devices."""
+
+    plan: Plan
+    reuse_outputs: bool
+    once: list[str] = field(default_factory=list)  # lines of `bind`
+    each: list[str] = field(default_factory=list)  # lines of `run`
+    names: dict[tuple[int, str], str] = field(default_factory=dict)  # (value, operand kind) -> variable
+    prepared: dict[str, str] = field(default_factory=dict)
+    packed: int = 0  # bytes of prepacked weights
+    plain: set[str] = field(default_factory=set)
+    shared: dict[str, str] = field(default_factory=dict)  # definition -> variable: one object per memory location
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    keys: dict[bytes, str] = field(default_factory=dict)
+    helpers: set[str] = field(default_factory=set)
+    definitions: dict[str, str] = field(default_factory=dict)  # generated kernels: name -> source
+    in_c: dict[str, str] = field(default_factory=dict)  # generated C kernels: name -> source
+    setups: set[tuple[str, str]] = field(default_factory=set)
+    # result that a kernel allocates -> its variables
+    loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    key_names: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=lambda: {"memory", "place", *HELPERS})
+
+    alignment = memory.ALIGNMENT
+
+    def emit(self) -> Emitted:
+        """Emit the source and collect its requirements."""
+        plan = self.plan
+        self.root = memory.roots(plan)
+        self.makers = {v: s for s in plan.steps for v in s.outputs}
+        self.fresh = {v for v, s in self.makers.items() if not s.is_view and not s.template.writes_out(s.call)}
+        self.fresh_outputs = self._fresh_outputs()
+        self.layout = memory.layout(plan, self.fresh | self.fresh_outputs, plan.sizes, alignment=self.alignment)
+        self._reserve()
+        self._states()
+        self._run()
+        return Emitted(
+            self._assemble(), self.weights, self._state_types(), self.layout, self._fresh_bytes(), self._row_major()
+        )
+
+    # ------------------------------------------------------------ names and where values come from
+    def _reserve(self) -> None:
+        from ..registry import all_helpers
+
+        self.taken |= set(all_helpers())
+        for step in self.plan.steps:
+            if step.template.source is not None:
+                found = self.in_c if self._kind(step.template) == "address" else self.definitions
+                found |= step.template.source(step.call)
+        self.taken |= self.definitions.keys() | self.in_c.keys()
+        names = [str(leaf.attr("name")) for leaf in self.plan.graph.inputs]
+        self.inputs = {name: identifier(name, self.taken) for name in names}
+        for v in self.plan.values:
+            if v.origin == "input":
+                self.names[v.id, self._home(v.id)] = self.inputs[v.name]
+
+    def _fresh_outputs(self) -> set[int]:
+        """Kernel results returned without a copy: each is the root of exactly one output and of no state update."""
+        if self.reuse_outputs:
+            return set()
+        seen: dict[int, int] = {}
+        for v in self.plan.outputs:
+            seen[self.root[v]] = seen.get(self.root[v], 0) + 1
+        updates = {self.root[v] for v in self.plan.updates.values()}
+        return {
+            r for r, n in seen.items()
+            if n == 1 and self.plan.values[r].origin == "kernel" and r not in self.fresh and r not in updates
+        }  # fmt: skip
+
+    def _dynamic(self, value: int) -> bool:
+        """Whether the value's address differs between calls: inputs and fresh results."""
+        r = self.root[value]
+        return self.plan.values[r].origin == "input" or r in self.fresh or r in self.fresh_outputs
+
+    def _kind(self, template: Template) -> str:
+        """Operand kind of a template's code; see KINDS."""
+        return KINDS.get(template.backend, "numpy")
+
+    def _home(self, value: int) -> str:
+        """Operand kind that a value is created as: "torch" for Torch kernels' results and their Torch views, else
+        "numpy"."""
+        r = self.root[value]
+        if r not in self.fresh or not is_torch(self.makers[r].template):
+            return "numpy"
+        while value != r:
+            if not has_torch_view(self.makers[value].template):
+                return "numpy"
+            ((_, value),) = self.makers[value].inputs
+        return "torch"
+
+    def _use(self, helper: str) -> str:
+        self.helpers.add(helper)
+        return helper
+
+    def ref(self, value: int, kind: str) -> str:
+        """The variable of a value in an operand kind; emits its definition on first use."""
+        found = self.names.get((value, kind))
+        if found is not None:
+            return found
+        text = self._definition(value, kind)
+        if text.isidentifier():
+            self.shared[text] = text
+        if text in self.shared:
+            self.names[value, kind] = self.shared[text]
+            return self.shared[text]
+        base = self._base_name(value)
+        suffix = "" if (value, self._home(value)) not in self.names and kind == self._home(value) else f"_{kind[0]}"
+        name = identifier(base + suffix, self.taken)
+        (self.each if self._dynamic(value) else self.once).append(f"{name} = {text}")
+        self._named(value, kind, name)
+        if not self._dynamic(value):
+            self.shared[text] = name
+        return name
+
+    def _base_name(self, value: int) -> str:
+        term = self.plan.weights.get(value)
+        if term is not None and term.op == "param":
+            return str(term.attr("name"))
+        return self.plan.values[value].name or (f"v{value}" if term is None else f"w{value}")
+
+    def _definition(self, value: int, kind: str) -> str:
+        v, home = self.plan.values[value], self._home(value)
+        if v.origin == "view" and kind == home:
+            return self._view(value, kind)
+        if kind != home:
+            source = self.ref(value, home)
+            return f"{self._use(CONVERSIONS[kind])}({source})"
+        if v.origin == "weight":
+            self.plain.add(self._key(value) if self.plan.weights[value].op != "full" else "")
+            return self._weight(value)
+        if v.origin == "kernel":
+            return self._buffer(v)
+        raise AssertionError(f"value {value} ({v.origin}) has no definition")
+
+    def _view(self, value: int, kind: str) -> str:
+        step = self.makers[value]
+        ((operand, source),) = step.inputs
+        if kind == "torch":
+            text = torch_view(step.template, replace(step.call, names={operand: self.ref(source, "torch")}))
+            assert text is not None, step.template.name  # otherwise its kind would be "numpy"
+            return text
+        self._setup(step.template)
+        return step.template.write(replace(step.call, names={operand: self.ref(source, "numpy")}))
+
+    def _buffer(self, v: Value) -> str:
+        shape, dtype = literal(v.type.shape), dtype_text(v.type.dtype)
+        dense = v.strides == contiguous(v.type.shape)  # type: ignore[arg-type]
+        if v.id in self.fresh_outputs:
+            return (
+                f"np.empty({shape}, {dtype})"
+                if dense
+                else f"{self._use('empty')}({shape}, {dtype}, {literal(v.strides)})"
+            )
+        if v.id in self.layout.pinned:
+            return self.ref(self.layout.pinned[v.id], "numpy")  # written directly to the state's memory
+        offset = self._offset(self.layout.buffer[v.id])
+        strides = "" if dense else f", {literal(v.strides)}"
+        self._use("workspace")
+        return f"{self._use('place')}(memory, {offset}, {shape}, {dtype}{strides})"
+
+    def _offset(self, buffer: int) -> str:
+        """The buffer's offset in the workspace, as source."""
+        return str(self.layout.offsets[buffer])
+
+    # ------------------------------------------------------------ weights and states
+    def _key(self, value: int) -> str:
+        term = self.plan.weights[value]
+        digest = structural_digest(term)
+        if digest not in self.keys:
+            base = str(term.attr("name")) if term.op == "param" else f"w{value}"
+            self.keys[digest] = key = identifier(base, self.key_names)
+            self.weights[key] = term
+        return self.keys[digest]
+
+    def _weight(self, value: int) -> str:
+        term = self.plan.weights[value]
+        if term.op == "full":
+            number = literal(term.attr("value"))
+            return f"np.full({literal(term.shape)}, {number}, {dtype_text(term.dtype)})"
+        return f"weights[{self._key(value)!r}]"
+
+    def _prepared(self, step: Step, operand: str, value: int) -> str:
+        raw = self._weight(value)
+        if self._kind(step.template) != self._home(value):
+            raw = f"{self._use('tensor')}({raw})"
+        self._setup(step.template)
+        text = step.template.write_prep(operand, raw, replace(step.call, names={operand: raw}))
+        if text not in self.prepared:
+            name = identifier((self.plan.values[value].name or f"w{value}") + "_prepared", self.taken)
+            self.once.append(f"{name} = {text}")
+            self.prepared[text] = name
+            self.packed += self._bytes(value)
+        return self.prepared[text]
+
+    def _state_types(self) -> dict[str, Type]:
+        written = {name: self.plan.values[v].type for name, v in self.plan.updates.items()}
+        return {**{v.name: v.type for v in self.plan.values if v.origin == "state"}, **written}
+
+    def _states(self) -> None:
+        types = self._state_types()
+        self.state_names = {name: identifier(name, self.taken) for name in types}
+        self.once += [f"{name} = {self._state(key, types[key])}" for key, name in self.state_names.items()]
+        for v in self.plan.values:
+            if v.origin == "state":
+                self.names[v.id, self._home(v.id)] = self.state_names[v.name]
+
+    def _state(self, key: str, kind: Type) -> str:
+        return f"states[{key!r}]"
+
+    # ------------------------------------------------------------ straight-line code
+    def _setup(self, template: Template) -> None:
+        self.setups |= {(template.backend, name) for name in template.setup}
+
+    def _pack_large_weights(self) -> None:
+        """Pack weights of at least `LARGE` bytes first, largest first: packing holds a weight twice, so this limits
+        peak memory."""
+        found = [
+            (self._bytes(v), i, o, v)
+            for i, step in enumerate(self.plan.steps)
+            for o, v in step.inputs
+            if o in step.template.prep
+        ]
+        for size, i, o, v in sorted(found, key=lambda f: (-f[0], f[1])):
+            if size >= LARGE:
+                self._prepared(self.plan.steps[i], o, v)
+
+    def _run(self) -> None:
+        self.dying: dict[int, list[int]] = {}
+        for root in sorted(self.fresh & self.layout.last.keys()):
+            self.dying.setdefault(self.layout.last[root], []).append(root)
+        self._pack_large_weights()
+        for i, step in enumerate(self.plan.steps):
+            if not step.is_view:
+                self._step(step)
+                self._release(i)
+        self._finish()
+
+    def _step(self, step: Step) -> None:
+        kind = self._kind(step.template)
+        self._setup(step.template)
+        names = {
+            o: self._prepared(step, o, v) if o in step.template.prep else self.ref(v, kind) for o, v in step.inputs
+        }
+        if step.output in self.layout.scratch:
+            names["scratch"] = self._scratch(step, kind)
+        if step.doc:
+            self.each.append(f"# {one_line(step.doc)}")
+        if step.output in self.fresh:
+            name = self._named(step.output, kind, identifier(f"v{step.output}", self.taken))
+            self.each.append(f"{name} = {self._written(step, names)}")
+        else:
+            names |= dict(zip(output_names(len(step.outputs)), [self.ref(v, kind) for v in step.outputs]))
+            text = self._written(step, names)
+            if kind == "address" and not any(map(self._dynamic, (*step.outputs, *(v for _, v in step.inputs)))):
+                name, _, rest = text.partition("(")
+                text = f"{self._once(f'partial({name}, {rest}', f'{name}_')}()"  # its addresses never change
+            self.each += _STATEMENTS.split(text)
+
+    def _scratch(self, step: Step, kind: str) -> str:
+        """The step's scratch memory in the workspace."""
+        offset, size = self._scratch_room(step)
+        self._use("workspace")
+        name = self._once(f"{self._use('place')}(memory, {offset}, ({size},), np.uint8)", "scratch")
+        return name if kind == "numpy" else self._once(f"{self._use('tensor')}({name})", f"{name}_t")
+
+    def _scratch_room(self, step: Step) -> tuple[str, str]:
+        """Offset and bytes of a step's scratch memory, as source."""
+        offset, size = self.layout.scratch[step.output]
+        return str(offset), str(size)
+
+    def _bytes(self, value: int) -> int:
+        """Bytes of a value, with free sizes set to those the plan was chosen for."""
+        return memory.nbytes(self.plan.values[value].type, self.plan.sizes)
+
+    def _once(self, text: str, name: str) -> str:
+        """The variable of an object made in `bind`, one per definition."""
+        if text not in self.shared:
+            self.shared[text] = identifier(name, self.taken)
+            self.once.append(f"{self.shared[text]} = {text}")
+        return self.shared[text]
+
+    def _written(self, step: Step, names: Mapping[str, str]) -> str:
+        """The call, with constant views hoisted to `bind`: reshapes of buffers at fixed addresses, arrays in scratch
+        memory."""
+        text = step.template.write(replace(step.call, names=names))
+        values = {**dict(step.inputs), **dict(zip(output_names(len(step.outputs)), step.outputs))}
+        operands = step.call.places
+        fixed = {
+            name for o, name in names.items()
+            if o != "scratch" and o not in step.template.prep and not self._dynamic(values[o]) and operands[o].dense
+        }  # fmt: skip
+
+        def once(found: re.Match[str]) -> str:
+            if found[1] not in fixed:
+                return found[0]
+            return self._once(found[0], f"{found[1]}_{(found[2] or found[3]).replace(', ', 'x')}")
+
+        def part(found: re.Match[str]) -> str:
+            return self._once(found[0], found[1]) if found[1] == names.get("scratch") else found[0]
+
+        text = _ONCE.sub(lambda found: self._once(found[0], found[1]), text)
+        return _PART.sub(part, _RESHAPE.sub(once, text))
+
+    def _release(self, i: int) -> None:
+        """Delete fresh results after their last use, to free their memory."""
+        for root in self.dying.pop(i, ()):
+            keys = self.loose.pop(root)
+            self.each.append(f"del {', '.join(self.names.pop(key) for key in keys)}")
+
+    def _named(self, value: int, kind: str, name: str) -> str:
+        self.names[value, kind] = name
+        if self.root[value] in self.fresh:
+            self.loose.setdefault(self.root[value], []).append((value, kind))
+        return name
+
+    def _finish(self) -> None:
+        given: set[int] = set()
+        results = []
+        for v in self.plan.outputs:
+            name, r = self._result(v), self.root[v]
+            handed = r in self.fresh or r in self.fresh_outputs
+            own = (handed and r not in given) or (self.reuse_outputs and self.plan.values[r].origin == "kernel")
+            given.add(r)
+            if not own:
+                fresh = identifier(f"result{v}", self.taken)
+                self.each.append(f"{fresh} = {self._copy(name)}")
+                name = fresh
+            results.append(name)
+        self._update_states()
+        self.each.append(f"return {', '.join(results)}{',' if len(results) == 1 else ''}")
+
+    def _update_states(self) -> None:
+        states = {v.name: v.id for v in self.plan.values if v.origin == "state"}
+        pinned = {v: self.layout.pinned.get(self.root[v], -1) for v in self.plan.updates.values()}
+        todo = [(n, v) for n, v in self.plan.updates.items() if states.get(n) not in (v, pinned[v])]
+        saved = {}
+        for _, v in todo:  # a new value that is a view of a state must be copied before that state changes
+            if self.plan.values[self.root[v]].origin == "state" or self.root[v] in self.layout.pinned:
+                saved[v] = identifier(f"new{v}", self.taken)
+                self.each.append(f"{saved[v]} = {self._copy(self._result(v))}")
+        for n, v in todo:
+            self.each.append(self._assign(self.state_names[n], saved.get(v) or self._result(v)))
+
+    def _result(self, value: int) -> str:
+        """The variable of an output or a new state."""
+        return self.ref(value, "numpy")
+
+    def _copy(self, name: str) -> str:
+        return f"np.array({name})"
+
+    def _assign(self, place: str, name: str) -> str:
+        return f"np.copyto({place}, {name})"
+
+    def _row_major(self) -> frozenset[str]:
+        """Keys of weights that must be row-major when read."""
+        return frozenset(self.plain)
+
+    def _fresh_bytes(self) -> int:
+        changes: dict[int, int] = {}
+        for i, step in enumerate(self.plan.steps):
+            for v in step.outputs:
+                if v in self.fresh | self.fresh_outputs:
+                    size = self._bytes(v)
+                    changes[i] = changes.get(i, 0) + size
+                    after = self.layout.last.get(v, i) + 1
+                    changes[after] = changes.get(after, 0) - size
+        level = peak = 0
+        for i in sorted(changes):
+            level += changes[i]
+            peak = max(peak, level)
+        return peak
+
+    # ------------------------------------------------------------ the file
+    def _assemble(self) -> str:
+        from ..registry import helper_source
+
+        if self.in_c:
+            self.helpers |= {"c_library", "c_function"}
+        function = self._function()
+        defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
+        if self.in_c:
+            own = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
+            defined.append(library_text(self.in_c, threads=not own))
+        imports = imports_of("\n".join([*function, *defined]))
+        lines = [
+            f'"""{title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",
+            *(f"\n{d}\n" for d in defined), "", *function, "",
+        ]  # fmt: skip
+        return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
+
+    def _function(self) -> list[str]:
+        """Lines of the function `bind`."""
+        parameters = "weights, states" if self._state_types() else "weights"
+        fixed = [f"memory = workspace({self.layout.size})"] if "workspace" in self.helpers else []
+        return [
+            f"def bind({parameters}):",
+            f'    """Makes the program for given weights{" and states, which run() updates" if "," in parameters else ""}."""',
+            *indented([*fixed, *self.once], 4), "",
+            '    @np.errstate(all="ignore")', f"    def run({', '.join(self.inputs.values())}):",
+            f'        """{signature(self.plan)}"""', *indented(self.each, 8), "", "    return run",
+        ]  # fmt: skip
+
+
+_ONCE = re.compile(r"\b(hidden_scores)\([\w, *+]*\)")  # loop-invariant calls, hoisted to `bind`
+_PART = re.compile(r"\bplace\(([A-Za-z_]\w*), [^,]+, \([^()]*\), [\w.]+\)")
+_STATEMENTS = re.compile(r"; |\n")
+_RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\w*, ]+?),?\)|([\w*, ]+?))\)")

@@ -1,0 +1,59 @@
+"""Execution of emitted source, with its lines available to tracebacks and Triton."""
+
+from __future__ import annotations
+
+import linecache
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from ...processes.forks import Lock
+
+HELD = "__lines__"  # key in the namespace for the object that keeps the source lines
+LINE, KEY = "starting_line_number", "cache_key"  # attributes of Triton's kernel objects: first line, cache key
+
+
+class _Lines:
+    """Registers a source text in `linecache` for the lifetime of this object."""
+
+    def __init__(self, file: str, text: str) -> None:
+        entry = (len(text), None, text.splitlines(keepends=True), file)
+        linecache.cache[file] = entry
+        weakref.finalize(self, _hidden, file, entry)
+
+
+def _hidden(file: str, entry: object) -> None:
+    if linecache.cache.get(file) is entry:
+        del linecache.cache[file]
+
+
+_lines: weakref.WeakValueDictionary[tuple[str, str], _Lines] = weakref.WeakValueDictionary()
+_showing = Lock()
+
+
+def _shown(file: str, text: str) -> _Lines:
+    """The `_Lines` of a text, shared by all namespaces that execute it."""
+    with _showing:
+        found = _lines.get((file, text))
+        if found is None:
+            found = _lines[file, text] = _Lines(file, text)
+        return found
+
+
+def execute(text: str, file: str, space: dict[str, Any]) -> None:
+    """Execute source in a namespace. `linecache` has its lines under `file` while the namespace lives: tracebacks and
+    Triton read them.
+
+    Triton's cache key contains a kernel's first line. It is set to 1 for all kernels, so that a kernel compiled for
+    measuring is a cache hit in a program. Cache keys are computed at once, in text order, helpers first: in Triton 3.6
+    a helper's globals enter the key of its caller only if the helper's key exists already. Otherwise all kernels of a
+    program except the first would miss the cache.
+    """
+    space[HELD] = _shown(file, text)
+    exec(compile(text, file, "exec"), space)
+    kernels = [value for value in space.values() if hasattr(value, LINE)]
+    for kernel in kernels:
+        setattr(kernel, LINE, 1)
+    for kernel in kernels:
+        with suppress(Exception):  # the error is reported when the kernel is compiled
+            getattr(kernel, KEY, None)

@@ -1,0 +1,209 @@
+"""Manifest of a program: names, shapes, structure and sizes, without weights and code; `manifest.json` in a saved
+folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import prod
+from typing import Annotated, Any, Literal
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Dim, Shape, concrete, dim, parse
+from ...egraph.ir.graph import Data
+from ...egraph.ir.ops import Type
+from ...errors import BadModelError, BadWeightsError, ShapeError, UsageError
+from ...extract.model.kernel import Plan
+from ...plain import Malformed, Natural, Within, decode, strict_json
+from .. import gpu
+from .emission import device_of
+from .emit_any_size import atoms_of
+
+Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
+SizedSpec = tuple[str, Shape, str]  # name, shape (may contain expressions in free sizes), dtype
+SCHEMA = 1
+LARGEST = 1 << 40  # maximum bytes of one value
+DEPTH = 64  # maximum nesting depth of the output structure
+STATE = "state:"  # key prefix of initial states; weight keys are identifiers, so no clash
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Metadata of a program: everything except weights and code."""
+
+    name: str
+    inputs: tuple[SizedSpec, ...]
+    outputs: tuple[SizedSpec, ...]
+    structure: Any
+    weights: tuple[Spec, ...]
+    states: tuple[Spec, ...]
+    workspace: int
+    fresh: int
+    kernels: int
+    cost: float
+    lower_bound: float
+    initial: tuple[Spec, ...] = ()  # states with initial data; stored among the weights under `STATE` + name
+    device: str = "cpu"
+    hardware: str = ""  # name of the GPU the program was made for
+    # free size -> (minimum, maximum, size the plan was chosen for)
+    sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    compared: str = ""  # report text with both times, if the caller's own function was faster than the program
+
+    @property
+    def chosen(self) -> dict[str, int]:
+        """The free sizes with the values that the plan was chosen for."""
+        return {name: size for name, (_, _, size) in self.sizes.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON data; size expressions become text."""
+        spelled = {
+            part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
+            for part, specs in (("inputs", self.inputs), ("outputs", self.outputs))
+        }
+        fields = {f: getattr(self, f) for f in self.__dataclass_fields__}
+        return fields | spelled | {"structure": _pack(self.structure)}
+
+
+def _spec(name: str, kind: Type) -> Spec:
+    return name, concrete(kind.shape), kind.dtype
+
+
+def _sized_spec(name: str, kind: Type) -> SizedSpec:
+    return name, kind.shape, kind.dtype
+
+
+def initial_states(plan: Plan, states: Iterable[tuple[str, Type]], params: Mapping[str, Data]) -> tuple[Spec, ...]:
+    """Specs of the states that `params` initializes. BadWeightsError if a shape or dtype differs."""
+    found = []
+    taken = {n.attr("name") for n in plan.graph.leaves("param")}
+    for name, kind in states:
+        data = params.get(name) if name not in taken else None
+        if data is not None:
+            if tuple(data.shape) != concrete(kind.shape) or dtypes.name_of(data.dtype) != kind.dtype:
+                raise BadWeightsError(f"state {name!r} is {kind}, its initial value {data.dtype}{list(data.shape)}")
+            found.append(_spec(STATE + name, kind))
+    return tuple(found)
+
+
+def manifest_of(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest:
+    """The manifest of a plan and its emitted program."""
+    graph = plan.graph
+    return Manifest(
+        graph.name,
+        tuple(_sized_spec(leaf.attr("name"), leaf.type) for leaf in graph.inputs),
+        tuple(_sized_spec(n, plan.values[v].type) for n, v in zip(graph.names, plan.outputs)),
+        graph.structure,
+        tuple(_spec(n, term.type) for n, term in emitted.weights.items()),
+        tuple(_spec(n, kind) for n, kind in emitted.states.items()),
+        emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound, initial,
+        device_of(plan), gpu.planned_for() if device_of(plan) == "cuda" else "",
+        {name: (atom.min, atom.max, plan.sizes[name]) for name, atom in atoms_of(plan).items()},
+    )  # fmt: skip
+
+
+def _pack(structure: Any) -> Any:
+    if isinstance(structure, Mapping):
+        return {"dict": [[k, _pack(v)] for k, v in structure.items()]}
+    if isinstance(structure, list | tuple):
+        return {type(structure).__name__ if isinstance(structure, list) else "tuple": [_pack(v) for v in structure]}
+    return structure
+
+
+def _unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
+    """The inverse of `_pack`, for a given number of outputs. Malformed for data that `_pack` cannot produce."""
+    if packed is None or type(packed) is int:
+        return decode(Annotated[int, Within(0, outputs - 1)] | None, packed, "structure")
+    record = decode(dict[str, list[Any]], packed, "structure")
+    if len(record) != 1:
+        raise Malformed(f"structure: expected an object with one key, found {len(record)}")
+    ((kind, items),) = record.items()
+    if depth > DEPTH or kind not in ("dict", "list", "tuple"):
+        raise Malformed(
+            "structure: it is nested too deeply" if depth > DEPTH else f"structure: there is no {kind[:40]!r}"
+        )
+    if kind == "dict":
+        pairs = decode(list[tuple[str | int, Any]], items, "structure")
+        return {k: _unpack(v, outputs, depth + 1) for k, v in pairs}
+    return {"list": list, "tuple": tuple}[kind](_unpack(v, outputs, depth + 1) for v in items)
+
+
+def manifest_json(manifest: Manifest, source: str) -> str:
+    """Text of manifest.json, with the checksum of the program's source."""
+    record = manifest.to_json()
+    whole = {"schema": SCHEMA, "source_sha256": sha256(source.encode()).hexdigest(), **record}
+    return json.dumps(whole, indent=1)
+
+
+_Sizes = list[Annotated[int, Within(0, 1 << 62)] | str]  # text: an expression in the free sizes
+
+
+@dataclass(frozen=True)
+class _File:
+    """The fields of manifest.json."""
+
+    schema: int
+    source_sha256: str
+    name: str
+    inputs: list[tuple[str, _Sizes, str]]
+    outputs: list[tuple[str, _Sizes, str]]
+    structure: Any
+    weights: list[tuple[str, list[Natural], str]]
+    states: list[tuple[str, list[Natural], str]]
+    initial: list[tuple[str, list[Natural], str]]
+    workspace: Natural
+    fresh: Natural
+    kernels: Natural
+    cost: float
+    lower_bound: float
+    device: Literal["cpu", "cuda"] = "cpu"
+    hardware: str = ""
+    compared: str = ""
+    sizes: dict[str, tuple[Natural, Natural, Natural]] = field(default_factory=dict)
+
+
+def read_manifest(text: str, source: str) -> Manifest:
+    """Parse manifest.json. BadModelError if it is malformed or `source` does not match its checksum."""
+    try:
+        record: _File = decode(_File, strict_json(text))
+        if record.schema != SCHEMA:
+            raise Malformed(f"schema {record.schema}, this version reads {SCHEMA}")
+        if sha256(source.encode("utf-8", "surrogatepass")).hexdigest() != record.source_sha256:
+            raise BadModelError("program.py is not the file that was saved", hint="save the program again")
+        return _manifest(record)
+    except (ValueError, ShapeError, UsageError) as error:
+        said = error.message if isinstance(error, UsageError) else str(error)
+        raise BadModelError(f"manifest.json is malformed: {said}", hint="save the program again") from None
+
+
+def _manifest(record: _File) -> Manifest:
+    """The manifest of a parsed file, with sizes as dimensions. Malformed, ShapeError or UsageError if inconsistent."""
+    for name, (low, high, size) in record.sizes.items():
+        if not low <= size <= high:
+            raise Malformed(f"sizes.{name[:80]}: {size} is not within {low}..{high}")
+    names = {n: dim(n, min=low, max=high) for n, (low, high, _) in record.sizes.items()}
+    specs: dict[str, Any] = {}
+    for part in ("inputs", "outputs", "weights", "states", "initial"):
+        rows = getattr(record, part)
+        specs[part] = tuple((n, tuple(_dim(d, names) for d in shape), dtypes.check(t)) for n, shape, t in rows)
+        for n, shape, t in specs[part]:
+            if prod(d for d in shape if isinstance(d, int)) * dtypes.itemsize(t) > LARGEST:
+                raise Malformed(f"{part} {n[:80]!r}: it would have more than {LARGEST} bytes")
+        if len({n for n, _, _ in rows}) != len(rows) and part != "outputs":
+            raise Malformed(f"{part}: a name occurs twice")
+    if not {n for n, _, _ in record.initial} <= {STATE + n for n, _, _ in record.states}:
+        raise Malformed("initial: a name is not that of a state")
+    structure = _unpack(record.structure, len(record.outputs))
+    if structure is None and len(record.outputs) != 1:
+        raise Malformed(f"structure: there are {len(record.outputs)} outputs and no structure for them")
+    return Manifest(
+        record.name, structure=structure, sizes=record.sizes, workspace=record.workspace, fresh=record.fresh,
+        kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
+        hardware=record.hardware, compared=record.compared, **specs,
+    )  # fmt: skip
+
+
+def _dim(value: int | str, names: Mapping[str, Dim]) -> Dim:
+    return value if isinstance(value, int) else parse(value, names)

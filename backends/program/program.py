@@ -1,0 +1,376 @@
+"""A program: emitted source bound to weights. Callable; saved as a folder that loads without optimization.
+
+A saved program is a folder with `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums),
+`weights.safetensors` and, if known, `report.json` (optimization report) and `origin.safetensors` (the source graph and
+the terms of its kernels); also `kernels.cu`, a readable copy, if it has CUDA C++ kernels. A saved program is code: load
+only what you trust.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir.graph import Data
+from ...egraph.ir.ops import Type
+from ...errors import BadModelError, ShapeError, UsageError
+from ...extract.model.kernel import Plan
+from ...extract.model.sizes import bound_value
+from ...plain import read_bytes
+from ...processes.forks import Lock
+from ...writing import recover, replacing_folder
+from .. import gpu
+from ..runtime.arguments import unfolded
+from ..runtime.heap import trim
+from ..runtime.marshalling import Exchange, OnCpu, OnTensors, array_of, is_torch
+from ..runtime.threads import loops_shared
+from .cuda_helpers import cuda_text
+from .emission import emit_for, executed
+from .emit_any_size import sources
+from .emit_cpu import bind_sizes
+from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of, read_manifest
+from .weights import Array, EvaluatedWeights, StoredWeights, bytes_of, write_weights
+
+LARGEST = 1 << 28  # maximum bytes of program.py and of manifest.json
+TRIES = 50  # attempts to read a program that another process replaces
+KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
+
+
+class Program:
+    """An executable plan. Takes inputs by position or name, as NumPy arrays or Torch tensors; returns outputs of the
+    same kind in the graph's structure.
+
+    Calls from several threads run one after another. Outputs are fresh arrays unless `reuse_outputs`. Weights are read
+    at the first call or at `bind`. A state starts as the param of its name, else as zeros.
+
+    A program with free sizes runs at every size in their ranges; the first call at a size prepares its memory plan.
+
+    On a GPU, kernels run on the caller's current stream, without synchronization unless results are converted to
+    arrays. `device` runs the program on another device than it was made for, also "cpu" where Torch has the same
+    kernels.
+    """
+
+    report: Any = None  # optimization report; set by the pipeline
+    attached: Callable[[Path], None] | None = None  # writes further files into a saved folder; set by the pipeline
+
+    def __init__(
+        self, plan: Plan, params: Mapping[str, Data] | None = None, *, reuse_outputs: bool = False,
+        sizes: Mapping[str, int] | None = None, device: str | None = None,
+    ) -> None:  # fmt: skip
+        plan = bind_sizes(plan, sizes or {})
+        emitted = emit_for(plan, reuse_outputs=reuse_outputs)
+        self.plan: Plan | None = plan
+        self._params: dict[str, Data] = {**plan.graph.params, **(params or {})}
+        weights: Mapping[str, Array] = EvaluatedWeights(emitted.weights, self._params, emitted.plain)
+        manifest = manifest_of(plan, emitted, initial_states(plan, emitted.states.items(), self._params))
+        self._start(manifest, emitted.source, weights, device)
+
+    @classmethod
+    def _of(cls, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> Program:
+        made = object.__new__(cls)
+        made.plan, made._params = None, {}
+        made._start(manifest, source, weights, device)
+        return made
+
+    def _start(self, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> None:
+        self.manifest, self.source, self._weights = manifest, source, weights
+        self.device = device or manifest.device
+        self.states: dict[str, Any] = {}
+        self._exchange: Exchange = OnCpu() if manifest.device == "cpu" else OnTensors(self.device)
+        self._run: Callable[..., Sequence[Any]] | None = None
+        self._lock = Lock()  # guards running kernels, and reading or setting states and weights
+        self._fitting: dict[tuple[Any, ...], Sequence[Spec]] = {}  # shapes of a call -> inputs at those sizes
+        self.input_names = [name for name, _, _ in manifest.inputs]
+
+    # ------------------------------------------------------------ binding
+    def bind(self, params: Mapping[str, Data] | None = None) -> Program:
+        """Read and prepare the weights now, if not yet done; `params` replaces params by name. Resets states. Returns
+        itself.
+
+        UsageError for unknown params, params without data, and for `params` of a loaded program, which has only its
+        saved weights.
+        """
+        with self._lock:
+            if params is not None:
+                if not isinstance(self._weights, EvaluatedWeights):
+                    raise UsageError(
+                        "a loaded program can only use its saved weights", hint="optimize again to use others"
+                    )
+                assert self.plan is not None
+                leaves = [str(n.attr("name")) for op in ("param", "state") for n in self.plan.graph.leaves(op)]
+                _known("param or state", params, {*leaves, *self._params})
+                self._params |= {n: array_of(v) if is_torch(v) else v for n, v in params.items()}
+                self._weights = EvaluatedWeights(self._weights.terms, self._params, self._weights.plain)
+                states = [(n, Type(shape, dtype)) for n, shape, dtype in self.manifest.states]
+                initial = initial_states(self.plan, states, self._params)
+                self.manifest = replace(self.manifest, initial=initial)
+                self._run = None
+            if self._run is None:
+                self._bind()
+            self._reset()
+        return self
+
+    def check_room(self) -> None:
+        """Check free GPU memory without allocating: DeviceMemoryError if the program does not fit."""
+        if self.manifest.device == "cuda" and self.device != "cpu":
+            gpu.check_room(self.device, self.memory()["cuda"])
+
+    def _bind(self) -> None:
+        if self.manifest.device == "cuda":
+            self.check_room()
+        bind = executed(self.source, self.manifest.name)["bind"]
+        self.states = {spec[0]: self._exchange.zeros(spec) for spec in self.manifest.states}
+        self._reset()
+        if self.manifest.device == "cuda":
+            self._run = bind(self._weights, self.states, self.device)
+        else:
+            loops_shared()
+            self._run = bind(*([self._weights, self.states] if self.states else [self._weights]))
+
+    def unbind(self) -> None:
+        """Release prepared weights and states; the next call reads the weights again."""
+        with self._lock:
+            self._run, self.states = None, {}
+        trim()
+
+    def reset(self) -> None:
+        """Set all states to their initial values."""
+        with self._lock:
+            self._reset()
+
+    def _reset(self) -> None:
+        initial = {spec[0] for spec in self.manifest.initial}
+        for name, state in self.states.items():
+            if STATE + name in initial:
+                self._exchange.write(state, self._weights[STATE + name])
+            else:
+                state[...] = 0
+
+    def set_state(self, name: str, value: Any) -> None:
+        """Overwrite a state with an array or tensor of its shape. UsageError for an unknown name, ShapeError for
+        another shape."""
+        try:
+            with self._lock:
+                state = self._state(name)
+                self._exchange.write(state, value)
+        except (ValueError, RuntimeError) as error:
+            raise ShapeError(f"state {name!r} is {list(state.shape)}: {error}") from None
+
+    def get_state(self, name: str) -> Array:
+        """A copy of a state's values. UsageError for an unknown name."""
+        with self._lock:
+            return self._exchange.read(self._state(name))
+
+    def _state(self, name: str) -> Any:
+        """The memory of a state; binds the program if needed."""
+        if self._run is None:
+            self._bind()
+        _known("state", [name], [spec[0] for spec in self.manifest.states])
+        return self.states[name]
+
+    @property
+    def tensors(self) -> str:
+        """Torch device of the tensors that the program works on; "" for a program on arrays."""
+        return "" if self.manifest.device == "cpu" else self.device
+
+    # ------------------------------------------------------------ calling
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the program.
+
+        ShapeError for an input of another shape or dtype, UsageError for a missing or unknown one. If the program was
+        traced from a module with dict, list or tuple arguments, nested arguments are accepted too.
+        """
+        try:
+            found = self.flat(*args, **named)
+        except UsageError:
+            inputs = unfolded(args, named, self.input_names)
+            if inputs is None:
+                raise
+            found = self.flat(**inputs)
+        return structured(self.manifest.structure, found)
+
+    def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
+        """Run the program and return its outputs as a flat sequence, without the graph's structure."""
+        given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
+        specs: Sequence[Any] = self._specs(given) if self.manifest.sizes else self.manifest.inputs
+        taken = [self._exchange.accept(x, spec) for x, spec in zip(given, specs)]
+        try:
+            with self._lock:
+                if self._run is None:
+                    self._bind()
+                assert self._run is not None
+                results = self._run(*taken)
+            return self._exchange.hand_out(results, given)
+        except ValueError as error:
+            if type(error).__name__ != "SizeError":
+                raise
+            raise ShapeError(str(error), where=self.manifest.name) from None
+        except IndexError as error:
+            full = "a state that is full? reset() starts over" if self.manifest.states else ""
+            raise UsageError(f"written past the end of an axis: {error}", where=self.manifest.name, hint=full) from None
+        except RuntimeError as error:
+            found = gpu.named(error, f"running {self.manifest.name}") if self.manifest.device != "cpu" else None
+            if found is None:
+                raise
+            raise found from error
+
+    def _specs(self, given: Sequence[Any]) -> Sequence[Spec]:
+        """The inputs' specs at the sizes that the arguments have. ShapeError for sizes outside their ranges."""
+        shapes = tuple([x.shape if hasattr(x, "shape") else np.shape(x) for x in given])
+        found = self._fitting.get(shapes)
+        if found is None:
+            found = self._fitted(shapes)
+            if len(self._fitting) >= KEPT_SHAPES:
+                self._fitting.clear()
+            self._fitting[shapes] = found
+        return found
+
+    def _fitted(self, shapes: Sequence[Sequence[int]]) -> list[Spec]:
+        inputs, ranges = self.manifest.inputs, self.manifest.sizes
+        for (name, shape, dtype), seen in zip(inputs, shapes):
+            if len(shape) != len(seen):
+                raise ShapeError(f"input {name!r} has the shape {list(seen)}, not {dtype}{list(shape)}")
+        sizes = {s.name: s.of(shapes) for s in sources([shape for _, shape, _ in inputs], list(ranges))}
+        for name, size in sizes.items():
+            low, high, _ = ranges[name]
+            if not low <= size <= high:
+                raise ShapeError(f"dimension {name}={size} is outside {low}..{high}", where=self.manifest.name)
+        return [(name, bound_value(shape, sizes), dtype) for name, shape, dtype in inputs]
+
+    def near(self, values: Sequence[Any]) -> list[Any]:
+        """The values where calls need no transfer: as tensors on the program's GPU, or as arrays."""
+        return [self._exchange.near(v) for v in values]
+
+    def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        if len(args) > len(self.input_names):
+            raise UsageError(f"{len(args)} inputs given, the program has {len(self.input_names)}: {self.input_names}")
+        found = dict(zip(self.input_names, args))
+        twice, unknown = sorted(set(found) & set(named)), sorted(set(named) - set(self.input_names))
+        if twice or unknown:
+            what = f"inputs {twice} are given twice" if twice else f"no inputs are called {unknown}"
+            raise UsageError(what, hint=f"the inputs are {self.input_names}")
+        found |= named
+        missing = [n for n in self.input_names if n not in found]
+        if missing:
+            raise UsageError(f"inputs {missing} are missing", hint=f"the inputs are {self.input_names}")
+        return [found[n] for n in self.input_names]
+
+    # ------------------------------------------------------------ inspection
+    def memory(self) -> dict[str, int]:
+        """Bytes per device: weights, states, workspace and peak allocation of a call."""
+        fixed = sum(bytes_of(s) for s in (*self.manifest.weights, *self.manifest.states))
+        return {self.manifest.device: fixed + self.manifest.workspace + self.manifest.fresh}
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        given, made = (", ".join(f"{n}: {d}{list(s)}" for n, s, d in specs) for specs in (m.inputs, m.outputs))
+        return f"Program {m.name}({given}) -> ({made}): {m.kernels} kernels, {m.cost:.1f} µs estimated"
+
+    def _repr_html_(self) -> str:
+        m = self.manifest
+        rows = {
+            "kernels": m.kernels, "estimated": f"{m.cost:.1f} µs", "lower bound": f"{m.lower_bound:.1f} µs",
+            "memory": ", ".join(f"{n / 2**20:.1f} MiB on {d}" for d, n in self.memory().items()),
+            "workspace": f"{m.workspace / 2**20:.2f} MiB",
+        }  # fmt: skip
+        cells = "".join(f"<tr><th>{k}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
+        code = f"<details><summary>source</summary><pre>{escape(self.source)}</pre></details>"
+        return f"<b>{escape(repr(self))}</b><table>{cells}</table>{code}"
+
+    # ------------------------------------------------------------ saving
+    def save(self, folder: str | Path) -> Path:
+        """Write the program as a folder and return its path. An existing program is replaced atomically. States are
+        saved with their initial values, not their current ones.
+
+        UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
+        then.
+        """
+        target = Path(folder)
+        refuse_occupied(target)
+        stored = (*self.manifest.weights, *self.manifest.initial)
+        with replacing_folder(target, needed=len(self.source) + sum(map(bytes_of, stored))) as part:
+            (part / "program.py").write_text(self.source, encoding="utf-8")
+            if text := cuda_text(self.source):
+                (part / "kernels.cu").write_text(text, encoding="utf-8")
+            write_weights(part / "weights.safetensors", stored, self._weights)
+            (part / "manifest.json").write_text(manifest_json(self.manifest, self.source), encoding="utf-8")
+            if self.report is not None:
+                (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
+            if self.attached is not None:
+                self.attached(part)
+        return target
+
+
+def load_program(folder: str | Path, *, device: str | None = None) -> Program:
+    """Load a saved program, without optimization. Calls execute its `program.py`: load only what you trust.
+
+    The program's `report` is None; `tensor-graphs explain FOLDER` prints the report.json in the folder. A program for a
+    GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
+
+    BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
+    DeviceUnavailableError without a matching GPU.
+    """
+    path = Path(folder)
+    recover(Path(os.path.realpath(path)))
+    record, source = _texts(path)
+    try:
+        manifest = read_manifest(record, source)
+    except BadModelError as error:
+        error.where = str(path)
+        raise
+    if manifest.device == "cuda" and device is None:
+        gpu.check_hardware(manifest.hardware, where=str(path))
+    stored = StoredWeights(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
+    return Program._of(manifest, source, stored, device)
+
+
+def _texts(path: Path) -> tuple[str, str]:
+    """Texts of manifest.json and program.py, from the same saved program even if another process replaces it
+    meanwhile."""
+    parts = ("manifest.json", "program.py")
+    try:
+        for _ in range(TRIES):
+            before = path.stat().st_ino
+            manifest, source = (read_bytes(path / part, LARGEST).decode("utf-8") for part in parts)
+            if path.stat().st_ino == before:
+                break
+    except (OSError, ValueError) as error:
+        what = next((f"it has no {part}" for part in parts if not (path / part).is_file()), str(error))
+        raise BadModelError(
+            f"not a saved program: {what}", where=str(path), hint="give a folder made by save()"
+        ) from None
+    return manifest, source
+
+
+# ---------------------------------------------------------------- outputs
+def refuse_occupied(target: Path) -> None:
+    """Raise UsageError unless the target is free, an empty folder or a saved program."""
+    recover(Path(os.path.realpath(target)))
+    if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
+        raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
+
+
+def structured(structure: Any, results: Sequence[Any]) -> Any:
+    """Results nested in `structure`, whose integers index the results; None means a single result."""
+    return results[0] if structure is None else _filled(structure, results)
+
+
+def _filled(item: Any, results: Sequence[Any]) -> Any:
+    if item is None or isinstance(item, int):
+        return None if item is None else results[item]
+    if isinstance(item, Mapping):
+        return {k: _filled(v, results) for k, v in item.items()}
+    return type(item)([_filled(v, results) for v in item])
+
+
+def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UsageError for names that are not in `known`."""
+    if unknown := sorted(set(names) - set(known)):
+        raise UsageError(f"no {kind} is called {unknown}", hint=f"the program has {sorted(known)}")

@@ -1,0 +1,158 @@
+"""Weights of a program: evaluated from params on demand, or read from a safetensors file; and the writer of that
+file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Data, Tensor, load_data, make
+from ...egraph.ir.interpret import evaluate
+from ...errors import BadWeightsError
+from .manifest import STATE, Spec
+
+Array = np.ndarray[Any, Any]
+
+
+class EvaluatedWeights(Mapping[str, Array]):
+    """Weights as terms over params, evaluated on each read; nothing is cached.
+
+    A matrix that is only prepacked (not in `plain`) may be returned as the transpose of a row-major array, which saves
+    a copy: packing changes the layout anyway.
+    """
+
+    def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
+        self.terms, self.params, self.plain = terms, params, plain
+
+    def __getitem__(self, key: str) -> Array:
+        if key.startswith(STATE):
+            return load_data(self.params[key.removeprefix(STATE)])
+        term = self.terms[key]
+        if term.op == "param" and term.attr("name") in self.params:
+            array = load_data(self.params[term.attr("name")])
+            if tuple(array.shape) != term.shape or dtypes.name_of(array.dtype) != term.dtype:
+                raise BadWeightsError(
+                    f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}"
+                )
+        else:  # For a widened view of a weight: a view of the mapped file, and a single copy.
+            array = evaluate([_unwidened(term)], {}, params=self.params)[0]
+        made = dtypes.numpy_dtype(term.dtype)
+        turned = key not in self.plain and array.ndim == 2 and array.T.flags.c_contiguous
+        if array.dtype != made:
+            return array.astype(made, order="F" if turned else "C")
+        return array if turned else np.ascontiguousarray(array).reshape(concrete(term.shape))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.terms)
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+
+def _unwidened(term: Tensor) -> Tensor:
+    """A term without float widening, which changes no value, below and above views.
+
+    A chain of views that widens a value and narrows it again loses both casts: 16-bit float casts are slow on CPUs.
+    """
+    if term.op == "cast" and (moved := _moved(term.args[0], term.dtype)) is not None:
+        return moved
+    if term.op != "cast" and term.entry.kind != "view":
+        return term
+    below = _unwidened(term.args[0])
+    if term.op == "cast":
+        return below if _widens(term) else term
+    return make(term.op, (below,), dict(term.attrs))
+
+
+def _moved(term: Tensor, dtype: str) -> Tensor | None:
+    """A term rebuilt in `dtype`, if all values that it moves were widened from that dtype; else None."""
+    if term.dtype == dtype:
+        return term
+    if term.op == "cast":
+        return _moved(term.args[0], dtype) if _widens(term) else None
+    if term.entry.kind != "view" and term.op != "concat":
+        return None
+    parts = [_moved(a, dtype) for a in term.args]
+    if any(p is None for p in parts):
+        return None
+    return make(term.op, [p for p in parts if p is not None], dict(term.attrs))
+
+
+def _widens(cast: Tensor) -> bool:
+    """Whether a cast converts a float dtype to a wider one."""
+    floats = dtypes.is_float(cast.dtype) and dtypes.is_float(cast.args[0].dtype)
+    return floats and dtypes.itemsize(cast.dtype) > dtypes.itemsize(cast.args[0].dtype)
+
+
+class StoredWeights(Mapping[str, Array]):
+    """Weights in a safetensors file, read on demand."""
+
+    def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
+        self.path, self.specs = path, {n: (shape, dtype) for n, shape, dtype in specs}
+        if specs and not path.is_file():
+            raise BadWeightsError("the weights are missing", where=str(path))
+        self._file = self._facts() if specs else ()
+
+    def _facts(self) -> tuple[int, ...]:
+        """Identity of the file (device, inode, size, mtime), to detect its replacement."""
+        try:
+            facts = self.path.stat()
+        except OSError as error:
+            raise BadWeightsError(f"the weights cannot be read: {error.strerror}", where=str(self.path)) from None
+        return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+    def __getitem__(self, key: str) -> Array:
+        from safetensors import SafetensorError, safe_open
+
+        shape, dtype = self.specs[key]
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                array: Array = file.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise BadWeightsError(f"weight {key!r} cannot be read: {error}", where=str(self.path)) from None
+        if self._facts() != self._file:
+            raise BadWeightsError(
+                "the weights were replaced since the program was loaded", where=str(self.path), hint="load it again"
+            )
+        if array.shape != shape or dtypes.name_of(array.dtype) != dtype:
+            raise BadWeightsError(f"weight {key!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
+_SAFETENSORS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+
+
+def bytes_of(spec: Spec) -> int:
+    """Bytes of a weight or state."""
+    return math.prod(spec[1]) * dtypes.itemsize(spec[2])
+
+
+def write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Array]) -> None:
+    """Write a safetensors file with one weight in memory at a time; the library's writer needs all at once."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape, dtype in specs:
+        start, end = end, end + bytes_of((name, shape, dtype))
+        header[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, _, _ in specs:
+            file.write(np.ascontiguousarray(weights[name]).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,178 @@
+"""Argument marshalling of programs: NumPy arrays for CPU programs, Torch tensors for GPU programs.
+
+Callers may pass arrays or tensors to either. Outputs are GPU tensors if any input is on a GPU, CPU tensors if any input
+is a tensor, else arrays; converting GPU results to arrays synchronizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...errors import ShapeError, UsageError
+
+Array = np.ndarray[Any, Any]
+Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
+
+
+class Exchange(Protocol):
+    """Argument marshalling for one device."""
+
+    def accept(self, x: Any, spec: Spec) -> Any:
+        """An input in the program's form. ShapeError for another shape or dtype."""
+        ...
+
+    def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
+        """Results in the form of the inputs `given`."""
+        ...
+
+    def near(self, x: Any) -> Any:
+        """An array or tensor moved to the program's device."""
+        ...
+
+    def zeros(self, spec: Spec) -> Any:
+        """A zero-initialized state."""
+        ...
+
+    def write(self, state: Any, value: Any) -> None:
+        """Overwrite a state with an array or tensor."""
+        ...
+
+    def read(self, state: Any) -> Array:
+        """A copy of a state's values."""
+        ...
+
+
+class OnCpu:
+    """Marshalling for programs on NumPy arrays."""
+
+    def accept(self, x: Any, spec: Spec) -> Array:
+        """See Exchange."""
+        _, shape, dtype = spec
+        kind = dtypes.numpy_dtype(dtype)
+        if not isinstance(x, np.ndarray):
+            x = array_of(x) if is_torch(x) else _converted(x, spec)
+        if x.shape != shape or x.dtype != kind:
+            raise _misfit(spec, x.dtype, x.shape)
+        return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+
+    def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
+        """See Exchange."""
+        return [tensor_of(r) for r in results] if any(map(is_torch, given)) else results
+
+    def near(self, x: Any) -> Array:
+        """See Exchange."""
+        return array_of(x) if is_torch(x) else x
+
+    def zeros(self, spec: Spec) -> Array:
+        """See Exchange."""
+        return np.zeros(spec[1], dtypes.numpy_dtype(spec[2]))
+
+    def write(self, state: Array, value: Any) -> None:
+        """See Exchange."""
+        state[...] = value
+
+    def read(self, state: Array) -> Array:
+        """See Exchange."""
+        return state.copy()
+
+
+class OnTensors:
+    """Marshalling for programs on Torch tensors of one device. Input arrays become tensors over their memory; the
+    program copies them."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def accept(self, x: Any, spec: Spec) -> Any:
+        """See Exchange."""
+        _, shape, dtype = spec
+        if not is_torch(x):
+            x = tensor_of(x if isinstance(x, np.ndarray) else _converted(x, spec))
+        found = str(x.dtype).partition(".")[2]
+        if tuple(x.shape) != shape or found != dtype:
+            raise _misfit(spec, found, tuple(x.shape))
+        return x.detach()
+
+    def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
+        """See Exchange."""
+        tensors = [x for x in given if is_torch(x)]
+        if any(x.device.type == "cuda" for x in tensors):
+            return results
+        return [r.cpu() for r in results] if tensors else [array_of(r) for r in results]
+
+    def near(self, x: Any) -> Any:
+        """See Exchange."""
+        return (x if is_torch(x) else tensor_of(x)).to(self.device)
+
+    def zeros(self, spec: Spec) -> Any:
+        """See Exchange."""
+        import torch
+
+        return torch.zeros(spec[1], dtype=getattr(torch, spec[2]), device=self.device)
+
+    def write(self, state: Any, value: Any) -> None:
+        """See Exchange."""
+        state.copy_(value if is_torch(value) else tensor_of(np.asarray(value)))
+
+    def read(self, state: Any) -> Array:
+        """See Exchange."""
+        return array_of(state).copy()
+
+
+#: Kind of an input dtype -> NumPy dtype kinds of Python numbers that may become it; floats accept every kind.
+_CONVERTIBLE = {"b": "biu", "i": "biu", "u": "biu"}
+
+
+def _converted(x: Any, spec: Spec) -> Array:
+    """Any other input (numbers, nested lists) as an array of the input's dtype.
+
+    UsageError if the data is not numeric or would change, for example fractions as integers.
+    """
+    kind = dtypes.numpy_dtype(spec[2])
+    try:
+        if not hasattr(x, "dtype") and (found := np.asarray(x).dtype).kind not in _CONVERTIBLE.get(kind.kind, "biuf"):
+            raise TypeError(f"{found} cannot be converted to {spec[2]}")
+        return np.asarray(x, kind)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"input {spec[0]!r} cannot be a {type(x).__name__}: {error}", hint="give an array or a tensor of its type"
+        ) from None
+
+
+def _misfit(spec: Spec, dtype: Any, shape: Sequence[int]) -> ShapeError:
+    return ShapeError(f"input {spec[0]!r} is {dtype}{list(shape)}, not {spec[2]}{list(spec[1])}")
+
+
+def is_torch(x: Any) -> bool:
+    """Whether a value is a Torch tensor."""
+    return not isinstance(x, np.ndarray) and (type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach"))
+
+
+def array_of(x: Any) -> Array:
+    """A tensor's values as an array, sharing memory if the tensor is on the CPU."""
+    x = x.detach().cpu()
+    if str(x.dtype) == "torch.bfloat16":
+        import torch
+
+        bits: Array = x.contiguous().view(torch.int16).numpy()
+        return bits.view(dtypes.numpy_dtype("bfloat16"))
+    found: Array = x.numpy()
+    return found
+
+
+def tensor_of(x: Array) -> Any:
+    """A tensor sharing an array's memory; a copy if the array is read-only or has negative strides."""
+    import torch
+
+    if not x.flags.writeable or any(s < 0 for s in x.strides):
+        x = x.copy()
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+__all__ = ["Exchange", "OnCpu", "OnTensors", "array_of", "is_torch", "tensor_of"]

@@ -1,0 +1,81 @@
+"""Memory positions as integer tiles, and masks of out-of-bounds elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...ir.index import WIDE, Axis, Division, Index, index
+from .frame import Frame
+from .spelling import Tile
+
+
+class Positions(Frame):
+    """Index expressions of a kernel over its tiles."""
+
+    def axis_text(self, axis: Axis) -> str:
+        """The variable that holds an axis' values."""
+        dim = self.dim_of(axis)
+        if axis in self.shape.batch:
+            return axis.name
+        group = self.shape.rows if dim == "m" else self.shape.cols if dim == "n" else (axis,)
+        if axis in self.joined or len(group) == 1:
+            return dim
+        return f"{axis.name}_"
+
+    def _atom(self, atom: Axis | Division) -> tuple[tuple[str, ...], str]:
+        """Dimensions and text of an atom of an index."""
+        if isinstance(atom, Axis):
+            return () if atom in self.shape.batch or atom in self.single else (self.dim_of(atom),), self.axis_text(atom)
+        for axis in self.walked & atom.index.axes:
+            step, others = self.block[axis.name], atom.index - index(axis)
+            if step > 1 and atom.by % step == 0 and _multiple(others, step, self.shape.batch):
+                # no tile crosses a multiple of the divisor: the quotient is a scalar
+                start = Index(((Axis(f"{axis.name}_", axis.size), 1),)) + others
+                whole = Index(((Division(start, atom.by, False), 1),))
+                if not atom.rest:
+                    return (), whole.text(lambda a: a.name)
+                # emitted without `%`: the compiler would not see the alignment and would not vectorize the load
+                first = "" if atom.by == step else f"{(start - whole * atom.by).text(lambda a: a.name)} + "
+                return (axis.name,), f"({first}tl.arange(0, {step}))"
+        inner = self.position(atom.index, atom.index.range[1] >= WIDE)
+        text = inner.text if len(atom.index.terms) == 1 and not atom.index.const else inner.atom
+        return inner.dims, f"({text} {'%' if atom.rest else '//'} {atom.by})"
+
+    def position(self, index: Index, wide: bool = False) -> Tile:
+        """The tile of an index; `wide` computes in 64 bits."""
+        parts: dict[tuple[str, ...], list[str]] = {}
+        for atom, c in index.terms:
+            dims, text = self._atom(atom)
+            text = f"{text}.to(tl.int64)" if wide and (dims or atom in self.shape.batch) else text
+            parts.setdefault(dims, []).append(text if c == 1 else f"{text} * {c}")
+        if index.const:
+            parts.setdefault((), []).append(str(index.const))
+        tiles = [Tile(" + ".join(texts), dims, "int32") for dims, texts in parts.items()]
+        all_dims = self.union(tiles)
+        if len(tiles) == 1:
+            return tiles[0]
+        text = " + ".join(self.spread(t, all_dims) if t.dims != all_dims else t.text for t in tiles)
+        return Tile(text or "0", all_dims, "int32")
+
+    def mask(self, dims: Sequence[str], over: Sequence[str], more: Sequence[Tile] = ()) -> str:
+        """Text of the condition that elements of tiles over `over` exist; empty if all do."""
+        parts = [Tile(f"{d} < {self.extent[d]}", (d,), "bool") for d in dims if self.ragged(d)] + list(more)
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for p in parts:
+            alike.setdefault(p.dims, []).append(p.atom if len(parts) > 1 else p.text)
+        joined = [Tile(" & ".join(texts), kept, "bool") for kept, texts in alike.items()]  # before broadcasting
+        return " & ".join(self.spread(p, over) if p.dims else p.text for p in joined)
+
+    def origin(self, axis: Axis, dim: str) -> str:
+        """Text of the first position of a tile along an axis."""
+        if axis in self.walked:
+            return f"{axis.name}_"
+        if dim == "n" and self.n_loop:
+            return "n_"
+        tiled = dim in ("m", "n") and self.extent[dim] > self.block[dim]
+        return f"tile_{dim} * {self.block[dim]}" if tiled else "0"
+
+
+def _multiple(i: Index, of: int, batch: Sequence[Axis]) -> bool:
+    """Whether an index that is constant in each program is a multiple of a number."""
+    return i.const % of == 0 and all(a in batch and c % of == 0 for a, c in i.terms)

@@ -1,0 +1,156 @@
+"""Matrix products on tensor cores (`tl.dot`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ....egraph.ir.dtypes import HALVES
+from ...ir.index import Axis
+from ...ir.kernel import Expr, Unfusable, factors, walk
+from ...ir.tiling import Dot
+from .frame import Scope
+from .loads import Loads
+from .spelling import TRITON, Tile
+
+FEW = 32  # maximum rows of sums of products that are taken from the diagonal of a matrix product
+TALL = 64  # rows from which a product is asynchronous (wgmma)
+
+
+class Products(Loads):
+    """Emitter of matrix products."""
+
+    def dot(self, e: Expr, dot: Dot, acc: str | None) -> Tile | None:
+        """The tile of a product on tensor cores, or None if its tiles are too small."""
+        k = self.dim_of(e.axis)
+        a, b = self.side(dot.left), self.side(dot.right)
+        if len(a.dims) != 2 or len(b.dims) != 2 or {*a.dims} & {*b.dims} != {k}:
+            return None
+        if min(self.block[d] for d in (*a.dims, *b.dims)) < 16:
+            return None
+        ends = [next(d for d in side.dims if d != k) for side in (a, b)]
+        if self.order.index(ends[0]) > self.order.index(ends[1]):
+            (a, b), ends = (b, a), ends[::-1]
+        a, b = self.matched(a, b)
+        a, b = _turned(a, (ends[0], k)), _turned(b, (k, ends[1]))
+        dims = (ends[0], ends[1])
+        if self.ragged(k) and not vanishes(e.args[0], e.axis):  # both sides: one may be infinite where the other is 0
+            a, b = (self._ended(side, k) for side in (a, b))
+        precision = (
+            f", input_precision='{self.tiling.options.get('precision', 'ieee')}'" if a.dtype == "float32" else ""
+        )
+        start = f", {acc}" if acc else ""
+        return Tile(f"tl.dot({a.text}, {b.text}{start}{precision})", dims, "float32")
+
+    def _ended(self, side: Tile, k: str) -> Tile:
+        """One side of a product, masked to 0 beyond the end of K."""
+        there = self.spread(Tile(f"({k} < {self.extent[k]})", (k,), "bool"), side.dims)
+        return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
+
+    def overtaken(self, dot: Dot, rows: str, scaled: bool) -> bool:
+        """Whether a loop over products must wait for each of them, to avoid an async-copy race; `rows` is the dimension
+        of their rows.
+
+        Accumulators that are `scaled` in each iteration are waited for anyway, but only in the next iteration.
+
+        A computed left side is in registers. Triton's loop continues while wgmma reads them, and the next tile is
+        written into the same registers: 9 % of the elements of a product after a ReLU came out wrong on an H200,
+        different ones at each run (triton-lang/triton issue 9433; ptxas before 13.3).
+
+        A loaded tile comes through shared memory. If something besides products reads the tile as well, as the
+        statistics of a norm do, Triton 3.6 allocates as many buffers as it prefetches, without one for the tile that
+        wgmma still reads: the copy for a later iteration overwrites that tile.
+        """
+        left, right = (dot.left, dot.right) if rows in {self.dim_of(a) for a in dot.rows} else (dot.right, dot.left)
+        tall = self.block[rows] >= TALL and self.tiling.warps >= 4 and self.tiling.stages > 1
+        tall &= (
+            self.narrowest() != "float32" or self.tiling.options.get("precision", "ieee") != "ieee"
+        )  # on CUDA cores: synchronous
+        computed = not scaled and not self._plain(left)
+        return tall and (computed or any(map(self._read_besides, (*left, *right))))
+
+    def _plain(self, side: Sequence[Expr]) -> bool:
+        """Whether one side of a product is a plain load."""
+        return len(side) == 1 and side[0].op == "load" and side[0].value[3] == self.narrowest()
+
+    def _read_besides(self, e: Expr) -> bool:
+        """Whether something besides products reads a load."""
+        products = {d.args[0] for d in self.shape.dots}
+        return e.op == "load" and any(e in x.args for x in self.kernel.exprs if x not in products)
+
+    def side(self, parts: Sequence[Expr]) -> Tile:
+        """The tile of one side of a product."""
+        found = self.kernel.builder.product(list(parts), [])
+        self.uses.setdefault(found, 2)
+        if self.tiling.options.get("inside") and found.op == "load":
+            self.read_inside(found)
+        return self.value(found)
+
+    def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
+        """Both operands in one dtype: the 16-bit one in memory, else float32. Computed values are rounded to it, as the
+        unfused program did when it stored them."""
+        narrow = [t.dtype for t in (a, b) if t.dtype in HALVES]
+        want = narrow[0] if narrow else self.narrowest()
+        if want == "float64":
+            raise Unfusable("a product in float64")
+        return tuple(t if t.dtype == want else Tile(f"{t.atom}.to({TRITON[want]})", t.dims, want) for t in (a, b))  # type: ignore[return-value]
+
+    def narrowest(self) -> str:
+        """The dtype of products of computed values: that of the narrowest operand in memory."""
+        floats = {b.dtype for name, b in self.kernel.buffers.items() if b.dtype in HALVES}
+        inputs = {e.value[3] for e in self.kernel.exprs if e.op == "load"}
+        return next(iter(sorted(floats & inputs)), self.wide)
+
+    def _row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
+        """The two tiles of a row-wise sum of products, if one of them is also an operand on tensor cores; else None.
+
+        The tile is then already in place for tensor cores, and for few rows a second product costs next to nothing.
+        """
+        over, under = factors(e.args[0])
+        if e.value[0] != "sum" or under or len(over) != 2 or any(f.op != "load" or f.kind != "float" for f in over):
+            return None
+        if not any(d.left == (f,) for d in self.shape.dots.values() for f in over):
+            return None
+        a, b = (self.value(f) for f in over)
+        narrow = a.dtype == b.dtype and a.dtype in HALVES
+        if not narrow or {a.dims, b.dims} != {("m", self.dim_of(axis))}:
+            return None
+        return (a, b) if 16 <= self.block["m"] <= FEW and self.block[self.dim_of(axis)] >= 16 else None
+
+    def _on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: Scope | None) -> Callable[[], Tile]:
+        """Row-wise sums of products as the diagonal of a matrix product."""
+        size = self.block["m"]
+        self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")
+        if outer is not None:
+            self.line(f"{name} = tl.zeros(({size}, {size}), tl.float32)", outer)
+
+        def final() -> Tile:
+            each = f"tl.arange(0, {size})"
+            self.line(f"{name} = tl.sum(tl.where({each}[:, None] == {each}[None, :], {name}, 0.0), 1)")
+            return Tile(name, ("m",), "float32")
+
+        return final
+
+
+def _turned(tile: Tile, dims: tuple[str, str]) -> Tile:
+    """A matrix over its two dimensions in this order."""
+    return tile if tile.dims == dims else Tile(f"tl.trans({tile.text})", dims, tile.dtype)
+
+
+def vanishes(e: Expr, axis: Axis) -> bool:
+    """Whether a body is 0 wherever out-of-bounds loads give 0: a numerator factor is such a load, and no other factor
+    is infinite there."""
+    over, under = factors(e)
+    zero = any(f.op == "load" and axis in f.value[1].axes for f in over)
+    return zero and not any(axis in f.axes for f in under) and all(map(partial(_finite, axis), over))
+
+
+POLES = {"log": 0, "log2": 0, "rsqrt": 0, "recip": 0, "div": 1, "pow": 0}  # index of the operand that must not be 0
+
+
+def _finite(axis: Axis, e: Expr) -> bool:
+    """Whether a value is finite where its loads along an axis are 0, conservatively; sums are assumed not to vanish."""
+    return not any(
+        axis in x.axes and x.op in POLES and axis in (at := x.args[POLES[x.op]]).axes and at.op != "add"
+        for x in walk([e])
+    )

@@ -1,0 +1,175 @@
+"""Values of a Triton kernel: each expression is a tile, computed once, in the outermost possible scope."""
+
+from __future__ import annotations
+
+import math
+
+from ...ir.index import index
+from ...ir.kernel import Expr, Unfusable, below_maximum, unknown
+from ...ir.loop_fusion import at_least_one
+from ...ir.short_erf import COARSE, FINE
+from .index import Positions
+from .spelling import CALLS, TRITON, Tile, widest
+
+LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minutes and registers spill
+
+
+class Values(Positions):
+    """Emitter of elementwise expressions; subclasses add loads and reductions."""
+
+    def load(self, e: Expr) -> Tile:
+        """The tile of a load."""
+        raise NotImplementedError
+
+    def reduction(self, e: Expr) -> Tile:
+        """The tile of a reduction."""
+        raise NotImplementedError
+
+    def value(self, e: Expr) -> Tile:
+        """The tile of an expression, computed in the outermost possible scope."""
+        found = self.scope.find(e)
+        if found is not None:
+            return found
+        if e.op == "const":
+            return self.constant(e)
+        if self.long:  # without recursion, operands first
+            for x in unknown(e, lambda a: self.scope.find(a) is not None or not a.axes <= self.scope.bound)[:-1]:
+                self._value(x)
+        return self._value(e)
+
+    def _value(self, e: Expr) -> Tile:
+        found = self.scope.find(e)
+        if found is not None:
+            return found
+        if e.op == "const":
+            return self.constant(e)
+        if e.axes & self.joined.keys() and (column := self.in_columns(e)) is not None:
+            return self.value(column)
+        home, here = self.home(e), self.scope
+        with self.inside(home):
+            tile = self._made(e)
+            short = self.uses.get(e, 0) <= 1 and len(tile.text) < 50 and e.op not in ("load", "reduce")
+            if not short or home is not here:
+                tile = self.named(tile)
+            home.known[e] = tile
+        return tile
+
+    def in_columns(self, e: Expr) -> Expr | None:
+        """The same value over the columns that a reduction runs over, if the kernel has it: a row whole in a tile is
+        loaded and computed once."""
+        several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
+        if e.op != "load" and not (several and e not in self.reducing):
+            return None
+        column = {r: index(self.shape.joined[r]) for r in self.joined}
+        moved = self.columns.get(e)
+        if moved is None:
+            exprs = self.kernel.exprs if e in self.uses else [e]
+            self.columns |= zip(exprs, self.kernel.builder.substituted(exprs, column), strict=True)
+            moved = self.columns[e]
+        return moved if e.op == "load" or moved in self.uses else None
+
+    def named(self, tile: Tile, stem: str = "t") -> Tile:
+        """The tile assigned to a variable."""
+        if tile.text.isidentifier():
+            return tile
+        name = self.fresh(stem)
+        self.line(f"{name} = {tile.text}")
+        return Tile(name, tile.dims, tile.dtype)
+
+    def constant(self, e: Expr) -> Tile:
+        """A constant's text."""
+        v = e.value
+        if isinstance(v, float) and not math.isfinite(v):
+            return Tile(f"float('{'nan' if v != v else 'inf' if v > 0 else '-inf'}')", (), "const")
+        return Tile(repr(v), (), "const" if e.kind == "float" else "bool" if e.kind == "bool" else "int32")
+
+    def floated(self, e: Expr) -> Tile:
+        """The value in the compute dtype; converted once if several uses need it."""
+        tile = self.value(e)
+        if e.kind != "float" or tile.dtype in (self.wide, "const"):
+            return tile
+        for scope in self.scope.outward():
+            if e in scope.widened:
+                return scope.widened[e]
+        tile = Tile(f"{tile.atom}.to({TRITON[self.wide]})", tile.dims, self.wide)
+        if self.uses.get(e, 0) <= 1:
+            return tile
+        home = self.home(e)
+        with self.inside(home):
+            home.widened[e] = self.named(tile)
+        return home.widened[e]
+
+    def _made(self, e: Expr) -> Tile:
+        """The tile of an expression, from the tiles of its operands."""
+        if e.op == "index":
+            return self.position(e.value)
+        if e.op == "load":
+            return self.load(e)
+        if e.op == "reduce":
+            return self.reduction(e)
+        if e.op == "cast":
+            x = self.value(e.args[0])
+            small = e.args[0].kind == "bool" or e.args[0].op == "index"
+            target = "int32" if e.value == "int64" and small else e.value
+            if e.args[0].kind == "bool" and target == "float32":
+                return Tile(f"tl.where({x.text}, 1.0, 0.0)", x.dims, "float32")
+            return Tile(f"{x.atom}.to({TRITON[target]})", x.dims, target)
+        if e.op == "erf" and self.narrow and self.wide == "float32":
+            return self.short_erf(e)
+        if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
+            return safe
+        if e.op == "div" and self.narrow and at_least_one(e.args[1]):  # one division per row instead of one per element
+            b = self.kernel.builder
+            e = b.make("mul", (e.args[0], b.make("recip", (e.args[1],))))
+        text = CALLS.get(e.op)
+        if text is None or (e.kind == "int" and e.op in ("div", "pow")):
+            raise Unfusable(f"{e.op} has no text")
+        tiles = [self.floated(a) for a in e.args]
+        if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
+            return tiles[tiles[0].text == "0.0"]
+        if e.op == "mul" and "1.0" in (tiles[0].text, tiles[1].text):
+            return tiles[tiles[0].text == "1.0"]
+        if e.op == "pow":
+            text = _power(tiles[1])
+        dims = self.union(tiles)
+        dtype = "bool" if e.kind == "bool" else self.wide if e.kind == "float" else widest(t.dtype for t in tiles)
+        if dtype == self.wide and all(t.dtype == "const" for t in tiles):
+            raise Unfusable("arithmetic on numbers alone")
+        if math.prod(self.block[d] for d in dims) > LARGEST:
+            raise Unfusable(f"a tile of {' x '.join(str(self.block[d]) for d in dims)}")
+        return Tile(text.format(*(self.spread(t, dims) for t in tiles)), dims, dtype)
+
+    def short_erf(self, e: Expr) -> Tile:
+        """erf with the accuracy that 16-bit results need (short_erf.py)."""
+        x = self.floated(e.args[0])
+        stored = {self.kernel.buffers[s.buffer].dtype for s in self.kernel.stores}
+        short = COARSE if stored == {"bfloat16"} else FINE
+        y = self.named(Tile(f"tl.minimum(tl.maximum({x.text}, {-short.limit}), {short.limit})", x.dims, self.wide))
+        u = self.named(Tile(f"{y.text} * {y.text} * {short.scale!r} - 1.0", x.dims, self.wide))
+        return Tile(f"{y.text} * ({short.horner(u.text)})", x.dims, self.wide)
+
+    def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
+        """exp(a - max(a)) where part of a row may be masked out completely (maximum -inf; see `below_maximum`); None if
+        the maximum is safe already."""
+        low, top = self.floated(a), self.value(m)
+        if top.text.endswith("_safe"):
+            return None
+        dims = self.union([low, top])
+        safe = self.named(Tile(f"tl.where({top.text} == float('-inf'), 0.0, {top.text})", top.dims, top.dtype), "safe")
+        return Tile(f"tl.{e.op}({self.spread(low, dims)} - {self.spread(safe, dims)})", dims, self.wide)
+
+
+def _power(exponent: Tile) -> str:
+    """Text of a power; a negative base has integer powers only, negative for odd exponents."""
+    size = CALLS["pow"]
+    if exponent.dtype != "const":
+        turned = (
+            f"tl.where(tl.floor({{1}}) != {{1}}, float('nan'), tl.where(tl.abs({{1}}) % 2.0 == 1.0, -{size}, {size}))"
+        )
+        return f"tl.where({{1}} == 0.0, 1.0, tl.where({{0}} < 0.0, {turned}, {size}))"
+    n = float(exponent.text.replace("float('", "").replace("')", ""))
+    if n == 0:
+        return "tl.where({0} == {0}, 1.0, 1.0)"
+    if not n.is_integer():
+        return f"tl.where({{0}} < 0.0, float('nan'), {size})"
+    return size if n % 2 == 0 else f"tl.where({{0}} < 0.0, -{size}, {size})"

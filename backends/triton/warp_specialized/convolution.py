@@ -1,0 +1,376 @@
+"""Warp-specialized implicit-GEMM convolution for Hopper as the text of Gluon functions.
+
+One producer warp loads tiles of images and filters into a shared-memory ring; consumer groups of four warps multiply 64
+positions each (of one row, of several, a patch) with all filters of the tile, one pipeline step behind the loads. For
+one filter tap the positions read a box of the image shifted by the tap: TMA loads it through a tensor map of four axes
+and fills in zeros beyond the image's edge, so that neither addresses nor masks are computed. Filters of a tile may be
+two powers of two side by side (160 is 128 and 32): tiles then divide the output, and one tile per SM may be as large as
+possible.
+
+The epilogue (bias, residual, layout change) is emitted by the Triton emitter for a group's own positions, once per
+filter piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ....egraph.ir.dtypes import HALVES
+from ...ir.index import Axis, Division, Index, atom_range, index
+from ...ir.kernel import Expr, Kernel, Unfusable
+from ...ir.tensor_maps import describable
+from ...ir.tiling import Shape, Tiling
+from ..emit.kernel import Function
+from ..emit.spelling import ITEMSIZE, TRITON, Launch, Tile, names_it
+from .spelling import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout
+
+DEPTHS = (64, 32)  # K elements of a step: a line of shared memory
+
+DESCRIBING = "from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A TMA box of an operand: tensor-map sizes and strides (outermost axis first), box shape, and texts of the
+    origin."""
+
+    operand: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+    origin: tuple[str, ...]
+
+    @property
+    def layout(self) -> str:
+        """Text of the tile's shared-memory layout."""
+        return shared_layout(self.block[-1], len(self.block))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tile (16-bit elements)."""
+        return 2 * math.prod(self.block)
+
+
+@dataclass(frozen=True)
+class ImageLaunch(Launch):
+    """A launch with tensor maps of any number of axes."""
+
+    patches: tuple[Patch, ...] = ()
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The statement that launches the kernel; `names` maps arguments to variables."""
+        described = [
+            f"TensorDescriptor({names[p.operand]}, {[*p.sizes]}, {[*p.strides]}, {[*p.block]}, {p.layout})"
+            for p in self.patches
+        ]
+        return f"{self.name}[({self.grid},)]({', '.join([*(names[a] for a in self.args), *described])}, num_warps=4)"
+
+
+def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
+    """The box of an operand that a load reads, where each axis spans the given number of elements, starting at a
+    multiple.
+
+    The load's guards must say that a coordinate lies in the image. Unfusable if there is no such box, or not one in the
+    axes' order.
+    """
+    operand, at, steps, dtype = load.value
+    if steps or dtype not in HALVES:
+        raise Unfusable("a load of other places or dtypes than boxes have")
+    parts: list[tuple[int, int, Index]] = []  # (stride, size, coordinate)
+    rest = at
+    for coordinate, size in _bounded(load.args).items():
+        atom, c = coordinate.terms[0]
+        stride, odd = divmod(dict(at.terms).get(atom, 0), c)
+        rest = rest - coordinate * stride
+        if odd or stride < 1 or {a for a, _ in coordinate.terms} & {a for a, _ in rest.terms}:
+            raise Unfusable("a coordinate that is no axis of the image")
+        parts.append((stride, size, coordinate))
+    if rest.const:
+        raise Unfusable("an image that begins elsewhere")
+    parts += [(c, atom_range(atom)[1] + 1, Index(((atom, 1),))) for atom, c in rest.terms]
+    parts.sort(key=lambda p: -p[0])
+    strides, sizes, coordinates = (tuple(column) for column in zip(*parts))
+    along = [_along(c, spans) for c in coordinates]
+    block = tuple(spans[a] if a is not None else 1 for a in along)
+    moving = [a for a in along if a is not None and spans[a] > 1]
+    if (
+        not describable(strides, ITEMSIZE[dtype], block)
+        or moving != [a for a in spans if a in moving]
+        or {a for a in spans if spans[a] > 1} != {*moving}
+    ):
+        raise Unfusable("a tile that is no box")
+    return Patch(operand, sizes, strides, block, tuple(c.text(lambda a: f"{a.name}_first") for c in coordinates))
+
+
+def _bounded(guards: Sequence[Expr]) -> dict[Index, int]:
+    """Coordinates that guards keep inside an image -> the image's size along them."""
+    found: dict[Index, int] = {}
+    for g in guards:
+        if g.op != "lt":
+            raise Unfusable("a guard that is no edge of an image")
+        low, high = g.args
+        if low.op == "const" and low.value == -1 and high.op == "index":
+            found.setdefault(high.value, high.value.range[1] + 1)
+        elif low.op == "index" and high.op == "const":
+            found[low.value] = int(high.value)
+        else:
+            raise Unfusable("a guard that is no edge of an image")
+    return found
+
+
+def _along(coordinate: Index, spans: Mapping[Axis, int]) -> Axis | None:
+    """The axis that a coordinate counts by one within a tile; None if the coordinate is constant there."""
+    found = None
+    for atom, c in coordinate.terms:
+        for axis in {atom} if isinstance(atom, Axis) else atom.index.axes:
+            if spans.get(axis, 1) == 1:
+                continue
+            if isinstance(atom, Division) and not _counts(atom, axis, spans[axis]):
+                if not _steady(atom, axis, spans[axis]):
+                    raise Unfusable("a tile that crosses a division")
+                continue
+            if found is not None or c != 1:
+                raise Unfusable("a coordinate that moves otherwise than by one")
+            found = axis
+    return found
+
+
+def _counts(d: Division, axis: Axis, span: int) -> bool:
+    """Whether a remainder counts an axis' elements within a tile."""
+    return d.rest and d.index == index(axis) and d.by % span == 0
+
+
+def _steady(d: Division, axis: Axis, span: int) -> bool:
+    """Whether a division is constant within a tile."""
+    if d.index == index(axis):
+        return not d.rest and d.by % span == 0
+    inner = [a for a, _ in d.index.terms if isinstance(a, Division) and axis in a.index.axes]
+    plain = any(a == axis for a, _ in d.index.terms)
+    return not plain and all(_steady(a, axis, span) for a in inner)
+
+
+def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
+    """Extent along each axis of a patch of `count` positions (a power of two), for images whose rows the count does not
+    fill or divide."""
+    found, left = dict.fromkeys(group, 1), count
+    for axis in reversed(group):
+        found[axis] = min(axis.size & -axis.size, left)
+        left //= found[axis]
+    if left > 1:
+        raise Unfusable(f"{count} positions in no patch of {[a.size for a in group]}")
+    return found
+
+
+class Piece(Function):
+    """Emitter of the epilogue for one group's positions and one filter piece."""
+
+    def ragged(self, dim: str) -> bool:
+        """False: tiles divide the output."""
+        return False
+
+
+@dataclass
+class Images:
+    """A convolution in tiles: `tall` positions and the filters of all `pieces` in each; `depth` K elements per step,
+    `stages` steps in the ring."""
+
+    kernel: Kernel
+    shape: Shape
+    name: str
+    tall: int
+    pieces: tuple[int, ...]
+    stages: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        if (
+            self.shape.kind != "contraction"
+            or self.shape.batch
+            or len(self.shape.dots) != 1
+            or len(self.kernel.reductions) != 1
+        ):
+            raise Unfusable("more than one product")
+        ((self.product, dot),) = self.shape.dots.items()
+        if len(dot.left) != 1 or len(dot.right) != 1 or any(e.op != "load" for e in (*dot.left, *dot.right)):
+            raise Unfusable("sides that are computed")
+        (left,), (right,) = dot.left, dot.right
+        sides = [(left, self.shape.rows), (right, self.shape.cols)]
+        # the image is the side with guards, or the one with more positions
+        sides.sort(key=lambda side: (len(side[0].args) > 0, math.prod(a.size for a in side[1])), reverse=True)
+        (self.image, self.positions), (self.filter, self.filters) = sides
+        self.axis, self.groups = self.product.axis, self.tall // GROUP
+        self.m, self.n = (math.prod(a.size for a in group) for group in (self.positions, self.filters))
+        self.wide = sum(self.pieces)
+        whole = (
+            self.tall % GROUP == 0
+            and self.m % self.tall == 0
+            and self.n % self.wide == 0
+            and self.axis.size % self.depth == 0
+        )
+        if not whole or len(self.filters) != 1 or self.image.value[3] != self.filter.value[3]:
+            raise Unfusable("tiles that do not divide what there is")
+        self.spans = _spans(self.positions, GROUP)
+        self.image_patch = patch(self.image, {**self.spans, self.axis: self.depth})
+        (filters,) = self.filters
+        self.filter_patches = [patch(self.filter, {filters: n, self.axis: self.depth}) for n in self.pieces]
+        if any(p.block[-1] != self.depth for p in (self.image_patch, *self.filter_patches)):
+            raise Unfusable("a sum that does not run along memory")
+
+    def launch(self) -> ImageLaunch:
+        """The functions of producer and consumers, and the kernel that assigns roles to warps."""
+        rings = ["image", *(f"filters{j}" for j in range(len(self.pieces)))]
+        boxes = [f"{ring}_box" for ring in rings]
+        compute = self._compute()
+        pointers = [n for n in self.kernel.buffers if any(names_it(line, n) for line in compute)]
+        shared = [*rings, "full", "empty"]
+        source = [
+            IMPORTS, DESCRIBING, "", SEEING, "", "",
+            "@gluon.jit", f"def {self.name}_compute({', '.join([*pointers, *shared])}, W: gl.constexpr):", *compute, "", "",
+            "@gluon.jit", f"def {self.name}_copy({', '.join([*boxes, *shared])}):", *self._copy(), "", "",
+            "@gluon.jit", f"def {self.name}({', '.join([*pointers, *boxes])}):", *self._kernel(pointers, boxes, rings, shared),
+        ]  # fmt: skip
+        grid = self.m // self.tall * (self.n // self.wide)
+        patches = (self.image_patch, *self.filter_patches)
+        return ImageLaunch(self.name, in_gluon(source), grid, tuple(pointers), 4, self.stages, patches=patches)
+
+    def _place(self) -> list[str]:
+        """Code of the program's tile coordinates."""
+        across = self.n // self.wide
+        return [
+            "    program = gl.program_id(0)",
+            f"    tile_n = program % {across}" if across > 1 else "    tile_n = 0",
+            f"    tile_m = program // {across}" if across > 1 else "    tile_m = program",
+        ]
+
+    def _compute(self) -> list[str]:
+        """The consumers' code: mainloop and epilogue."""
+        count, steps = len(self.pieces), self.axis.size // self.depth
+        lines = [f"    A{j}: gl.constexpr = {matrix_layout(n)}" for j, n in enumerate(self.pieces)]
+        lines += [
+            f"    seen: gl.constexpr = {shared_layout(self.depth, 2)}",
+            f"    STAGES: gl.constexpr = {self.stages}",
+            *self._place(),
+        ]
+        lines += [f"    acc{j} = gl.zeros([{GROUP}, {n}], gl.float32, layout=A{j})" for j, n in enumerate(self.pieces)]
+        dtype = TRITON[self.image.value[3]]
+        every = ", ".join(f"acc{j}" for j in range(count))
+        deps = f"({every})" if count > 1 else f"[{every}]"
+        lines += [
+            f"    for step in range({steps}):",
+            "        slot = step % STAGES",
+            "        mbarrier.wait(full.index(slot), (step // STAGES) & 1)",
+            f"        tile = seen_as(image.index(slot * {self.groups} + W), {dtype}, [{GROUP}, {self.depth}], seen)",
+            *(
+                f"        acc{j} = warpgroup_mma(tile, filters{j}.index(slot).permute((1, 0)), acc{j}, is_async=True)"
+                for j in range(count)
+            ),
+            f"        {every} = warpgroup_mma_wait({count}, deps={deps})",
+            "        if step > 0:",
+            "            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))",
+            f"    {every} = warpgroup_mma_wait(0, deps={deps})",
+        ]
+        for j in range(count):
+            lines += self._behind(j)
+        return lines
+
+    def _behind(self, j: int) -> list[str]:
+        """The epilogue's code for one filter piece."""
+        size, layout = self.pieces[j], f"B{j}"
+        shape = replace(self.shape, rows=self.positions, cols=self.filters, inner=(), outer=(), dots={})
+        piece = Piece(self.kernel, Tiling(GROUP, size, {}, 4, 1), self.name, shape)
+        piece.top.known[self.product] = Tile("done", ("m", "n"), "float32")
+        first = sum(self.pieces[:j])
+        piece.line(f"{layout}: gl.constexpr = {self._rows(size)}")
+        for text in self._first("W"):
+            piece.line(text)
+        local, step = f"gl.arange(0, {GROUP}, layout=gl.SliceLayout(1, {layout}))", 1
+        if len(self.positions) > 1:
+            piece.line(f"m = {local}")
+        for a in reversed(self.positions):
+            own = local if len(self.positions) == 1 else f"m // {step} % {self.spans[a]}"
+            piece.line(f"{piece.axis_text(a)} = {a.name}_first + {own}")
+            step *= self.spans[a]
+        piece.line(f"n = tile_n * {self.wide} + {first} + gl.arange(0, {size}, layout=gl.SliceLayout(0, {layout}))")
+        piece.line(f"done = gl.convert_layout(acc{j}, {layout})")
+        piece._stores(self.kernel.stores)
+        return piece.top.lines
+
+    def _first(self, group: str) -> list[str]:
+        """Code of a patch's origin along each axis."""
+        lines, step = [f"patch = tile_m * {self.groups} + {group}"], 1
+        for a in reversed(self.positions):
+            count = a.size // self.spans[a]
+            lines.append(f"{a.name}_first = patch // {step} % {count} * {self.spans[a]}")
+            step *= count
+        return lines
+
+    def _rows(self, columns: int) -> str:
+        """Text of the register layout of a result tile: contiguous elements in one thread."""
+        store = self.kernel.stores[0]
+        if any(store.at.coefficient(a) == 1 for a in self.filters):
+            lanes = min(32, columns // 8)
+            return f"gl.BlockedLayout([1, 8], [{32 // lanes}, {lanes}], [4, 1], [1, 0])"
+        return "gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])"
+
+    def _copy(self) -> list[str]:
+        """The producer's code: TMA loads of one tile's steps."""
+        nbytes = self.groups * self.image_patch.nbytes + sum(p.nbytes for p in self.filter_patches)
+        lines = [f"    STAGES: gl.constexpr = {self.stages}", *self._place()]
+        lines += [
+            f"    for step in range({self.axis.size // self.depth}):",
+            "        slot = step % STAGES",
+            f"        {self.axis.name}_first = step * {self.depth}",
+            "        mbarrier.wait(empty.index(slot), (step // STAGES) & 1 ^ 1)",
+            f"        mbarrier.expect(full.index(slot), {nbytes})",
+        ]
+        for group in range(self.groups):
+            lines += ["        " + text for text in self._first(str(group))]
+            lines.append(self._fetch("image", self.image_patch, f"slot * {self.groups} + {group}"))
+        (filters,) = self.filters
+        for j, p in enumerate(self.filter_patches):
+            lines.append(f"        {filters.name}_first = tile_n * {self.wide} + {sum(self.pieces[:j])}")
+            lines.append(self._fetch(f"filters{j}", p, "slot"))
+        return lines
+
+    @staticmethod
+    def _fetch(ring: str, p: Patch, slot: str) -> str:
+        """The statement of one TMA load into a slot of a ring."""
+        return f"        fetch_box({ring}_box, [{', '.join(p.origin)}], full.index(slot), {ring}.index({slot}))"
+
+    def _kernel(
+        self, pointers: Sequence[str], boxes: Sequence[str], rings: Sequence[str], shared: Sequence[str]
+    ) -> list[str]:
+        """The kernel's body: shared memory, barriers, assignment of roles."""
+        dtype = TRITON[self.image.value[3]]
+        lines = []
+        for ring, p in zip(rings, (self.image_patch, *self.filter_patches), strict=True):
+            slots = self.stages * (self.groups if ring == "image" else 1)
+            lines.append(f"{ring} = gl.allocate_shared_memory({dtype}, {[slots, *p.block]}, {ring}_box.layout)")
+        for part in ("full", "empty"):
+            lines.append(f"{part} = gl.allocate_shared_memory(gl.int64, [{self.stages}, 1], mbarrier.MBarrierLayout())")
+        lines += [
+            f"for i in gl.static_range({self.stages}):",
+            "    mbarrier.init(full.index(i), count=1)",
+            f"    mbarrier.init(empty.index(i), count={self.groups})",
+            "fence_async_shared()",
+            "gl.warp_specialize([",
+            *(f"    ({self.name}_compute, ({', '.join([*pointers, *shared])}, {g}))," for g in range(self.groups)),
+            f"    ({self.name}_copy, ({', '.join([*boxes, *shared])})),",
+        ]
+        many, few = REGISTERS
+        lines.append(f"], {[4] * (self.groups - 1) + [1]}, {[many] * (self.groups - 1) + [few]})")
+        return ["    " + line for line in lines]
+
+
+def emit_images(kernel: Kernel, schedule: Mapping[str, int], name: str, shape: Shape) -> ImageLaunch:
+    """The launch of a warp-specialized convolution. Unfusable unless the kernel is one product of images and filters,
+    both 16-bit, in tiles that divide the output."""
+    return images_of(kernel, schedule, name, shape).launch()
+
+
+def images_of(kernel: Kernel, schedule: Mapping[str, int], name: str, shape: Shape) -> Images:
+    """The convolution of a schedule: `tall` positions per program, `wide` filters and `more` beside them."""
+    pieces = tuple(n for n in (schedule["wide"], schedule.get("more", 0)) if n)
+    return Images(kernel, shape, name, schedule["tall"], pieces, schedule["stages"], schedule["k0"])

@@ -1,0 +1,115 @@
+"""Parallel compilation of kernel texts; the parent's side of compile_server.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cached_property
+from typing import IO, Any
+
+from ...extract.model.clock import Clock
+from ...extract.model.kernel import Call
+from ..generate.kernel_text import KernelText, call_json
+from .compile_server import READY
+from .measure_cpu import started
+
+COMPILE_S = 60.0  # deadline in seconds for compiling one schedule
+
+Reply = dict[str, Any]
+
+_ENVIRONMENT = {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+_GONE: Reply = {"ok": False, "status": "crash", "stage": "compile", "message": "the compiling process ended"}
+
+
+class CompilePool:
+    """Up to `workers` compilers for a compute capability (90 is sm_90), or for the result of a function called on first
+    use. `timeout`: seconds per text."""
+
+    def __init__(self, workers: int, capability: int | Callable[[], int], timeout: float = COMPILE_S) -> None:
+        self.workers, self.timeout, self._capability = workers, timeout, capability
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[Reply]] = {}
+        self._count = 0
+        self.clock = Clock()  # when compilers were loading and working
+
+    def start(self) -> None:
+        """Start loading the compiler without waiting; `submit` does this on demand."""
+        with self._lock:
+            self._started()
+
+    @cached_property
+    def capability(self) -> int:
+        """Compute capability to compile for."""
+        return self._capability if isinstance(self._capability, int) else self._capability()
+
+    @property
+    def busy(self) -> int:
+        """Number of texts being compiled or queued."""
+        return len(self._waiting)
+
+    def submit(self, text: KernelText, call: Call) -> Future[Reply]:
+        """The future resource use of a text, available when it is compiled."""
+        found: Future[Reply] = Future()
+        job = {"text": text.to_json(), "call": call_json(call), "capability": self.capability, "timeout": self.timeout}
+        with self._lock:
+            self._count += 1
+            number, process = self._count, self._started()
+            self._waiting[number] = found
+            try:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps({"id": number, **job}) + "\n")
+                process.stdin.flush()
+            except OSError:  # the server just died: the listener fails all waiting jobs, perhaps not this one
+                self._waiting.pop(number, None)
+                found.set_result(dict(_GONE))
+        return found
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            arguments = [str(self.workers), str(self.capability)]
+            self._process = started(
+                "tensor_graphs.backends.tuning.compile_server", _ENVIRONMENT, arguments, self.workers
+            )
+            assert self._process.stdout is not None
+            self._waiting = {}
+            threading.Thread(
+                target=_listen, args=(self._process.stdout, self._waiting, self.clock), daemon=True
+            ).start()
+        return self._process
+
+    def close(self) -> None:
+        """Kill all compilers."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _listen(pipe: IO[str], waiting: dict[int, Future[Reply]], clock: Clock) -> None:
+    """Thread: deliver replies to waiting futures; fail the rest when the pipe ends."""
+    began = time.monotonic()
+    with contextlib.suppress(ValueError, OSError):
+        for line in pipe:
+            reply, now = json.loads(line), time.monotonic()
+            if reply["id"] == READY:
+                clock.spent("start", began, now)
+                continue
+            clock.spent("compile", now - reply.get("seconds", 0.0), now)
+            found = waiting.pop(reply["id"], None)
+            if found is not None:
+                found.set_result(reply)
+    while waiting:
+        with contextlib.suppress(KeyError):
+            waiting.popitem()[1].set_result(dict(_GONE))
+    pipe.close()

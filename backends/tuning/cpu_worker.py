@@ -1,0 +1,375 @@
+"""Worker process that measures CPU kernels: reads jobs as JSON lines and answers each with one JSON line.
+
+A job names a template and describes operands; the pipe carries no code. A kernel's result is checked against a float64
+reference before its time counts. A job that kills this process costs only that job: the parent starts another
+worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TextIO
+from zlib import crc32
+
+import numpy as np
+
+from ...egraph.ir import builders as api
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Graph, Tensor, structural_digest, topological
+from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.ops import Type
+from ...egraph.ir.pattern import build, parse_terms
+from ...extract.model.kernel import Call, Operand, Template
+from ...extract.model.work import call_work
+from ...processes import memory_limits as host
+from ..runtime.threads import one_blas_thread
+from ..verification import compare
+from ..verification.inputs import Role, roles, whole_numbers
+from ..verification.rounding_noise import Disturbed, kernel_fault
+from .single_kernel import Array, Bound, compiled, laid, meanings
+
+TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
+"""Maximum relative Frobenius error of a kernel."""
+COPIES = 64  # maximum sets of operands
+REFERENCE_FLOPS = 1e9  # above this many flops, the reference uses the kernel's own dtypes instead of float64
+POOL = 1_000_003
+KEPT_BYTES = 1 << 29  # total size of cached references
+_POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow", "batch_norm"}  # ops timed on positive values, their usual domain
+
+
+class Wrong(Exception):
+    """Wrong kernel result."""
+
+
+# ---------------------------------------------------------------- jobs
+def encode(template: Template, call: Call) -> dict[str, Any]:
+    """A call as JSON values."""
+
+    def operand(o: Operand) -> list[Any]:
+        return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
+
+    inputs = [n for n in topological(getattr(template, "roots", ())) if n.op == "input"]
+    leaves = {n.attr("name"): [list(concrete(n.shape)), n.dtype] for n in inputs}
+    return {
+        "backend": template.backend, "template": template.name, "identity": template.identity,
+        **({"pattern": template.pattern, "leaves": leaves} if leaves else {}),
+        "operands": {name: operand(o) for name, o in call.operands.items()}, "outputs": [operand(o) for o in call.outputs],
+        "attrs": {name: list(v) if isinstance(v, tuple) else v for name, v in call.attrs.items()},
+    }  # fmt: skip
+
+
+def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
+    """The template and call of a job. The template is found by name in the registry or regenerated from its pattern."""
+    from ..registry import backend, template
+
+    if "leaves" in job:
+        leaves = {n: api.input(n, tuple(shape), dtype) for n, (shape, dtype) in job["leaves"].items()}
+        roots = [build(term, leaves, {}) for term in parse_terms(job["pattern"])]
+        found: Template = backend(job["backend"]).template(roots)  # type: ignore[attr-defined]
+    else:
+        found = template(job["backend"], job["template"])
+    if found.identity != job["identity"]:
+        raise ValueError("the parent has another version of this kernel")
+
+    def operand(o: list[Any]) -> Operand:
+        return Operand(Type(tuple(o[0]), o[1]), tuple(o[2]))
+
+    attrs = {name: tuple(v) if isinstance(v, list) else v for name, v in job["attrs"].items()}
+    first, *more = map(operand, job["outputs"])
+    return found, Call({n: operand(o) for n, o in job["operands"].items()}, first, attrs, more=tuple(more))
+
+
+# ---------------------------------------------------------------- operands
+_pool: list[Array] = []
+
+
+def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
+    """Deterministic values of a type per name, from a pool of normal numbers (repeated if needed). Always an array,
+    also for rank 0."""
+    if not _pool:
+        _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))
+    shape = concrete(kind.shape)
+    line: Array = np.resize(np.roll(_pool[0], -(crc32(name.encode()) % POOL)), shape)
+    if kind.dtype == "bool":
+        return np.asarray(line > 0)
+    if not dtypes.is_float(kind.dtype):
+        return np.asarray(whole_numbers(shape, kind.dtype, role, np.random.default_rng(crc32(name.encode())), 0))
+    if positive:
+        line = np.abs(line) + np.float32(0.1)
+    elif scale != 1.0:
+        line = line * np.float32(scale)
+    return np.asarray(line, dtypes.numpy_dtype(kind.dtype))
+
+
+def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bool, float]]:
+    """Per operand: (type, role of integers, whether floats are positive, scale of floats).
+
+    Recurrent weights are small, so that rounding errors do not grow from step to step. Depends only on the terms, not
+    on the backend.
+    """
+    known = roles(Graph.of(list(roots)), ("param",))
+    nodes = topological(roots)
+    scales = {
+        leaf.attr("name"): 0.5 * node.attr("hidden") ** -0.5
+        for node in nodes if node.op == "recurrent" for leaf in topological([node.args[2]]) if leaf.op == "param"
+    }  # fmt: skip
+    positive = not _POSITIVE.isdisjoint(n.op for n in nodes)
+    return {n: (o.type, known.get(n) or Role(), positive, scales.get(n, 1.0)) for n, o in call.operands.items()}
+
+
+# ---------------------------------------------------------------- correctness
+_references: dict[bytes, tuple[str, list[Array]]] = {}
+
+
+def _shares(x: Array) -> bool:
+    """Whether an array has elements that overlap in memory."""
+    span: int = x.itemsize + sum((d - 1) * abs(s) for d, s in zip(x.shape, x.strides))
+    return span < x.nbytes
+
+
+def _reference(
+    roots: Sequence[Tensor], given: Mapping[str, Any], operands: Mapping[str, Array], flops: float
+) -> tuple[str, list[Array]]:
+    """(precision, reference outputs) of some terms, cached while kernels with the same meaning are measured.
+
+    The key includes storage dtypes, value ranges, and strides of overlapping operands, because these change the
+    operands' values.
+    """
+    ways = [(n, how, operands[n].strides if _shares(operands[n]) else None) for n, how in sorted(given.items())]
+    key = b"".join(map(structural_digest, roots)) + repr(ways).encode()
+    if key not in _references:
+        wide = flops <= REFERENCE_FLOPS
+        value = evaluate(roots, {}, params=dict(operands), float64=wide)
+        _references[key] = ("float64" if wide else "own dtypes", value)
+        sizes = [sum(v.nbytes for v in values) for _, values in _references.values()]
+        while len(_references) > 1 and (len(_references) > 6 or sum(sizes) > KEPT_BYTES):
+            del _references[next(iter(_references))], sizes[0]
+    return _references[key]
+
+
+def accuracy(got: Array, want: Array) -> dict[str, float]:
+    """Error norms over elements where both are finite. Wrong if NaN or infinity differ."""
+    g, w = got.astype(np.float64), want.astype(np.float64)
+    same = np.isfinite(w)
+    if not np.array_equal(np.isnan(g), np.isnan(w)) or not np.array_equal(g[np.isinf(w)], w[np.isinf(w)]):
+        raise Wrong("NaN or infinity in unexpected elements")
+    g, w = g[same], w[same]
+    error = np.abs(g - w)
+    if not error.size:
+        return {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}
+    norm = float(np.sqrt(np.sum(w * w)))
+    spacing = np.spacing(np.abs(w).astype(got.dtype if got.dtype.kind == "f" else np.float32)).astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            "rel_fro": float(np.sqrt(np.sum(error * error))) / norm if norm else float(error.max() > 0),
+            "max_abs": float(error.max()),
+            "max_rel": float(np.nanmax(np.where(error > 0, error / np.abs(w), 0.0))),
+            "max_ulp": float(np.nanmax(error / np.maximum(spacing, 1e-300))),
+        }  # fmt: skip
+
+
+def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The maximum of each norm over several outputs."""
+    return {name: max(n[name] for n in norms) for name in norms[0]}
+
+
+def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
+    """The error norms of output `k`. Wrong for another type or layout than declared, or a large error overall, in a
+    slice or in an element."""
+    kind, shape = output.type, concrete(output.type.shape)
+    if got.shape != shape or got.dtype != dtypes.numpy_dtype(kind.dtype):
+        raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
+    strides = tuple(s // got.itemsize for s in got.strides)
+    if got.size and any(a != b for a, b, d in zip(strides, output.strides, shape) if d != 1):
+        raise Wrong(f"the result has strides {strides}, not {output.strides}")
+    if not dtypes.is_float(kind.dtype):
+        found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)
+    else:
+        found = accuracy(got, want)
+        if not found["rel_fro"] <= TOLERANCE[kind.dtype]:
+            raise Wrong(f"relative error {found['rel_fro']:.3g}")
+    if fault := kernel_fault(got, want, k, kind.dtype, allowed, disturbed):
+        raise Wrong(fault)
+    return found
+
+
+# ---------------------------------------------------------------- time
+def _copies(operands: Mapping[str, Array]) -> int:
+    """Number of operand sets to rotate through.
+
+    Operands of 1 MiB and more get enough sets to miss the cache, like a model's weights. Operands larger than twice the
+    cache get a single set, to limit peak memory.
+    """
+    largest = max((a.nbytes for a in operands.values()), default=0)
+    if largest >= 2 * _last_cache():
+        return 1
+    return 2 if largest < 1 << 20 else max(2, min(COPIES, 2 * _last_cache() // largest))
+
+
+@cache
+def _last_cache() -> int:
+    """Bytes of the largest cache of core 0, clamped to 16..64 MiB; 32 MiB if unknown."""
+    sizes = [
+        p.read_text(encoding="ascii").strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    known = [int(t[:-1]) << {"K": 10, "M": 20}[t[-1]] for t in sizes if t[:-1].isdigit() and t[-1] in "KM"]
+    return min(max(max(known, default=32 << 20), 16 << 20), 64 << 20)
+
+
+class Probe:
+    """Detects disturbed samples by timing a small fixed kernel and counting involuntary context switches."""
+
+    def __init__(self) -> None:
+        self.a, self.b = np.ones(1 << 14, np.float32), np.empty(1 << 14, np.float32)
+        self.seen: list[float] = []
+
+    def __call__(self) -> tuple[float, int]:
+        start = time.perf_counter_ns()
+        for _ in range(3):
+            np.add(self.a, self.a, out=self.b)
+        took = (time.perf_counter_ns() - start) / 3
+        self.seen.append(took)
+        return took, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+    def usual(self) -> float:
+        """The usual time of the fixed kernel so far (lower quartile), in ns."""
+        return float(np.quantile(self.seen[-400:], 0.25))
+
+
+_probe = Probe()
+
+
+def timed(runs: list[Bound], seconds: float) -> tuple[list[float], list[float]]:
+    """(accepted samples, all samples) in µs per call; operand sets rotate, and short kernels repeat within a sample.
+
+    Accepted are the undisturbed samples. If other processes leave too few, sampling takes up to four times as long, and
+    the faster half is accepted: disturbance only adds time.
+    """
+    for run in runs:
+        run()
+    start = time.perf_counter_ns()
+    runs[0]()
+    once = max(time.perf_counter_ns() - start, 50)
+    repeats = max(1, int(150_000 // once))
+    clean: list[float] = []
+    every: list[float] = []
+    begin, turn = time.perf_counter(), 0
+    _probe()
+    while True:
+        before, switches = _probe()
+        start = time.perf_counter_ns()
+        for _ in range(repeats):
+            runs[turn % len(runs)]()
+            turn += 1
+        took = (time.perf_counter_ns() - start) / repeats / 1000
+        after, later = _probe()
+        every.append(took)
+        if switches == later and max(before, after) < 1.5 * _probe.usual():
+            clean.append(took)
+        spent = time.perf_counter() - begin
+        if (spent > seconds and len(clean) >= 5) or (spent > 4 * seconds and len(every) >= 7) or len(every) >= 200:
+            return (clean if len(clean) >= 3 else sorted(every)[: (len(every) + 1) // 2]), every
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply to one job."""
+    stage = "compile"
+    try:
+        template, call = decode(job)
+        flops = call_work(template, call)[0]
+        roots = meanings(template, call)
+        given = drawn(roots, call)
+        operands = {name: laid(_values(name, *given[name]), o) for name, o in call.operands.items()}
+        bind = compiled(template, call)
+        runs = [bind(operands)]
+        stage = "run"
+        got = [y.copy(order="K") for y in runs[0]()]
+        stage = "check"
+        with np.errstate(all="ignore"), one_blas_thread():
+            reference, want = _reference(roots, given, operands, flops)
+            floats = [o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)]
+            allowed = max((compare.KERNEL[d] for d in floats), default=0.0)
+            disturbed = Disturbed(Graph.of(list(roots), params=operands), {})
+            checked = enumerate(zip(call.outputs, got, want, strict=True))
+            found = worst([check(o, g, w, k, allowed, disturbed) for k, (o, g, w) in checked])
+        stage = "time"
+        for _ in range(_copies(operands) - 1):
+            runs.append(bind({n: laid(np.array(a), call.operands[n]) for n, a in operands.items()}))
+        samples, _ = timed(runs, float(job["seconds"]))
+    except Wrong as error:
+        return {"ok": False, "status": "wrong", "stage": stage, "message": str(error)}
+    except MemoryError as error:
+        return {"ok": False, "status": "memory", "stage": stage, "message": f"memory ran out: {error}"[:400]}
+    except Exception as error:
+        status = "memory" if "can't allocate memory" in str(error) else "error"  # Torch raises a RuntimeError
+        return {"ok": False, "status": status, "stage": stage, "message": f"{type(error).__name__}: {error}"[:400]}
+    return {
+        "ok": True,
+        "samples": samples,
+        "accuracy": found,
+        "reference": reference,
+    }
+
+
+# ---------------------------------------------------------------- the process
+def die_with_parent() -> None:
+    """On Linux, have the kernel kill this process when its parent ends."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+def own_output() -> TextIO:
+    """The pipe to the parent, duplicated from stdout; stdout is redirected to stderr, for prints of libraries."""
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return pipe
+
+
+def main(
+    handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = lambda: None,
+    device: bool = False,
+) -> None:  # fmt: skip
+    """Call `begin`, then answer jobs until the input ends. SIGINT is left to the parent. `device`: the process uses a
+    GPU."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    host.limit_own_memory(device=device)
+    out = own_output()
+    threads = int(os.environ.get("TENSOR_GRAPHS_THREADS") or 0)
+    if threads and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    begin()
+
+    def said(number: int, what: Mapping[str, Any]) -> None:
+        out.write(json.dumps({"id": number, **what}) + "\n")
+        out.flush()
+
+    for line in sys.stdin:
+        job = json.loads(line)
+        _tell[:] = [partial(said, job["id"])]
+        said(job["id"], handle(job))
+
+
+_tell: list[Callable[[Mapping[str, Any]], None]] = []  # sends a message to the parent during a job
+
+
+def waiting(waits: bool) -> None:
+    """Tell the parent that the job waits for a lock, or no longer waits: waiting does not count towards its
+    deadline."""
+    for tell in _tell:
+        tell({"waits": waits})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Device abstraction for measuring: synchronization, capture and replay of calls, elapsed time. CUDA, or the CPU as a
+stand-in.
+
+The CPU runs the same protocol on Torch's CPU tensors, with kernels in Triton's interpreter. Its times are meaningless;
+it serves tests without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+Run = Callable[[], object]
+
+
+class Device(Protocol):
+    """A device that runs and times kernels."""
+
+    name: str  # Torch device name
+    cache_bytes: int  # size of the last-level cache
+    budget_bytes: int  # memory budget of rotating operand sets
+    longest_us: float  # maximum duration of calls captured together
+    rounds: int  # replays per full measurement
+    sound: bool  # false after an aborted capture, which leaves Torch's memory pools in capture mode
+
+    def synchronize(self) -> None:
+        """Wait until all work is done; raises errors of that work."""
+        ...
+
+    def capture(self, calls: Sequence[Run]) -> Run:
+        """A function that replays the calls in order, without host overhead."""
+        ...
+
+    def elapsed(self, run: Run) -> float:
+        """µs on the device for one run."""
+        ...
+
+    def laps(self, run: Run, count: int) -> list[float]:
+        """µs on the device of each of `count` consecutive runs, after one that is not counted."""
+        ...
+
+    def nothing(self) -> object:
+        """Launch an empty kernel."""
+        ...
+
+    def clock_mhz(self) -> float:
+        """Current SM clock in MHz; NaN if unknown."""
+        ...
+
+
+class Cuda:
+    """The first visible NVIDIA GPU, through Torch."""
+
+    name = "cuda"
+    longest_us = 1000.0
+    rounds = 15
+    sound = True
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        properties = torch.cuda.get_device_properties(0)
+        self.cache_bytes = int(properties.L2_cache_size)
+        self.budget_bytes = min(4 << 30, int(properties.total_memory) // 32)  # per open kernel
+        self._side = torch.cuda.Stream()
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+        self.torch.cuda.synchronize()
+
+    def capture(self, calls: Sequence[Run]) -> Run:
+        """A CUDA graph of the calls; their allocations are in the graph's pool. (Torch's context manager collects
+        garbage and empties caches each time, which takes longer than everything else here.)"""
+        graph, main = self.torch.cuda.CUDAGraph(), self.torch.cuda.current_stream()
+        self._side.wait_stream(main)
+        with self.torch.cuda.stream(self._side):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for call in calls:
+                    call()
+            except BaseException:
+                self.sound = False
+                with contextlib.suppress(RuntimeError):  # the capture is invalid; its cause is the better message
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        main.wait_stream(self._side)
+        replay: Run = graph.replay
+        return replay
+
+    def elapsed(self, run: Run) -> float:
+        """Timed by events on the current stream."""
+        self._start.record()
+        run()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) * 1000.0
+
+    def laps(self, run: Run, count: int) -> list[float]:
+        """Timed by events between runs; the device never waits for the host."""
+        marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        for mark in marks:
+            run()
+            mark.record()
+        marks[-1].synchronize()
+        return [float(a.elapsed_time(b)) * 1000.0 for a, b in pairwise(marks)]
+
+    def nothing(self) -> object:
+        """A kernel of one thread that sleeps for zero cycles."""
+        return self.torch.cuda._sleep(0)
+
+    def clock_mhz(self) -> float:
+        """The clock from NVML, if installed."""
+        try:
+            return float(self.torch.cuda.clock_rate())
+        except Exception:  # an optional library or a driver without this query: many error types, one meaning
+            return float("nan")
+
+
+@dataclass
+class Host:
+    """The CPU as a stand-in for a GPU, for tests."""
+
+    name: str = "cpu"
+    cache_bytes: int = 1 << 12
+    budget_bytes: int = 1 << 20
+    longest_us: float = 100.0
+    rounds: int = 3
+    sound: bool = True
+
+    def synchronize(self) -> None:
+        """A no-op: calls are synchronous."""
+
+    def capture(self, calls: Sequence[Run]) -> Run:
+        """The calls one after another."""
+
+        def replay() -> None:
+            for call in calls:
+                call()
+
+        return replay
+
+    def elapsed(self, run: Run) -> float:
+        """Wall-clock time."""
+        start = time.perf_counter_ns()
+        run()
+        return (time.perf_counter_ns() - start) / 1000.0
+
+    def laps(self, run: Run, count: int) -> list[float]:
+        """Wall-clock time of each run."""
+        return [self.elapsed(run) for _ in range(count + 1)][1:]
+
+    def nothing(self) -> object:
+        """A no-op."""
+        return None
+
+    def clock_mhz(self) -> float:
+        """NaN."""
+        return float("nan")
+
+
+def device_of(name: str) -> Device:
+    """The device named "cuda" or "cpu"."""
+    return Cuda() if name == "cuda" else Host()
+
+
+def facts(device: Device) -> dict[str, Any]:
+    """Device facts for measurement keys."""
+    from ...costdb.keys.device import gpu_facts
+
+    return gpu_facts() if device.name == "cuda" else {}

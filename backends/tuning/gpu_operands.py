@@ -1,0 +1,245 @@
+"""Operands for measuring on a GPU: random values of sensible magnitude in a call's layouts, and guarded outputs.
+
+Values are normal numbers, never zeros (zeros hide unwritten outputs and run faster). Divisors and arguments of roots
+and logarithms are positive. Weights of products are scaled so that sums stay near one. Broadcast factors and divisors
+(gains, row statistics) are drawn such that the resulting factors are near one. Indices are in range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Graph, Tensor, topological
+from ...egraph.ir.interpret import expand_all
+from ...extract.model.kernel import Operand
+from ..runtime.marshalling import tensor_of
+from ..verification import inputs as drawing
+from ..verification.torch_reference import torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+POISON = 0xFF  # byte pattern that is NaN in every float dtype
+ZONE = 4096  # bytes of guard zone before and after a tensor
+
+_VIEWS = {"reshape", "permute", "broadcast_to", "slice", "flip", "windows", "concat", "pad", "cast", "gather"}
+_SAME_ELEMENTS = {"reshape", "permute", "broadcast_to", "cast"}
+_KEEPS_SIGN = _VIEWS | {"sum", "max", "min", "add", "mul", "div", "maximum", "minimum", "matmul", "sqrt", "recip"}
+# op -> operand that should be positive
+_WANTS_POSITIVE = {"log": 0, "log1p": 0, "sqrt": 0, "rsqrt": 0, "recip": 0, "pow": 0, "div": 1}
+_SUMS, _ROOTS = {"sum", "max", "min", "matmul"}, {"rsqrt", "recip"}
+_HUGE = 1e30  # a factor this large marks a mask, as in attention
+_INDICES = {"gather": 1, "gather_elements": 1, "scatter_elements": 1}
+
+
+@dataclass
+class Role:
+    """Distribution of an operand's values."""
+
+    scale: float = 1.0
+    positive: bool = False
+    near: float = 0.0  # if not 0: uniform between half of this and one and a half times this
+    bound: int = 100  # exclusive upper bound of indices
+    distinct: bool = False  # indices without duplicates (scatter)
+    last: bool = False  # each value is `bound` - 1: visible lengths of masks
+    free: drawing.Role | None = None  # role of integers that no other field restricts
+
+
+def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
+    """Role of each operand of terms over params named like operands."""
+    order = topological(expand_all(list(roots)))
+    found = {n.attr("name"): Role() for n in order if n.op == "param"}
+    tempered = set(_tempered(order))
+    for node in order:
+        if node.op in _WANTS_POSITIVE:
+            for leaf in _below(node.args[_WANTS_POSITIVE[node.op]], _KEEPS_SIGN):
+                found[leaf].positive = True
+        if node.op in ("mul", "div"):
+            for factor, other in (node.args, node.args[::-1]):
+                if _own_size(factor) < _own_size(other):
+                    for leaf, size in _multiples(factor):
+                        found[leaf].near = size
+        if node.op in ("matmul", "conv") and id(node) not in tempered:
+            for leaf in _weights(node.args[1]):
+                found[leaf].scale = _fan_in(node) ** -0.5
+        if node.op == "recurrent":  # otherwise rounding errors grow from step to step
+            for leaf in _weights(node.args[2]):
+                found[leaf].scale = 0.5 * node.attr("hidden") ** -0.5
+        if node.op == "mul" and any(a.op == "full" and abs(a.attr("value")) >= _HUGE for a in node.args):
+            for leaf in _below(node, _VIEWS | {"add", "sub", "mul", "where", "eq"}):
+                found[leaf].bound = 2
+        if node.op in _INDICES:
+            x = node.args[0]
+            for leaf in _below(node.args[_INDICES[node.op]], _VIEWS | {"where"}):
+                found[leaf].bound = concrete(x.shape)[node.attr("axis")]
+                found[leaf].distinct = node.op == "scatter_elements"
+        if node.op in ("lt", "le"):
+            for counted, other in (node.args, node.args[::-1]):
+                while counted.op in _VIEWS - {"gather", "concat"}:
+                    counted = counted.args[0]
+                if counted.op == "iota":
+                    for leaf in _below(other, _VIEWS - {"gather"} | {"add", "sub"}):
+                        found[leaf].bound, found[leaf].last = concrete(counted.shape)[counted.attr("axis")], True
+    for name, role in drawing.roles(Graph.of(list(roots)), ("param",)).items():
+        if found[name] == Role(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
+            found[name].free = role
+    return found
+
+
+def _tempered(order: list[Tensor]) -> Iterator[int]:
+    """Products whose inputs need no scaling: followed by a multiplication with a constant (as attention scores), or
+    batched."""
+    for node in order:
+        if node.op in ("mul", "div") and any(a.op == "full" for a in node.args):
+            yield from (id(a) for a in node.args)
+        if node.op == "matmul" and any(d != 1 for d in concrete(node.args[1].shape)[:-2]):
+            yield id(node)
+
+
+def _own_size(node: Tensor) -> int:
+    """Elements of a value before broadcasting."""
+    while node.op in _SAME_ELEMENTS:
+        node = node.args[0]
+    return prod(concrete(node.shape))
+
+
+def _fan_in(node: Tensor) -> int:
+    shape = concrete(node.args[1].shape)
+    return max(1, prod(shape[1:]) if node.op == "conv" else shape[-2])
+
+
+def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[str]:
+    """Names of the params reachable from a node through `into`; each node is visited once."""
+    seen: set[int] = set()
+    todo = [top]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "param":
+            yield node.attr("name")
+        todo += into(node)
+
+
+def _below(top: Tensor, through: set[str]) -> Iterator[str]:
+    """Params reachable through the given ops only. A square ends the path, because its sign is known."""
+
+    def into(node: Tensor) -> Iterable[Tensor]:
+        square = node.op == "mul" and node.args[0] is node.args[1]
+        return node.args if node.op in through and not square else ()
+
+    return _params(top, into)
+
+
+def _multiples(top: Tensor) -> Iterator[tuple[str, float]]:
+    """Params of a broadcast factor, each with the magnitude for which the factor is near one.
+
+    Constant factors set the magnitude: a sum of 64 squares, as in a root mean square, is near 64. (Sums near one made
+    queries and keys eight times too large, and the softmax amplified every rounding error.)
+    """
+    seen: set[int] = set()
+    todo = [(top, 1.0)]
+    while todo:
+        node, size = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        for number in (a for a in node.args[node.op == "div" :] if a.op == "full" and node.op in ("mul", "div")):
+            size *= (abs(number.attr("value")) or 1.0) ** (1 if node.op == "div" else -1)
+        if node.op == "param":
+            yield node.attr("name"), size
+        if node.op in _KEEPS_SIGN - _SUMS | _ROOTS:
+            todo += ((a, size) for a in node.args)
+
+
+def _weights(top: Tensor) -> Iterator[str]:
+    """Params that form the right operand of a product; of an elementwise product with a row or column, only the
+    matrix."""
+
+    def into(node: Tensor) -> Iterable[Tensor]:
+        if node.op == "mul":
+            return (max(node.args, key=lambda a: prod(concrete(a.shape))),)
+        return node.args if node.op in _VIEWS | {"add", "sub"} else ()
+
+    return _params(top, into)
+
+
+# ---------------------------------------------------------------- memory
+def span(operand: Operand) -> int:
+    """Elements from the first to the last in memory. ValueError for negative strides, which Torch lacks."""
+    shape = concrete(operand.type.shape)
+    if any(s < 0 for s in operand.strides):
+        raise ValueError("negative strides")
+    return 1 + sum((d - 1) * s for d, s in zip(shape, operand.strides)) if prod(shape) else 0
+
+
+def room(operand: Operand, device: str) -> tuple[Any, Any]:
+    """(bytes, tensor): poisoned memory with a tensor of the operand's layout inside, `ZONE` bytes from either end."""
+    import torch
+
+    dtype = torch_dtype(operand.type.dtype)
+    size = span(operand) * dtype.itemsize
+    raw = torch.full((size + 2 * ZONE,), POISON, dtype=torch.uint8, device=device)
+    inner = raw[ZONE : ZONE + size].view(dtype)
+    return raw, inner.as_strided(concrete(operand.type.shape), operand.strides)
+
+
+def intact(raw: Any) -> Any:
+    """A scalar tensor: whether the guard zones on both sides are unchanged."""
+    return (raw[:ZONE] == POISON).all() & (raw[-ZONE:] == POISON).all()
+
+
+def place(values: Any, operand: Operand, device: str) -> Any:
+    """The values in the operand's layout; stride 0 means broadcast."""
+    import torch
+
+    dtype, shape = torch_dtype(operand.type.dtype), concrete(operand.type.shape)
+    made = torch.zeros(max(span(operand), 1), dtype=dtype, device=device).as_strided(shape, operand.strides)
+    repeated = tuple(slice(0, 1) if s == 0 and d > 1 else slice(None) for s, d in zip(operand.strides, shape))
+    made[repeated].copy_(values[repeated])
+    return made
+
+
+def draw(name: str, operand: Operand, role: Role, device: str, size: float = 1.0) -> torch.Tensor:
+    """Deterministic values for one operand in its layout, seeded by its name. `size` scales floats whose role has no
+    `near`."""
+    import torch
+
+    shape, dtype = concrete(operand.type.shape), operand.type.dtype
+    generator = torch.Generator(device=device).manual_seed(crc32(name.encode()))
+    if dtype == "bool":
+        values = torch.rand(shape, generator=generator, device=device) < 0.5
+    elif not dtypes.is_float(dtype):
+        if role.free is not None:
+            drawn = drawing.whole_numbers(shape, dtype, role.free, np.random.default_rng(crc32(name.encode())), 0)
+            values = tensor_of(drawn).to(device)
+        else:
+            values = _integers(shape, role, generator, device).to(torch_dtype(dtype))
+    else:
+        values = (torch.rand if role.near else torch.randn)(
+            shape, generator=generator, device=device, dtype=torch.float32
+        )
+        values = values.add_(0.5).mul_(role.near) if role.near else values.abs_().add_(0.1) if role.positive else values
+        values = values.mul_(role.scale * (1.0 if role.near else size)).to(torch_dtype(dtype))
+    return place(values, operand, device)
+
+
+def _integers(shape: tuple[int, ...], role: Role, generator: Any, device: str) -> Any:
+    import torch
+
+    bound, count = max(role.bound, 1), prod(shape)
+    if role.last and not role.distinct:
+        return torch.full(shape, bound - 1, dtype=torch.int64, device=device)
+    if not role.distinct:
+        return torch.randint(bound, shape, generator=generator, device=device)
+    order = torch.randperm(bound, generator=generator, device=device)
+    return order[torch.arange(count, device=device) % bound].reshape(shape)

@@ -1,0 +1,139 @@
+"""The parent's side of gpu_worker.py: a device process and the kernels it has open.
+
+A thread per process runs its jobs in order, so that the caller can plan further jobs. A process that ended is replaced;
+kernels and trials are sent again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ...errors import WorkerError
+from ...extract.model.clock import Clock
+from ...processes.forks import Lock
+from ...processes.memory_limits import limited_environment
+from ..generate.kernel_text import KernelText
+from .compile_pool import Reply
+from .measure_cpu import Worker
+
+LOCK = "TENSOR_GRAPHS_GPU_LOCK"  # environment variable with the path of the GPU lock file
+START_S = 180.0  # deadline in seconds for starting the process or opening a kernel
+
+
+class GpuProcess:
+    """A worker process on `device` ("cuda", or "cpu" instead). `timeout`: seconds per job. `among`: number of device
+    processes; with several, each holds the GPU lock while it runs a kernel."""
+
+    def __init__(self, device: str, timeout: float, worker: Worker | None = None, among: int = 1) -> None:
+        environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device, **limited_environment(among)}
+        environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+        environment |= {LOCK: os.environ.get(LOCK) or own_lock()} if among > 1 else {}
+        self.timeout, self.clock = timeout, Clock()  # time spent by jobs
+        self.worker = worker or Worker("tensor_graphs.backends.tuning.gpu_worker", environment=environment)
+        self._hand = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self.opened: dict[int, set[int]] = {}  # open kernel -> indices of its trials that the process knows
+        self.ended: Callable[[], bool] | None = None  # whether no reply is needed any more
+
+    def start(self) -> None:
+        """Start the process without waiting for it."""
+        if not self.worker.alive:
+            began = time.monotonic()
+            self.worker.start()
+            self._hand.submit(self._started, began)
+
+    def _started(self, began: float) -> None:
+        """Record the start-up time. A failure is reported by the first kernel."""
+        self.ask({"job": "ready"}, START_S)
+        self.clock.spent("start", began, time.monotonic())
+
+    def interrupt(self) -> None:
+        """Kill the process during a job; the next job starts another."""
+        self.worker.close()
+
+    def close(self) -> None:
+        """Kill the process and drop queued jobs."""
+        self.worker.close()
+        self._hand.shutdown(wait=False, cancel_futures=True)
+
+    def do(self, work: Callable[[], None]) -> Future[None]:
+        """Queue work after earlier jobs."""
+        return self._hand.submit(work)
+
+    def ask_later(self, job: dict[str, Any], timeout: float) -> Future[Reply]:
+        """Queue a job after earlier ones; returns the future reply."""
+        return self._hand.submit(self.ask, job, timeout)
+
+    def attempt(self, opening: Reply, index: int, text: KernelText) -> Reply:
+        """Run, check and roughly time one schedule of a kernel."""
+        with self.clock.running("try"):
+            return self._in_context(opening, {"job": "try", "index": index, "text": text.to_json()}, None)
+
+    def measure(self, opening: Reply, index: int, text: KernelText | None) -> Reply:
+        """Measure a tried schedule in full."""
+        with self.clock.running("time"):
+            return self._in_context(opening, {"job": "time", "index": index}, text)
+
+    def forget(self, kernel: int) -> None:
+        """Free a kernel's memory in the process."""
+        if self.opened.pop(kernel, None) is not None and self.worker.alive:
+            with self.clock.running("close"):
+                self.ask({"job": "close", "kernel": kernel})
+
+    def _in_context(self, opening: Reply, job: Reply, text: KernelText | None) -> Reply:
+        kernel = int(opening["kernel"])
+        if not self.worker.alive:
+            self.opened.clear()
+        if kernel not in self.opened:
+            with self.clock.running("open"):
+                opened = self.ask(opening, START_S)
+            if opened.get("fatal"):  # before any of the kernel's code has run
+                raise WorkerError(f"the GPU cannot be used: {opened['message']}")
+            if not opened["ok"]:
+                return opened
+            self.opened[kernel] = set()
+        tried = self.opened[kernel]
+        if text is not None and job["index"] not in tried:
+            again = self.ask({"job": "try", "kernel": kernel, "index": job["index"], "text": text.to_json()})
+            if not again["ok"]:
+                return again
+        reply = self.ask({**job, "kernel": kernel})
+        if reply["ok"]:
+            tried.add(job["index"])
+        return reply
+
+    def ask(self, job: dict[str, Any], timeout: float | None = None) -> Reply:
+        """The reply to a job; the process is killed after a fatal error."""
+        self.worker.ended = self.ended
+        reply = self.worker.ask(job, timeout or (self.timeout if self.worker.alive else START_S))
+        if reply.get("fatal"):
+            with contextlib.suppress(OSError):
+                self.worker.close()
+        return reply
+
+
+_making = Lock()
+_own: dict[int, str] = {}  # process id -> path: a forked child needs its own
+
+
+def own_lock() -> str:
+    """Path of this process's GPU lock file, which its child processes share."""
+    owner = os.getpid()
+    with _making:
+        if owner not in _own:
+            file, _own[owner] = tempfile.mkstemp(prefix="tensor-graphs-gpu-", suffix=".lock")
+            os.close(file)
+            atexit.register(_removed, _own[owner], owner)
+        return _own[owner]
+
+
+def _removed(path: str, owner: int) -> None:
+    if os.getpid() == owner:
+        Path(path).unlink(missing_ok=True)

@@ -1,0 +1,108 @@
+"""Cost store keys of kernel calls."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from ... import settings
+from ...costdb.keys.device import Machine, gpu_machine
+from ...costdb.keys.key import KernelKey, Plain, canonical, device_key, driver_key, toolchain_key
+from ...costdb.keys.source import normalise
+from ...egraph.ir.dims import concrete
+from ...extract.model.kernel import Call, Template
+
+EMITTER = "1"  # version of program/emit_cpu.py; raise it when the text emitted for a template changes
+
+
+def key_of(template: Template, call: Call) -> KernelKey:
+    """The key of a call: kernel identity and source, attributes, shapes, dtypes, strides, schedule, and this
+    machine."""
+    operands = [*(call.operands[o] for o in template.operands), *call.outputs]
+    machine = machine_of(template.backend)
+    return KernelKey(
+        kernel=template.identity,
+        name=template.name,
+        family=template.family,
+        backend=template.backend,
+        emitter=EMITTER,
+        source=_source(template, call),
+        constants=tuple(sorted((name, _plain(value)) for name, value in call.attrs.items())),
+        shapes=tuple(concrete(o.type.shape) for o in operands),
+        dtypes=tuple(o.type.dtype for o in operands),
+        strides=tuple(o.strides for o in operands),
+        schedule=tuple(sorted(call.schedule.items())),
+        device=machine.device,
+        driver=machine.driver,
+        toolchain=machine.toolchain,
+    )
+
+
+def _plain(value: Any) -> Plain:
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else canonical(value)
+
+
+def _source(template: Template, call: Call) -> str:
+    """Hash of the executed text: call, weight preparations and helpers. For generated kernels the identity, which
+    contains the terms and the emitter version."""
+    if template.space is not None:
+        return template.identity
+    named = replace(call, names={**{o: o for o in template.operands}, "scratch": "scratch", "out": "out"})
+    texts = [
+        template.write(named),
+        *(template.write_prep(o, o, named) for o in sorted(template.prep)),
+        _helpers(template),
+    ]
+    return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
+
+
+def _helpers(template: Template) -> str:
+    return _helper_texts(template.backend, template.setup)
+
+
+@cache
+def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
+    from ..registry import all_helpers, helper_names
+
+    sources = all_helpers()
+    return "\n".join(key_text(name, sources[name]) for name in helper_names((), [(backend, name) for name in setup]))
+
+
+def key_text(name: str, source: str) -> str:
+    """The text of a helper function in keys: normalised source, without comments, docstrings and spacing.
+
+    A helper whose normalised source matches `helper_texts.json` enters with the text recorded there, because older keys
+    contain the exact text. So editing comments never invalidates a measurement, editing code always does.
+    """
+    recorded = _recorded_helpers().get(name)
+    text = normalise(source)
+    return recorded if recorded is not None and normalise(recorded) == text else text
+
+
+@cache
+def _recorded_helpers() -> dict[str, str]:
+    return dict(json.loads(Path(__file__).with_name("helper_texts.json").read_text(encoding="utf-8")))
+
+
+def machine_of(backend: str) -> Machine:
+    """The machine (device, driver, toolchain) that a backend's kernels run on."""
+    if _on_gpu(backend):
+        return gpu_machine()
+    return _cpu(backend, settings.current().threads)
+
+
+@cache
+def _on_gpu(backend: str) -> bool:
+    from ..registry import backends
+
+    found = backends().get(backend)
+    return found is not None and found.device == "cuda"
+
+
+@cache
+def _cpu(backend: str, threads: int) -> Machine:
+    return Machine(device_key(threads), driver_key(), toolchain_key(backend))

@@ -1,0 +1,316 @@
+"""Measurement of kernels on the CPU, in a warm worker process: a crash or hang costs only one candidate."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+from ... import settings
+from ...costdb.keys.device import cores
+from ...costdb.keys.key import Work
+from ...costdb.store.schema import Accuracy, Row
+from ...costdb.store.schema import Failure as FailureRow
+from ...costdb.store.schema import Timing as TimingRow
+from ...errors import WorkerError
+from ...extract.model.kernel import Call, Candidate, Template
+from ...extract.model.work import call_work
+from ...processes.forks import adopted
+from ...processes.memory_limits import MEMORY_EXIT, limited_environment
+from ..gpu import keep_compiled
+from .cpu_worker import encode
+from .keys import key_of
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Measurement of a kernel: samples in µs, error norms, and the precision of the reference."""
+
+    samples_us: tuple[float, ...]
+    accuracy: dict[str, float]
+    reference: str = "float64"
+
+    @property
+    def median(self) -> float:
+        """Median of the samples in µs."""
+        return float(np.median(self.samples_us))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut."""
+
+    status: str
+    message: str
+    stage: str = ""
+
+
+CUT = "cut"  # status of a measurement that was cut off when time was up: not the kernel's failure, never stored
+GRACE_S, POLL_S = 1.0, 0.1  # seconds a running kernel gets after time is up; polling interval
+WAIT_S = 180.0  # maximum seconds a worker may wait for a lock
+SHORT = 80  # maximum length of a worker's message about waiting
+
+
+class _Cut(Exception):
+    """No reply is needed any more."""
+
+
+class Sink(Protocol):
+    """Destination of rows, such as costdb's Store."""
+
+    def add(self, rows: Iterable[Row]) -> object:
+        """Add rows."""
+        ...
+
+
+class Worker:
+    """A worker process; starts on first use and restarts after it has died."""
+
+    def __init__(
+        self, module: str = "tensor_graphs.backends.tuning.cpu_worker", timeout: float = 30.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.module, self.timeout, self.environment = module, timeout, dict(environment or {})
+        self.ended: Callable[[], bool] | None = (
+            None  # polled while waiting for a reply: whether no reply is needed any more
+        )
+        self._process: subprocess.Popen[str] | None = None
+        self._replies: queue.Queue[str | None] = queue.Queue()
+        self._count = 0
+
+    def ask(self, job: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """The reply to a job. A dead or silent worker gives a reply with status crash or timeout.
+
+        `timeout`: seconds for this job; None means the default.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        process = self._started()
+        self._count += 1
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"id": self._count, **job}) + "\n")
+            process.stdin.flush()
+            line = self._reply(timeout)
+        except queue.Empty:
+            self.close()
+            return {"ok": False, "status": "timeout", "message": f"no answer within {timeout:g} s"}
+        except _Cut:
+            self.close()
+            return {"ok": False, "status": CUT, "message": "the time was up"}
+        except OSError:
+            line = None
+        except BaseException:
+            self.close()
+            raise
+        return self._parsed(line, process)
+
+    def _reply(self, timeout: float) -> str | None:
+        """The next line that is a reply.
+
+        queue.Empty after `timeout` seconds, not counting time in which the worker waits for a lock. _Cut if no reply
+        was needed for GRACE_S.
+        """
+        until, cut = time.monotonic() + timeout, math.inf
+        while True:
+            now = time.monotonic()
+            if self.ended is not None and self.ended():
+                cut = min(cut, now + GRACE_S)
+            if now >= cut:
+                raise _Cut
+            try:
+                line = self._replies.get(timeout=max(0.0, min(until - now, POLL_S)))
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    raise
+                continue
+            if line is None or (waits := _waits(line)) is None:
+                return line
+            until = time.monotonic() + (WAIT_S if waits else timeout)
+
+    def _parsed(self, line: str | None, process: subprocess.Popen[str]) -> dict[str, Any]:
+        try:
+            reply = json.loads(line or "")
+            if reply["id"] == self._count:
+                return dict(reply)
+        except (ValueError, KeyError, TypeError):
+            pass
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        code = process.poll()
+        self.close()
+        if code == MEMORY_EXIT:
+            return {"ok": False, "status": "memory", "message": "the measuring process exceeded its memory limit"}
+        return {"ok": False, "status": "crash", "message": f"the measuring process ended with code {code}"}
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._process = started(self.module, self.environment)
+        self._replies = queue.Queue()
+        assert self._process.stdout is not None
+        threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True).start()
+        return self._process
+
+    @property
+    def alive(self) -> bool:
+        """Whether the worker runs, so that the next job does not wait for its start."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the worker without waiting for it; `ask` does this on demand."""
+        self._started()
+
+    def close(self) -> None:
+        """Kill the worker."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
+def started(
+    module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = (), count: int = 1
+) -> subprocess.Popen[str]:
+    """A worker process that runs a module of this package, with line-based pipes. It has the memory limit of one of
+    `count` workers. WorkerError if it cannot be started."""
+    keep_compiled()
+    path = os.pathsep.join(p for p in sys.path if p)
+    known = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **limited_environment(count),
+             **(environment or {})}  # fmt: skip
+    try:
+        return adopted(subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=known, start_new_session=True,
+        ))  # fmt: skip
+    except OSError as error:
+        raise WorkerError(f"the measuring process cannot be started: {error}") from None
+
+
+def _listen(pipe: IO[str], replies: queue.Queue[str | None]) -> None:
+    with contextlib.suppress(ValueError, OSError):
+        for line in pipe:
+            replies.put(line)
+    replies.put(None)
+
+
+def _waits(line: str) -> bool | None:
+    """True or False if the line says that the worker waits, or no longer waits, for a lock; None if it is a reply."""
+    if len(line) > SHORT:
+        return None
+    try:
+        return dict(json.loads(line)).get("waits")
+    except (ValueError, TypeError):
+        return None
+
+
+def _thread_environment() -> dict[str, str]:
+    """Environment of workers: thread counts from the settings, and OpenBLAS workers that stop spinning early, so that
+    they do not disturb the next library."""
+    threads = settings.current().threads
+    quick = {"OPENBLAS_THREAD_TIMEOUT": "12"}  # 2**12 cycles
+    if not threads:
+        return quick
+    names = ("TENSOR_GRAPHS_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {**quick, **dict.fromkeys(names, str(threads))}
+
+
+def ended_of(worth: object) -> Callable[[], bool] | None:
+    """The function that tells whether measuring time is up, if `worth` (`extract.worth.Worth`) has one; else None."""
+    return getattr(worth, "ended", None)
+
+
+class CpuMeasurer:
+    """Measures candidates in a worker process and adds rows to a sink (a cost store).
+
+    `seconds`: sampling time per candidate (up to four times that if other processes disturb it). Results are first
+    checked against a float64 reference. `timeout`: seconds per candidate in total.
+    """
+
+    def __init__(
+        self, sink: Sink, *, seconds: float = 0.015, timeout: float = 30.0, worker: Worker | None = None
+    ) -> None:
+        self.sink, self.seconds = sink, seconds
+        self.worker = worker or Worker(timeout=timeout)
+        self.threads = settings.current().threads or cores()
+
+    def measure(
+        self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None,
+        worth: Callable[[Candidate], float] | None = None, look: bool = False,
+        later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
+    ) -> Sequence[Candidate]:  # fmt: skip
+        """Measure each distinct call and store timing, accuracy and failures; returns when the rows are durable.
+
+        A kernel still running `GRACE_S` after time is up is abandoned without a row. Always returns (): no measurement
+        stays in flight.
+        """
+        seen: set[str] = set()
+        self.worker.ended = ended_of(worth)
+        for done, candidate in enumerate(candidates):
+            key = key_of(candidate.template, candidate.call)
+            if not candidate.is_view and key.digest not in seen:
+                seen.add(key.digest)
+                self.sink.add(self._rows(candidate.template, candidate.call))
+            if progress is not None:
+                progress(done + 1)
+        flush = getattr(self.sink, "flush", None)
+        if flush is not None and seen:
+            flush()
+        return ()
+
+    def unfinished(self, candidate: Candidate) -> bool:
+        """False: CPU kernels have no schedules to continue with."""
+        return False
+
+    def further(self, candidate: Candidate) -> bool:
+        """False: CPU kernels have no schedules to continue with."""
+        return False
+
+    def time(self, template: Template, call: Call) -> Timing | Failure:
+        """One measurement, not stored."""
+        reply = self.worker.ask({**encode(template, call), "seconds": self.seconds})
+        if not reply["ok"]:
+            return Failure(reply["status"], reply["message"], reply.get("stage", ""))
+        return Timing(tuple(reply["samples"]), reply["accuracy"], reply["reference"])
+
+    def _rows(self, template: Template, call: Call) -> list[Row]:
+        found = self.time(template, call)
+        common: dict[str, Any] = {
+            "key": key_of(template, call),
+            "work": Work(*call_work(template, call)),
+            "threads": self.threads,
+        }
+        if isinstance(found, Failure):
+            if found.status == CUT:
+                return []
+            return [FailureRow(status=found.status, stage=found.stage, message=found.message, **common)]
+        norms: dict[str, Any] = {k: v for k, v in found.accuracy.items() if np.isfinite(v) or k != "rel_fro"}
+        return [
+            TimingRow(samples=found.samples_us, **common),
+            Accuracy(reference=found.reference, **norms, **common),
+        ]
+
+    def close(self) -> None:
+        """End the worker process."""
+        self.worker.close()
+
+    def __enter__(self) -> CpuMeasurer:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()

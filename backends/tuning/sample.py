@@ -1,0 +1,415 @@
+"""Random legal calls of a template: operand shapes are inferred backwards from a random output shape.
+
+Tests and `doctor`, which run every kernel of every backend, draw their calls here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...egraph.ir import pattern
+from ...egraph.ir.dtypes import is_float
+from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.type_laws import GATES
+from ...errors import ShapeError
+from ...extract.model.kernel import Call, Operand, Template, contiguous
+
+Shape = tuple[int, ...]
+_FLOATS = {"eps": 1e-5, "alpha": 0.1, "beta": 0.4, "lo": -0.5, "hi": 0.75, "scale": 0.3, "value": 1.5}
+
+
+class Retry(Exception):
+    """The random choices contradict each other."""
+
+
+@dataclass
+class _Draw:
+    rng: random.Random
+    dtype: str
+    types: dict[str, Type] = field(default_factory=dict)
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    # ------------------------------------------------------------ choices
+    def size(self) -> int:
+        return self.rng.choice((2, 3, 4, 6))
+
+    def shape(self, low: int, high: int) -> Shape:
+        return tuple(self.size() for _ in range(self.rng.randint(low, high)))
+
+    def give(self, call: pattern.Call, name: str, value: Any) -> Any:
+        """The attribute's value: the pattern's literal, the value already bound, or `value`, which is then bound."""
+        spelled = dict(call.attrs)[name]
+        if isinstance(spelled, pattern.Value):
+            value = spelled.value
+        elif isinstance(spelled, pattern.Name):
+            value = self.attrs.setdefault(spelled.name, value)
+        return value
+
+    # ------------------------------------------------------------ inference backwards through one op
+    def want(self, term: pattern.Term, kind: Type) -> None:
+        """Choose operands and attributes so that the term has this type."""
+        if isinstance(term, pattern.Literal):
+            return
+        if isinstance(term, pattern.Var):
+            if self.types.setdefault(term.name, kind) != kind:
+                raise Retry
+            return
+        law = OPS[term.op].law
+        rule = _RULES.get(term.op) or _RULES.get(law)
+        if rule is None:
+            raise Retry
+        for argument, wanted in zip(term.args, rule(self, term, kind)):
+            self.want(argument, wanted)
+
+    def narrowed(self, term: pattern.Term, shape: Shape) -> Shape:
+        """The shape with some axes of size 1, for an operand that may broadcast."""
+        if isinstance(term, pattern.Call) and term.op == "reshape":  # a vector along the last axis or the channels
+            axis = self.rng.choice((-1, 1)) % len(shape)
+            return tuple(d if i == axis else 1 for i, d in enumerate(shape))
+        if not isinstance(term, pattern.Var) or self.rng.random() < 0.6:
+            return shape
+        return tuple(1 if self.rng.random() < 0.4 else d for d in shape)
+
+    def axis(self, call: pattern.Call, rank: int, name: str = "axis") -> int:
+        found = self.give(call, name, self.rng.randrange(rank) if rank else 0)
+        if not 0 <= found < rank:
+            raise Retry
+        return int(found)
+
+
+Rule = Callable[[_Draw, pattern.Call, Type], "list[Type]"]
+
+
+def _replace(shape: Shape, axis: int, size: int) -> Shape:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _ints(kind: Type) -> Shape:
+    return tuple(kind.shape)  # type: ignore[arg-type]
+
+
+def _pointwise(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    full = s.rng.randrange(len(call.args))
+    calls = [i for i, a in enumerate(call.args) if isinstance(a, pattern.Call) and a.op != "reshape"]
+    full = calls[0] if calls else full
+    shapes = [_ints(kind) if i == full else s.narrowed(a, _ints(kind)) for i, a in enumerate(call.args)]
+    return [Type(shape, kind.dtype) for shape in shapes]
+
+
+def _compare(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    if kind.dtype != "bool":
+        raise Retry
+    return _pointwise(s, call, Type(kind.shape, "bool" if call.op == "not" else s.dtype))
+
+
+def _where(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    c, x, y = _pointwise(s, call, kind)
+    return [Type(c.shape, "bool"), x, y]
+
+
+def _cast(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    if s.give(call, "dtype", kind.dtype) != kind.dtype:
+        raise Retry
+    return [Type(kind.shape, s.rng.choice(("float32", "float64", "int64", "int32", "bool", "float16", "bfloat16")))]
+
+
+def _reduce(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    shape = _ints(kind)
+    ones = [i for i, d in enumerate(shape) if d == 1]
+    axes = s.give(call, "axes", tuple(ones))
+    for axis in axes:
+        shape = _replace(shape, axis, s.size())
+    return [Type(shape, kind.dtype)]
+
+
+def _arg_reduce(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    axis = s.axis(call, kind.rank)
+    if kind.dtype != "int64" or kind.shape[axis] != 1:
+        raise Retry
+    return [Type(_replace(_ints(kind), axis, s.size()), s.dtype)]
+
+
+def _along(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    s.axis(call, kind.rank)
+    return [kind]
+
+
+def _along_index(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    s.give(call, "descending", s.rng.random() < 0.5)
+    return [Type(_along(s, call, kind)[0].shape, s.dtype)]
+
+
+def _matmul(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    *batch, m, n = _ints(kind) if kind.rank >= 2 else _fail()
+    k = s.size()
+    matrix = s.rng.random() < 0.5
+    return [Type((*batch, m, k), kind.dtype), Type((k, n) if matrix else (*batch, k, n), kind.dtype)]
+
+
+def _fail() -> Any:
+    raise Retry
+
+
+def _linear(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    *rows, n = _ints(kind) if kind.rank >= 2 else _fail()
+    k = s.size()
+    return [Type((*rows, k), kind.dtype), Type((k, n), kind.dtype), Type((n,), kind.dtype)]
+
+
+def _window(s: _Draw, call: pattern.Call, n: int) -> tuple[Shape, Shape, Shape, Shape]:
+    """(kernel, strides, pads, dilations) of n spatial axes."""
+
+    def pick(*options: int) -> Shape:
+        return tuple(s.rng.choice(options) for _ in range(n))
+
+    kernel = (
+        tuple(s.give(call, "kernel", pick(1, 2, 3))) if "kernel" in OPS[call.op].attrs else (s.rng.choice((1, 3)),) * n
+    )
+    low = tuple(s.rng.randint(0, k // 2) for k in kernel)
+    pads = low + (low if s.rng.random() < 0.8 else tuple(s.rng.randint(0, k // 2) for k in kernel))
+    strides = s.give(call, "strides", pick(1, 1, 2))
+    return kernel, strides, s.give(call, "pads", pads), s.give(call, "dilations", pick(1, 1, 2))
+
+
+def _input_space(space: Shape, kernel: Shape, strides: Shape, pads: Shape, dilations: Shape) -> Shape:
+    n = len(space)
+    found = tuple(
+        (space[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - pads[i] - pads[n + i] for i in range(n)
+    )
+    if min(found) < 1:
+        raise Retry
+    return found
+
+
+def _conv(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    if kind.rank not in (3, 4):
+        raise Retry
+    n, o, *space = _ints(kind)
+    groups = s.give(call, "groups", s.rng.choice((1, 1, 2)))
+    if o % groups:
+        raise Retry
+    window = _window(s, call, len(space))
+    inner, per_group = _input_space(tuple(space), *window), s.rng.choice((1, 2, 3))
+    return [Type((n, per_group * groups, *inner), kind.dtype), Type((o, per_group, *window[0]), kind.dtype)]
+
+
+def _pool(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    if kind.rank not in (3, 4):
+        raise Retry
+    n, c, *space = _ints(kind)
+    return [Type((n, c, *_input_space(tuple(space), *_window(s, call, len(space)))), kind.dtype)]
+
+
+def _reshape(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    shape = _ints(kind)
+    if s.give(call, "shape", shape) != shape:
+        raise Retry
+    total = 1
+    for d in shape:
+        total *= d
+    squeezed = tuple(d for d in shape if d != 1)
+    return [Type(s.rng.choice(((total,), squeezed, squeezed, squeezed[::-1])), kind.dtype)]
+
+
+def _permute(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    perm = s.give(call, "perm", tuple(s.rng.sample(range(kind.rank), kind.rank)))
+    if len(perm) != kind.rank:
+        raise Retry
+    return [Type(tuple(kind.shape[list(perm).index(i)] for i in range(kind.rank)), kind.dtype)]
+
+
+def _broadcast(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    s.give(call, "shape", _ints(kind))
+    return [Type(tuple(1 if s.rng.random() < 0.5 else d for d in _ints(kind)), kind.dtype)]
+
+
+def _slice(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    axis, step = s.axis(call, kind.rank), s.give(call, "step", s.rng.choice((1, 1, 2)))
+    start = s.give(call, "start", s.rng.randint(0, 3))
+    stop = s.give(call, "stop", start + (int(kind.shape[axis]) - 1) * step + 1)  # type: ignore[arg-type]
+    return [Type(_replace(_ints(kind), axis, stop + s.rng.randint(0, 2)), kind.dtype)]
+
+
+def _windows(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    *shape, size = _ints(kind) if kind.rank >= 2 else _fail()
+    axis = s.axis(call, len(shape))
+    s.give(call, "size", size)
+    stride, dilation = s.give(call, "stride", s.rng.choice((1, 2))), s.give(call, "dilation", s.rng.choice((1, 2)))
+    length = (shape[axis] - 1) * stride + dilation * (size - 1) + 1
+    return [Type(_replace(tuple(shape), axis, length), kind.dtype)]
+
+
+def _concat(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    axis = s.axis(call, kind.rank)
+    size = _ints(kind)[axis]
+    cut = s.rng.randint(0, size)
+    return [Type(_replace(_ints(kind), axis, d), kind.dtype) for d in (cut, size - cut)]
+
+
+def _pad(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    axis, size = s.axis(call, kind.rank), _ints(kind)
+    lo = s.give(call, "lo", s.rng.randint(0, size[axis] - 1))
+    hi = s.give(call, "hi", s.rng.randint(0, size[axis] - 1 - lo))
+    s.give(call, "value", s.rng.choice((0.0, 1.5, float("-inf")) if kind.dtype == s.dtype else (0.0, 1.0)))
+    return [Type(_replace(size, axis, size[axis] - lo - hi), kind.dtype)]
+
+
+def _gather(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    shape, width = _ints(kind), s.rng.randint(1, 2)
+    axis = s.give(call, "axis", s.rng.randrange(kind.rank))
+    if axis + width > kind.rank:
+        raise Retry
+    source = (*shape[:axis], s.rng.choice((5, 7)), *shape[axis + width :])
+    return [Type(source, kind.dtype), Type(shape[axis : axis + width], "int64")]
+
+
+def _gather_elements(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    axis = s.axis(call, kind.rank)
+    return [Type(_replace(_ints(kind), axis, 5), kind.dtype), Type(kind.shape, "int64")]
+
+
+def _scatter(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    axis = s.axis(call, kind.rank)
+    if int(kind.shape[axis]) < 5:  # type: ignore[arg-type]
+        raise Retry
+    s.give(call, "mode", s.rng.choice(("add", "max", "min")))
+    part = _replace(_ints(kind), axis, 3)
+    return [kind, Type(part, "int64"), Type(part, kind.dtype)]
+
+
+def _norm(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    return [kind, *(Type(kind.shape[-1:], kind.dtype) for _ in call.args[1:])]
+
+
+def _channel_norm(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    if kind.rank < 2:
+        raise Retry
+    if "groups" in OPS[call.op].attrs:
+        groups = s.give(call, "groups", s.rng.choice((1, 2)))
+        if _ints(kind)[1] % groups:
+            raise Retry
+    return [kind, *(Type(kind.shape[1:2], kind.dtype) for _ in call.args[1:])]
+
+
+def _attention(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    *batch, rows, width = _ints(kind) if kind.rank >= 3 else _fail()
+    d, causal = s.size(), s.give(call, "causal", s.rng.random() < 0.4)
+    s.give(call, "window", s.rng.choice((0, 0, 0, 2)))
+    s.give(call, "softcap", s.rng.choice((0.0, 0.0, 0.0, 2.0)))
+    columns = rows if causal and s.rng.random() < 0.7 else rows + s.rng.randint(0, 3)
+    keys = (*batch[:2], 1, *batch[3:]) if len(batch) == 3 else tuple(batch)
+    shapes: list[Shape] = [(*batch, rows, d), (*keys, columns, d), (*keys, columns, width)]
+    if len(call.args) == 4:
+        shapes.append((*((1,) * len(batch)), rows, columns))
+    return [Type(shape, kind.dtype) for shape in shapes]
+
+
+def _rope(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    if _ints(kind)[-1] % 2:
+        raise Retry
+    line = (*((1,) * (kind.rank - 1)), _ints(kind)[-1])
+    return [kind, Type(line, kind.dtype), Type(line, kind.dtype)]
+
+
+def _cross_entropy(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    if kind.rank != 1 or kind.dtype != s.dtype:
+        raise Retry
+    return [Type((*_ints(kind), 6), kind.dtype), Type(kind.shape, "int64")]
+
+
+def _recurrent(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    """The state length follows from choices made here; the wanted shape is ignored."""
+    if kind.rank != 1 or not is_float(kind.dtype):
+        raise Retry
+    cell = s.give(call, "cell", s.rng.choice(("lstm", "gru", "plain")))
+    usual = {"lstm": "sigmoid tanh tanh", "gru": "sigmoid tanh", "plain": s.rng.choice(("tanh", "relu"))}[cell]
+    rare = {"lstm": ("peephole", "coupled"), "gru": ("reset first",), "plain": ("",)}[cell]
+    s.give(call, "activations", usual)
+    variant = s.give(call, "variant", s.rng.choice(("", "", *rare)))
+    hidden = s.give(call, "hidden", s.size())
+    width = s.give(call, "width", s.rng.choice((hidden, hidden, 1)) if cell == "lstm" else hidden)
+    layers, directions = s.give(call, "layers", s.rng.choice((1, 2))), s.give(call, "directions", s.rng.choice((1, 2)))
+    steps, batch, size, count = s.size(), s.size(), s.size(), layers * directions
+    rows = hidden * GATES[cell][0]
+    states = count * batch * (width + (hidden if cell == "lstm" else 0))
+    own = rows * (width + 2) + (width * hidden if width != hidden else 0) + (3 * hidden if "peep" in variant else 0)
+    weights = directions * rows * (size + (layers - 1) * directions * width) + count * own
+    return [Type(shape, kind.dtype) for shape in ((steps, batch, size), (states,), (weights,))]
+
+
+#: Op or shape law -> rule from the output type to operand types.
+_RULES: dict[str, Rule] = {
+    "pointwise": _pointwise, "compare": _compare, "where": _where, "cast": _cast, "reduce": _reduce,
+    "arg_reduce": _arg_reduce, "along": _along, "same": _along, "along_index": _along_index, "matmul": _matmul,
+    "linear": _linear, "conv": _conv, "pool": _pool, "reshape": _reshape, "permute": _permute,
+    "broadcast_to": _broadcast, "slice": _slice, "windows": _windows, "concat": _concat, "pad": _pad,
+    "gather": _gather, "gather_elements": _gather_elements, "scatter_elements": _scatter, "norm": _norm,
+    "channel_norm": _channel_norm, "attention": _attention, "rope": _rope, "cross_entropy": _cross_entropy,
+    "recurrent": _recurrent,
+}  # fmt: skip
+
+
+def _root_shape(s: _Draw) -> Shape:
+    shape = list(s.shape(1, 5))
+    if s.rng.random() < 0.4:
+        shape[s.rng.randrange(len(shape))] = 1
+    if len(shape) >= 4 and s.rng.random() < 0.5:
+        shape[0] = 1
+    return tuple(shape)
+
+
+def _root_dtype(s: _Draw) -> str:
+    return s.rng.choice((s.dtype, s.dtype, "bool", "int64"))
+
+
+def _layout(s: _Draw, template: Template, name: str, kind: Type) -> tuple[int, ...]:
+    """Strides of an operand: row-major, or with permuted axes where the template accepts them."""
+    row_major = contiguous(_ints(kind))
+    if name in template.prep or name in template.dense or "*" in template.dense or s.rng.random() < 0.5:
+        return row_major
+    order = [0, 2, 3, 1] if kind.rank == 4 and s.rng.random() < 0.4 else s.rng.sample(range(kind.rank), kind.rank)
+    inner = contiguous([_ints(kind)[i] for i in order])
+    found = [0] * kind.rank
+    for i, stride in zip(order, inner):
+        found[i] = stride
+    return tuple(w if d == 1 else f for f, w, d in zip(found, row_major, _ints(kind)))
+
+
+def _attempt(template: Template, s: _Draw) -> Call | None:
+    term = template.term
+    s.want(term, Type(_root_shape(s), _root_dtype(s)))
+    for name in pattern.attr_variables(term):
+        s.attrs.setdefault(name, _FLOATS.get(name))
+    if any(v is None for v in s.attrs.values()):
+        return None
+    env = {**s.attrs, **{n: pattern.Fact(k, n in template.prep) for n, k in s.types.items()}}
+    if not pattern.holds(template.guards, env):
+        return None
+    from ...egraph.ir import builders as api
+
+    leaves = {n: api.param(n, k.shape, k.dtype) for n, k in s.types.items()}
+    out = pattern.build(term, leaves, s.attrs).type
+    operands = {n: Operand(s.types[n], _layout(s, template, n, s.types[n])) for n in template.operands}
+    call = Call(operands, Operand(out, contiguous(_ints(out))), s.attrs)
+    if template.applies is not None and not template.applies(call):
+        return None
+    if template.layout is not None:
+        call = Call(operands, Operand(out, template.layout(call)), s.attrs)
+    return call
+
+
+def sample(template: Template, seed: int = 0, dtype: str = "float32", attempts: int = 3000) -> Call | None:
+    """A small random legal call of a template, deterministic per seed; None if none was found in `attempts`
+    attempts."""
+    rng = random.Random(f"{template.name}-{seed}-{dtype}")
+    for _ in range(attempts):
+        try:
+            found = _attempt(template, _Draw(rng, dtype))
+        except (Retry, ShapeError):
+            continue
+        if found is not None:
+            return found
+    return None

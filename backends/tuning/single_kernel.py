@@ -1,0 +1,135 @@
+"""Single-kernel harness: a kernel's program, operand values and float64 reference. For measuring and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import builders as api
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.pattern import build
+from ...errors import ShapeError
+from ...extract.model.kernel import Call, Operand, Plan, Priced, Step, Template, Value
+from ..program.emission import backend_device, emit_for, executed
+from ..runtime.marshalling import array_of, tensor_of
+from .gpu_operands import place
+
+Array = np.ndarray[Any, Any]
+Bound = Callable[[], tuple[Any, ...]]
+
+
+def meaning(template: Template, call: Call) -> Tensor:
+    """The template's first output as a term; see `meanings`."""
+    return meanings(template, call)[0]
+
+
+def meanings(template: Template, call: Call) -> list[Tensor]:
+    """The template's terms over params named like its operands.
+
+    Operands whose storage dtype is narrower (model/storage_dtypes.py) get the pattern's float dtype: the widest float dtype, or
+    float32.
+    """
+    kinds = {name: call.operands[name].type for name in template.operands}
+    widest = max((k.dtype for k in kinds.values() if dtypes.is_float(k.dtype)), key=dtypes.itemsize, default="float32")
+
+    def built(dtype: str) -> list[Tensor]:
+        leaves = {n: api.param(n, k.shape, dtype if dtypes.is_float(k.dtype) else k.dtype) for n, k in kinds.items()}
+        return [build(term, leaves, call.attrs) for term in template.terms]
+
+    try:
+        return built(widest)
+    except ShapeError:  # all operands are stored in 16 bits, and the pattern requires float32
+        return built("float32")
+
+
+def kernel_plan(template: Template, call: Call) -> Plan:
+    """A plan of a single step whose operands are weights, so that a call runs only the kernel."""
+    roots = meanings(template, call)
+    values = [Value(i, o.type, o.strides, "weight") for i, o in enumerate(call.operands.values())]
+    made = tuple(range(len(values), len(values) + len(roots)))
+    values += [Value(v, o.type, o.strides, "kernel") for v, o in zip(made, call.outputs, strict=True)]
+    weights = {i: api.param(n, o.type.shape, o.type.dtype) for i, (n, o) in enumerate(call.operands.items())}
+    price = Priced(0.0, 0.0, 0.0, "bound")
+    inputs = tuple((n, i) for i, n in enumerate(call.operands))
+    step = Step(template, call, inputs, made[0], price, template.pattern, made[1:])
+    return Plan(Graph.of(roots, name=template.name), tuple(values), (step,), weights, made, {}, 0.0, 0.0)
+
+
+def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapping[str, Any]], Bound]:
+    """A function from operands to a zero-argument function that runs the kernel on them and returns its outputs.
+
+    `device`: where a kernel on tensors runs; "" means its backend's device.
+    """
+    emitted = emit_for(kernel_plan(template, call), reuse_outputs=True)
+    keys = {term.attr("name"): key for key, term in emitted.weights.items()}
+    bind = executed(emitted.source, template.name)["bind"]
+
+    def bound(operands: Mapping[str, Any]) -> Bound:
+        weights = {keys[name]: array for name, array in operands.items() if name in keys}
+        run: Bound = bind(weights, None, device) if device else bind(weights)
+        return run
+
+    return bound
+
+
+def expected(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
+    """The reference of the kernel's first output, in float64."""
+    root = meaning(template, call)
+    given = {
+        leaf.attr("name"): operands[leaf.attr("name")].astype(dtypes.numpy_dtype(leaf.dtype), copy=False)
+        for leaf in Graph.of(root).leaves("param")
+    }
+    return evaluate([root], {}, params=given, float64=True)[0]
+
+
+def laid(array: Array, operand: Operand) -> Array:
+    """The values in the operand's layout: axes ordered by stride; stride 0 means broadcast."""
+    shape = concrete(operand.type.shape)
+    if array.size == 0 or not shape:
+        return array
+    if any(s == 0 and d > 1 for s, d in zip(operand.strides, shape)):
+        keep = tuple(slice(0, 1) if s == 0 else slice(None) for s in operand.strides)
+        return np.broadcast_to(np.ascontiguousarray(array[keep]), shape)
+    order = sorted(range(len(shape)), key=lambda i: (-abs(operand.strides[i]), i))
+    span = 1 + sum((d - 1) * abs(s) for d, s in zip(shape, operand.strides))
+    if span == array.size and all(s >= 0 for s in operand.strides):
+        return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+    room = np.zeros(span, array.dtype)
+    start = sum((d - 1) * -s for d, s in zip(shape, operand.strides) if s < 0)
+    view = np.lib.stride_tricks.as_strided(room[start:], shape, [s * array.itemsize for s in operand.strides])
+    view[...] = array
+    return view
+
+
+def run_template(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
+    """A kernel's first output; see `run_outputs`."""
+    return run_outputs(template, call, operands)[0]
+
+
+def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> list[Array]:
+    """A kernel's outputs, as fresh arrays, for operands in any layout and float dtype. `device`: as for `compiled`."""
+    given = {
+        name: np.asarray(array).astype(dtypes.numpy_dtype(call.operands[name].type.dtype), copy=False)
+        for name, array in operands.items()
+    }
+    if backend_device(template) == "cpu":
+        found = compiled(template, call)({n: laid(a, call.operands[n]) for n, a in given.items()})()
+        return [a.copy() for a in found]
+    where = device or "cuda"
+    placed = {n: place(tensor_of(a), call.operands[n], where) for n, a in given.items()}
+    return [array_of(a).copy() for a in compiled(template, call, where)(placed)()]
+
+
+def random_values(kind: Any, rng: np.random.Generator, high: int = 5) -> Array:
+    """Random values of a type: normal floats, integers below `high`, bools."""
+    shape, dtype = concrete(kind.shape), kind.dtype
+    if dtype == "bool":
+        return np.asarray(rng.random(shape) < 0.5)
+    if not dtypes.is_float(dtype):
+        return np.asarray(rng.integers(0, max(high, 1), shape)).astype(dtypes.numpy_dtype(dtype))
+    return np.asarray(rng.standard_normal(shape, np.float32)).astype(dtypes.numpy_dtype(dtype))

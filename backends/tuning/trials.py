@@ -1,0 +1,199 @@
+"""Tuning trials of a kernel on a GPU: their results, and the rows stored in the cost store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from ...costdb.keys.key import KernelKey, Work
+from ...costdb.store import tuned
+from ...costdb.store.schema import Accuracy, Row
+from ...costdb.store.schema import Failure as FailureRow
+from ...costdb.store.schema import Timing as TimingRow
+from ...costdb.store.snapshot import Snapshot
+from ...extract.model.kernel import Call, Candidate, Template
+from ...extract.model.work import call_work
+from ..generate.kernel_text import KernelText, call_json
+from .compile_pool import Reply
+from .gpu_process import GpuProcess
+from .keys import key_of
+from .measure_cpu import CUT, Failure
+from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedule
+
+SCHEDULES = COUNT  # schedules measured per kernel
+REGIME = "cold"  # measurement regime (cold cache) that searches compare
+FRAME = 16  # stack bytes that are not spilled registers: frame alignment, a counter's address
+WRONG = ("wrong", "error")  # failure statuses of schedules that are wrong or could not run
+# limit of schedules that fault, crash, hang, or are wrong with none right; then the kernel's other schedules are not
+# tried
+GIVE_UP = 3
+_numbers = count()
+
+
+@dataclass(eq=False)
+class Try:
+    """One tuning trial: a schedule from emission to measurement."""
+
+    call: Call
+    text: KernelText | None = None
+    compiled: Future[Reply] | None = None
+    failure: Failure | None = None
+    accuracy: dict[str, float] | None = None
+    cold: Sequence[float] = ()
+    hot: Sequence[float] = ()
+    clock_mhz: float = float("nan")
+    twin: Try | None = None  # earlier trial with an identical binary
+
+    @property
+    def us(self) -> float:
+        """Median of the cold samples in µs; infinite for a failure."""
+        return sorted(self.cold)[len(self.cold) // 2] if self.cold and self.failure is None else math.inf
+
+
+@dataclass(eq=False)
+class Measured:
+    """A kernel with its tuning trials."""
+
+    template: Template
+    call: Call
+    tries: list[Try] = field(default_factory=list)
+    search: ScheduleSearch | None = None
+    candidate: Candidate | None = None
+    look: bool = False  # whether only a few guesses are tried
+    pending: int = 0  # trials without a result
+    broken: int = 0  # trials that ended the device process
+    # (spilled bytes, trial); run only if all trials spill
+    spilling: list[tuple[int, Try]] = field(default_factory=list)
+    binaries: dict[str, Try] = field(default_factory=dict)
+    process: GpuProcess | None = None  # device process that has the kernel open
+    best: list[int] = field(default_factory=list)  # indices of trials to measure in full at the end
+    # (number of known results, proposals derived from them): cache of `hoped`
+    moves: tuple[int, list[Schedule]] = (-1, [])
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    def __post_init__(self) -> None:
+        self.work = Work(*call_work(self.template, self.call))
+        self.digest = key_of(self.template, self.call).digest
+
+    @property
+    def opening(self) -> Reply:
+        """The message that opens the kernel in a device process."""
+        return {
+            "job": "open", "kernel": self.number, "pattern": self.template.pattern, "call": call_json(self.call),
+            "loss": self.template.loss,
+        }  # fmt: skip
+
+    @property
+    def given_up(self) -> str:
+        """Why the remaining schedules are not tried; empty if they are. A kernel that is wrong in some schedules is
+        most often wrong in all: ten schedules of one matrix product took 0.7 to 2.8 seconds each to find out."""
+        wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.tries)
+        if self.broken >= GIVE_UP:
+            return f"{self.broken} other schedules ended the process"
+        return f"{wrong} others are wrong" if wrong >= GIVE_UP and all(t.us == math.inf for t in self.tries) else ""
+
+    def hoped(self) -> list[Schedule]:
+        """Likely next proposals of the search, to compile early."""
+        if self.search is not None and self.moves[0] != len(self.search.known):
+            self.moves = len(self.search.known), self.search.ahead()
+        return self.moves[1]
+
+    def judge(self, one: Try) -> bool:
+        """Whether a compiled trial should run now. Records failures, excess resources, duplicate binaries and
+        spills."""
+        reply = one.compiled.result() if one.compiled is not None else None
+        if one.failure is not None or reply is None:
+            return one.failure is None
+        if failed(one, reply):
+            return False
+        if not reply["fits"]:
+            one.failure = Failure("resources", f"{reply['shared']} bytes of shared memory", "compile")
+        elif (twin := self.binaries.setdefault(reply["digest"], one)) is not one:
+            one.twin = twin
+        elif reply["spills"] > FRAME:
+            self.spilling.append((reply["spills"], one))
+        else:
+            return True
+        return False
+
+    def least_spilling(self) -> Try | None:
+        """The trial that spills least, if no trial has run successfully, else None; the other spilling trials fail."""
+        self.spilling.sort(key=lambda pair: pair[0])
+        clean = any(t.us < math.inf for t in self.tries)
+        least = None if clean or not self.spilling else self.spilling.pop(0)[1]
+        for spills, one in self.spilling:
+            one.failure = Failure("spills", f"{spills} bytes of registers spill per thread", "compile")
+        self.spilling.clear()
+        return least
+
+
+def failed(one: Try, reply: Reply) -> bool:
+    """Whether a worker's reply is a failure; records the failure in the trial."""
+    if reply["ok"]:
+        return False
+    one.failure = Failure(reply["status"], reply["message"], reply.get("stage", ""))
+    return True
+
+
+def not_tried(why: str) -> Failure:
+    """The failure recorded for untried schedules of a kernel that was given up."""
+    return Failure("not-tried", why, "try")
+
+
+def search_of(
+    template: Template, call: Call, most: int = SCHEDULES, snapshot: Snapshot | None = None
+) -> ScheduleSearch | None:
+    """The schedule search of a call, with results from the cost store; None if there are no schedules to choose
+    from."""
+    ranked = [] if template.space is None or call.schedule else [dict(s) for s in template.space(call)]
+    if not ranked:
+        return None
+    fits = None if template.fits is None else lambda s: template.fits(replace(call, schedule=s))  # type: ignore[misc]
+    if snapshot is None:
+        return ScheduleSearch(ranked[:most], fits, count=most)
+    key = key_of(template, call)
+    near = tuned.nearest(snapshot, key, Work(*call_work(template, call)), REGIME)
+    legal = [s for s in near if fits is not None and fits(s)]
+    known = dict(_known(snapshot, key, [*ranked[:most], *tuned.tried(snapshot, key)]))
+    return ScheduleSearch(ranked[:most], fits, [] if known else legal, most, known)
+
+
+def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, int]]) -> Iterator[tuple[Key, float]]:
+    """(schedule, µs) of stored measurements; infinite µs for stored failures."""
+    for schedule in schedules:
+        digest = key.with_schedule(schedule).digest
+        measured = snapshot.measurement(digest, REGIME)
+        if measured is not None:
+            yield key_of_schedule(schedule), measured.us
+        elif snapshot.has(digest, "failure"):
+            yield key_of_schedule(schedule), math.inf
+
+
+def kind_of(template: Template, call: Call) -> Hashable:
+    """Key of kernels whose best schedules are good guesses for each other (`Generated.alike`); unique for other
+    kernels."""
+    alike = getattr(template, "alike", None)
+    return alike(call) if alike is not None else (template.identity, id(call))
+
+
+def rows_of(kernel: Measured) -> list[Row]:
+    """Rows of a kernel's trials: timing (cold, and hot if measured), accuracy, failures."""
+    rows: list[Row] = []
+    for one in kernel.tries:
+        common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": kernel.work}
+        if one.failure is not None:
+            failure = one.failure
+            if failure.status == CUT:
+                continue
+            rows.append(FailureRow(status=failure.status, stage=failure.stage, message=failure.message, **common))
+            continue
+        for regime, samples in (("cold", one.cold), ("hot", one.hot)):
+            if samples:
+                rows.append(TimingRow(samples=samples, regime=regime, clock_mhz=one.clock_mhz, **common))
+        norms: dict[str, Any] = dict(one.accuracy or {"rel_fro": 0.0})
+        rows.append(Accuracy(**norms, **common))
+    return rows

@@ -1,0 +1,322 @@
+"""Verification inputs of a graph: random values suited to the operations that read them.
+
+Indices are in range, including the first and the last, and negative ones where negative indices are allowed. Values
+compared with a constant or with positions are near these. Divisors are not zero. Integers used only in integer
+arithmetic cover their whole dtype and wrap around. Floats are normal numbers, positive if a logarithm or root is taken
+of them. In the second input a share of the floats is zero, has few bits (causing ties) or is a thousand times as large;
+in the third some of the positive ones are not positive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.dtypes import HALVES
+from ...egraph.ir.graph import Graph, Tensor, topological
+from ...egraph.ir.interpret import expand_all
+
+Array = np.ndarray[Any, Any]
+GIVEN = ("input", "state")  # leaves that a call provides
+VIEWS = {"reshape", "permute", "slice", "broadcast_to", "concat", "pad", "flip", "windows"}
+# ops that indices pass through
+PASSED = VIEWS - {"pad", "flip", "windows"} | {"cast", "where", "add", "minimum", "maximum"}
+INDEXED = ("gather", "gather_elements", "scatter_elements", "cross_entropy")
+KEEPS_SIGN = VIEWS | {
+    "cast",
+    "where",
+    "add",
+    "mul",
+    "div",
+    "sum",
+    "max",
+    "min",
+    "maximum",
+    "minimum",
+    "cumsum",
+    "gather",
+}
+DOMAIN = {"log", "log1p", "sqrt", "rsqrt", "pow"}  # ops with positive domain
+ARITHMETIC = {
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "mod",
+    "pow",
+    "neg",
+    "abs",
+    "sign",
+    "and",
+    "or",
+    "xor",
+    "sum",
+    "prod",
+    "cumsum",
+    "matmul",
+}
+ODD = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 1.5, 2.5, 8.0, -8.0)
+LARGE = (1e-3, -1e-3, 100.0, -100.0, 3e3, -3e3)  # only if no value of the graph is a 16-bit float
+LIMIT = 1e4  # largest constant that floats are drawn near: -1e9 and the like only mask
+SHARE = 0.125  # share of special values
+EDGE = 100  # bound of integers that floats are computed from
+LARGE_INT = 70_000  # the same in the second and third input, if no exponential occurs
+DRAWN = 1 << 26  # maximum elements drawn individually; larger inputs repeat a block
+PERIOD = (
+    1 << 24
+) + 43  # elements of the block: a prime, so that no stride and no tile size is a multiple of the period
+
+
+@dataclass
+class Role:
+    """Distribution of one input's values."""
+
+    bound: int = 0  # indices of an axis of this size, if not 0
+    signed: bool = False  # whether negative indices are allowed
+    near: set[int] = field(default_factory=set)  # constants that integers are compared with
+    limits: set[float] = field(default_factory=set)  # constants that floats are compared with or limited to
+    counted: int = 0  # compared with positions below this, if not 0
+    divisor: bool = False
+    exponent: bool = False
+    arithmetic: bool = False  # operands of integer arithmetic
+    floats: bool = False  # integers or bools that floats depend on
+    positive: bool = False
+    large: bool = True  # whether large floats are allowed
+    exponential: bool = False  # whether an exponential occurs: integers may be masks, which are 0 and 1
+
+
+def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
+    """The role of each input and state (or leaf of other `kinds`), by name."""
+    found = {str(n.attr("name")): Role() for n in graph.nodes() if n.op in kinds}
+    for name, bound in index_bounds(graph, kinds).items():
+        found[name].bound = bound
+    nodes = topological(expand_all(graph.roots))
+    narrow = any(n.dtype in HALVES for n in nodes)
+    exponential = any(n.op == "exp" for n in nodes)
+    for role in found.values():
+        role.large, role.exponential = not narrow, exponential
+    _spread(graph, nodes, found, kinds)
+    return found
+
+
+def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds: Sequence[str]) -> None:
+    """Set roles by propagating inputs through the graph: through views and casts, integer arithmetic, and
+    sign-preserving ops."""
+    moved: dict[int, frozenset[str]] = {}
+    whole: dict[int, frozenset[str]] = {}
+    signs: dict[int, frozenset[str]] = {}
+    plain = {id(n.args[1]) for n in graph.nodes() if n.op in ("gather_elements", "scatter_elements")}
+    plain_names = {str(n.attr("name")) for i in graph.nodes() if id(i) in plain for n in _sources(i) if n.op in kinds}
+    none: frozenset[str] = frozenset()
+    for node in nodes:
+        if node.is_leaf:
+            own = frozenset((str(node.attr("name")),)) if node.op in kinds else none
+            moved[id(node)] = whole[id(node)] = signs[id(node)] = own
+            continue
+        args = [id(a) for a in node.args]
+        categories = [dtypes.category(a.dtype) for a in node.args]
+        from_ = [moved[a] for a in args]
+        moved[id(node)] = (
+            none.union(*from_)
+            if node.op in VIEWS or (node.op == "cast" and categories[0] in ("int", dtypes.category(node.dtype)))
+            else none
+        )
+        is_float = dtypes.is_float(node.dtype)
+        reads = none.union(*(whole[a] for a, k in zip(args, categories) if k != "float"))
+        whole[id(node)] = none if is_float else reads
+        if is_float and node.op not in INDEXED:
+            for name in reads:
+                found[name].floats = True
+        if not is_float and node.op in ARITHMETIC and categories[0] == "int":
+            for name in reads:
+                found[name].arithmetic = True
+        _roles_of_operands(node, from_, found)
+        square = node.op == "mul" and node.args[0] is node.args[1]
+        below = none.union(*(signs[a] for a, k in zip(args, categories) if k == "float"))
+        signs[id(node)] = below if node.op in KEEPS_SIGN and not square else none
+        if node.op in DOMAIN and not _whole_power(node):
+            for name in signs[args[0]]:
+                found[name].positive = True
+    for name in plain_names & set(found):
+        found[name].signed = found[name].bound > 0
+
+
+def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dict[str, Role]) -> None:
+    """Set roles that an operation demands of inputs that reach its operands through views and casts."""
+    if node.op in ("floordiv", "mod"):
+        for name in from_[1]:
+            found[name].divisor = True
+    if node.op == "pow" and not dtypes.is_float(node.dtype):
+        for name in from_[1]:
+            found[name].exponent = True
+    if node.op == "cast" and node.dtype == "bool":
+        for name in from_[0]:
+            found[name].near.add(0)
+    if node.op in ("lt", "le", "eq", "maximum", "minimum"):
+        for names, other in zip(from_, node.args[::-1]):
+            base = next(iter(_sources(other)), None)
+            for name in names:
+                if base is not None and base.op == "iota" and node.op in ("lt", "le", "eq"):
+                    found[name].counted = int(concrete(base.shape)[base.attr("axis")])
+                elif base is not None and base.op == "full" and not dtypes.is_float(base.dtype):
+                    found[name].near.add(int(base.attr("value")))
+                elif base is not None and base.op == "full" and abs(base.attr("value")) <= LIMIT:
+                    found[name].limits.add(float(base.attr("value")))
+
+
+def _sources(node: Tensor) -> Iterable[Tensor]:
+    """The leaf that a value is derived from through unary views and casts; empty if there is none."""
+    while node.op in VIEWS | {"cast"} and len(node.args) == 1:
+        node = node.args[0]
+    return () if node.args else (node,)
+
+
+def _whole_power(node: Tensor) -> bool:
+    """Whether a node is a power with constant integer exponent, which negative numbers have."""
+    if node.op != "pow":
+        return False
+    base = next(iter(_sources(node.args[1])), None)
+    return base is not None and base.op == "full" and float(base.attr("value")).is_integer()
+
+
+def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
+    """Integer inputs used as indices (through views and casts) -> the smallest size of an indexed axis."""
+    source: dict[int, set[str]] = {}
+    bounds: dict[str, int] = {}
+    for node in graph.nodes():
+        if node.op in kinds:
+            source[id(node)] = {str(node.attr("name"))}
+            continue
+        through = node.op in PASSED and node.args
+        source[id(node)] = set().union(*(source[id(a)] for a in node.args)) if through else set()
+        if node.op in INDEXED:
+            size = node.args[0].shape[1 if node.op == "cross_entropy" else node.attr("axis")]
+            for name in source[id(node.args[1])]:
+                if isinstance(size, int):
+                    bounds[name] = min(bounds.get(name, size), size)
+    return bounds
+
+
+# ---------------------------------------------------------------- values
+FEW = 1 << 20  # maximum axis size whose indices are shuffled
+
+
+def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
+    """Random integers below a bound, arranged like a Latin square: no duplicates along an axis of at most `bound`
+    elements."""
+    if math.prod(shape) == 0:
+        return np.zeros(shape, np.int64)
+    steps = (rng.permutation(n).reshape(-1, *[1] * (len(shape) - 1 - i)) for i, n in enumerate(shape))
+    places = np.broadcast_to(sum(steps, start=rng.integers(bound)), shape) % bound
+    return np.asarray(rng.permutation(bound)[places] if bound <= FEW else places)
+
+
+def whole_numbers(shape: tuple[int, ...], dtype: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
+    """Integers for one input in its dtype. `turn`: index of the verification input."""
+    info = np.iinfo(dtypes.numpy_dtype(dtype))
+    if role.bound:
+        found = random_indices(shape, role.bound, rng)
+        if role.signed and info.min < 0:
+            found = np.where(rng.random(shape) < 0.25, found - role.bound, found)
+        return found.astype(dtypes.numpy_dtype(dtype))
+    if role.exponent:
+        return rng.integers(0, 4, shape).astype(dtypes.numpy_dtype(dtype))
+    found = _free(shape, info, role, rng, turn)
+    near = sorted({min(max(c + d, info.min), info.max) for c in role.near for d in (-1, 0, 1)})
+    if near:
+        found = np.where(rng.random(shape) < 0.6, rng.choice(np.array(near, found.dtype), shape), found)
+    if role.divisor:
+        found = np.where(found == 0, np.array(3, found.dtype), found)
+    return np.asarray(found).astype(dtypes.numpy_dtype(dtype))
+
+
+def _free(shape: tuple[int, ...], info: Any, role: Role, rng: np.random.Generator, turn: int) -> Array:
+    """Integers that are no indices, in their dtype."""
+    dtype, low = info.dtype, int(info.min)
+    if role.counted:
+        return np.asarray(rng.integers(0, min(role.counted, int(info.max)), shape)).astype(dtype)
+    if role.floats and not (role.arithmetic or role.divisor):
+        found = np.asarray(rng.integers(0, 2, shape)).astype(dtype)
+        if not turn or role.exponential:
+            return found
+        some = rng.integers(max(low, -LARGE_INT), min(int(info.max), LARGE_INT), shape).astype(dtype)
+        return np.where(rng.random(shape) < SHARE, some, found)
+    small = rng.integers(max(low, -9), 10, shape).astype(dtype)
+    if role.floats:
+        some = rng.integers(max(low, -EDGE), EDGE + 1, shape).astype(dtype)
+        return np.where(rng.random(shape) < 0.5, small, some)
+    large = rng.integers(low, int(info.max), shape, dtype=dtype, endpoint=True)
+    ends = rng.choice(np.array([low, low + 1, int(info.max), int(info.max) - 1, 0, 1], dtype), shape)
+    pick = rng.random(shape)
+    return np.where(pick < 0.4, small, np.where(pick < 0.8, large, ends))
+
+
+def odd_numbers(role: Role) -> tuple[float, ...]:
+    """Special floats of the second input: zeros, numbers with few bits, large ones."""
+    found: tuple[float, ...] = ODD + LARGE if role.large else ODD
+    found += tuple(c * f for c in sorted(role.limits) for f in (1.0, 0.75, 1.5))
+    return tuple(abs(x) for x in found if x) if role.positive else found
+
+
+def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequence[str] = GIVEN) -> dict[str, Array]:
+    """Arrays for inputs and states (or leaves of other `kinds`), by name. `turn`: index of the verification input."""
+    known, found = roles(graph, kinds), {}
+    for leaf in (leaf for kind in kinds for leaf in (graph.inputs if kind == "input" else graph.leaves(kind))):
+        shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
+        role = known.get(name) or Role()
+        found[name] = _drawn(shape, leaf.dtype, kind, role, rng, turn)
+    return found
+
+
+def _drawn(shape: tuple[int, ...], dtype: str, kind: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
+    """Values for one leaf. Leaves of more than DRAWN elements, except indices, repeat a block of PERIOD elements."""
+    if math.prod(shape) > DRAWN and not role.bound:
+        block = _drawn((PERIOD,), dtype, kind, role, rng, turn)
+        return np.resize(block, shape)
+    if kind == "bool":
+        return np.asarray(rng.random(shape) < 0.5)
+    if kind == "int":
+        return whole_numbers(shape, dtype, role, rng, turn)
+    return _floats(shape, role, rng, turn).astype(dtypes.numpy_dtype(dtype))
+
+
+def _floats(shape: tuple[int, ...], role: Role, rng: np.random.Generator, turn: int) -> Array:
+    x = np.asarray(rng.standard_normal(shape))
+    if role.positive:
+        x = np.where(rng.random(shape) < SHARE, x, np.abs(x) + 0.1) if turn == 2 else np.abs(x) + 0.1
+    if turn == 1:
+        x = np.where(rng.random(shape) < SHARE, rng.choice(np.array(odd_numbers(role)), shape), x)
+    return np.asarray(x)
+
+
+def special_floats(values: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """The values with NaN, infinities, signed zeros and denormal numbers mixed in: for bitwise comparison of
+    programs."""
+    found = {}
+    for name, x in values.items():
+        if dtypes.is_float(dtypes.name_of(x.dtype)):
+            with np.errstate(over="ignore", under="ignore"):
+                odd = rng.choice(
+                    np.array((np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, -1e-40, 3e38, 1.0)), x.shape
+                ).astype(x.dtype)
+            x = np.where(rng.random(x.shape) < SHARE, odd, x)
+        found[name] = np.asarray(x)
+    return found
+
+
+__all__ = [
+    "Role",
+    "index_bounds",
+    "inputs",
+    "odd_numbers",
+    "random_indices",
+    "roles",
+    "special_floats",
+    "whole_numbers",
+]

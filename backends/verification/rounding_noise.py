@@ -1,0 +1,207 @@
+"""Rounding sensitivity of a graph's values: float64 runs in which every computed value gets random noise of its dtype's
+rounding magnitude (stochastic arithmetic, as in Monte Carlo arithmetic).
+
+Where the runs agree, a value is well conditioned and must match. Where they differ (an argmax of nearly equal numbers,
+the floor of a sum near an integer, a difference of nearly equal sums, a row of NaN, a value that a cast cannot hold),
+rounding decides, and correct programs may differ as well. Runs are made only if an element of a result exceeds its
+limit, and only until all such elements are explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.interpret import evaluate
+from . import compare
+from .compare import module_of, wide
+
+NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # maximum relative noise per dtype
+RUNS = 10  # runs besides the first, which the others are compared with
+TIMES = 8.0  # an element may be off by this multiple of the largest observed movement
+MOVES = ("view", "layout", "index", "leaf")  # kinds of ops that do not round
+EXACT = {"neg", "abs", "sign", "floor", "ceil", "round", "maximum", "minimum", "where", "max", "min"}
+APPROXIMATE = {
+    "div",
+    "recip",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "log",
+    "log1p",
+    "expm1",
+    "tanh",
+    "erf",
+    "sin",
+    "cos",
+    "atan",
+    "pow",
+}
+SUMS = {
+    "sum",
+    "prod",
+    "cumsum",
+    "matmul",
+    "conv",
+    "recurrent",
+}  # ops that round internally: their operands get noise as well
+Compute = Callable[[Sequence[Any]], Any]
+
+
+@dataclass
+class Disturbed:
+    """How far rounding moves each output of a graph on given values (arrays, or tensors on `device`); refined by each
+    run."""
+
+    graph: Graph
+    values: Mapping[str, Any]
+    device: str = ""
+    kept: dict[str, Any] | None = None  # weights already on the device
+    poll: Callable[[], object] = lambda: None
+    runs: int = 0
+    first: list[Any] = field(default_factory=list)
+    moved: list[Any] = field(default_factory=list)
+
+    def further(self) -> bool:
+        """Make one more run; False if there were already `RUNS`."""
+        if self.runs == RUNS:
+            return False
+        if not self.first:
+            self.first = self._run(0)
+            self.moved = [_nothing(x, r) for x, r in zip(self.first, self.graph.roots)]
+        self.runs += 1
+        with np.errstate(all="ignore"):
+            for k, (a, b) in enumerate(zip(self.first, self._run(self.runs))):
+                self.moved[k] = self._more(k, a, b)
+        return True
+
+    def _more(self, k: int, a: Any, b: Any) -> Any:
+        if not dtypes.is_float(self.graph.roots[k].dtype):
+            return self.moved[k] | (a != b)
+        xp = module_of(a)
+        gap = TIMES * xp.abs(wide(a) - wide(b))
+        gap = xp.where(xp.isnan(gap), xp.full_like(gap, np.inf), gap)
+        gap = xp.where((a == b) | (xp.isnan(a) & xp.isnan(b)), xp.zeros_like(gap), gap)
+        return xp.maximum(self.moved[k], gap)
+
+    def _run(self, number: int) -> list[Any]:
+        """One run. Odd runs use the previous run's noise with opposite sign, which separates values that are equal up
+        to rounding."""
+        if self.device:
+            from .torch_reference import evaluate_tensors
+
+            around = _Around(_mirrored(_of_tensors(number // 2, self.device), number))
+            return evaluate_tensors(
+                self.graph, self.values, self.device, float64=True, poll=self.poll, kept=self.kept, around=around
+            )
+        with np.errstate(all="ignore"):
+            around = _Around(_mirrored(np.random.default_rng(number // 2).random, number))
+            return evaluate(self.graph, self.values, float64=True, poll=self.poll, around=around)
+
+
+def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: Disturbed) -> str:
+    """Description of the error of a kernel's result against its float64 reference; empty if the result is acceptable.
+
+    `k`: index of the output in `disturbed`. `allowed`: see `compare.KERNEL`.
+    """
+    if not dtypes.is_float(dtype):
+        place = compare.differing(got, want)
+        while place.ratio > 0 and disturbed.further():
+            place = compare.differing(got, want, unstable=disturbed.moved[k])
+        return f"integers or bools differ: {place.where}" if place.ratio > 0 else ""
+    place = compare.worst(got, want, None, dtype, allowed)
+    while place.ratio > 1 and disturbed.further():
+        place = compare.worst(got, want, None, dtype, allowed, disturbed.moved[k])
+    return place.said if place.ratio > 1 else ""
+
+
+def _nothing(x: Any, root: Tensor) -> Any:
+    if dtypes.is_float(root.dtype):
+        return wide(module_of(x).zeros_like(x))
+    return x != x
+
+
+def _mirrored(random: Callable[[Any], Any], number: int) -> Callable[[Any], Any]:
+    return (lambda shape: 1.0 - random(shape)) if number % 2 else random
+
+
+def _of_tensors(seed: int, device: str) -> Callable[[Any], Any]:
+    import torch
+
+    drawing = torch.Generator(device).manual_seed(seed)
+    return lambda shape: torch.rand(tuple(shape), generator=drawing, device=device, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class _Around:
+    """Computes a node with noise. `random`: function from a shape to uniform numbers in [0, 1)."""
+
+    random: Callable[[Any], Any]
+
+    def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
+        """The node's value with noise."""
+        if node.op in SUMS:
+            operands = [self._noisy(x, a.dtype, _short(x, a.dtype)) for x, a in zip(operands, node.args)]
+        if node.op in ("floordiv", "mod") and dtypes.is_float(node.dtype):  # x // x is next to a discontinuity
+            operands = [self._noisy(x, a.dtype, None) for x, a in zip(operands, node.args)]
+        value = compute(operands)
+        if (undefined := _undefined(node, operands)) is not None:
+            return self._anything(value, undefined)
+        if node.entry.kind in MOVES or node.op in EXACT or not dtypes.is_float(node.dtype):
+            return value
+        return self._noisy(value, node.dtype, None if node.op in APPROXIMATE else _exact(node, value, operands))
+
+    def _noisy(self, x: Any, dtype: str, exact: Any | None) -> Any:
+        """Floats with relative noise except where they are `exact`; other dtypes unchanged."""
+        if not dtypes.is_float(dtype):
+            return x
+        xp = module_of(x)
+        factor = 1.0 + NOISE[dtype] * (2.0 * self.random(x.shape) - 1.0)
+        if exact is not None:
+            factor = xp.where(exact, xp.ones_like(factor), factor)
+        return wide(x) * factor
+
+    def _anything(self, value: Any, places: Any) -> Any:
+        """Integers, replaced by random numbers at the given elements."""
+        xp = module_of(value)
+        chance = self.random(value.shape) * 100
+        other = chance.astype(value.dtype) if xp is np else chance.to(value.dtype)
+        return xp.where(places, other, value)
+
+
+def _short(x: Any, dtype: str) -> Any:
+    """Where floats have at most seven significand bits, exact in every dtype; everywhere for other dtypes."""
+    if not dtypes.is_float(dtype):
+        return x == x
+    xp = module_of(x)
+    mantissa = xp.frexp(wide(x))[0] * 128
+    return mantissa == xp.round(mantissa)
+
+
+def _exact(node: Tensor, value: Any, operands: Sequence[Any]) -> Any:
+    """Where nothing is rounded: results with few bits computed from operands with few bits."""
+    found = _short(value, node.dtype)
+    for x, a in zip(operands, node.args):
+        there = _short(x, a.dtype)
+        found = found & (there if node.entry.pointwise else bool(there.all()))
+    return found
+
+
+def _undefined(node: Tensor, operands: Sequence[Any]) -> Any | None:
+    """Where an integer result is undefined: a float outside the cast's range, a division by zero. None if nowhere."""
+    if node.op == "cast" and dtypes.category(node.dtype) == "int" and dtypes.is_float(node.args[0].dtype):
+        x = operands[0]
+        off = ~((x > float(dtypes.least(node.dtype)) - 1.0) & (x < float(dtypes.greatest(node.dtype)) + 1.0))
+    elif node.op in ("floordiv", "mod") and dtypes.category(node.dtype) == "int":
+        off = operands[1] == 0
+    else:
+        return None
+    return off if bool(off.any()) else None
+
+
+__all__ = ["Disturbed", "kernel_fault"]

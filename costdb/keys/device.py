@@ -1,0 +1,188 @@
+"""Identification of the processor, operating system and tool versions under which a time is measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import suppress
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ... import settings
+from ...errors import UsageError
+
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # version file of NVIDIA's kernel module
+_ISA_LEVELS = (
+    ("avx512", {"X86_V4", "AVX512_SKX", "AVX512F"}),
+    ("avx2", {"X86_V3", "AVX2"}),
+    ("sse4", {"X86_V2", "SSE42"}),
+    ("sve", {"SVE"}),
+    ("neon", {"ASIMD", "NEON"}),
+    ("vsx", {"VSX3", "VSX2", "VSX"}),
+)
+
+
+def cores() -> int:
+    """Number of CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def device_key(threads: int = 0) -> str:
+    """The CPU as a key: model, stepping, ISA level, usable cores and threads used (0: the setting `threads`)."""
+    available = cores()
+    used = threads or settings.current().threads or available
+    return f"cpu:{_cpu_model()}:{_isa_level()}:cores={available}:threads={used}"
+
+
+def driver_key() -> str:
+    """A CPU's substitute for a driver version: operating system and machine, without patch level."""
+    return f"{sys.platform}-{platform.machine()}"
+
+
+def toolchain_key(backend: str = "numpy") -> str:
+    """Versions that can affect a kernel's time: Python, NumPy and its BLAS; also those of the backend's own tools.
+
+    Independent of other imported modules, so that a kernel has the same key in every process.
+    """
+    parts = [f"python={platform.python_version()}", *_numpy_parts()]
+    if backend != "numpy":
+        parts.append(f"torch={_version('torch')}")
+    if backend == "triton":
+        parts.append(f"triton={_version('triton')}")
+    if backend == "c":
+        parts.append(f"cc={c_compiler()}")
+    return ";".join(parts)
+
+
+@lru_cache(maxsize=1)
+def c_compiler() -> str:
+    """The first line of `cc --version` (or $CC); empty without a C compiler."""
+    command = [*shlex.split(os.environ.get("CC") or "cc"), "--version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.partition("\n")[0]
+
+
+class Machine(NamedTuple):
+    """The three key fields that identify where a time was measured."""
+
+    device: str
+    driver: str
+    toolchain: str
+
+
+def gpu_machine() -> Machine:
+    """The target GPU: the setting `gpu` (three fields joined by "|", for a machine elsewhere), otherwise the first
+    local GPU, otherwise this CPU as an interpreter of GPU kernels. UsageError if the setting has another form."""
+    return _gpu_machine(settings.current().gpu)
+
+
+def machine_here() -> Machine:
+    """The first local GPU, regardless of the setting `gpu`; otherwise this CPU as an interpreter."""
+    return _gpu_machine("")
+
+
+@lru_cache(maxsize=8)
+def _gpu_machine(chosen: str) -> Machine:
+    if chosen:
+        fields = chosen.split("|")
+        if len(fields) != 3 or not all(fields):
+            raise UsageError(
+                f"the setting gpu is {chosen!r}", where="TENSOR_GRAPHS_GPU", hint="device|driver|toolchain"
+            )
+        return Machine(*fields)
+    facts = gpu_facts()
+    versions = f"torch={_version('torch')};cuda={facts.get('cuda', 'none')};triton={_version('triton')}"
+    if not facts:
+        return Machine(f"interpreter:{device_key()}", driver_key(), versions)
+    name = f"gpu:{facts['name']}:sm{facts['capability']}:multiprocessors={facts['multiprocessors']}"
+    return Machine(name, f"nvidia-{facts['driver']}", versions)
+
+
+@lru_cache(maxsize=1)
+def gpu_facts() -> dict[str, Any]:
+    """Properties of the first NVIDIA GPU from Torch; empty if there is none. The driver version has no patch level."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    found = torch.cuda.get_device_properties(0)
+    return {
+        "name": found.name,
+        "capability": 10 * found.major + found.minor,
+        "multiprocessors": found.multi_processor_count,
+        "cache_bytes": int(found.L2_cache_size),
+        "memory_bytes": int(found.total_memory),
+        "driver": _nvidia_driver(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _nvidia_driver() -> str:
+    """Major driver version: from the kernel module's version file (fast), otherwise from nvidia-smi (may take a
+    second)."""
+    with suppress(OSError):
+        told = _KERNEL_MODULE.read_text(encoding="ascii", errors="replace")
+        if found := re.search(r"^NVRM version:.*?\s(\d+)\.\d+", told, re.MULTILINE):
+            return found[1]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return said.strip().partition(".")[0] or "unknown"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+@lru_cache(maxsize=1)
+def _numpy_config() -> dict[str, Any]:
+    import numpy as np
+
+    return dict(np.show_config(mode="dicts") or {})
+
+
+@lru_cache(maxsize=1)
+def _numpy_parts() -> tuple[str, str]:
+    blas = _numpy_config().get("Build Dependencies", {}).get("blas", {})
+    return f"numpy={_version('numpy')}", f"blas={blas.get('name', 'none')}-{blas.get('version', '')}"
+
+
+def _isa_level() -> str:
+    simd = _numpy_config().get("SIMD Extensions", {})
+    present = set(simd.get("baseline", ())) | set(simd.get("found", ()))
+    return next((level for level, names in _ISA_LEVELS if names & present), platform.machine())
+
+
+@lru_cache(maxsize=1)
+def _cpu_model() -> str:
+    """CPU model name with family, model and stepping if available: cloud machines share marketing names."""
+    wanted = ("model name", "cpu family", "model", "stepping")
+    facts: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in wanted:
+                facts[name.strip()] = value.strip()
+    except OSError:
+        pass
+    if "model name" not in facts:
+        return platform.processor() or platform.machine()
+    return f"{facts['model name']} {'-'.join(facts.get(part, '?') for part in wanted[1:])}"

@@ -1,0 +1,362 @@
+"""Price prediction: the measured time, otherwise an estimate from the nearest measured relatives, otherwise the
+roofline.
+
+The interpolated quantity is log(time / roofline), the distance from the lower bound. It varies slowly with size,
+while time spans six decades and is not linear in any one measure of size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from ...egraph.ir.dtypes import DTYPES, itemsize
+from ..keys.key import KernelKey, Work
+from ..reports.reports import FamilyStats
+from .roofline import CALIBRATION, Roofline, Rooflines
+
+if TYPE_CHECKING:
+    from ..store.snapshot import Measurement, Snapshot
+
+_PLACED = ("kernel", "name", "family", "backend", "device")
+
+Source: TypeAlias = Literal["measured", "predicted", "bound"]
+Place: TypeAlias = tuple[str, str, str, str]  # (level, label, backend, device)
+Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+UNKNOWN_FACTOR = 30.0
+"""Assumed largest ratio of time to lower bound for a kernel without relatives."""
+
+IMPLAUSIBLE_FACTOR = 100.0
+"""A stored time below the bound by more than this factor is implausible: prediction ignores it, and it counts as
+measured only if this process measured it (then the work was overstated)."""
+
+_LEVELS = (("kernel", 1), ("name", 2), ("family", 3))
+"""Field that relatives share (besides backend and device), nearest level first, and the number of relatives
+required."""
+
+_LABEL_DISTANCE = {
+    "dtypes": 1.0, "rows": 1.0, "schedule": 0.7, "order": 0.5, "form": 0.5, "source": 0.3, "toolchain": 0.1,
+}  # fmt: skip
+"""Distance between two kernels of equal work that differ in this label, in units of a factor e of work. `order`: memory
+order of the operands' axes. `rows`: alignment in bytes of the operands' rows. `form`: names of the schedule's
+parameters."""
+
+_WIDEST = 16
+"""Widest vectorized load in bytes, which requires an address aligned to it. With rows aligned to less, as many times
+more instructions load the same data; a compute-bound kernel, which loads each element many times, may be slower than
+aligned relatives by that factor. If no relative is aligned as little, the prediction is the middle, and the interval
+covers the factor."""
+
+_ELSEWHERE = 0.25
+"""Share of the relatives' log distance from the bound at which the interval begins, for a kernel whose operand order or
+schedule form no relative has: channels-last images ran 5 times as fast as others, warp-specialized attention 2.5 times
+as fast as attention without warp specialization."""
+
+_NEAREST = 8
+_CLOSE = 0.1  # smaller distances count alike: neighbours this near differ by noise
+_QUANTILES = (0.1, 0.9)
+_FEW = 4  # with fewer residuals the spread is the largest residual, and at least _FEW_SPREAD
+_FEW_SPREAD, _LEAST_SPREAD, _PER_DISTANCE = math.log(1.5), math.log(1.05), 0.1
+_LARGEST_GROUP = 256  # largest group: residuals take quadratic time
+
+
+@dataclass(frozen=True)
+class Query:
+    """A kernel to be priced: its key and work."""
+
+    key: KernelKey
+    work: Work
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The key's value of each label in _LABEL_DISTANCE."""
+        return {name: _label(self.key.columns, name) for name in _LABEL_DISTANCE}
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A time in µs with its prediction interval, its source, and the number of runs or relatives it is based on."""
+
+    us: float
+    low: float
+    high: float
+    source: Source
+    n: int
+
+
+class Predictor:
+    """Prices from one snapshot in one cache regime. Deterministic: equal snapshots give bitwise equal prices."""
+
+    def __init__(self, snapshot: Snapshot, regime: str = "hot") -> None:
+        self.rooflines = Rooflines(snapshot, regime)
+        self._snapshot, self._regime = snapshot, regime
+        self._members: dict[Place, dict[str, None]] | None = None
+        self._groups: dict[Place, _Group] = {}
+
+    def price(self, queries: Sequence[Query]) -> list[Price]:
+        """One price per query, in order. A plausible measurement has precedence; then the relatives of the first level
+        with enough of them (same kernel, same name, same family; always on the same backend and device); then the
+        bound."""
+        prices: list[Price | None] = []
+        waiting: dict[Place, list[tuple[int, float]]] = {}
+        for index, query in enumerate(queries):
+            bound = self._roofline(query.key).us(query.work)
+            place = None
+            price = self._measured(query.key, bound)
+            if price is None and (place := self._relatives(query.key)) is None:
+                price = Price(bound, bound, bound * UNKNOWN_FACTOR, "bound", 0)
+            if place is not None:
+                waiting.setdefault(place, []).append((index, bound))
+            prices.append(price)
+        for place, members in waiting.items():
+            asked = [queries[index] for index, _ in members]
+            for (index, bound), (low, middle, high, n) in zip(members, self._group(place).predict(asked)):
+                prices[index] = Price(bound * middle, bound * low, bound * high, "predicted", n)
+        return [price for price in prices if price is not None]
+
+    def _measured(self, key: KernelKey, bound: float) -> Price | None:
+        measured = self._snapshot.measurement(key.digest, self._regime)
+        if measured is None or not (measured.own or measured.us * IMPLAUSIBLE_FACTOR >= bound):
+            return None
+        return Price(measured.us, measured.low, measured.high, "measured", measured.n)
+
+    def _roofline(self, key: KernelKey) -> Roofline:
+        first = key.dtypes[0] if key.dtypes else "float32"
+        return self.rooflines.of(key.device, key.backend, str(first))
+
+    def _relatives(self, key: KernelKey) -> Place | None:
+        """The nearest group with enough members that have usable times."""
+        members = self._places()
+        for level, needed in _LEVELS:
+            place = (level, getattr(key, level), key.backend, key.device)
+            if len(members.get(place, ())) >= needed and self._group(place).digests:
+                return place
+        return None
+
+    def _places(self) -> dict[Place, dict[str, None]]:
+        if self._members is None:
+            self._members = {}
+            self.learn(self._snapshot.digests())
+        return self._members
+
+    def learn(self, digests: Iterable[str]) -> None:
+        """Register keys that were added to the snapshot; other fitted groups stay valid."""
+        members = self._places()
+        for digest in digests:
+            row = self._snapshot.first_row(digest, _PLACED)
+            for level, _ in _LEVELS if row["family"] != CALIBRATION else ():
+                place = (level, row[level], row["backend"], row["device"])
+                members.setdefault(place, {})[digest] = None
+                self._groups.pop(place, None)
+
+    def _group(self, place: Place) -> _Group:
+        if place not in self._groups:
+            digests = sorted(self._places()[place])
+            if len(digests) > _LARGEST_GROUP:  # digests are uniformly distributed: an even and repeatable sample
+                digests = [digests[int(at)] for at in np.linspace(0, len(digests) - 1, _LARGEST_GROUP)]
+            self._groups[place] = _Group(self._snapshot, self._regime, self.rooflines, digests, place[0] != "kernel")
+        return self._groups[place]
+
+    def held_out(self) -> tuple[FamilyStats, ...]:
+        """Per family and backend, the leave-out error of predicting keys (at most 256 per device)."""
+        members = self._places()
+        pooled: dict[tuple[str, str], tuple[int, list[float]]] = {}
+        for place in sorted(place for place in members if place[0] == "family"):
+            keys, before = pooled.get((place[1], place[2]), (0, []))
+            pooled[place[1], place[2]] = (keys + len(members[place]), before + self._errors(place))
+        return tuple(_family_stats(*names, keys, errors) for names, (keys, errors) in pooled.items() if keys)
+
+    def _errors(self, place: Place) -> list[float]:
+        """|log(predicted / measured)| of a family's keys, each predicted at the level it would have without itself."""
+        wanted = self._group(place).digests
+        rows = {digest: self._snapshot.first_row(digest) for digest in wanted}
+        found: dict[str, float] = {}
+        for level, needed in _LEVELS:
+            for own in {(level, str(rows[digest][level]), *place[2:]) for digest in wanted if digest not in found}:
+                if len(self._places()[own]) > needed:
+                    group = self._group(own)
+                    errors = zip(group.digests, np.abs(group.residuals).tolist())
+                    found.update((d, e) for d, e in errors if d in rows and d not in found and math.isfinite(e))
+        return [found[digest] for digest in wanted if digest in found]
+
+
+class _Group:
+    """Relatives, and the residuals of predicting each from the others. With `apart`, a key is predicted only from keys
+    of other kernels, like a kernel that was never measured."""
+
+    def __init__(
+        self, snapshot: Snapshot, regime: str, rooflines: Rooflines, digests: Sequence[str], apart: bool
+    ) -> None:
+        self._rooflines = rooflines
+        rows = [(digest, snapshot.first_row(digest), snapshot.measurement(digest, regime)) for digest in digests]
+        ratios = [_log_ratio(row, measurement, rooflines) for _, row, measurement in rows]
+        taught = [(digest, row) for (digest, row, _), ratio in zip(rows, ratios) if ratio is not None]
+        self.digests = [digest for digest, _ in taught]
+        self._ratios = np.array([ratio for ratio in ratios if ratio is not None])
+        self._features = _features([(row["flops"], row["bytes"]) for _, row in taught])
+        self._codes: dict[str, dict[str, int]] = {name: {} for name in _LABEL_DISTANCE}
+        self._labels = {
+            name: np.array([codes.setdefault(_label(row, name), len(codes)) for _, row in taught], dtype=np.int64)
+            for name, codes in self._codes.items()
+        }
+        self.residuals = self._leave_out(np.array([row["kernel"] for _, row in taught]), apart)
+        self._low, self._high = _spread(self.residuals[np.isfinite(self.residuals)])
+
+    def predict(self, queries: Sequence[Query]) -> list[tuple[float, float, float, int]]:
+        """For each query (low, middle, high factor over its bound, number of neighbours used)."""
+        features = _features([(query.work.flops, query.work.bytes) for query in queries])
+        labels = {
+            name: np.array([codes.get(query.labels[name], -1) for query in queries])
+            for name, codes in self._codes.items()
+        }
+        distances = self._distances(features, labels)
+        middle, count = self._weighted(distances)
+        beyond = _PER_DISTANCE * np.sqrt(distances.min(axis=1))
+        low = middle + self._low - beyond
+        low = np.where((labels["order"] < 0) | (labels["form"] < 0), np.minimum(low, _ELSEWHERE * middle), low)
+        narrower = self._narrower(queries, labels["rows"])
+        bands = np.exp(np.stack([low, middle + narrower / 2, middle + self._high + beyond + narrower]))
+        return [(low, at, high, count) for low, at, high in bands.T.tolist()]
+
+    def _narrower(self, queries: Sequence[Query], rows: np.ndarray[Any, Any]) -> Array:
+        """Log ratio of load instructions for a query's rows to those of the least aligned member; 0 for memory-bound
+        kernels."""
+        seen = min(map(_narrowest, self._codes["rows"]), default=_WIDEST)
+        found = np.zeros(len(queries))
+        for at in np.flatnonzero(rows < 0).tolist():
+            own = _narrowest(queries[at].labels["rows"])
+            if own < seen and self._by_arithmetic(queries[at]):
+                found[at] = math.log(seen / own)
+        return found
+
+    def _by_arithmetic(self, query: Query) -> bool:
+        """Whether a kernel is compute-bound under its roofline."""
+        roofline = self._rooflines.of(query.key.device, query.key.backend, _first_dtype(query.key.columns["dtypes"]))
+        return query.work.flops / roofline.flops_per_us > query.work.bytes / roofline.bytes_per_us
+
+    def _distances(self, features: Array, labels: dict[str, np.ndarray[Any, Any]]) -> Array:
+        """Squared distances of queries (rows) to members (columns)."""
+        distances = np.zeros((len(features), len(self._ratios)))
+        for axis in range(features.shape[1]):
+            distances += (features[:, axis, None] - self._features[None, :, axis]) ** 2
+        for name, weight in _LABEL_DISTANCE.items():
+            distances += weight**2 * (labels[name][:, None] != self._labels[name][None, :])
+        return distances
+
+    def _weighted(self, distances: Array) -> tuple[Array, int]:
+        """(the members' log ratios at each query, weighted by nearness; NaN if all distances are infinite, number of
+        neighbours)."""
+        count = min(_NEAREST, distances.shape[1])
+        near = np.argpartition(distances, count - 1, axis=1)[:, :count]
+        weights = 1.0 / (np.take_along_axis(distances, near, axis=1) + _CLOSE**2)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return (weights * self._ratios[near]).sum(axis=1) / weights.sum(axis=1), count
+
+    def _leave_out(self, kernels: np.ndarray[Any, Any], apart: bool) -> Array:
+        """Residual log ratio (measured - predicted) of every member without itself (and, if `apart`, without its
+        kernel)."""
+        if not len(self._ratios):
+            return np.array([])
+        distances = self._distances(self._features, self._labels)
+        hidden = np.eye(len(kernels), dtype=bool)
+        if apart and len(set(kernels.tolist())) > 1:
+            hidden |= kernels[:, None] == kernels[None, :]
+        distances[hidden] = np.inf
+        return np.asarray(self._ratios - self._weighted(distances)[0])
+
+
+def _spread(residuals: Array) -> tuple[float, float]:
+    """Interval around a predicted log ratio: quantiles of the held-out residuals, widened if there are few."""
+    if len(residuals) < _FEW:
+        largest = max(_FEW_SPREAD, float(np.abs(residuals).max(initial=0.0)))
+        return -largest, largest
+    low, high = np.quantile(residuals, _QUANTILES)
+    return min(float(low), -_LEAST_SPREAD), max(float(high), _LEAST_SPREAD)
+
+
+def _family_stats(family: str, backend: str, keys: int, errors: list[float]) -> FamilyStats:
+    middle, high = (float(np.quantile(errors, at)) if errors else math.nan for at in (0.5, 0.9))
+    return FamilyStats(family, backend, keys, len(errors), middle, high)
+
+
+def _label(columns: Mapping[str, Any], name: str) -> str:
+    """A key's value of a label."""
+    if name == "order":
+        return _order(columns["strides"], columns["shapes"])
+    if name == "rows":
+        return _rows(columns["strides"], columns["shapes"], columns["dtypes"])
+    return _form(columns["schedule"]) if name == "form" else str(columns[name])
+
+
+@lru_cache(maxsize=1 << 14)
+def _form(schedule: str) -> str:
+    """Sorted names of a schedule's parameters, from JSON text, without switches that most schedules may have."""
+    found = json.loads(schedule) if schedule else []
+    return repr(
+        sorted(str(n[0]) for n in found if isinstance(n, list) and n[0] not in ("early", "boxes", "split", "join"))
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _order(strides: str, shapes: str) -> str:
+    """For each operand, its axes of more than one element from the outermost to the innermost in memory; from JSON
+    texts."""
+    found = []
+    for steps, sizes in zip(json.loads(strides), json.loads(shapes)):
+        if not isinstance(steps, list) or not isinstance(sizes, list) or len(steps) != len(sizes):
+            continue
+        axes = [i for i, size in enumerate(sizes) if size != 1]
+        found.append(sorted(axes, key=lambda i: -steps[i]))
+    return repr(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def _rows(strides: str, shapes: str, dtypes: str) -> str:
+    """For each operand, the alignment of its rows in bytes (a power of two, at most `_WIDEST`); from JSON texts."""
+    found = []
+    for steps, sizes, dtype in zip(json.loads(strides), json.loads(shapes), json.loads(dtypes)):
+        if not isinstance(steps, list) or not isinstance(sizes, list) or len(steps) != len(sizes):
+            continue
+        apart = [_itemsize(dtype) * step for step, size in zip(steps, sizes) if size != 1 and step != 1]
+        found.append(math.gcd(_WIDEST, *apart))
+    return ",".join(map(str, found))
+
+
+@lru_cache(maxsize=1 << 10)
+def _narrowest(rows: str) -> int:
+    """The smallest alignment in a text of `_rows`."""
+    return min(map(int, rows.split(",")), default=_WIDEST) if rows else _WIDEST
+
+
+def _itemsize(dtype: object) -> int:
+    """Bytes per element of a dtype name; 4 for unknown names."""
+    return itemsize(str(dtype)) if str(dtype) in DTYPES else 4
+
+
+def _features(works: Sequence[tuple[float, float]]) -> Array:
+    return np.log1p(np.array(works, dtype=np.float64).reshape(-1, 2))
+
+
+def _log_ratio(row: dict[str, Any], measurement: Measurement | None, rooflines: Rooflines) -> float | None:
+    """log(time / bound) of a stored key; None for calibration rows and implausible times."""
+    if row["family"] == CALIBRATION:
+        return None
+    bound = rooflines.of(row["device"], row["backend"], _first_dtype(row["dtypes"])).us(
+        Work(row["flops"], row["bytes"])
+    )
+    if measurement is None or measurement.us * IMPLAUSIBLE_FACTOR < bound:
+        return None
+    return math.log(measurement.us / bound)
+
+
+def _first_dtype(text: str) -> str:
+    """The first dtype of a key, from JSON text; float32 if the text has another form."""
+    first = text.removeprefix("[").partition(",")[0].removesuffix("]").strip('"')
+    return first or "float32"

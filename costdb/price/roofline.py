@@ -1,0 +1,124 @@
+"""Roofline model: lower bound of a kernel's time from launch overhead, memory traffic and arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..keys.key import Work
+
+if TYPE_CHECKING:
+    from ..store.snapshot import Snapshot
+
+CALIBRATION = "calibration"
+"""Family of the rows stored by `calibrate`."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Limits of one device, backend and dtype: µs per launch, bytes per µs, flops per µs.
+
+    The first `cache_bytes` of traffic move at `cache_bytes_per_us`: otherwise data in cache could beat the bound.
+    S. Williams, A. Waterman, D. Patterson: Roofline (CACM 52(4), 2009), with launch overhead added.
+    """
+
+    launch_us: float
+    bytes_per_us: float
+    flops_per_us: float
+    cache_bytes: float = 0.0
+    cache_bytes_per_us: float = float("inf")
+
+    def us(self, work: Work) -> float:
+        """The lower bound in µs; increases with flops and bytes."""
+        near = min(work.bytes, self.cache_bytes)
+        traffic = near / self.cache_bytes_per_us + (work.bytes - near) / self.bytes_per_us
+        return self.launch_us + max(traffic, work.flops / self.flops_per_us)
+
+
+_CPU = Roofline(0.5, 2.0e4, 1.0e5, cache_bytes=2.0e6, cache_bytes_per_us=1.0e5)
+_GPU = Roofline(1.3, 4.3e6, 6.0e7, cache_bytes=4.0e7, cache_bytes_per_us=1.0e7)
+
+DEFAULTS: dict[str, Roofline] = {
+    "numpy": _CPU,
+    "torch": replace(_CPU, launch_us=2.0),
+    "triton": _GPU,
+    "cuda": _GPU,
+}
+"""Stated limits per backend where nothing was calibrated: two server cores, and an H200 replaying a CUDA graph."""
+
+_FLOPS_SCALE = {
+    "numpy": {"float64": 0.5},
+    "torch": {"float64": 0.5, "bfloat16": 2.0, "float16": 2.0},
+    "triton": {"float64": 0.5, "bfloat16": 13.0, "float16": 13.0, "int8": 26.0},
+    "cuda": {"float64": 0.5, "bfloat16": 13.0, "float16": 13.0, "int8": 26.0},
+}
+"""Flops rate of a dtype relative to float32; 1 where not listed."""
+
+_SANE = {"launch": (1e-2, 1e3), "copy": (1e2, 2e7), "read": (1e2, 2e7), "cache": (1e2, 5e7), "gemm": (1e2, 1e10)}
+"""Plausible ranges (µs, bytes per µs, flops per µs); calibration rows outside are ignored."""
+
+
+_LABELS = {("gemm", dtype): f"gemm:{dtype}" for dtype in ("float64", "bfloat16", "float16", "int8")}
+"""Names of measured GEMM rates in other dtypes than float32, which take precedence over the scaled float32 rate."""
+
+
+def _dtype(text: str) -> str:
+    """The dtype of a calibration key, from its JSON text."""
+    return text.strip('[]"')
+
+
+class Rooflines:
+    """The rooflines of all devices in a snapshot, calibrated where it has calibration rows."""
+
+    def __init__(self, snapshot: Snapshot, regime: str = "hot") -> None:
+        self._regime = regime
+        self._facts = _calibrations(snapshot, regime)
+        self._made: dict[tuple[str, str, str], Roofline] = {}
+
+    def of(self, device: str, backend: str, dtype: str = "float32") -> Roofline:
+        """The roofline of a device, backend and dtype (the first dtype of the key)."""
+        place = (device, backend, dtype)
+        if place not in self._made:
+            self._made[place] = self._make(device, backend, dtype)
+        return self._made[place]
+
+    def _make(self, device: str, backend: str, dtype: str) -> Roofline:
+        base = DEFAULTS.get(backend, _GPU if backend not in DEFAULTS and not device.startswith("cpu") else _CPU)
+        facts = self._facts.get(device, {})
+        scale = _FLOPS_SCALE.get(backend, _FLOPS_SCALE["cuda"] if base is _GPU else {}).get(dtype, 1.0)
+        traffic = max((facts[name] for name in ("copy", "read") if name in facts), default=base.bytes_per_us)
+        launch = facts.get("launch:cuda", base.launch_us) if base is _GPU else base.launch_us
+        return Roofline(
+            launch_us=facts.get(f"launch:{backend}", launch),
+            bytes_per_us=traffic,
+            flops_per_us=facts.get(f"gemm:{dtype}", facts.get("gemm", base.flops_per_us) * scale),
+            cache_bytes=0.0 if self._regime == "cold" else base.cache_bytes,
+            cache_bytes_per_us=max(facts.get("cache", base.cache_bytes_per_us), traffic),
+        )
+
+    def measured(self) -> dict[str, dict[str, float]]:
+        """Device -> calibrated figures: µs for launches, bytes or flops per µs for the others."""
+        return {device: dict(sorted(facts.items())) for device, facts in sorted(self._facts.items())}
+
+
+def _calibrations(snapshot: Snapshot, regime: str) -> dict[str, dict[str, float]]:
+    """Calibrated figures per device, from the fast end of each spread, since a lower bound must not be pessimistic."""
+    families = snapshot.column("timing", "family")
+    if CALIBRATION not in families:
+        return {}
+    rates: dict[str, dict[str, float]] = {}
+    digests = snapshot.column("timing", "digest")
+    for digest in sorted({digest for digest, family in zip(digests, families) if family == CALIBRATION}):
+        row, measurement = snapshot.first_row(digest), snapshot.measurement(digest, regime)
+        if measurement is None or row["name"] not in _SANE:
+            continue
+        name, us = row["name"], measurement.low
+        figure = us if name == "launch" else max(row["flops"], row["bytes"]) / us
+        low, high = _SANE[name]
+        if not low <= figure <= high:
+            continue
+        facts = rates.setdefault(row["device"], {})
+        label = f"launch:{row['backend']}" if name == "launch" else _LABELS.get((name, _dtype(row["dtypes"])), name)
+        better = min if name == "launch" else max
+        facts[label] = better(figure, facts.get(label, figure))
+    return rates

@@ -1,0 +1,376 @@
+"""The private DuckDB cache: validated rows of all shards, rebuilt on demand, opened briefly under a file lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import private, settings
+from ..keys.device import cores
+from . import cache_snapshot as picture
+from . import shards
+from .schema import COLUMNS, FORMAT, checked
+from .snapshot import LOADED, Snapshot
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+CACHE_VERSION = f"{FORMAT}.1"
+GOOD = "ok"
+_DUCKDB_TYPES = {"string": "VARCHAR", "double": "DOUBLE", "int64": "BIGINT", "doubles": "DOUBLE[]"}
+_BATCH_SHARDS, _BATCH_BYTES = 256, 16 << 20  # limits of one batch of shards read before insertion
+PATIENCE_S = 0.5  # longest wait for the cache if the cache snapshot and the latest shards have the same rows
+
+
+class Busy(Exception):
+    """Another process holds the cache longer than the permitted wait."""
+
+
+class Unusable(Exception):
+    """No cache file can be kept here (read-only, foreign owner, no space); the text gives the reason."""
+
+
+@dataclass
+class Loaded:
+    """Result of loading: rows, names of the good shards, skipped rows by reason, bad shards with reason, path of a
+    damaged cache file."""
+
+    snapshot: Snapshot
+    shards: tuple[str, ...]
+    skipped: Counter[str] = field(default_factory=Counter)
+    bad: dict[str, str] = field(default_factory=dict)
+    set_aside: Path | None = None
+
+
+def private_folder(root: Path) -> Path:
+    """The folder of this user's cache under a store's root, not writable by others; under the user's own cache folder
+    if others can write to the store. Raises Unusable if neither is possible."""
+    folder = root / (f"cache-{os.getuid()}" if hasattr(os, "getuid") else "cache")
+    with suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)  # default mode: stores may be shared
+    why = private.private_folder(folder)
+    if not why:
+        return folder
+    if private.unsafe_folder(root):
+        own = settings.home() / "stores" / blake2b(os.fsencode(os.path.realpath(root)), digest_size=16).hexdigest()
+        if not private.private_folder(own):
+            return own
+    raise Unusable(f"the cache folder cannot be used: {why}")
+
+
+def load_file(root: Path, file: Path, wait_s: float) -> Loaded:
+    """Update the cache file from the shards and read it. Raises Busy or Unusable.
+
+    A file that cannot be opened, read or understood is renamed to `*.corrupt-<time>` and rebuilt.
+    """
+    import duckdb
+    from filelock import FileLock, Timeout
+
+    if picture.names(picture.path_of(file), CACHE_VERSION):
+        wait_s = min(wait_s, PATIENCE_S)
+    deadline = time.monotonic() + wait_s
+    try:
+        with FileLock(file.with_suffix(".lock"), timeout=wait_s):
+            try:
+                return _open_and_load(root, file, deadline)
+            except (duckdb.Error, _WrongVersion, ValueError, RuntimeError) as error:
+                _raise_if_no_room(error)
+                aside = set_aside(file)
+                loaded = _open_and_load(root, file, deadline)
+                loaded.set_aside = aside
+                return loaded
+    except Timeout as error:
+        raise Busy("another process keeps the cache locked") from error
+    except (OSError, duckdb.Error, _WrongVersion) as error:
+        raise Unusable(f"the cache cannot be written ({str(error).splitlines()[0][:200]})") from error
+
+
+def load_memory(root: Path, file: Path | None = None) -> Loaded:
+    """Read all shards into an in-memory database for this call: rows in the cache snapshot of `file` from there, the
+    others shard by shard."""
+    held = None if file is None else picture.read(picture.path_of(file), CACHE_VERSION, _pictured())
+    with _connection(":memory:") as connection:
+        _create(connection)
+        if held is not None:
+            rows, names = held
+            present = [shard for shard in shards.find(root) if shard.name in names]
+            _note(connection, [(shard, GOOD, Counter()) for shard in present])
+            _append(connection, rows)  # rows of deleted shards are removed below
+            missing = sorted(names - {shard.name for shard in present})
+            connection.execute("DELETE FROM rows WHERE shard IN (SELECT unnest(?))", [missing])
+        return _synchronised(connection, root)
+
+
+def _pictured() -> pa.Schema:
+    """The cache snapshot's schema: the columns kept in memory, and each row's shard."""
+    import pyarrow as pa
+
+    from .schema import arrow_schema
+
+    names = {"kind", *(name for columns in LOADED.values() for name in columns)}
+    return pa.schema([pa.field("shard", pa.string()), *(f for f in arrow_schema() if f.name in names)])
+
+
+def _keep_picture(connection: duckdb.DuckDBPyConnection, file: Path, loaded: Loaded) -> None:
+    """Write a new cache snapshot if it is due; write errors are ignored."""
+    target = picture.path_of(file)
+    if not picture.is_due(target, CACHE_VERSION, len(loaded.shards)):
+        return
+    schema = _pictured()
+    chosen = ", ".join(f'"{name}"' for name in schema.names)
+    rows = connection.sql(f"SELECT {chosen} FROM rows").to_arrow_table().cast(schema)
+    with suppress(OSError):
+        picture.write(target, CACHE_VERSION, rows, loaded.shards)
+
+
+def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int, list[float]]]:
+    """(digest, regime, run, time in µs since 1970, samples in µs) of all timings of the keys, read from the shards."""
+    wanted = set(digests)
+    found = set()
+    for shard in shards.find(root):
+        try:
+            table, _ = checked(shards.read(shard.path))
+        except (shards.BadShard, OSError):
+            continue
+        names = ("digest", "regime", "run", "time_us", "samples", "kind")
+        for *row, values, kind in zip(*(table.column(name).to_pylist() for name in names)):
+            if kind == "timing" and row[0] in wanted:
+                found.add((*row, tuple(values)))
+    return [(*row, list(values)) for *row, values in sorted(found)]
+
+
+def set_aside(file: Path) -> Path:
+    """Rename a broken cache (and its write-ahead log); returns its new path."""
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{time.time_ns() % 1_000_000_000:09d}"
+    aside = file.with_name(f"{file.name}.corrupt-{stamp}")
+    os.replace(file, aside)
+    log = file.with_name(file.name + ".wal")
+    if log.exists():
+        os.replace(log, aside.with_name(aside.name + ".wal"))
+    return aside
+
+
+class _WrongVersion(Exception):
+    """The cache was written by another version of this package."""
+
+
+def _raise_if_no_room(error: Exception) -> None:
+    """Raise Unusable for a full or read-only disk, which is no damage of the cache."""
+    text = str(error).lower()
+    if any(sign in text for sign in ("no space left", "read-only file system", "permission denied", "disk quota")):
+        raise Unusable(f"the cache cannot be written ({text.splitlines()[0][:200]})") from error
+
+
+def _open_and_load(root: Path, file: Path, deadline: float) -> Loaded:
+    import duckdb
+
+    while True:
+        try:
+            fresh = not file.exists()
+            with _connection(str(file)) as connection:
+                if fresh:
+                    _create(connection)
+                _verify_version(connection)
+                loaded = _synchronised(connection, root)
+                _keep_picture(connection, file, loaded)
+                return loaded
+        except duckdb.IOException as error:
+            if "lock on file" not in str(error):
+                raise
+            if time.monotonic() > deadline:
+                raise Busy("another program has the cache open") from error
+            time.sleep(random.uniform(0.01, 0.1))
+
+
+INTERRUPTED = "interrupted"
+
+
+@contextmanager
+def _connection(target: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """An isolated database connection: no other files, no network, no extensions."""
+    import duckdb
+
+    connection = duckdb.connect(
+        target,
+        config={
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "allow_community_extensions": False,
+            "threads": 1,
+        },
+    )
+    try:
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        yield connection
+    except (RuntimeError, duckdb.Error) as error:
+        # DuckDB's report of an exception from a signal handler: not a fault of the file
+        if INTERRUPTED in str(error).lower():
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        connection.close()
+
+
+def _create(connection: duckdb.DuckDBPyConnection) -> None:
+    columns = ", ".join(f'"{name}" {_DUCKDB_TYPES[kind]}' for name, kind in COLUMNS.items())
+    connection.execute("BEGIN")
+    connection.execute("CREATE TABLE meta (version VARCHAR)")
+    connection.execute("INSERT INTO meta VALUES (?)", [CACHE_VERSION])
+    connection.execute(
+        "CREATE TABLE shards (name VARCHAR, size BIGINT, mtime_ns BIGINT, status VARCHAR, skipped VARCHAR)"
+    )
+    connection.execute(f"CREATE TABLE rows (shard VARCHAR, {columns})")
+    connection.execute("COMMIT")
+
+
+def _verify_version(connection: duckdb.DuckDBPyConnection) -> None:
+    import duckdb
+
+    try:
+        found = connection.execute("SELECT version FROM meta").fetchall()
+        have = [row[0] for row in connection.execute("SELECT column_name FROM (DESCRIBE rows)").fetchall()]
+    except duckdb.CatalogException as error:
+        raise _WrongVersion("tables are missing") from error
+    if found != [(CACHE_VERSION,)] or have != ["shard", *COLUMNS]:
+        raise _WrongVersion(f"version {found!r}")
+
+
+def _synchronised(connection: duckdb.DuckDBPyConnection, root: Path) -> Loaded:
+    known = {
+        name: (size, mtime_ns, status, skipped)
+        for name, size, mtime_ns, status, skipped in connection.execute("SELECT * FROM shards").fetchall()
+    }
+    present = {shard.name: shard for shard in shards.find(root)}
+    gone = [
+        name
+        for name, (size, mtime_ns, status, _) in known.items()
+        if name not in present or (status != GOOD and (size, mtime_ns) != (present[name].size, present[name].mtime_ns))
+    ]
+    if gone:
+        connection.execute("BEGIN")
+        connection.execute("DELETE FROM rows WHERE shard IN (SELECT unnest(?))", [gone])
+        connection.execute("DELETE FROM shards WHERE name IN (SELECT unnest(?))", [gone])
+        connection.execute("COMMIT")
+    new = [shard for name, shard in present.items() if name not in known or name in gone]
+    _import(connection, root, new)
+    return _read(connection)
+
+
+Fact = tuple[shards.ShardFile, str, "Counter[str]"]  # (shard, status, skipped rows by reason)
+
+
+def _import(connection: duckdb.DuckDBPyConnection, root: Path, new: Sequence[shards.ShardFile]) -> None:
+    """Read shards in parallel and insert them in batches; a bad shard does not affect the others."""
+    with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
+        for batch in _batches(new):
+            good: list[tuple[shards.ShardFile, pa.Table]] = []
+            facts: list[Fact] = []
+            for shard, (status, table) in zip(batch, threads.map(_read_shard, batch)):
+                if table is not None:
+                    good.append((shard, table))
+                elif status:
+                    facts.append((shard, status, Counter()))
+                    if not status.startswith(UNREADABLE):
+                        shards.quarantine(root, shard.path, status)
+            _insert(connection, good, facts)
+
+
+def _batches(new: Sequence[shards.ShardFile]) -> Iterator[list[shards.ShardFile]]:
+    """Batches of shards, limited in number and bytes."""
+    batch: list[shards.ShardFile] = []
+    for shard in new:
+        if batch and (len(batch) == _BATCH_SHARDS or sum(s.size for s in batch) + shard.size > _BATCH_BYTES):
+            yield batch
+            batch = []
+        batch.append(shard)
+    if batch:
+        yield batch
+
+
+UNREADABLE = "cannot-be-read"
+
+
+def _read_shard(shard: shards.ShardFile) -> tuple[str, pa.Table | None]:
+    """(status, rows) of a shard; the status is a reason if rows are None ("": the shard was compacted away since
+    listing)."""
+    try:
+        return GOOD, shards.read(shard.path)
+    except shards.BadShard as error:
+        return str(error), None
+    except FileNotFoundError:
+        return "", None
+    except OSError as error:
+        return f"{UNREADABLE}-{error.errno}", None
+
+
+def _insert(
+    connection: duckdb.DuckDBPyConnection, good: Sequence[tuple[shards.ShardFile, pa.Table]], facts: list[Fact]
+) -> None:
+    """Record shards, and insert the valid rows of the good ones. A batch is validated as one table, and shard by shard
+    only if rows are refused: validation takes as long for one row as for thousands."""
+    import pyarrow as pa
+
+    tables = [table for _, table in good]
+    whole, refused = checked(pa.concat_tables(tables)) if tables else (None, Counter[str]())
+    if refused:
+        each = [checked(table) for table in tables]
+        tables, whole = [table for table, _ in each], pa.concat_tables([table for table, _ in each])
+        facts = [*facts, *((shard, GOOD, skipped) for (shard, _), (_, skipped) in zip(good, each))]
+    else:
+        facts = [*facts, *((shard, GOOD, Counter[str]()) for shard, _ in good)]
+    connection.execute("BEGIN")
+    _note(connection, facts)
+    if whole is not None:
+        names = [shard.name for (shard, _), table in zip(good, tables) for _ in range(table.num_rows)]
+        _append(connection, whole.append_column("shard", pa.array(names, pa.string())))
+    connection.execute("COMMIT")
+
+
+def _note(connection: duckdb.DuckDBPyConnection, facts: Sequence[Fact]) -> None:
+    """Record the status of shards. (As one table: row by row would take longer than reading the shards.)"""
+    import pyarrow as pa
+
+    rows = [(s.name, s.size, s.mtime_ns, status, json.dumps(dict(skipped))) for s, status, skipped in facts]
+    columns = dict(zip(("name", "size", "mtime_ns", "status", "skipped"), zip(*rows)))
+    if columns:
+        connection.register("noted", pa.table({name: list(values) for name, values in columns.items()}))
+        connection.execute("INSERT INTO shards BY NAME SELECT * FROM noted")
+        connection.unregister("noted")
+
+
+def _append(connection: duckdb.DuckDBPyConnection, rows: pa.Table) -> None:
+    connection.register("incoming", rows)
+    connection.execute("INSERT INTO rows BY NAME SELECT * FROM incoming")
+    connection.unregister("incoming")
+
+
+def _read(connection: duckdb.DuckDBPyConnection) -> Loaded:
+    snapshot = Snapshot()
+    for kind, names in LOADED.items():
+        chosen = ", ".join(f'"{name}"' for name in names)
+        # DISTINCT: a row may be in several shards, after a merge or while another process compacts
+        found: dict[str, Any] = connection.execute(
+            f"SELECT DISTINCT {chosen} FROM rows WHERE kind = ?", [kind]
+        ).fetchnumpy()
+        snapshot.extend(kind, {name: found[name].tolist() for name in names})
+    skipped: Counter[str] = Counter()
+    good, bad = [], {}
+    for name, status, counts in connection.execute("SELECT name, status, skipped FROM shards ORDER BY name").fetchall():
+        if status == GOOD:
+            good.append(name)
+        else:
+            bad[name] = status
+        skipped.update(json.loads(counts))
+    return Loaded(snapshot, tuple(good), skipped, bad)

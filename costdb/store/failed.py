@@ -1,0 +1,90 @@
+"""Statistics of failed kernels and schedules in a store: counts per kernel and kind of failure, with an example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..reports.reports import Report, shown
+from . import shards
+from .schema import checked
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("kind", "digest", "name", "backend", "status", "stage", "message", "schedule", "time_us")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Failed(Report):
+    """One kind of failure of the kernels of one name: `keys` of the `of` tried keys failed (a key is a kernel in one
+    shape, layout and schedule); schedule and message are those of the latest failure."""
+
+    name: str
+    backend: str
+    status: str
+    stage: str
+    keys: int
+    of: int
+    schedule: str
+    message: str
+
+    def lines(self) -> list[tuple[str, str]]:
+        """One line of text."""
+        what = f"{self.keys} of {self.of} ({self.keys / self.of:.1%}) {self.status} in {self.stage}"
+        return [(shown(self.name), f"{what}, as {shown(self.schedule)}: {shown(self.message[:120])}")]
+
+
+@dataclass(frozen=True, repr=False)
+class FailedReport(Report):
+    """Answer to `failed`: kinds of failures, the most frequent first; `keys` of `of` tried keys failed."""
+
+    root: str
+    keys: int
+    of: int
+    ways: tuple[Failed, ...] = ()
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The totals, then one line per kind."""
+        return [
+            *(line for line in super().lines() if line[0] != "ways"),
+            *(x for way in self.ways for x in way.lines()),
+        ]
+
+
+def failed(root: Path) -> FailedReport:
+    """Failures among all tried keys, from the good shards under a store's root. A key that was also timed, in another
+    run, counts as failed: a kernel that is sometimes wrong is wrong."""
+    tried: dict[tuple[str, str], set[str]] = {}
+    ways: dict[tuple[str, str, str, str], dict[str, Row]] = {}
+    for row in _rows(root):
+        kernel = row["name"], row["backend"]
+        tried.setdefault(kernel, set()).add(row["digest"])
+        if row["kind"] == "failure":
+            found = ways.setdefault((*kernel, row["status"], row["stage"]), {})
+            if row["digest"] not in found or found[row["digest"]]["time_us"] < row["time_us"]:
+                found[row["digest"]] = row
+    made = [_way(way, found, len(tried[way[:2]])) for way, found in ways.items()]
+    return FailedReport(
+        root=str(root),
+        keys=len({digest for found in ways.values() for digest in found}),
+        of=len({digest for digests in tried.values() for digest in digests}),
+        ways=tuple(sorted(made, key=lambda way: (-way.keys, way.name, way.backend, way.status, way.stage))),
+    )
+
+
+def _way(way: tuple[str, str, str, str], found: dict[str, Row], of: int) -> Failed:
+    latest = max(found.values(), key=lambda row: (row["time_us"], row["digest"]))
+    return Failed(*way, keys=len(found), of=of, schedule=latest["schedule"], message=latest["message"])
+
+
+def _rows(root: Path) -> Iterator[Row]:
+    for shard in shards.find(root):
+        try:
+            table: pa.Table = checked(shards.read(shard.path))[0]
+        except (shards.BadShard, OSError):  # `db check` names bad shards
+            continue
+        yield from table.select(COLUMNS).to_pylist()

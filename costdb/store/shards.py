@@ -1,0 +1,221 @@
+"""Immutable Parquet shards named by their sha256: written atomically, verified on every import."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...plain import Malformed, read_bytes
+from ...writing import PART, remove_abandoned, replacing_raw, sync_folder
+from .schema import FORMAT, arrow_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+QUARANTINE = "quarantine"
+LARGEST_FILE, LARGEST_TABLE = 256 << 20, 2 << 30  # bytes on disk, bytes decompressed: decompression bombs are refused
+_NAME = re.compile(r"[0-9a-f]{64}\.parquet")
+_TEMPORARY = ".tmp-"
+_TEMPORARY_AGE_S = 3600.0
+
+
+class BadShard(Exception):
+    """A shard with invalid content; the text is a short reason usable in a file name."""
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """A file under a store's root; `name` is its sha256 unless the file is bad."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.path.name.removesuffix(".parquet")
+
+
+def device_slug(device: str) -> str:
+    """A folder name for a device: readable ASCII, unique by a hash."""
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-.")[:48]
+    return f"{readable or 'unknown'}-{blake2b(device.encode('utf-8'), digest_size=4).hexdigest()}"
+
+
+def encode(table: pa.Table) -> bytes:
+    """The table as a Parquet file in bytes, with page checksums."""
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True, store_schema=False)
+    return buffer.getvalue()
+
+
+def write(root: Path, device: str, table: pa.Table) -> Path:
+    """Write the rows of one device as a shard; returns once the file and its folders are durable.
+
+    Raises OSError (no space, read-only, …), leaving nothing behind.
+    """
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    return place(root / FORMAT / f"device={device_slug(device)}" / date, encode(table))
+
+
+def place(folder: Path, content: bytes) -> Path:
+    """Write `content` durably into `folder` under the name of its sha256, unless the file exists already."""
+    target = folder / f"{sha256(content).hexdigest()}.parquet"
+    if target.is_file() and target.read_bytes() == content:
+        return target
+    for last in (False, True):
+        _make_durable_folder(folder)
+        try:
+            write_atomically(target, content)
+            break
+        except FileNotFoundError:  # another process removed the folder while compacting
+            if last:
+                raise
+    return target
+
+
+def write_atomically(target: Path, content: bytes) -> None:
+    """Replace `target` by `content` atomically and durably. Raises OSError if it cannot be written."""
+    with replacing_raw(target, tidy=False) as file:
+        file.write(content)
+
+
+def copy(shard: ShardFile, folder: Path) -> Path:
+    """Copy another store's shard into `folder` under its own name; raises OSError, also if it changed since
+    verification."""
+    content = shard.path.read_bytes()
+    if sha256(content).hexdigest() != shard.name:
+        raise OSError(f"{shard.path} changes while it is copied")
+    return place(folder, content)
+
+
+def _make_durable_folder(folder: Path) -> None:
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True, mode=0o777)
+        sync_folder(new.parent)
+
+
+def read(path: Path) -> pa.Table:
+    """The rows of a shard whose sha256 matches its name and whose columns have the schema's types.
+
+    Raises BadShard for invalid content, OSError if the file cannot be read. Additional columns are ignored.
+    """
+    if not _NAME.fullmatch(path.name):
+        raise BadShard("not-named-by-sha256")
+    try:
+        content = read_bytes(path, LARGEST_FILE)
+    except Malformed:
+        raise BadShard("too-large") from None
+    if sha256(content).hexdigest() != path.name.removesuffix(".parquet"):
+        raise BadShard("sha256-differs")
+    return decode(content)
+
+
+def decode(content: bytes) -> pa.Table:
+    """The rows of a Parquet file given as bytes, with page checksums verified. Raises BadShard."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    wanted = arrow_schema()
+    try:
+        file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
+        groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
+        sizes = [group.total_byte_size for group in groups]
+        if min(sizes, default=0) < 0 or sum(sizes) > LARGEST_TABLE:
+            raise BadShard("too-large")
+        found = file.schema_arrow
+        for column in wanted:
+            place = found.get_field_index(column.name)
+            if place < 0 or found.field(place).type != column.type:
+                raise BadShard("wrong-columns")
+        table = file.read(columns=wanted.names, use_threads=False).select(
+            wanted.names
+        )  # threads cost more than these columns
+        table = table if table.schema.equals(wanted) else table.cast(wanted)
+        table.validate(full=True)  # invalid UTF-8 would fail much later
+        return table
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
+        raise BadShard("unreadable-parquet") from error
+
+
+def find(root: Path) -> list[ShardFile]:
+    """The Parquet files under a store's root in a fixed order; links are not followed."""
+    found: dict[str, ShardFile] = {}
+    for entry in _walk(root / FORMAT):
+        if entry.name.endswith(".parquet") and not entry.name.startswith("."):
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except OSError:  # removed by another process' compaction
+                continue
+            shard = ShardFile(Path(entry.path), facts.st_size, facts.st_mtime_ns)
+            found.setdefault(entry.name, shard)
+    return [found[name] for name in sorted(found)]
+
+
+def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+    """All regular files below `folder`, sorted; unreadable and vanished folders are skipped."""
+    try:
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in ordered:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path)
+        elif entry.is_file(follow_symlinks=False):
+            yield entry
+
+
+def quarantine(root: Path, path: Path, reason: str) -> bool:
+    """Move a bad shard to the quarantine folder, with the reason in the new name. False if the file system refuses."""
+    folder = root / QUARANTINE
+    try:
+        folder.mkdir(exist_ok=True)
+        os.replace(path, folder / f"{reason}.{path.name[:100]}")
+    except OSError:
+        return False
+    return True
+
+
+def quarantined(root: Path) -> dict[str, str]:
+    """File name -> reason of every quarantined shard."""
+    return {entry.name: entry.name.partition(".")[0] for entry in _walk(root / QUARANTINE)}
+
+
+def temporaries(root: Path) -> list[Path]:
+    """Hidden temporary files of active or killed writers."""
+    return [Path(e.path) for e in _walk(root / FORMAT) if e.name.startswith(_TEMPORARY) or _is_part(e.name)]
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith(".") and name.endswith(PART)
+
+
+def clean(root: Path) -> int:
+    """Remove temporary files of killed writers; returns the number of files. (Those of earlier versions have no locks:
+    removed after an hour.)"""
+    removed = 0
+    for path in temporaries(root):
+        try:
+            if _is_part(path.name):
+                removed += remove_abandoned(path)
+            elif time.time() - path.stat().st_mtime > _TEMPORARY_AGE_S:
+                path.unlink()
+                removed += 1
+        except OSError:
+            continue
+    return removed

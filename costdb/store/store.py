@@ -1,0 +1,383 @@
+"""The cost store: durable rows in Parquet shards, queried through an in-memory snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from ... import settings
+from ...errors import CostStoreError, UsageError, warned
+from ...writing import write_bytes
+from ..keys.key import KernelKey
+from ..price.roofline import CALIBRATION
+from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
+from . import cache, shards
+from .schema import FORMAT, REGIMES, Row, checked, to_table
+from .snapshot import LOADED, AccuracyRecord, FailureRecord, Measurement, Snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ..price.predict import Predictor, Price, Query
+
+KeyOrDigest: TypeAlias = KernelKey | str
+
+
+def default_root() -> Path:
+    """The default store's folder: the setting `costdb`, otherwise one in the cache folder."""
+    configured = settings.current().costdb
+    return Path(configured) if configured else settings.home() / "costdb"
+
+
+class Store:
+    """Measured costs under a folder, which any number of processes may use at once.
+
+    `frozen=True` fixes the visible rows at the first read: rows added later, including this object's own, are stored
+    but not used, so that a deterministic run has constant prices. `wait_s`: longest wait in seconds for another process
+    that holds the cache, before the shards are read into memory instead. Nothing is read until the first query."""
+
+    def __init__(self, root: str | Path | None = None, *, frozen: bool = False, wait_s: float = 5.0) -> None:
+        self.root = Path(root) if root is not None else default_root()
+        if self.root.exists() and not self.root.is_dir():
+            raise CostStoreError("the cost store is not a folder", where=str(self.root), hint="name a folder")
+        self.frozen, self.wait_s = frozen, wait_s
+        self._loaded: cache.Loaded | None = None
+        self._state = "ok"
+        self._names: set[str] = set()
+        self._frozen_id = ""
+        self._pending: list[pa.Table] = []
+        self._predictors: dict[str, Predictor] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        known = "not read yet" if self._loaded is None else f"{len(self._loaded.snapshot)} rows"
+        return f"Store({str(self.root)!r}, {known})"
+
+    # Reading
+
+    def lookup(self, keys: Iterable[KeyOrDigest], *, regime: str = "hot") -> dict[str, Measurement]:
+        """Digest -> measurement of those keys that have been timed in this regime ("hot" or "cold")."""
+        if regime not in REGIMES:
+            raise UsageError(f"unknown regime {regime!r}", where="Store.lookup", hint=f"one of {', '.join(REGIMES)}")
+        snapshot = self.snapshot
+        found = {digest: snapshot.measurement(digest, regime) for digest in map(_digest, keys)}
+        return {digest: measurement for digest, measurement in found.items() if measurement is not None}
+
+    def failures(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[FailureRecord]]:
+        """Digest -> recorded failures, oldest first, of those keys that have any."""
+        snapshot = self.snapshot
+        found = {digest: snapshot.failures(digest) for digest in map(_digest, keys) if snapshot.has(digest, "failure")}
+        return {digest: records for digest, records in found.items() if records}
+
+    def accuracies(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[AccuracyRecord]]:
+        """Digest -> recorded accuracy, oldest first, of those keys that have any."""
+        found = {digest: self.snapshot.accuracies(digest) for digest in map(_digest, keys)}
+        return {digest: records for digest, records in found.items() if records}
+
+    def samples(self, keys: Iterable[KeyOrDigest]) -> list[tuple[str, str, str, int, list[float]]]:
+        """(digest, regime, run, time in µs since 1970, samples in µs) of every durable timing of the keys. Slow."""
+        return cache.samples(self.root, [_digest(key) for key in keys])
+
+    def price(self, queries: Sequence[Query], *, regime: str = "hot") -> list[Price]:
+        """A price for every query: measured, predicted or bound (see `predict.Predictor.price`)."""
+        return self.predictor(regime).price(queries)
+
+    def predictor(self, regime: str = "hot") -> Predictor:
+        """The predictor fitted to the visible rows."""
+        from ..price.predict import Predictor
+
+        with self._lock:
+            if regime not in self._predictors:
+                self._predictors[regime] = Predictor(self.snapshot, regime)
+            return self._predictors[regime]
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The visible rows; loaded on first use."""
+        return self._load().snapshot
+
+    def snapshot_id(self) -> str:
+        """Digest (32 hex digits) of the set of shards (and rows not yet on disk) behind all answers."""
+        self._load()
+        return self._frozen_id if self.frozen else self._current_id()
+
+    def _current_id(self) -> str:
+        state = blake2b("\n".join(sorted(self._names)).encode("utf-8", "backslashreplace"), digest_size=16)
+        for table in self._pending:
+            state.update(shards.encode(table))
+        return state.hexdigest()
+
+    def refresh(self) -> None:
+        """Make rows added by other processes visible. No effect on a frozen store that has been read."""
+        with self._lock:
+            if not (self.frozen and self._loaded is not None):
+                self._loaded = None
+                self._predictors.clear()
+
+    def _load(self) -> cache.Loaded:
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._read()
+                for table in self._pending:
+                    _extend(self._loaded.snapshot, table)
+                self._names = set(self._loaded.shards)
+                self._frozen_id = self._current_id() if self.frozen else ""
+            return self._loaded
+
+    def _read(self) -> cache.Loaded:
+        shards.clean(self.root)
+        file: Path | None = None
+        try:
+            file = cache.private_folder(self.root) / f"{FORMAT}.duckdb"
+            loaded = cache.load_file(self.root, file, self.wait_s)
+            self._state = "ok"
+        except (cache.Busy, cache.Unusable) as reason:
+            self._state = str(reason)
+            self._warn(f"{reason}; its shards are read into memory")
+            loaded = cache.load_memory(self.root, file)
+        if loaded.set_aside:
+            self._warn(f"the cache was damaged or of another version: kept as {loaded.set_aside.name}, built anew")
+        if loaded.bad:
+            self._warn(f"{len(loaded.bad)} bad shard(s) set aside; `tensor-graphs db check` names them")
+        return loaded
+
+    def _warn(self, message: str) -> None:
+        warned(f"cost store {self.root}: {message}", CostStoreWarning)
+
+    # Writing
+
+    def add(self, rows: Iterable[Row]) -> Ack:
+        """Store rows; if the result has `durable`, the rows survive a kill or a power loss.
+
+        Invalid rows (NaN or impossible latencies, …) are skipped and counted. If the disk is full or read-only, rows
+        are kept in memory with a warning and written with the next `add` or `flush` that succeeds.
+        """
+        given = list(rows)
+        if not given:
+            return Ack(0)
+        with self._lock:
+            table, skipped = checked(to_table(given))
+            if not table.num_rows:
+                return Ack(0, dict(skipped))
+            if self._loaded is not None and not self.frozen:
+                _extend(self._loaded.snapshot, table)
+                self._inform_predictors(given)
+            self._pending.append(table)
+            names = self.flush()
+            return Ack(table.num_rows, dict(skipped), not self._pending, names)
+
+    def _inform_predictors(self, rows: Sequence[Row]) -> None:
+        """Add rows to fitted predictors; new calibration rows change every bound and discard the predictors."""
+        timed = {row.key.digest: row.key.family for row in rows if row.kind == "timing"}
+        if CALIBRATION in timed.values():
+            self._predictors.clear()
+        known = {digest for digest in timed if self._loaded and self._loaded.snapshot.has(digest)}
+        for predictor in self._predictors.values():
+            predictor.learn(known)
+
+    def flush(self) -> tuple[str, ...]:
+        """Write rows that could not be written before; returns the names of the new shards, warns if it fails again."""
+        import pyarrow as pa
+
+        with self._lock:
+            if not self._pending:
+                return ()
+            try:
+                names = self._write(pa.concat_tables(self._pending))
+            except OSError as error:
+                kept = sum(table.num_rows for table in self._pending)
+                self._warn(f"{error.strerror or error}: {kept} row(s) are kept in memory only")
+                return ()
+            self._pending.clear()
+            return names
+
+    def _write(self, table: pa.Table) -> tuple[str, ...]:
+        """Write one shard per device, so that a device's folder can be shared or deleted."""
+        names = []
+        for device, part in _by_device(table).items():
+            names.append(shards.write(self.root, device, part).name.removesuffix(".parquet"))
+        self._names.update(names)
+        return tuple(names)
+
+    # Keeping
+
+    def merge(self, other_root: str | Path) -> MergeReport:
+        """Copy the good shards of another store; bad ones are counted and left in place."""
+        other = Path(other_root)
+        if not other.is_dir():
+            raise CostStoreError("there is no store to merge", where=str(other), hint="name the root of a store")
+        have = {shard.name for shard in shards.find(self.root)}
+        copied, present, bad, skipped = 0, 0, {}, Counter[str]()
+        for shard in shards.find(other):
+            if shard.name in have:
+                present += 1
+                continue
+            try:
+                table, refused = checked(shards.read(shard.path))
+            except (shards.BadShard, OSError) as error:
+                bad[shard.name] = str(error) if isinstance(error, shards.BadShard) else "cannot be read"
+                continue
+            self._take_over(shard, table, whole=not refused)
+            skipped.update(refused)
+            copied += 1
+        self.refresh()
+        return MergeReport(copied, present, bad, dict(skipped))
+
+    def _take_over(self, shard: shards.ShardFile, table: pa.Table, *, whole: bool) -> None:
+        """Copy a fully valid shard of one device unchanged; otherwise write its valid rows as new shards."""
+        devices = set(table.column("device").to_pylist())
+        try:
+            if whole and len(devices) == 1:
+                slug = shards.device_slug(devices.pop())
+                shards.copy(shard, self.root / FORMAT / f"device={slug}" / _date(shard))
+            else:
+                self._write(table)
+        except OSError as error:
+            raise CostStoreError(f"the merge stopped: {error.strerror or error}", where=str(self.root)) from error
+
+    def compact(self) -> CompactReport:
+        """Merge the fully valid shards of each device into one; the old ones are deleted once the new one is on disk.
+
+        Raises CostStoreError if the store cannot be written; nothing is lost then.
+        """
+        from filelock import FileLock
+
+        try:
+            with FileLock(cache.private_folder(self.root) / "compact.lock"):
+                report = self._compact()
+        except (OSError, cache.Unusable) as error:
+            raise CostStoreError(f"the store cannot be compacted: {error}", where=str(self.root)) from error
+        self.refresh()
+        return report
+
+    def _compact(self) -> CompactReport:
+        before, tables = [], []
+        for shard in shards.find(self.root):
+            try:
+                table, refused = checked(shards.read(shard.path))
+            except (shards.BadShard, OSError):
+                continue
+            if not refused:  # rows refused here may be valid where the clock is right: keep the file
+                tables.append(table)
+                before.append(shard)
+        rows_before = sum(table.num_rows for table in tables)
+        if len(before) < 2:
+            return CompactReport(len(before), len(before), rows_before, rows_before)
+        table = _deduplicated(tables)
+        kept = set(self._write(table))
+        for shard in before:
+            if shard.name not in kept:
+                shard.path.unlink(missing_ok=True)
+                _remove_if_empty(shard.path.parent)
+        return CompactReport(len(before), len(kept), rows_before, table.num_rows)
+
+    def check(self) -> CheckReport:
+        """Verify every shard, quarantine bad ones, remove stale temporary files, test the cache."""
+        bad, skipped = {}, Counter[str]()
+        good = rows = 0
+        for shard in shards.find(self.root):
+            try:
+                table, refused = checked(shards.read(shard.path))
+            except shards.BadShard as error:
+                bad[shard.name] = str(error)
+                shards.quarantine(self.root, shard.path, str(error))
+                continue
+            except OSError as error:
+                bad[shard.name] = error.strerror or "cannot be read"
+                continue
+            good, rows = good + 1, rows + table.num_rows
+            skipped.update(refused)
+        removed = shards.clean(self.root)
+        self.refresh()
+        self._load()
+        return CheckReport(
+            root=str(self.root),
+            shards=good,
+            rows=rows,
+            bad_shards=bad,
+            quarantined=dict(Counter(shards.quarantined(self.root).values())),
+            skipped_rows=dict(skipped),
+            temporaries_removed=removed,
+            newer_formats=_newer_formats(self.root),
+            cache=self._state,
+        )
+
+    def export(self, path: str | Path) -> int:
+        """Write all rows as one Parquet file, replaced atomically; returns how many.
+
+        Raises CostStoreError if a shard is bad (run `check` first), UnwritableError if the file cannot be written.
+        """
+        tables = [to_table(())]
+        for shard in shards.find(self.root):
+            try:
+                tables.append(checked(shards.read(shard.path))[0])
+            except (shards.BadShard, OSError) as error:
+                raise CostStoreError(
+                    f"a shard cannot be exported: {error}", where=str(shard.path), hint="`tensor-graphs db check`"
+                ) from error
+        table = _deduplicated([*tables, *self._pending])
+        write_bytes(path, shards.encode(table))
+        return int(table.num_rows)
+
+    def stats(self) -> StoreStats:
+        """Contents of the store, the rooflines in use, and the held-out prediction error per family."""
+        loaded = self._load()
+        snapshot, predictor = loaded.snapshot, self.predictor()
+        devices = Counter(snapshot.first_row(digest)["device"] for digest in snapshot.digests())
+        return StoreStats(
+            root=str(self.root),
+            snapshot_id=self.snapshot_id(),
+            shards=len(self._names),
+            rows={kind: len(snapshot.column(kind, "digest")) for kind in LOADED},
+            keys=sum(devices.values()),
+            devices=dict(sorted(devices.items())),
+            rooflines=predictor.rooflines.measured(),
+            not_durable=sum(table.num_rows for table in self._pending),
+            families=predictor.held_out(),
+        )
+
+
+def _digest(key: KeyOrDigest) -> str:
+    return key if isinstance(key, str) else key.digest
+
+
+def _extend(snapshot: Snapshot, table: pa.Table) -> None:
+    kinds = table.column("kind").to_pylist()
+    for kind, names in LOADED.items():
+        part = table.filter([found == kind for found in kinds])
+        if part.num_rows:
+            snapshot.extend(kind, {name: part.column(name).to_pylist() for name in names})
+
+
+def _by_device(table: pa.Table) -> Mapping[str, pa.Table]:
+    devices = table.column("device").to_pylist()
+    return {device: table.filter([found == device for found in devices]) for device in sorted(set(devices))}
+
+
+def _deduplicated(tables: Sequence[pa.Table]) -> pa.Table:
+    """All distinct rows, in an order that depends only on the rows."""
+    import pyarrow as pa
+
+    table = pa.concat_tables(tables)
+    rows = {repr(row): index for index, row in enumerate(zip(*(column.to_pylist() for column in table.columns)))}
+    return table.take(pa.array([rows[row] for row in sorted(rows)], type=pa.int64()))
+
+
+def _date(shard: shards.ShardFile) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(shard.mtime_ns / 1e9))
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _newer_formats(root: Path) -> tuple[str, ...]:
+    found = sorted(path.name for path in root.glob("v*") if path.is_dir() and path.name != FORMAT)
+    return tuple(found)

@@ -1,0 +1,793 @@
+"""Builders of nodes: Array-API names and operators that insert the casts, reshapes and broadcasts they need.
+
+Python numbers are weakly typed: they take the dtype of the tensor they are combined with. Between tensors
+`dtypes.promote` decides.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import ShapeError, UsageError
+from . import atomic_ops as atomic
+from . import dtypes
+from .dims import Dim, Expr, Shape, dim, volume
+from .graph import Tensor, constant, make
+from .ops import OPS
+
+assert atomic  # registers the atomic ops
+Scalar = bool | int | float
+Operand = Tensor | Scalar
+
+
+# ---------------------------------------------------------------- leaves
+def input(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """A value given at each call."""
+    return make("input", (), {"name": name, "shape": shape, "dtype": dtype})
+
+
+def param(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """A weight, bound once."""
+    return make("param", (), {"name": name, "shape": shape, "dtype": dtype})
+
+
+def state(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """A persistent, mutable value; `Graph.updates` holds its value after a call."""
+    return make("state", (), {"name": name, "shape": shape, "dtype": dtype})
+
+
+def full(shape: Sequence[Dim], value: Scalar, dtype: str = "float32") -> Tensor:
+    """A tensor filled with one number."""
+    dtype = dtypes.name_of(dtype)
+    kind = dtypes.category(dtype)
+    try:
+        number = float(value) if kind == "float" else int(bool(value) if kind == "bool" else value)
+    except (OverflowError, ValueError) as error:  # an int beyond all floats; int() of NaN or an infinity
+        raise UsageError(f"{value!r} is no {dtype}") from error
+    if kind == "int" and not -(2**63) <= number < 2**64:
+        raise UsageError(f"{value} does not fit into 64 bits")
+    return make("full", (), {"value": number, "shape": shape, "dtype": dtype})
+
+
+def zeros(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """Zeros."""
+    return full(shape, 0, dtype)
+
+
+def ones(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """Ones."""
+    return full(shape, 1, dtype)
+
+
+def arange(stop: Dim, dtype: str = "int64") -> Tensor:
+    """0, 1, …, stop - 1."""
+    return make("iota", (), {"axis": 0, "shape": (stop,), "dtype": dtype})
+
+
+def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
+    """Indices 0, 1, … along one axis, broadcast along the others."""
+    return make("iota", (), {"axis": axis_of(axis, len(shape)), "shape": shape, "dtype": dtype})
+
+
+def as_tensor(value: Any) -> Tensor:
+    """Convert to a tensor: a tensor, an object with `__tensor__()`, a number, an array or nested lists of numbers.
+
+    UsageError for anything else.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if (given := getattr(type(value), "__tensor__", None)) is not None:
+        return given(value)  # type: ignore[no-any-return]
+    try:
+        array = np.asarray(value)
+        dtype = dtypes.name_of(array.dtype)
+    except (TypeError, ValueError, RuntimeError, ShapeError) as error:
+        raise UsageError(f"a {type(value).__name__} is no tensor, number or array of numbers") from error
+    return full((), array.item(), dtype) if array.ndim == 0 else constant(array)
+
+
+def _operand(value: Any) -> Any:
+    """Tensors and (weakly typed) numbers unchanged; arrays and lists as constants."""
+    weak = type(value) in (bool, int, float) or (
+        isinstance(value, Tensor | bool | int | float | np.generic) and not hasattr(type(value), "__tensor__")
+    )
+    return value if weak else as_tensor(value)
+
+
+# ---------------------------------------------------------------- operand alignment
+def axis_of(axis: int, rank: int) -> int:
+    """A non-negative axis; negative axes count from the end. ShapeError if out of range."""
+    if not -rank <= axis < builtins.max(rank, 1):
+        raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
+    return axis % rank if rank else 0
+
+
+def _axes(axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    if axes is None:
+        return tuple(range(rank))
+    found = sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)})
+    return tuple(found)
+
+
+def with_rank(x: Tensor, rank: int) -> Tensor:
+    """x with leading axes of size 1 added up to the given rank."""
+    return x if x.rank >= rank else reshape(x, (1,) * (rank - x.rank) + x.shape)
+
+
+def align(*operands: Operand, dtype: str | None = None) -> list[Tensor]:
+    """Operands as tensors of common rank and dtype; numbers take the tensors' dtype (floats widen ints)."""
+    operands = tuple(map(_operand, operands))
+    tensors = [o for o in operands if isinstance(o, Tensor)]
+    common = dtype
+    for t in tensors:
+        common = t.dtype if common is None else dtypes.promote(common, t.dtype) if dtype is None else common
+    for o in operands:
+        if not isinstance(o, Tensor) and dtype is None:
+            wanted = (
+                "bool" if isinstance(o, bool | np.bool_) else "int64" if isinstance(o, int | np.integer) else "float32"
+            )
+            if common is None or _RANK[dtypes.category(wanted)] > _RANK[dtypes.category(common)]:
+                common = wanted
+    rank = builtins.max((t.rank for t in tensors), default=0)
+    assert common is not None
+    return [
+        with_rank(cast(o, common), rank) if isinstance(o, Tensor) else full((1,) * rank, o, common) for o in operands
+    ]
+
+
+_RANK = {"bool": 0, "int": 1, "float": 2}
+
+
+def _unary(name: str) -> Callable[[Tensor], Tensor]:
+    def build(x: Tensor) -> Tensor:
+        x = as_tensor(x)
+        if OPS[name].floats_only and not dtypes.is_float(x.dtype):
+            x = cast(x, "float32")
+        return make(name, (x,))
+
+    build.__name__, build.__doc__ = name, OPS[name].doc
+    return build
+
+
+def _binary(name: str) -> Callable[[Operand, Operand], Tensor]:
+    def build(x: Operand, y: Operand) -> Tensor:
+        return make(name, align(x, y))
+
+    build.__name__, build.__doc__ = name, OPS[name].doc
+    return build
+
+
+neg, abs, sign, exp, log, log1p, expm1 = map(_unary, ("neg", "abs", "sign", "exp", "log", "log1p", "expm1"))
+sqrt, rsqrt, recip, tanh, erf, sin, cos = map(_unary, ("sqrt", "rsqrt", "recip", "tanh", "erf", "sin", "cos"))
+atan, floor, ceil, round, is_nan, is_inf = map(_unary, ("atan", "floor", "ceil", "round", "is_nan", "is_inf"))
+add, sub, mul, mod, pow = map(_binary, ("add", "sub", "mul", "mod", "pow"))
+floordiv, maximum, minimum = map(_binary, ("floordiv", "maximum", "minimum"))
+logical_and, logical_or, logical_xor = map(_binary, ("and", "or", "xor"))
+
+
+def _comparison(name: str) -> Callable[[Operand, Operand], Tensor]:
+    plain = _binary(name)
+
+    def build(x: Operand, y: Operand) -> Tensor:
+        kinds = [o.dtype if isinstance(o, Tensor) else "" for o in (x, y)]
+        signed = [k.startswith("int") for k in kinds]
+        if "uint64" not in kinds or not builtins.any(signed):
+            return plain(x, y)
+        low = make("lt", align(x if signed[0] else y, 0))  # negative numbers are below all unsigned ones
+        found = plain(*align(x, y, dtype="uint64"))
+        return logical_or(low, found) if signed[0] and name != "eq" else logical_and(logical_not(low), found)
+
+    build.__name__, build.__doc__ = name, f"{OPS[name].doc}; exact between uint64 and signed integers"
+    return build
+
+
+eq, lt, le = map(_comparison, ("eq", "lt", "le"))
+
+
+def div(x: Operand, y: Operand) -> Tensor:
+    """x / y, in floating point."""
+    x, y = _operand(x), _operand(y)
+    whole = not builtins.any(
+        dtypes.is_float(o.dtype) if isinstance(o, Tensor) else isinstance(o, float) for o in (x, y)
+    )
+    return make("div", align(x, y, dtype="float32" if whole else None))
+
+
+def gt(x: Operand, y: Operand) -> Tensor:
+    """x > y."""
+    return lt(y, x)
+
+
+def ge(x: Operand, y: Operand) -> Tensor:
+    """x >= y."""
+    return le(y, x)
+
+
+def logical_not(x: Tensor) -> Tensor:
+    """Logical not."""
+    return make("not", (cast(x, "bool"),))
+
+
+def ne(x: Operand, y: Operand) -> Tensor:
+    """x != y."""
+    return logical_not(eq(x, y))
+
+
+def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
+    """x where the condition holds, else y."""
+    (a, b), condition = align(x, y), as_tensor(condition)
+    rank = builtins.max(condition.rank, a.rank)
+    return make("where", (with_rank(cast(condition, "bool"), rank), with_rank(a, rank), with_rank(b, rank)))
+
+
+def square(x: Tensor) -> Tensor:
+    """x * x."""
+    return mul(x, x)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """Cast to a dtype, given by name or as a NumPy dtype."""
+    dtype = dtypes.name_of(dtype)
+    return x if x.dtype == dtype else make("cast", (x,), {"dtype": dtype})
+
+
+# ---------------------------------------------------------------- reductions
+def _squeezed(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    return x if keepdims else reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
+
+
+def _reduction(name: str) -> Callable[..., Tensor]:
+    def build(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        x = as_tensor(x)
+        axes = _axes(axis, x.rank)
+        return _squeezed(make(name, (x,), {"axes": axes}) if axes else x, axes, keepdims)
+
+    build.__name__, build.__doc__ = name, OPS[name].doc
+    return build
+
+
+def _total(name: str) -> Callable[..., Tensor]:
+    fold = _reduction(name)
+
+    def build(
+        x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None
+    ) -> Tensor:  # fmt: skip
+        x = as_tensor(x)
+        return fold(cast(x, dtypes.summed(x.dtype) if dtype is None else dtype), axis, keepdims)
+
+    build.__name__ = name
+    build.__doc__ = f"{OPS[name].doc}; of integers and bools in 64 bits unless `dtype` names another"
+    return build
+
+
+sum, prod = _total("sum"), _total("prod")
+max, min = _reduction("max"), _reduction("min")
+
+
+def all(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Whether all elements are true (logical and over axes)."""
+    return min(cast(as_tensor(x), "bool"), axis, keepdims)
+
+
+def any(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Whether any element is true (logical or over axes)."""
+    return max(cast(as_tensor(x), "bool"), axis, keepdims)
+
+
+def count(shape: Shape, axes: Sequence[int]) -> Dim:
+    """Number of elements that a reduction over the axes combines into one."""
+    return volume(tuple(shape[a] for a in axes))
+
+
+def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Mean over axes."""
+    x = as_tensor(x)
+    axes = _axes(axis, x.rank)
+    x = x if dtypes.is_float(x.dtype) else cast(x, "float32")
+    return _squeezed(make("mean", (x,), {"axes": axes}) if axes else x, axes, keepdims)
+
+
+def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, correction: float = 0) -> Tensor:
+    """Variance over axes; divides by n - correction."""
+    axes = _axes(axis, x.rank)
+    n = count(x.shape, axes)
+    centred = sub(x, mean(x, axes, True))
+    if isinstance(n, Expr):
+        if not correction:
+            return mean(square(centred), axes, keepdims)
+        left = maximum(sub(cast(sum(ones((n,), "int64")), x.dtype), correction), 0.0)
+        return div(sum(square(centred), axes, keepdims), left)
+    return _squeezed(mul(sum(square(centred), axes, True), 1.0 / builtins.max(n - correction, 0.0) if n > correction
+                         else float("nan")), axes, keepdims)  # fmt: skip
+
+
+def argmax(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
+    """Index of the first maximum."""
+    a = axis_of(axis, x.rank)
+    return _squeezed(make("argmax", (x,), {"axis": a}), (a,), keepdims)
+
+
+def argmin(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
+    """Index of the first minimum."""
+    a = axis_of(axis, x.rank)
+    return _squeezed(make("argmin", (x,), {"axis": a}), (a,), keepdims)
+
+
+def cumsum(x: Tensor, axis: int, dtype: Any = None) -> Tensor:
+    """Cumulative sum. Integers and bools are summed in 64 bits unless `dtype` is given."""
+    x = cast(x, dtypes.summed(x.dtype) if dtype is None else dtype)
+    return make("cumsum", (x,), {"axis": axis_of(axis, x.rank)})
+
+
+def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
+    """Indices that sort an axis (stable)."""
+    return make("argsort", (x,), {"axis": axis_of(axis, x.rank), "descending": descending})
+
+
+# ---------------------------------------------------------------- contractions
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """NumPy's matmul for operands of rank >= 1."""
+    a, b = as_tensor(a), as_tensor(b)
+    dtype = dtypes.promote(a.dtype, b.dtype)
+    a, b = cast(a, dtype), cast(b, dtype)
+    if a.rank == 0 or b.rank == 0:
+        raise ShapeError("matmul needs operands of rank >= 1")
+    row, column = a.rank == 1, b.rank == 1
+    a = reshape(a, (1, *a.shape)) if row else a
+    b = reshape(b, (*b.shape, 1)) if column else b
+    if b.rank != 2 or a.rank < 2:
+        rank = builtins.max(a.rank, b.rank)
+        a, b = with_rank(a, rank), with_rank(b, rank)
+    out = make("matmul", (a, b))
+    keep = [d for i, d in enumerate(out.shape) if not ((row and i == out.rank - 2) or (column and i == out.rank - 1))]
+    return reshape(out, keep) if row or column else out
+
+
+def conv(
+    x: Tensor, w: Tensor, b: Tensor | None = None, *, strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None, dilations: Sequence[int] | None = None, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Convolution of x[N, C, *S] with w[O, C/groups, *K], plus b[O]; pads = all low sides, then all high sides."""
+    n = x.rank - 2
+    attrs = {"strides": strides or (1,) * n, "pads": pads or (0,) * (2 * n), "dilations": dilations or (1,) * n}
+    out = make("conv", (x, w), {**attrs, "groups": groups})
+    return out if b is None else add(out, reshape(b, (1, b.shape[0]) + (1,) * n))
+
+
+# ---------------------------------------------------------------- views and layout
+def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """Another shape with the same elements; one size may be -1."""
+    shape = tuple(shape)
+    if builtins.any(isinstance(d, int) and d == -1 for d in shape):
+        known = volume(tuple(d for d in shape if not (isinstance(d, int) and d == -1)))
+        total = volume(x.shape)
+        if isinstance(known, int) and known == 0:
+            raise ShapeError(f"cannot infer -1 in {shape} beside a size of 0")
+        shape = tuple(total // known if isinstance(d, int) and d == -1 else d for d in shape)
+    return x if shape == x.shape else make("reshape", (x,), {"shape": shape})
+
+
+def permute(x: Tensor, perm: Sequence[int]) -> Tensor:
+    """Permute the axes."""
+    perm = tuple(axis_of(p, x.rank) for p in perm)
+    return x if perm == tuple(range(x.rank)) else make("permute", (x,), {"perm": perm})
+
+
+def swapaxes(x: Tensor, a: int, b: int) -> Tensor:
+    """Swap two axes."""
+    perm = list(range(x.rank))
+    a, b = axis_of(a, x.rank), axis_of(b, x.rank)
+    perm[a], perm[b] = perm[b], perm[a]
+    return permute(x, perm)
+
+
+def transpose(x: Tensor) -> Tensor:
+    """Swap the last two axes."""
+    return swapaxes(x, -1, -2)
+
+
+def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """Broadcast to a shape: sizes of 1 stretch, leading axes are added."""
+    shape = tuple(shape)
+    x = with_rank(x, len(shape))
+    return x if x.shape == shape else make("broadcast_to", (x,), {"shape": shape})
+
+
+def expand_dims(x: Tensor, axis: int) -> Tensor:
+    """Insert an axis of size 1."""
+    a = axis_of(axis, x.rank + 1)
+    return reshape(x, (*x.shape[:a], 1, *x.shape[a:]))
+
+
+def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Remove axes of size 1 (the given ones, or all)."""
+    axes = _axes(axis, x.rank) if axis is not None else tuple(i for i, d in enumerate(x.shape) if d == 1)
+    return reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
+
+
+def slice_axis(x: Tensor, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tensor:
+    """Elements start, start + step, … below stop along one axis."""
+    axis = axis_of(axis, x.rank)
+    if start == 0 and stop == x.shape[axis] and step == 1:
+        return x
+    return make("slice", (x,), {"axis": axis, "start": start, "stop": stop, "step": step})
+
+
+def flip(x: Tensor, axis: int) -> Tensor:
+    """Reverse one axis."""
+    return make("flip", (x,), {"axis": axis_of(axis, x.rank)})
+
+
+def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Concatenate along an axis."""
+    parts = align_dtypes(*tensors)
+    if not parts:
+        raise UsageError("concat needs at least one tensor")
+    found = parts[0]
+    for part in parts[1:]:
+        found = make("concat", (found, part), {"axis": axis_of(axis, found.rank)})
+    return found
+
+
+def align_dtypes(*tensors: Tensor) -> list[Tensor]:
+    """Tensors cast to their common dtype; shapes unchanged."""
+    parts = [as_tensor(t) for t in tensors]
+    common = parts[0].dtype if parts else "float32"
+    for t in parts:
+        common = dtypes.promote(common, t.dtype)
+    return [cast(t, common) for t in parts]
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Concatenate along a new axis."""
+    return concat([expand_dims(as_tensor(t), axis) for t in tensors], axis)
+
+
+def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
+    """Split into consecutive pieces of the given sizes along an axis."""
+    if isinstance(sizes, int):
+        raise UsageError(f"split takes the sizes of the pieces, not {sizes}", hint=f"[{sizes}, {sizes}, ...]")
+    found: list[Tensor] = []
+    start: Dim = 0
+    for size in sizes:
+        found.append(slice_axis(x, axis, start, start + size))
+        start = start + size
+    return found
+
+
+def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Tensor:
+    """Pad with a constant: (before, after) per axis."""
+    for axis, (lo, hi) in enumerate(widths):
+        if (lo, hi) != (0, 0):
+            x = make("pad", (x,), {"axis": axis, "lo": lo, "hi": hi, "value": value})
+    return x
+
+
+def windows(x: Tensor, axis: int, size: int, stride: int = 1, dilation: int = 1) -> Tensor:
+    """Sliding windows along an axis, window elements in a new last axis."""
+    return make("windows", (x,), {"axis": axis_of(axis, x.rank), "size": size, "stride": stride, "dilation": dilation})
+
+
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """NumPy's basic indexing: ints, slices, None and `...`, plus gathering by one integer tensor, array or list.
+
+    Negative indices count from the end (`gather` itself clamps them to the first element).
+    """
+    keys = [_known_key(k) for k in (key if isinstance(key, tuple) else [key])]
+    used = builtins.sum(1 for k in keys if k is not None and k is not Ellipsis)
+    if used > x.rank:
+        raise ShapeError(f"{used} indices for a rank-{x.rank} value")
+    # NumPy would broadcast several index arrays together
+    if builtins.sum(isinstance(k, Tensor | np.ndarray) for k in keys) > 1:
+        raise UsageError("at most one index may be an array", hint="tg.gather_elements, or one index after the other")
+    if builtins.any(k is Ellipsis for k in keys):
+        spot = next(i for i, k in enumerate(keys) if k is Ellipsis)
+        keys[spot : spot + 1] = [slice(None)] * (x.rank - used)
+    axis = 0
+    kept: list[int | None] = []  # the result's axes: axes of x, or None for a new axis
+    for k in keys:
+        if k is None:
+            kept.append(None)
+            continue
+        if isinstance(k, np.ndarray):
+            k = _index(k, x.shape[axis])
+        span = k.rank if isinstance(k, Tensor) else 1
+        if isinstance(k, Tensor):
+            if k.dtype == "bool":
+                raise UsageError("how many elements a mask picks depends on values", hint="tg.where(mask, x, 0)")
+            x = gather(x, from_end(k, x.shape[axis]), axis)
+        elif isinstance(k, slice):
+            x = _slice_key(x, axis, k)
+        else:
+            at = k + x.shape[axis] if isinstance(k, int) and k < 0 else k
+            x = slice_axis(x, axis, at, at + 1)
+        kept += range(axis, axis + span) if isinstance(k, Tensor | slice) else ()
+        axis += span
+    kept += range(axis, x.rank)
+    return reshape(x, [1 if a is None else x.shape[a] for a in kept])
+
+
+def _known_key(key: Any) -> Any:
+    """A key of `getitem` in canonical form: lists as arrays, NumPy ints as ints. UsageError for invalid keys."""
+    if isinstance(key, np.ndarray | list):
+        array = np.asarray(key)
+        if array.dtype.kind not in "iub" and array.size:
+            raise UsageError(f"an array of {array.dtype} is no index", hint="ints, or bools for a whole axis")
+        return array if array.size or array.dtype.kind in "iub" else array.astype(np.int64)
+    if isinstance(key, bool | str | float):
+        raise UsageError(f"{key!r} is no index", hint="an int, a slice, None, ..., or an array of ints")
+    return int(key) if isinstance(key, np.integer) else key
+
+
+def from_end(index: Tensor, size: Dim) -> Tensor:
+    """Indices with negative ones counted from the end of the axis; ops that produce only valid positions are returned
+    unchanged.
+    """
+    known = index.data
+    if index.dtype.startswith("u") or index.op in ("iota", "argmax", "argmin", "argsort"):
+        return index
+    if (index.op == "full" and index.attr("value") >= 0) or (
+        known is not None and (known.size == 0 or known.min() >= 0)
+    ):
+        return index
+    index = index if index.dtype in ("int32", "int64") else cast(index, "int64")
+    end = size if isinstance(size, int) else sum(ones((size,), "int64"))
+    return where(lt(index, 0), add(index, end), index)
+
+
+def _index(key: np.ndarray[Any, Any], size: Dim) -> Tensor:
+    """A constant index array along an axis: bools select, negative indices count from the end, as in NumPy."""
+    if key.dtype == bool:
+        if key.shape != (size,):
+            raise ShapeError(f"a mask of shape {key.shape} along an axis of size {size}")
+        return constant(np.flatnonzero(key))
+    if not isinstance(size, int):
+        if key.size and key.min() < 0:
+            raise ShapeError(f"negative indices along the free size {size}")
+        return constant(key)
+    if key.size and not -size <= key.min() <= key.max() < size:
+        raise ShapeError(f"indices {key.min()} to {key.max()} are outside size {size}")
+    return constant(np.where(key < 0, key + size, key))
+
+
+def _slice_key(x: Tensor, axis: int, key: slice) -> Tensor:
+    size, step = x.shape[axis], key.step or 1
+    if isinstance(size, int) and builtins.all(v is None or isinstance(v, int) for v in (key.start, key.stop)):
+        start, stop, step = key.indices(size)
+        if step < 0:
+            picked = range(start, stop, step)
+            if not len(picked):
+                return slice_axis(x, axis, 0, 0)
+            return flip(slice_axis(x, axis, picked[-1], picked[0] + 1, -step), axis)
+        return slice_axis(x, axis, start, builtins.max(start, stop), step)
+    first: Dim = 0 if key.start is None else key.start
+    end: Dim = size if key.stop is None else key.stop
+    first, end = (v + size if isinstance(v, int) and v < 0 else v for v in (first, end))
+    return slice_axis(x, axis, first, end, step)
+
+
+# ---------------------------------------------------------------- indexing
+def gather(x: Tensor, index: Tensor, axis: int = 0) -> Tensor:
+    """NumPy's take: `axis` is replaced by the axes of the index."""
+    return make("gather", (x, index), {"axis": axis_of(axis, x.rank)})
+
+
+def gather_elements(x: Tensor, index: Tensor, axis: int) -> Tensor:
+    """NumPy's take_along_axis."""
+    return make("gather_elements", (x, index), {"axis": axis_of(axis, x.rank)})
+
+
+def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: int, mode: str = "set") -> Tensor:
+    """x with updates written at the indices along one axis."""
+    return make("scatter_elements", (x, index, updates), {"axis": axis_of(axis, x.rank), "mode": mode})
+
+
+# ---------------------------------------------------------------- operators on Tensor
+def _outside(operands: Sequence[Any]) -> tuple[int, str] | None:
+    """An int among the operands and the integer dtype of the tensors beside it, if the dtype cannot hold the int."""
+    kinds = [o.dtype for o in operands if isinstance(o, Tensor)]
+    if not kinds or builtins.any(dtypes.is_float(k) for k in kinds):
+        return None
+    if builtins.any(isinstance(o, float | np.floating) for o in operands):
+        return None
+    dtype = functools.reduce(dtypes.promote, kinds)
+    dtype = "int64" if dtype == "bool" else dtype
+    numbers = [int(o) for o in operands if isinstance(o, int | np.integer) and not isinstance(o, bool)]
+    return next(((n, dtype) for n in numbers if not dtypes.least(dtype) <= n <= dtypes.greatest(dtype)), None)
+
+
+def refuse_outside(operands: Sequence[Any]) -> None:
+    """Raise UsageError for an int among the operands that the dtype of the tensors beside it cannot hold."""
+    if found := _outside(operands):
+        raise UsageError(f"{found[0]} is outside the range of {found[1]}", hint="cast the tensor to a wider dtype")
+
+
+def _is_kind(operand: Any, kind: str) -> bool:
+    """Whether an operand is a tensor or number of a dtype category ("bool", "int" or "float")."""
+    if isinstance(operand, Tensor):
+        return dtypes.category(operand.dtype) == kind
+    own = {bool: "bool", int: "int", float: "float"}.get(type(operand))
+    own = own or {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(
+        getattr(getattr(operand, "dtype", None), "kind", "")
+    )
+    return own == kind
+
+
+def _checked(build: Callable[..., Tensor], refused: str = "") -> Callable[..., Tensor]:
+    """A builder for callers. The built function raises UsageError for an int that the tensors' dtype cannot hold, and if
+    all operands are of the dtype category `refused`. (Builders themselves wrap such ints, as PyTorch does.)
+    """
+
+    @functools.wraps(build)
+    def checked(*operands: Any) -> Tensor:
+        if refused and builtins.all(_is_kind(o, refused) for o in operands):
+            raise UsageError(f"{build.__name__} of {refused}s", hint="cast first, or use a logical operation")
+        refuse_outside(operands[-2:])  # the condition of `where` comes first
+        return build(*operands)
+
+    return checked
+
+
+def _checked_compare(build: Callable[..., Tensor], answer: Callable[[int, int], bool]) -> Callable[..., Tensor]:
+    """A comparison for callers; constant for an int that the tensors' dtype cannot hold, as in NumPy."""
+
+    @functools.wraps(build)
+    def checked(x: Any, y: Any) -> Tensor:
+        if not _outside((x, y)):
+            return build(x, y)
+        tensor = x if isinstance(x, Tensor) else y
+        return full(tensor.shape, answer(*(0 if o is tensor else int(o) for o in (x, y))), "bool")
+
+    return checked
+
+
+def _bitwise(name: str) -> Callable[..., Tensor]:
+    """`&`, `|` or `^`: bitwise for integers, logical for bools. UsageError for floats."""
+    build = _checked(_binary(name))
+
+    def checked(x: Any, y: Any) -> Tensor:
+        if _is_kind(x, "float") or _is_kind(y, "float"):
+            raise UsageError(f"bitwise {name} of floats", hint=f"tg.logical_{name}, or compare first")
+        return build(x, y)
+
+    return checked
+
+
+def _logical(name: str) -> Callable[..., Tensor]:
+    """Logical operation of truth values: every nonzero number is true."""
+
+    def build(x: Any, y: Any) -> Tensor:
+        return make(
+            name, align(*(cast(o, "bool") if isinstance(o, Tensor) else bool(o) for o in map(_operand, (x, y))))
+        )
+
+    build.__name__, build.__doc__ = f"logical_{name}", f"Logical {name}; every nonzero number counts as true."
+    return build
+
+
+def _power(x: Any, y: Any) -> Tensor:
+    """x ** y. UsageError for integers to a negative integer power, and as in `_checked`."""
+    if isinstance(y, int | np.integer) and y < 0 and not _is_kind(x, "float"):
+        raise UsageError(
+            "an integer to a negative integer power", hint="cast to a float dtype, or use a float exponent"
+        )
+    if (
+        isinstance(y, int | float)
+        and not isinstance(y, bool)
+        and y == 2
+        and not (isinstance(y, float) and _is_kind(x, "int"))
+    ):
+        return square(x)
+    return _checked(pow)(x, y)
+
+
+#: Builders for callers, in place of those of the same name above, which loaders use.
+PUBLIC: dict[str, Callable[..., Tensor]] = {
+    **{f.__name__: _checked(f) for f in (add, mul, mod, floordiv, maximum, minimum, where)},
+    "sub": _checked(sub, "bool"), "neg": _checked(neg, "bool"), "pow": _power,
+    "eq": _checked_compare(eq, operator.eq), "ne": _checked_compare(ne, operator.ne),
+    "lt": _checked_compare(lt, operator.lt), "le": _checked_compare(le, operator.le),
+    "gt": _checked_compare(gt, operator.gt), "ge": _checked_compare(ge, operator.ge),
+    "logical_and": _logical("and"), "logical_or": _logical("or"), "logical_xor": _logical("xor"),
+}  # fmt: skip
+
+
+def _power_operator(x: Any, y: Any, modulus: Any = None) -> Tensor:
+    if modulus is not None:
+        raise UsageError("pow() with a modulus", hint="tg.mod(x ** y, modulus)")
+    return PUBLIC["pow"](x, y)
+
+
+def _formatted(x: Tensor, spec: str) -> str:
+    return repr(x) if not spec else str(_as_values(x))
+
+
+def _swapped(f: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
+    return lambda x, y: f(y, x)
+
+
+def _length(x: Tensor) -> int:
+    if not x.rank or not isinstance(x.shape[0], int):
+        raise UsageError(f"{x.type} has no length that is known", hint="x.shape has its sizes")
+    return x.shape[0]
+
+
+def _as_values(x: Tensor, *_: Any, **__: Any) -> Any:
+    raise UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
+
+
+def _immutable(x: Tensor, *_: Any) -> None:
+    raise UsageError(
+        "a tensor expression cannot be changed", hint="tg.where, tg.concat or tg.scatter_elements make another"
+    )
+
+
+def _shape_args(shape: tuple[Any, ...]) -> tuple[Dim, ...]:
+    return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else tuple(shape)
+
+
+def _inverted(x: Tensor) -> Tensor:
+    """`~x`: bitwise not for integers, logical not for bool."""
+    if dtypes.is_float(x.dtype):
+        raise UsageError(f"~ of {x.dtype}", hint="tg.logical_not, or compare first")
+    return logical_not(x) if x.dtype == "bool" else sub(neg(x), 1)
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def _compared(build: Callable[..., Tensor], equal: bool) -> Callable[[Any, Any], Any]:
+    """`==` or `!=`: an elementwise comparison in the caller's code, identity in this package's own modules.
+
+    Terms are hash-consed, so the package compares them (in tuples, lists and dataclasses too) by identity, as dicts and sets do."""
+
+    def compare(x: Any, y: Any) -> Any:
+        module = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if module.partition(".")[0] == _PACKAGE:
+            return (x is y) is equal
+        return build(x, y)
+
+    return compare
+
+
+_P = PUBLIC
+_METHODS: dict[str, Any] = {
+    **{f"__{n}__": _P[n] for n in ("add", "sub", "mul", "mod", "floordiv", "neg", "lt", "le", "gt", "ge")},
+    **{f"__r{n}__": _swapped(_P[n]) for n in ("add", "sub", "mul", "mod", "floordiv", "pow")},
+    **{f"__{n}__": _bitwise(n) for n in ("and", "or", "xor")},
+    **{f"__r{n}__": _swapped(_bitwise(n)) for n in ("and", "or", "xor")},
+    "__truediv__": div, "__rtruediv__": _swapped(div),
+    "__divmod__": lambda x, y: (_P["floordiv"](x, y), _P["mod"](x, y)),
+    "__rdivmod__": lambda x, y: (_P["floordiv"](y, x), _P["mod"](y, x)),
+    "__matmul__": matmul, "__rmatmul__": _swapped(matmul),  # type: ignore[arg-type]
+    "__pow__": _power_operator, "__abs__": abs, "__invert__": _inverted, "__format__": _formatted,
+    "__eq__": _compared(_P["eq"], True), "__ne__": _compared(_P["ne"], False),
+    "__getitem__": getitem, "__len__": _length, "__array__": _as_values, "__float__": _as_values, "__int__": _as_values,
+    "__index__": _as_values, "__complex__": _as_values, "__round__": _as_values, "__trunc__": _as_values,
+    "__setitem__": _immutable, "__delitem__": _immutable,
+    "sum": sum, "mean": mean, "max": max, "min": min, "astype": cast,
+    "transpose": lambda x, *perm: permute(x, _shape_args(perm)) if perm else transpose(x),  # type: ignore[arg-type]
+    "flatten": lambda x: reshape(x, (-1,)), "size": property(lambda x: volume(x.shape)),
+    "reshape": lambda x, *shape: reshape(x, _shape_args(shape)),
+    "permute": lambda x, *perm: permute(x, _shape_args(perm)),  # type: ignore[arg-type]
+    "T": property(lambda x: permute(x, tuple(reversed(range(x.rank))))), "mT": property(transpose),
+}  # fmt: skip
+for _name, _method in _METHODS.items():
+    setattr(Tensor, _name, _method)
+
+__all__ = [
+    "abs", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "as_tensor", "atan", "broadcast_to", "cast",
+    "ceil", "concat", "constant", "conv", "cos", "cumsum", "dim", "div", "eq", "erf", "exp", "expand_dims", "expm1",
+    "flip", "floor", "floordiv", "full", "gather", "gather_elements", "ge", "gt", "input", "iota", "is_inf", "is_nan",
+    "le", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "matmul", "max", "maximum",
+    "mean", "min", "minimum", "mod", "mul", "ne", "neg", "ones", "pad", "param", "permute", "pow", "prod", "recip",
+    "reshape", "round", "rsqrt", "scatter_elements", "sign", "sin", "slice_axis", "split", "sqrt", "square", "squeeze",
+    "stack", "state", "sub", "sum", "swapaxes", "tanh", "transpose", "var", "where", "windows", "with_rank", "zeros",
+]  # fmt: skip

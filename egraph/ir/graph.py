@@ -1,0 +1,445 @@
+"""Tensors (hash-consed expression nodes) and graphs (named outputs over named leaves).
+
+A `Tensor` is immutable and exists once per (op, operands, attributes): identity is structural equality, and common
+subexpressions are shared by construction. `==` builds an elementwise comparison, `is` compares expressions, and tensors
+are hashed by identity. `bool(tensor)` raises, so `==` between tensors in a condition, and `in` on a list of tensors,
+raise too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ...errors import BadModelError, ShapeError, UsageError
+from ...processes.forks import Lock
+from . import dims, dtypes
+from .dims import Dim, Shape
+from .ops import OPS, Attrs, Op, Type, check_attrs, infer
+
+LEAVES = ("input", "param", "state", "constant")
+
+_pool: weakref.WeakValueDictionary[tuple[Any, ...], Tensor] = weakref.WeakValueDictionary()
+_entering = Lock()  # held while adding to the pool: two threads may create the same node
+
+
+class Tensor:
+    """One value: an op applied to operands, or a leaf. Create tensors only with `make` and the builders in `ir/builders.py`."""
+
+    __slots__ = ("__weakref__", "_digest", "args", "attrs", "data", "op", "type")
+    __array_ufunc__: Callable[..., Any] | None = (
+        None  # NumPy must not try to iterate over us; see models/functions/numpy_calls.py
+    )
+    __hash__ = object.__hash__
+
+    op: str
+    args: tuple[Tensor, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    type: Type
+    data: np.ndarray[Any, Any] | None  # set for `constant` leaves only
+    _digest: bytes | None
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes along the axes, as ints or symbolic dimension expressions."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype."""
+        return self.type.dtype
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.type.shape)
+
+    ndim = rank
+
+    @property
+    def entry(self) -> Op:
+        """The op table entry of this node's op."""
+        return OPS[self.op]
+
+    def attr(self, name: str) -> Any:
+        """Value of one attribute."""
+        return dict(self.attrs)[name]
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether this is an input, param, state or constant."""
+        return self.op in LEAVES
+
+    def __bool__(self) -> bool:
+        raise UsageError("the truth value of a tensor expression is not known yet", hint="use tg.where")
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a call of `make`: unpickling gives the node of the pool, so identity stays structural equality."""
+        return make, (self.op, self.args, dict(self.attrs), self.data)
+
+    def __repr__(self) -> str:
+        operands = [a.attr("name") if a.op in LEAVES[:3] else f"{a.op}{list(a.shape)}" for a in self.args]
+        shown = [f"{k}={v!r}" for k, v in self.attrs if k not in ("dtype", "shape")]
+        return f"{self.op}({', '.join([*operands, *shown])}): {self.type}"
+
+    def _repr_html_(self) -> str:
+        return Graph.of(self)._repr_html_()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        raise UsageError("tensor expressions are not iterable", hint="index them: x[0]")
+
+    def __contains__(self, item: object) -> bool:
+        raise UsageError("membership in a tensor expression is not known yet", hint="tg.any(tg.eq(x, value))")
+
+    # ir/builders.py implements the operators and installs them here, because builders insert casts and reshapes.
+    __add__: Callable[..., Tensor]
+    __radd__: Callable[..., Tensor]
+    __sub__: Callable[..., Tensor]
+    __rsub__: Callable[..., Tensor]
+    __mul__: Callable[..., Tensor]
+    __rmul__: Callable[..., Tensor]
+    __truediv__: Callable[..., Tensor]
+    __rtruediv__: Callable[..., Tensor]
+    __matmul__: Callable[..., Tensor]
+    __rmatmul__: Callable[..., Tensor]
+    __pow__: Callable[..., Tensor]
+    __neg__: Callable[..., Tensor]
+    __getitem__: Callable[..., Tensor]
+    __eq__: Callable[..., Tensor]  # type: ignore[assignment]
+    __ne__: Callable[..., Tensor]  # type: ignore[assignment]
+    __lt__: Callable[..., Tensor]
+    __le__: Callable[..., Tensor]
+    __gt__: Callable[..., Tensor]
+    __ge__: Callable[..., Tensor]
+    __rpow__: Callable[..., Tensor]
+    __floordiv__: Callable[..., Tensor]
+    __rfloordiv__: Callable[..., Tensor]
+    __mod__: Callable[..., Tensor]
+    __rmod__: Callable[..., Tensor]
+    __abs__: Callable[..., Tensor]
+    __and__: Callable[..., Tensor]
+    __rand__: Callable[..., Tensor]
+    __or__: Callable[..., Tensor]
+    __ror__: Callable[..., Tensor]
+    __xor__: Callable[..., Tensor]
+    __rxor__: Callable[..., Tensor]
+    __invert__: Callable[..., Tensor]
+    __len__: Callable[..., int]
+    reshape: Callable[..., Tensor]
+    flatten: Callable[..., Tensor]
+    size: Dim
+    astype: Callable[..., Tensor]
+    transpose: Callable[..., Tensor]
+    permute: Callable[..., Tensor]
+    sum: Callable[..., Tensor]
+    mean: Callable[..., Tensor]
+    max: Callable[..., Tensor]
+    min: Callable[..., Tensor]
+    T: Tensor
+    mT: Tensor
+
+    # models/functions/numpy_calls.py installs NumPy's functions and methods.
+    __array_function__: Callable[..., Any]
+    all: Callable[..., Tensor]
+    any: Callable[..., Tensor]
+    argmax: Callable[..., Tensor]
+    argmin: Callable[..., Tensor]
+    argsort: Callable[..., Tensor]
+    clip: Callable[..., Tensor]
+    copy: Callable[..., Tensor]
+    cumsum: Callable[..., Tensor]
+    diagonal: Callable[..., Tensor]
+    dot: Callable[..., Tensor]
+    prod: Callable[..., Tensor]
+    ravel: Callable[..., Tensor]
+    repeat: Callable[..., Tensor]
+    round: Callable[..., Tensor]
+    squeeze: Callable[..., Tensor]
+    std: Callable[..., Tensor]
+    swapaxes: Callable[..., Tensor]
+    take: Callable[..., Tensor]
+    trace: Callable[..., Tensor]
+    var: Callable[..., Tensor]
+
+
+def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, data: Any = None) -> Tensor:
+    """The hash-consed node `op(*args, **attrs)` with its type inferred. Raises ShapeError if the operands violate the
+    op's type law.
+    """
+    entry = OPS[op]
+    full = check_attrs(entry, attrs or {})
+    key = (op, tuple(id(a) for a in args), attrs_key(full))
+    found = _pool.get(key)
+    if found is None:
+        found = object.__new__(Tensor)
+        found.op, found.args, found.attrs, found.data, found._digest = op, tuple(args), full, data, None
+        found.type = infer(entry, [a.type for a in args], dict(full))
+        with _entering:
+            found = _pool.setdefault(key, found)
+    return found
+
+
+def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
+    """Hashable key of attributes that distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
+    kinds = tuple((float, math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs)
+    return (attrs, kinds)
+
+
+def constant(array: Any) -> Tensor:
+    """A constant leaf that holds a private copy of the array; equal contents give the same node."""
+    value = np.array(array, copy=True, order="C")
+    dtype = dtypes.name_of(value.dtype)
+    digest = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
+    value.setflags(write=False)
+    return make("constant", (), {"digest": digest, "shape": value.shape, "dtype": dtype}, data=value)
+
+
+@runtime_checkable
+class ArraySource(Protocol):
+    """Protocol of lazily loaded weight data (memory-mapped files)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes along the axes."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype."""
+        ...
+
+    def load(self) -> np.ndarray[Any, Any]:
+        """Read and return the array."""
+        ...
+
+
+Data = np.ndarray[Any, Any] | ArraySource
+
+
+def load_data(data: Data) -> np.ndarray[Any, Any]:
+    """The array of some weight data; a lazy source is read now."""
+    return data if isinstance(data, np.ndarray) else data.load()
+
+
+def topological(roots: Iterable[Tensor], known: Container[int] = ()) -> list[Tensor]:
+    """All nodes reachable from the roots, operands first, in a deterministic depth-first order. Iterative.
+
+    Nodes whose ids are in `known` are skipped, together with nodes reachable only through them.
+    """
+    order: list[Tensor] = []
+    seen: set[int] = set()
+    stack: list[tuple[Tensor, int]] = [(r, 0) for r in reversed(list(roots))]
+    while stack:
+        node, position = stack.pop()
+        if position == 0:
+            if id(node) in seen or id(node) in known:
+                continue
+            seen.add(id(node))
+        if position < len(node.args):
+            stack.append((node, position + 1))
+            child = node.args[position]
+            if id(child) not in seen:
+                stack.append((child, 0))
+        else:
+            order.append(node)
+    return order
+
+
+def rebuild(roots: Sequence[Tensor], change: Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]) -> list[Tensor]:
+    """The roots after passing every node through `change(node, new_operands)`; a result of None keeps the node's op and
+    attributes.
+    """
+    new: dict[int, Tensor] = {}
+    for node in topological(roots):
+        args = tuple(new[id(a)] for a in node.args)
+        found = change(node, args)
+        if found is None:
+            same = all(a is b for a, b in zip(args, node.args))
+            found = node if same else make(node.op, args, dict(node.attrs), data=node.data)
+        new[id(node)] = found
+    return [new[id(r)] for r in roots]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A computation: outputs over inputs, params, states and constants.
+
+    `params` maps parameter names to data (possibly lazy; possibly missing until `bind`). `updates` maps each mutated
+    state to its value after a call. `structure` describes how outputs are returned: a nested tuple/list/dict template
+    whose leaves are output indices; None means a single output.
+    """
+
+    outputs: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    inputs: tuple[Tensor, ...]
+    params: Mapping[str, Data] = field(default_factory=dict)
+    updates: Mapping[str, Tensor] = field(default_factory=dict)
+    structure: Any = None
+    name: str = "graph"
+
+    @staticmethod
+    def of(
+        outputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
+        *,
+        params: Mapping[str, Data] | None = None,
+        inputs: Sequence[Tensor] | None = None,
+        updates: Mapping[str, Tensor] | None = None,
+        name: str = "graph",
+    ) -> Graph:
+        """A graph from expressions. Inputs are ordered by first use unless given. Raises UsageError for unlisted inputs
+        and BadModelError for clashing names.
+        """
+        structure: Any
+        if isinstance(outputs, Tensor):
+            values, names, structure = [outputs], ["output"], None
+        elif isinstance(outputs, Mapping):
+            values, names = list(outputs.values()), list(outputs)
+            structure = {n: i for i, n in enumerate(names)}
+        else:
+            values = list(outputs)
+            names = [f"output{i}" for i in range(len(values))]
+            structure = tuple(range(len(values)))
+        if not values or not all(isinstance(v, Tensor) for v in values):
+            raise UsageError("a graph needs at least one output, each a tensor expression")
+        roots = [*values, *(updates or {}).values()]
+        found = [n for n in topological(roots) if n.op == "input"]
+        chosen = list(inputs) if inputs is not None else found
+        missing = [n.attr("name") for n in found if n not in set(chosen)]
+        if missing:
+            raise UsageError(f"inputs {missing} are used but not listed")
+        graph = Graph(
+            tuple(values), tuple(names), tuple(chosen), dict(params or {}), dict(updates or {}), structure, name
+        )
+        graph.check()
+        return graph
+
+    def check(self) -> None:
+        """Raise BadModelError if leaf names clash or bound data does not match the declared shape or dtype.
+
+        Raises ShapeError if a state and its update have different types.
+        """
+        seen: dict[tuple[str, str], Tensor] = {}
+        for node in self.nodes():
+            if node.op in LEAVES[:3]:
+                key = (node.op, node.attr("name"))
+                if seen.setdefault(key, node) is not node:
+                    raise BadModelError(f"two {node.op}s are called {key[1]!r}: {seen[key].type} and {node.type}")
+        for name, data in self.params.items():
+            leaf = seen.get(("param", name))
+            if leaf is not None and (tuple(data.shape) != leaf.shape or dtypes.name_of(data.dtype) != leaf.dtype):
+                raise BadModelError(f"param {name!r} is {leaf.type}, its data {data.dtype}{list(data.shape)}")
+        for name, value in self.updates.items():
+            state = seen.get(("state", name))
+            if state is not None and state.type != value.type:
+                raise ShapeError(f"state {name!r} is {state.type}, its update {value.type}")
+
+    @property
+    def roots(self) -> tuple[Tensor, ...]:
+        """Outputs followed by state updates: all values to compute."""
+        return (*self.outputs, *self.updates.values())
+
+    def nodes(self) -> list[Tensor]:
+        """All nodes in topological order; deterministic."""
+        return topological(self.roots)
+
+    def leaves(self, op: str) -> list[Tensor]:
+        """The leaves of one kind ('input', 'param', 'state', 'constant') that the roots use."""
+        return [n for n in self.nodes() if n.op == op]
+
+    def with_roots(self, roots: Sequence[Tensor]) -> Graph:
+        """This graph with its roots replaced (same order: outputs, then updates)."""
+        n = len(self.outputs)
+        return replace(self, outputs=tuple(roots[:n]), updates=dict(zip(self.updates, roots[n:], strict=True)))
+
+    @property
+    def free_dims(self) -> dict[str, dims.Atom]:
+        """The symbolic (unbound) dimensions of the inputs, by name."""
+        return {name: atom for n in self.inputs for d in n.shape for name, atom in dims.symbols(d).items()}
+
+    def bind(self, sizes: Mapping[str, Dim]) -> Graph:
+        """This graph with named dimensions replaced by sizes or other expressions. UsageError names unknown
+        dimensions.
+        """
+        free = self.free_dims
+        unknown = sorted(set(sizes) - set(free))
+        if unknown:
+            raise UsageError(f"no dimension is called {unknown}", hint=f"the graph has {sorted(free)}")
+
+        def fix(value: Any) -> Any:
+            return dims.bind(value, sizes)
+
+        def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
+            kinds = node.entry.attrs
+            attrs = {
+                k: tuple(map(fix, v)) if kinds[k] == "dims" else fix(v) if kinds[k] in ("int", "float") else v
+                for k, v in node.attrs
+            }
+            return make(node.op, args, attrs, data=node.data)
+
+        fresh = {n: change(n, ()) for n in self.inputs}
+        graph = self.with_roots(rebuild(self.roots, change)) if free else self
+        return replace(graph, inputs=tuple(fresh[n] for n in self.inputs))
+
+    def digest(self) -> str:
+        """Structural hash (hex). Operands of commutative ops are sorted; leaf names are included, weight
+        data is not.
+        """
+        total = hashlib.blake2b(digest_size=16)
+        for root in self.roots:
+            total.update(structural_digest(root))
+        return total.hexdigest()
+
+    def __repr__(self) -> str:
+        numbers = {id(n): i for i, n in enumerate(self.nodes())}
+        lines = [f"graph {self.name}({', '.join(str(n.attr('name')) + ': ' + str(n.type) for n in self.inputs)})"]
+        for node in self.nodes():
+            attrs = ", ".join(f"{k}={v!r}" for k, v in node.attrs if k not in ("dtype", "digest"))
+            operands = ", ".join(f"%{numbers[id(a)]}" for a in node.args)
+            lines.append(
+                f"  %{numbers[id(node)]} = {node.op}({', '.join(t for t in (operands, attrs) if t)}): {node.type}"
+            )
+        lines.append("  return " + ", ".join(f"{n}=%{numbers[id(o)]}" for n, o in zip(self.names, self.outputs)))
+        return "\n".join(lines)
+
+    def counts(self) -> dict[str, int]:
+        """Number of nodes of each op."""
+        found: dict[str, int] = {}
+        for node in self.nodes():
+            found[node.op] = found.get(node.op, 0) + 1
+        return found
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(f"<tr><td>{escape(op)}</td><td>{n}</td></tr>" for op, n in sorted(self.counts().items()))
+        head = f"<b>{escape(self.name)}</b>: {len(self.nodes())} nodes"
+        return f"{head}<table><tr><th>op</th><th>count</th></tr>{rows}</table><pre>{escape(repr(self)[:8000])}</pre>"
+
+
+def structural_digest(node: Tensor) -> bytes:
+    """Structural hash of the term rooted at a node, commutative operands sorted; cached on the nodes."""
+    for item in topological([node]):
+        if item._digest is None:
+            children = [a._digest or b"" for a in item.args]
+            if item.entry.commutative:
+                children.sort()
+            text = repr((item.op, item.attrs)).encode()
+            item._digest = hashlib.blake2b(text + b"\0" + b"".join(children), digest_size=16).digest()
+    assert node._digest is not None
+    return node._digest
+
+
+__all__ = ["LEAVES", "ArraySource", "Data", "Dim", "Graph", "Tensor", "attrs_key", "constant", "load_data", "make", "rebuild",
+           "structural_digest", "topological"]  # fmt: skip

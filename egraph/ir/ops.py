@@ -1,0 +1,178 @@
+"""The op table: the `Op` entry type, the registry `OPS`, attribute canonicalization and type inference.
+
+Entries are in `ir/atomic_ops.py` (ops with NumPy semantics) and `ir/composite_ops.py` (ops defined by a decomposition into simpler
+ops). Egglog sorts, interpreter, importers, per-op tests and docs are all derived from this table, so adding an op
+changes one place.
+
+Conventions that keep the algebra small:
+- Every node has exactly one value. An operation with several results is several nodes (a split is a set of slices).
+- Pointwise operands have equal rank; a dimension of size 1 broadcasts. Builders insert the reshapes.
+- Operands of one node share a dtype unless the entry says otherwise. Builders insert the casts.
+- Reductions keep reduced axes with size 1; dropping an axis is a reshape.
+- `slice`, `concat` and `pad` act on one axis; `concat` takes two operands. Offsets are explicit attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ShapeError
+from . import dtypes
+from .dims import Dim, Shape, concrete
+
+if TYPE_CHECKING:
+    from .graph import Tensor
+
+Attrs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Type:
+    """Shape and dtype of a value."""
+
+    shape: Shape
+    dtype: str
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the value in bytes; the shape must be concrete."""
+        size = dtypes.itemsize(self.dtype)
+        for d in concrete(self.shape):
+            size *= d
+        return size
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation.
+
+    `law` names the shape and dtype law in `ir/type_laws.py` (Python) and `language.py` (egglog). `numpy(attrs, *arrays)`
+    computes the op on concrete arrays; a composite has `decompose(*tensors, **attrs)` instead. `kind` is one of leaf,
+    pointwise, reduction, contraction, view, layout (moves data without arithmetic), index (gather, scatter, sort),
+    composite. `linear` lists the operands in which the op is linear. `attrs` maps each attribute to its encoding: "int"
+    an i64, "dims" an interned vector of ints (shapes, axes, permutations), "float", "bool", "str" and "dtype" interned
+    by value. `onnx` and `aten` name equivalent operators (importers handle operand order and attributes).
+    """
+
+    name: str
+    arity: int
+    law: str
+    kind: str
+    attrs: Mapping[str, str]
+    defaults: Mapping[str, Any]
+    doc: str
+    numpy: Callable[..., Any] | None = None
+    decompose: Callable[..., Tensor] | None = None
+    commutative: bool = False
+    associative: bool = False
+    monoid: str = ""  # for reductions: the binary op that the reduction folds
+    linear: tuple[int, ...] = ()
+    floats_only: bool = False
+    # arithmetic per output element (pointwise) or per input element (reductions), for the roofline model
+    flops: float = 1.0
+    onnx: tuple[str, ...] = ()
+    aten: tuple[str, ...] = ()
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each output element depends only on operand elements at the same index."""
+        return self.law in ("pointwise", "compare", "where", "cast")
+
+    @property
+    def composite(self) -> bool:
+        """Whether the op is defined by a decomposition."""
+        return self.decompose is not None
+
+
+OPS: dict[str, Op] = {}
+
+
+def register(op: Op) -> Op:
+    """Add an entry to the op table. ValueError if the name is taken."""
+    if op.name in OPS:
+        raise ValueError(f"op {op.name!r} is registered twice")
+    OPS[op.name] = op
+    return op
+
+
+def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
+    """Attributes completed with defaults, in table order and as canonical Python types. ShapeError for unknown or
+    missing ones.
+    """
+    unknown = set(attrs) - set(op.attrs)
+    if unknown:
+        raise ShapeError(f"{op.name} has no attribute {sorted(unknown)}", hint=f"it has {list(op.attrs)}")
+    found = []
+    for name, kind in op.attrs.items():
+        if name in attrs:
+            value = attrs[name]
+        elif name in op.defaults:
+            value = op.defaults[name]
+        else:
+            raise ShapeError(f"{op.name} needs the attribute {name!r}")
+        found.append((name, _CANONICAL[kind](value)))
+    return tuple(found)
+
+
+def _canonical_dim(value: Any) -> Dim:
+    from .dims import Expr
+
+    if isinstance(value, Expr):
+        return value
+    try:
+        return index(value)
+    except TypeError:
+        raise ShapeError(f"{value!r} is no size, axis or count", hint="give an int or a tg.dim") from None
+
+
+def _dims(values: Any) -> tuple[Dim, ...]:
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise ShapeError(f"{values!r} is no shape", hint="give a tuple of sizes")
+    return tuple([_canonical_dim(d) for d in values])
+
+
+def _canonical_number(value: Any) -> Any:
+    """A number, or a dimension expression used as a number (value of a fill)."""
+    from .dims import Expr
+
+    if isinstance(value, bool | int | Expr):
+        return value
+    return math.nan if value != value else float(value)  # math.nan is one object, so that NaN works as a dictionary key
+
+
+_CANONICAL: dict[str, Callable[[Any], Any]] = {
+    "int": _canonical_dim,
+    "dims": _dims,
+    "float": lambda v: _canonical_number(v),
+    "bool": bool,
+    "str": str,
+    "dtype": dtypes.name_of,
+}
+
+
+def infer(op: Op, types: Sequence[Type], attrs: Attrs) -> Type:
+    """The result type of an op. ShapeError names the op and its operands."""
+    from .type_laws import LAWS
+
+    if len(types) != op.arity:
+        raise ShapeError(f"{op.name} takes {op.arity} operands, not {len(types)}")
+    if op.floats_only and any(not dtypes.is_float(t.dtype) for t in types):
+        raise ShapeError(f"{op.name} needs floating-point operands, not {', '.join(map(str, types))}")
+    try:
+        return LAWS[op.law](op, tuple(types), attrs)
+    except ShapeError as error:
+        if not error.where:
+            error.where = f"{op.name}({', '.join(map(str, types))}){dict(attrs) if attrs else ''}"
+        raise

@@ -1,0 +1,105 @@
+"""The rewrite rule type. A rule is data: pattern texts, guards and metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal as OneOf
+
+from ...errors import RuleError
+from .pattern import Attr, Call, Name, Term, attr_names, attr_variables, parse_guard, parse_term, subterms, variables
+from .pattern import Literal as Number
+
+Growth = OneOf["collects", "rearranges", "expands"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rewrite rule: `left` may be replaced by `right` wherever all guards in `when` hold. pattern.py defines the
+    syntax.
+
+    A rule with several left sides (a merge) has as many right sides: all left sides must match at once, and each left
+    side equals its right side. `both` adds the right-to-left rule. `exact` promises bitwise equality for all floats,
+    including NaN, infinities and -0.0; other rules hold over the reals, and their rounding error is checked against the
+    plan's tolerance. `growth` classifies how the rule changes the number of operations. `keep` exempts the e-nodes that
+    the left-to-right direction creates from pruning (forms that pay only when shared or rewritten further).
+    """
+
+    name: str
+    left: str | tuple[str, ...]
+    right: str | tuple[str, ...]
+    when: tuple[str, ...] = ()
+    growth: Growth = "rearranges"
+    exact: bool = False
+    both: bool = False
+    phase: str = "algebra"
+    family: str = ""
+    keep: bool = False
+    shortcut: bool = False  # derivable from other rules; saves iterations
+    doc: str = ""
+
+    @cached_property
+    def lefts(self) -> tuple[Term, ...]:
+        """The parsed left sides."""
+        return tuple(map(parse_term, (self.left,) if isinstance(self.left, str) else self.left))
+
+    @cached_property
+    def rights(self) -> tuple[Term, ...]:
+        """The parsed right sides."""
+        return tuple(map(parse_term, (self.right,) if isinstance(self.right, str) else self.right))
+
+    @cached_property
+    def guards(self) -> tuple[Attr, ...]:
+        """The parsed guards."""
+        return tuple(map(parse_guard, self.when))
+
+    @property
+    def directions(self) -> tuple[Rule, ...]:
+        """The one-directional rules that this rule expands to."""
+        if not self.both:
+            return (self,)
+        forward = {**self.__dict__, "both": False}
+        for cached in ("lefts", "rights", "guards"):
+            forward.pop(cached, None)
+        return (
+            Rule(**forward),
+            Rule(**{**forward, "name": f"{self.name}-reversed", "left": self.right, "right": self.left, "keep": False}),
+        )
+
+    def check(self) -> None:
+        """Raise RuleError if the rule is malformed: unbound variables, different numbers of left and right sides, or a
+        left side that is a bare variable.
+        """
+        if len(self.lefts) != len(self.rights):
+            raise RuleError(f"{len(self.lefts)} left sides, {len(self.rights)} right sides", where=self.name)
+        for rule in self.directions:
+            tensors = {v for t in rule.lefts for v in variables(t)}
+            bound = tensors | {a for t in rule.lefts for a in attr_variables(t)}
+            if any(not isinstance(t, Call) for t in rule.lefts):
+                raise RuleError("a left side must be an op", where=rule.name)
+            read = {n for g in rule.guards for n in attr_names(g)}
+            for term in rule.rights:
+                read |= (
+                    set(variables(term))
+                    | {n for t in subterms(term) if isinstance(t, Call) for _, a in t.attrs for n in attr_names(a)}
+                    | {t.like for t in subterms(term) if isinstance(t, Number) and t.like}
+                )
+            for term in rule.lefts:
+                read |= {n for t in subterms(term) if isinstance(t, Call) for _, a in t.attrs if not isinstance(a, Name)
+                         for n in attr_names(a)}  # fmt: skip
+            if unbound := sorted(read - bound):
+                raise RuleError(f"unbound variables {unbound}", where=rule.name)
+
+
+def table(family: str, phase: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Checked rules of one family and phase. `family` and `phase` are filled in for rules that do not set their own."""
+    found = []
+    for rule in rules:
+        fields = {k: v for k, v in rule.__dict__.items() if k not in ("lefts", "rights", "guards")}
+        fields["family"] = rule.family or family
+        fields["phase"] = rule.phase if rule.phase != "algebra" else phase
+        made = Rule(**fields)
+        made.check()
+        found.append(made)
+    return tuple(found)

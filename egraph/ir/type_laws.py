@@ -1,0 +1,372 @@
+"""Shape and dtype laws: the type of a result from the types of its operands. One function per law.
+
+`language.py` states the same laws for egglog under the same names; a test checks that both agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...errors import ShapeError
+from . import dtypes
+from .dims import Dim, Shape, volume
+from .ops import Attrs, Op, Type
+
+#: recurrent cell -> (number of gate row blocks in its weights, number of activations).
+GATES = {"lstm": (4, 3), "gru": (3, 2), "plain": (1, 1)}
+
+Law = Callable[[Op, tuple[Type, ...], Attrs], Type]
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The broadcast shape of shapes of equal rank; sizes of 1 stretch. ShapeError if sizes do not match."""
+    if len({len(s) for s in shapes}) != 1:
+        raise ShapeError(f"operands have different ranks: {', '.join(map(str, shapes))}")
+    found: list[Dim] = []
+    for position, sizes in enumerate(zip(*shapes, strict=True)):
+        wide = {d for d in sizes if d != 1} or {1}
+        if len(wide) != 1:
+            text = f"sizes {sizes} at axis {position} do not broadcast: {', '.join(map(str, shapes))}"
+            raise ShapeError(text, sizes=sizes)
+        found.append(wide.pop())
+    return tuple(found)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """The axis, if 0 <= axis < rank (builders have already resolved negative axes); otherwise ShapeError."""
+    if not 0 <= axis < rank:
+        raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
+    return axis
+
+
+def _same_dtype(types: tuple[Type, ...]) -> str:
+    if len({t.dtype for t in types}) != 1:
+        raise ShapeError(f"operands have different dtypes: {', '.join(t.dtype for t in types)}", hint="cast them")
+    return types[0].dtype
+
+
+def _replace(shape: Shape, axis: int, size: Dim) -> Shape:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def leaf(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Type from the attributes `shape` and `dtype`."""
+    if any(isinstance(d, int) and d < 0 for d in attrs["shape"]):
+        raise ShapeError(f"negative dimension in {attrs['shape']}")
+    return Type(attrs["shape"], attrs["dtype"])
+
+
+def pointwise(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Broadcast shape, common dtype."""
+    return Type(broadcast(*(t.shape for t in types)), _same_dtype(types))
+
+
+def compare(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Broadcast shape, bool."""
+    _same_dtype(types)
+    return Type(broadcast(*(t.shape for t in types)), "bool")
+
+
+def where(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Broadcast shape; the condition is bool and the other two operands share a dtype."""
+    if types[0].dtype != "bool":
+        raise ShapeError(f"the condition is {types[0].dtype}, not bool")
+    return Type(broadcast(*(t.shape for t in types)), _same_dtype(types[1:]))
+
+
+def cast(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Same shape, dtype from the attribute."""
+    return Type(types[0].shape, attrs["dtype"])
+
+
+def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Reduced axes become 1."""
+    shape = types[0].shape
+    for axis in attrs["axes"]:
+        shape = _replace(shape, axis_of(axis, len(shape)), 1)
+    return Type(shape, types[0].dtype)
+
+
+def arg_reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """The axis becomes 1; int64 indices."""
+    return Type(_replace(types[0].shape, axis_of(attrs["axis"], types[0].rank), 1), "int64")
+
+
+def along(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Same type; the axis must exist."""
+    axis_of(attrs["axis"], types[0].rank)
+    return types[0]
+
+
+def along_index(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Same shape, int64; the axis must exist."""
+    axis_of(attrs["axis"], types[0].rank)
+    return Type(types[0].shape, "int64")
+
+
+def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Contracts a's last axis with b's second-last; b has a's rank (leading sizes broadcast) or rank 2."""
+    a, b = types
+    if a.rank < 2 or b.rank not in (2, a.rank):
+        raise ShapeError("matmul needs operands of rank >= 2, the second of equal rank or of rank 2")
+    if a.shape[-1] != b.shape[-2]:
+        sizes = a.shape[-1], b.shape[-2]
+        raise ShapeError(f"contracted sizes differ: {sizes[0]} and {sizes[1]}", sizes=sizes)
+    batch = a.shape[:-2] if b.rank == 2 else broadcast(a.shape[:-2], b.shape[:-2])
+    return Type((*batch, a.shape[-2], b.shape[-1]), _same_dtype(types))
+
+
+def conv_size(size: Dim, kernel: Dim, stride: int, lo: int, hi: int, dilation: int) -> Dim:
+    """Number of window positions along one axis (convolution arithmetic)."""
+    found = (size + lo + hi - dilation * (kernel - 1) - 1) // stride + 1
+    if isinstance(found, int) and found <= 0:
+        raise ShapeError(f"a window of {kernel} (dilation {dilation}) does not fit into {size} + {lo} + {hi}")
+    return found
+
+
+def conv(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """x[N, C, *S] with w[O, C/groups, *K]; pads = all low sides, then all high sides."""
+    x, w = types
+    n = x.rank - 2
+    if n < 1 or w.rank != x.rank:
+        raise ShapeError("conv needs x[N, C, ...] and w[O, C/groups, ...] of equal rank >= 3")
+    groups, pads = attrs["groups"], attrs["pads"]
+    if len(attrs["strides"]) != n or len(attrs["dilations"]) != n or len(pads) != 2 * n:
+        raise ShapeError(f"strides, dilations and pads do not match {n} spatial axes")
+    if groups < 1 or x.shape[1] != w.shape[1] * groups or (isinstance(w.shape[0], int) and w.shape[0] % groups):
+        raise ShapeError(f"channels {x.shape[1]} and weight {w.shape} do not match groups={groups}")
+    space = [
+        conv_size(x.shape[2 + i], w.shape[2 + i], attrs["strides"][i], pads[i], pads[n + i], attrs["dilations"][i])
+        for i in range(n)
+    ]
+    return Type((x.shape[0], w.shape[0], *space), _same_dtype(types))
+
+
+def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """x[N, C, *S] with a window of `kernel` sizes; pads = all low sides, then all high sides."""
+    x, kernel, pads = types[0], attrs["kernel"], attrs["pads"]
+    n = len(kernel)
+    if x.rank != n + 2 or len(attrs["strides"]) != n or len(attrs["dilations"]) != n or len(pads) != 2 * n:
+        raise ShapeError(f"kernel {kernel}, strides, dilations and pads do not match {x}")
+    space = [
+        conv_size(x.shape[2 + i], kernel[i], attrs["strides"][i], pads[i], pads[n + i], attrs["dilations"][i])
+        for i in range(n)
+    ]
+    return Type((*x.shape[:2], *space), x.dtype)
+
+
+def reshape(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """The requested shape; the number of elements must be equal."""
+    have, want = volume(types[0].shape), volume(attrs["shape"])
+    if isinstance(have, int) and isinstance(want, int) and have != want:
+        raise ShapeError(f"cannot reshape {types[0].shape} to {attrs['shape']}")
+    return Type(attrs["shape"], types[0].dtype)
+
+
+def permute(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Output axis i is input axis perm[i]."""
+    perm = attrs["perm"]
+    if sorted(perm) != list(range(types[0].rank)):
+        raise ShapeError(f"{perm} is not a permutation of {types[0].rank} axes")
+    return Type(tuple(types[0].shape[p] for p in perm), types[0].dtype)
+
+
+def broadcast_to(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """The requested shape, of equal rank; sizes of 1 stretch."""
+    shape = attrs["shape"]
+    if len(shape) != types[0].rank or any(a not in (1, b) for a, b in zip(types[0].shape, shape)):
+        sizes = [d for pair in zip(types[0].shape, shape) if pair[0] not in (1, pair[1]) for d in pair]
+        raise ShapeError(f"{types[0].shape} does not broadcast to {shape}", sizes=sizes)
+    return Type(shape, types[0].dtype)
+
+
+def slice_(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Elements start, start+step, … below stop along one axis; 0 <= start <= stop <= size, step >= 1."""
+    axis, start, stop, step = axis_of(attrs["axis"], types[0].rank), attrs["start"], attrs["stop"], attrs["step"]
+    size = types[0].shape[axis]
+    if not isinstance(step, int) or step < 1:
+        raise ShapeError(f"slice step {step} is not a positive int", hint="flip first")
+    if all(isinstance(d, int) for d in (start, stop, size)) and not 0 <= start <= stop <= size:
+        raise ShapeError(f"slice {start}:{stop} is outside size {size}")
+    return Type(_replace(types[0].shape, axis, (stop - start + step - 1) // step), types[0].dtype)
+
+
+def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Sizes add along one axis; all other sizes must be equal."""
+    a, b = types
+    axis = axis_of(attrs["axis"], a.rank)
+    if a.rank != b.rank or any(p != q for i, (p, q) in enumerate(zip(a.shape, b.shape)) if i != axis):
+        sizes = [d for i, pair in enumerate(zip(a.shape, b.shape)) if i != axis and pair[0] != pair[1] for d in pair]
+        raise ShapeError(f"{a.shape} and {b.shape} differ along an axis other than {axis}", sizes=sizes)
+    return Type(_replace(a.shape, axis, a.shape[axis] + b.shape[axis]), _same_dtype(types))
+
+
+def pad(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """`lo` and `hi` constant elements before and after along one axis, both >= 0."""
+    axis, lo, hi = axis_of(attrs["axis"], types[0].rank), attrs["lo"], attrs["hi"]
+    if any(isinstance(d, int) and d < 0 for d in (lo, hi)):
+        raise ShapeError(f"negative padding {lo}, {hi}", hint="slice instead")
+    return Type(_replace(types[0].shape, axis, types[0].shape[axis] + lo + hi), types[0].dtype)
+
+
+def windows(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Window positions along `axis`, window elements in a new last axis."""
+    axis, size = axis_of(attrs["axis"], types[0].rank), attrs["size"]
+    count = conv_size(types[0].shape[axis], size, attrs["stride"], 0, 0, attrs["dilation"])
+    return Type((*_replace(types[0].shape, axis, count), size), types[0].dtype)
+
+
+def _index(kind: Type) -> None:
+    if dtypes.category(kind.dtype) != "int":
+        raise ShapeError(f"indices are {kind.dtype}, not integers")
+
+
+def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """x with `axis` replaced by the axes of the index (NumPy's take)."""
+    x, index = types
+    _index(index)
+    axis = axis_of(attrs["axis"], x.rank)
+    return Type((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]), x.dtype)
+
+
+def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Shape of the index, which has x's rank (NumPy's take_along_axis)."""
+    x, index = types
+    _index(index)
+    axis_of(attrs["axis"], x.rank)
+    if index.rank != x.rank:
+        raise ShapeError("the indices must have the rank of the data")
+    return Type(index.shape, x.dtype)
+
+
+def scatter_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """x with updates (same shape as the index) written along one axis."""
+    x, index, updates = types
+    _index(index)
+    axis_of(attrs["axis"], x.rank)
+    if index.shape != updates.shape or index.rank != x.rank or x.dtype != updates.dtype:
+        raise ShapeError("indices and updates must have equal shapes, the data's rank and the data's dtype")
+    return x
+
+
+def norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Same type as x; gain and shift have the rank-1 shape [x.shape[-1]]."""
+    for t in types[1:]:
+        if t.shape != types[0].shape[-1:]:
+            raise ShapeError(f"gain or shift is {t.shape}, not {types[0].shape[-1:]}")
+    return Type(types[0].shape, _same_dtype(types))
+
+
+def channel_norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Same type as x[N, C, ...]; the other operands have the rank-1 shape [C]."""
+    for t in types[1:]:
+        if types[0].rank < 2 or t.shape != types[0].shape[1:2]:
+            raise ShapeError(f"a channel value is {t.shape}, not {types[0].shape[1:2]}")
+    return Type(types[0].shape, _same_dtype(types))
+
+
+def linear(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """x[..., K] @ w[K, N] + b[N]."""
+    x, w, b = types
+    if w.rank != 2 or x.rank < 2 or x.shape[-1] != w.shape[0] or b.shape != w.shape[1:]:
+        raise ShapeError("linear needs x[..., K] of rank >= 2, w[K, N] and b[N]")
+    return Type((*x.shape[:-1], w.shape[1]), _same_dtype(types))
+
+
+def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """q[..., T, D], k[..., S, D], v[..., S, E] (mask[..., T, S]) of equal rank, leading sizes broadcast."""
+    q, k, v = types[:3]
+    if not q.rank == k.rank == v.rank >= 3 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError("attention needs q[..., T, D], k[..., S, D], v[..., S, E] of equal rank >= 3")
+    batch = broadcast(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    if len(types) == 4:
+        scores = (*batch, q.shape[-2], k.shape[-2])
+        if broadcast(types[3].shape, scores) != scores:
+            raise ShapeError(f"the mask {types[3].shape} does not broadcast to {scores}")
+    return Type((*batch, q.shape[-2], v.shape[-1]), _same_dtype(types))
+
+
+def rope(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """x[..., D] with cos and sin that broadcast to it."""
+    if broadcast(*(t.shape for t in types)) != types[0].shape:
+        raise ShapeError("cos and sin must broadcast to x")
+    if isinstance(types[0].shape[-1], int) and types[0].shape[-1] % 2:
+        raise ShapeError("rope needs an even last axis")
+    return Type(types[0].shape, _same_dtype(types))
+
+
+def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """logits[N, C] with integer target[N]: [N]."""
+    logits, target = types
+    _index(target)
+    if logits.rank != 2 or target.shape != logits.shape[:1] or not dtypes.is_float(logits.dtype):
+        raise ShapeError("cross_entropy needs floating-point logits[N, C] and target[N]")
+    return Type(target.shape, logits.dtype)
+
+
+def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """x[T, B, I], initial states and weights as vectors: a vector of T * B * directions * width outputs and the last
+    states.
+    """
+    x, state, w = types
+    hidden, width, count = attrs["hidden"], attrs["width"], attrs["layers"] * attrs["directions"]
+    if (x.rank, state.rank, w.rank) != (3, 1, 1) or min(hidden, width, count) < 1 or attrs["directions"] > 2:
+        raise ShapeError("recurrent needs x[T, B, I], rank-1 states, rank-1 weights, and positive sizes")
+    if attrs["cell"] not in GATES or len(attrs["activations"].split()) != GATES[attrs["cell"]][1]:
+        raise ShapeError(f"no recurrent cell {attrs['cell']!r} with the activations {attrs['activations']!r}")
+    steps, batch, size = x.shape
+    if isinstance(steps, int) and steps < 1:
+        raise ShapeError("a recurrent layer needs at least one step")
+    lstm, rows = attrs["cell"] == "lstm", hidden * GATES[attrs["cell"]][0]
+    states = count * batch * (width + (hidden if lstm else 0))
+    every = rows * (width + 2) + (width * hidden if width != hidden else 0)
+    every += 3 * hidden if "peephole" in attrs["variant"] else 0
+    inputs = attrs["directions"] * rows * (size + (attrs["layers"] - 1) * attrs["directions"] * width)
+    if state.shape[0] != states or w.shape[0] != inputs + count * every:
+        sizes = (states, state.shape[0], inputs + count * every, w.shape[0])
+        raise ShapeError(
+            "the states have {1} elements, not {0}, or the weights {3}, not {2}".format(*sizes), sizes=sizes
+        )
+    return Type((steps * batch * attrs["directions"] * width + states,), _same_dtype(types))
+
+
+def same(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Type of the first operand; every named axis must exist."""
+    for axis in (*attrs.get("axes", ()), *((attrs["axis"],) if "axis" in attrs else ())):
+        axis_of(axis, types[0].rank)
+    return types[0]
+
+
+LAWS: dict[str, Law] = {
+    "leaf": leaf,
+    "pointwise": pointwise,
+    "compare": compare,
+    "where": where,
+    "cast": cast,
+    "reduce": reduce,
+    "arg_reduce": arg_reduce,
+    "along": along,
+    "along_index": along_index,
+    "matmul": matmul,
+    "conv": conv,
+    "pool": pool,
+    "reshape": reshape,
+    "permute": permute,
+    "broadcast_to": broadcast_to,
+    "slice": slice_,
+    "concat": concat,
+    "pad": pad,
+    "windows": windows,
+    "gather": gather,
+    "gather_elements": gather_elements,
+    "scatter_elements": scatter_elements,
+    "norm": norm,
+    "channel_norm": channel_norm,
+    "linear": linear,
+    "attention": attention,
+    "rope": rope,
+    "cross_entropy": cross_entropy,
+    "recurrent": recurrent,
+    "same": same,
+}
+__all__ = ["LAWS", "Law", "axis_of", "broadcast", "conv_size"]

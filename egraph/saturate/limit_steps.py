@@ -1,0 +1,59 @@
+"""Discrete steps of beam width and slack, chosen so that a larger beam or slack only ever adds e-nodes to the result.
+
+Single saturations are not monotone: what is pruned depends on what else was found, so a wider beam may miss a form that
+a narrower beam had. Therefore a limit between two steps is rounded up to the next step, and the result of a step is the
+union of its saturation with those of all earlier steps. Limits below the first step (the default) run the default
+saturation and then filter it: kept are the e-nodes that in some round were among the k cheapest of their e-class (or
+the cheapest of their op in it) and within the slack of the e-class's best cost. Filtered sets of one saturation and
+unions of a growing list of saturations are both nested, in beam and in slack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, inf
+
+from .pruned_views import Narrow
+from .saturate import BEAM, SLACK_LAUNCHES, Limits
+
+STEPS: tuple[tuple[int, float], ...] = ((BEAM, SLACK_LAUNCHES), (8, 5), (32, 12), (0, 32))
+"""(beam, slack in launches) of each step. Beam 0 means no beam. Limits wider than the last step use the last step."""
+
+
+def step_of(limits: Limits) -> int:
+    """Index of the first step whose beam and slack are at least those of the limits."""
+    beam = BEAM if limits.beam is None else limits.beam
+    wide = (n for n, (b, s) in enumerate(STEPS) if (not b or 0 < beam <= b) and limits.slack <= s)
+    return next(wide, len(STEPS) - 1)
+
+
+def narrowed(limits: Limits, more: int) -> list[Narrow]:
+    """Filters that limits below the first step apply to a saturation, tightest first; an empty list keeps the whole
+    saturation.
+
+    `more` is the effort step: beam is multiplied by 2**more and slack grows by 2*more.
+    """
+    beam = BEAM if limits.beam is None else limits.beam
+    beams = list(range(1, beam + 1)) if 0 < beam < BEAM else [0]
+    slacks = [*range(ceil(limits.slack)), limits.slack] if limits.slack < SLACK_LAUNCHES else [inf]
+    pairs = [*((b, slacks[-1]) for b in beams[:-1]), *((beams[-1], s) for s in slacks)]
+    narrow = [Narrow(b << more, s + 2 * more) for b, s in pairs]
+    return [] if narrow == [Narrow()] else narrow
+
+
+def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[Narrow]]]:
+    """Saturations whose union implements `limits` and `effort`: pairs (limits of the saturation, filters to apply), in
+    order.
+
+    Larger limits or effort append to this sequence or loosen its filters. Effort step n repeats all steps with limits
+    extended n times, the beam multiplied by 2**n and the slack grown by 2*n.
+    """
+    widest = step_of(limits)
+    for more in range(effort):
+        longer = limits.longer(more)
+        for beam, slack in STEPS[: widest + 1]:
+            yield replace(longer, beam=beam << more, slack=slack + 2 * more), narrowed(limits, more)
+
+
+__all__ = ["STEPS", "narrowed", "parts", "step_of"]

@@ -1,0 +1,122 @@
+"""The egglog program for a set of graphs: declarations, type laws, cost rules and rewrite rules as a list of commands.
+
+Only ops, ranks and rules that can occur are declared, because each rule costs egglog 0.5 ms. All blocks of a model
+share one program, so a worker declares it once and loads one block after another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.graph import LEAVES, Graph
+from ..ir.rule import Rule
+from .beam import kill_rules
+from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
+from .rule_compiler import Shape, applicable, changes_rank, collect_constants, compile_rule, shapes, spelled_ranks
+from .tables import Lowered, lower, with_parts
+from .term_cost import CAP, Pricing, cost_program
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """An egglog program and the interned ids it uses. `names` lists the one-directional rules that are loaded."""
+
+    commands: tuple[str, ...]
+    signatures: dict[str, str]
+    names: tuple[str, ...]
+    needs: dict[str, list[Shape]]  # ruleset -> op shapes that must be present in an e-graph for the rule to match
+    pruned: bool
+    beam: int
+    interner: Interner
+    constants: tuple[float, ...]
+    pricing: Pricing
+    parts: bool
+    key: str
+
+    def lower(self, graph: Graph) -> Lowered:
+        """The graph as egglog input tables, encoded with this program's interned ids."""
+        return lower(graph, self.interner.copy(), self.constants, self.pricing, self.parts)
+
+    @property
+    def declaration(self) -> dict[str, Any]:
+        """Payload of the engine's `declare` request (JSON)."""
+        return {
+            "key": self.key,
+            "commands": self.commands,
+            "signatures": self.signatures,
+            "needs": self.needs,
+            "pruned": self.pruned,
+            "beam": bool(self.beam),
+        }
+
+    @staticmethod
+    def job(lowered: Lowered, nodes: int) -> dict[str, Any]:
+        """Payload of the engine's `start` request for one block (JSON). `nodes` limits the number of live e-nodes."""
+        return {
+            "tables": lowered.tables(),
+            "dims": [list(d) for d in lowered.dims],
+            "handles": len(lowered.nodes),
+            "own": lowered.own,
+            "roots": lowered.roots,
+            "nodes": nodes,
+        }
+
+
+def make_program(
+    graphs: Iterable[Graph],
+    rules: Sequence[Rule],
+    pricing: Pricing,
+    slack: int | None,
+    beam: int = 0,
+    parts: bool = False,
+) -> Program:
+    """The egglog program for some graphs.
+
+    `slack`: e-nodes more expensive than the best of their e-class by more than this are pruned; with None there is no
+    cost pruning, but a `beam` still prunes. `parts`: unite composite ops with their decompositions. Raises RuleError if
+    a rule cannot be expressed in egglog.
+    """
+    nodes = [n for g in graphs for n in (with_parts(g)[0] if parts else g.nodes())]
+    usable, reachable = applicable(rules, {n.op for n in nodes if n.op not in LEAVES})
+    names = constructors(reachable)
+    present = {n.rank for n in nodes}
+    near = {r + d for r in present for d in (-1, 1) if r + d >= 0} if any(map(changes_rank, usable)) else set()
+    near |= {r for rule in usable for r in spelled_ranks(rule)}
+    ranks = list(range(max({1, *near, *(r + 1 for r in present)}) + 1))
+    interner = Interner()
+    constants = collect_constants(usable, interner)
+    guarded = slack is not None or bool(beam)
+    commands = [*base_declarations(guarded=guarded), *rank_facts(ranks)]
+    for name in names:
+        commands += declare_op(name, ranks, guarded=guarded)
+    if guarded:
+        commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
+    commands += kill_rules(names) if beam else []
+    needs: dict[str, list[Shape]] = {}
+    for number, rule in enumerate(usable):  # one ruleset per rule, so that a round can run only rules that can match
+        ruleset = f"r_{number}"
+        needs[ruleset] = shapes(rule)
+        commands.append(f"(ruleset {ruleset})")
+        spelled = compile_rule(rule, interner, sorted(present | near), guarded=guarded, ruleset=ruleset)
+        commands += [text for _, text in spelled]
+    commands.append(f"(unstable-combined-ruleset r_rules {' '.join(needs)})")
+    key = hashlib.blake2b("\n".join(commands).encode(), digest_size=16).hexdigest()
+    return Program(
+        commands=tuple(commands),
+        signatures={"Leaf": "I"} | {name: signature(name) for name in names},
+        names=tuple(r.name for r in usable),
+        needs=needs,
+        pruned=guarded,
+        beam=beam,
+        interner=interner,
+        constants=tuple(constants),
+        pricing=pricing,
+        parts=parts,
+        key=key,
+    )
+
+
+__all__ = ["Program", "make_program"]

@@ -1,0 +1,85 @@
+"""Filters that reduce a saturation to a smaller beam and slack.
+
+Kept are the e-nodes that in some round were among the cheapest of their e-class and close to its best cost. The filter
+is monotone: smaller limits keep a subset of what larger limits keep, and e-nodes kept after few rounds are kept after
+more rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from ..ir.ops import OPS
+from ..view.view import Bools, EGraphView
+from .term_cost import Pricing, node_prices
+
+FARTHEST = 1e9  # launches; larger than any slack in use
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A filter of e-nodes by rank and cost within their e-class.
+
+    `beam`: keep the `beam` cheapest e-nodes of each e-class and the cheapest of each op (0 keeps all). `slack`: keep
+    e-nodes at most this many launches more expensive than the best of their e-class. For views and pointwise ops the
+    unit is the op's own price in place of a launch.
+    """
+
+    beam: int = 0
+    slack: float = inf
+
+    def keeps(self, view: EGraphView, pricing: Pricing) -> Bools:
+        """Boolean mask of the e-nodes of a view that the filter keeps. The original graph's e-nodes and the best of
+        each e-class are always kept.
+        """
+        price = node_prices(view, pricing)
+        best, _ = view.cheapest(price)
+        found = np.zeros(len(view), np.bool_) if view.own is None else view.own.copy()
+        rank = [price[i] + sum(best[k] for k in view.kids(i).tolist()) for i in range(len(view))]
+        for c in range(view.n_classes):
+            rows = sorted(view.nodes_of(c).tolist(), key=lambda i: (rank[i], view.op[i], i))
+            first: dict[str, int] = {}
+            for n, i in enumerate(rows):
+                narrow = not self.beam or n < self.beam or first.setdefault(view.op[i], i) == i
+                first.setdefault(view.op[i], i)
+                entry = OPS.get(view.op[i])
+                unit = price[i] if entry is not None and (entry.pointwise or entry.kind == "view") else pricing.launch
+                found[i] |= narrow and (not n or rank[i] <= best[c] + min(self.slack, FARTHEST) * unit)
+        return found
+
+
+def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: Narrow, pricing: Pricing) -> EGraphView:
+    """The view `last` with the e-nodes that the filter keeps in at least one of `rounds`.
+
+    `rounds` are the views after each round of one saturation; each round's view contains the e-nodes of earlier rounds.
+    """
+    if not rounds:
+        return last
+    marked = narrow.keeps(last, pricing)
+    table = {(last.what(i), *last.kids(i).tolist()): i for i in range(len(last))}
+    for view in rounds[:-1]:
+        marks = narrow.keeps(view, pricing)
+        of = [-1] * view.n_classes
+        for value, c in view.classes.items():
+            of[c] = last.classes.get(value, -1)
+        rest = list(range(len(view)))
+        while rest:
+            later = []
+            for i in rest:
+                kids = [of[k] for k in view.kids(i).tolist()]
+                if -1 in kids:
+                    later.append(i)
+                elif (at := table.get((view.what(i), *kids))) is not None:
+                    of[view.cls[i]] = int(last.cls[at])
+                    marked[at] |= marks[i]
+            if len(later) == len(rest):
+                break
+            rest = later
+    return last.only(marked)
+
+
+__all__ = ["Narrow", "kept"]

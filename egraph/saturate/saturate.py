@@ -1,0 +1,394 @@
+"""Equality saturation of blocks: rounds of rule application under limits, with pruning of expensive e-nodes.
+
+One round applies every rule once, then shape laws, costs and pruning. Rounds run in a worker process (worker.py)
+because egglog cannot be interrupted; at the deadline the worker is killed and the last complete view is returned.
+
+The block's own terms are protected from pruning. An e-node that was in one round's view stays in all later views,
+although pruned e-nodes match no rule. So a view never loses the original graph or a plan that an earlier round had:
+more rounds never make the cheapest plan more expensive.
+
+egglog's back-off scheduler is not used, because it corrupts e-graphs with subsumed rows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...errors import RuleError, UsageError, WorkerError
+from ..ir.graph import Graph
+from ..ir.ops import Type
+from ..ir.rule import Rule
+from ..view.view import EGraphView, SaturationReport, view_of
+from .beam import victims
+from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stop, Stopped, never
+from .language import signature
+from .program import Program, make_program
+from .tables import Lowered
+from .term_cost import Pricing, Roofline
+
+SLACK_LAUNCHES = 3
+"""Default pruning slack in kernel launches. It must exceed the extra tree cost of a form that pays only when shared."""
+
+BEAM = 4
+"""Default beam width with the cost guard: the smallest width at which no measured graph got a more expensive plan
+(benchmarks/anytime.py).
+"""
+
+DECLARE_SECONDS = 30.0
+"""Time limit for declaring ops and rules, once per worker; not charged to a block."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one block's saturation.
+
+    `nodes`: live e-nodes. `iterations`: rounds. `seconds`: wall-clock time. `bytes`: resident memory of the worker.
+    `beam`: per e-class only the k cheapest e-nodes and the cheapest of every op are rewritten further; the others stay
+    in the view and can be chosen. Beam 0 means no beam; None means `BEAM` with the cost guard and 0 without. `slack`,
+    in kernel launches: an e-node is kept if its tree cost exceeds the best of its e-class by at most this. Saturations
+    with different beams or slacks are not nested; `saturate/limit_steps.py` derives nested results from these limits.
+    """
+
+    nodes: int = 20_000
+    iterations: int = 10
+    seconds: float = 5.0
+    bytes: int = 2 << 30
+    beam: int | None = None
+    slack: float = SLACK_LAUNCHES
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "iterations", "beam", "bytes", "seconds", "slack"):
+            value = getattr(self, name)
+            if not ((isinstance(value, int | float | np.number) and value >= 0) or (value is None and name == "beam")):
+                raise UsageError(f"limit {name}={value!r}", hint="a number from 0 on")
+
+    def longer(self, times: int) -> Limits:
+        """These limits with e-nodes and seconds doubled and 4 more rounds, `times` times."""
+        return replace(
+            self, nodes=self.nodes << times, iterations=self.iterations + 4 * times, seconds=self.seconds * 2**times
+        )
+
+
+class Session(Protocol):
+    """Protocol of where egglog runs: in this process (`InProcess`) or in a worker."""
+
+    def prepare(self) -> None:
+        """Get ready to serve. The time is not charged to a limit."""
+        ...
+
+    def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
+        """Call a method of `Engine`; returns (header, arrays).
+
+        Raises Deadline, MemoryLimit, Stopped, WorkerError (the worker died) or EngineError.
+        """
+        ...
+
+
+class InProcess:
+    """A session in this process, for tests and debugging. A running round cannot be stopped."""
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+
+    def prepare(self) -> None:
+        """See `Session.prepare`."""
+        self.engine = self.engine or Engine()
+
+    def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
+        """See `Session.request`."""
+        if bounds.stop():
+            raise Stopped
+        arguments = [] if payload is None else [payload]
+        found: tuple[dict[str, Any], Arrays] = getattr(self.engine, method)(*arguments)
+        return found
+
+
+# ---------------------------------------------------------------- views
+def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
+    """Decode the engine's arrays into a view.
+
+    E-nodes without a known type or unreachable from the roots are dropped. E-classes are numbered breadth-first from
+    the roots.
+    """
+    handle = dict(arrays["handle"].tolist())
+    cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
+    attr_off, attr = arrays["attr_off"].tolist(), arrays["attr"].tolist()
+    shape, dtype = arrays["shape"].tolist(), arrays["dtype"].tolist()
+    rows_of: dict[int, list[int]] = {}
+    for row, c in enumerate(cls):
+        if shape[c] >= 0 and all(shape[k] >= 0 for k in kid[off[row] : off[row + 1]]):
+            rows_of.setdefault(c, []).append(row)
+    number: dict[int, int] = {}
+    queue = list(dict.fromkeys(handle[r] for r in lowered.roots))
+    number.update((c, i) for i, c in enumerate(queue))
+    order: list[int] = []
+    for c in queue:  # grows during iteration
+        for row in rows_of.get(c, ()):
+            order.append(row)
+            for k in kid[off[row] : off[row + 1]]:
+                if k not in number:
+                    number[k] = len(queue)
+                    queue.append(k)
+    ops = arrays["op"].tolist()
+    op, attrs, tensors = [], [], {}
+    letters = {name: signature(name).lstrip("T") for name in names if name != "Leaf"}
+    for place, row in enumerate(order):
+        name, values = names[ops[row]], attr[attr_off[row] : attr_off[row + 1]]
+        if name == "Leaf":
+            leaf = lowered.nodes[values[0]]
+            tensors[place] = leaf
+            op.append(leaf.op)
+            attrs.append(leaf.attrs)
+        else:
+            full = [dims[v] if letter == "D" else v for letter, v in zip(letters[name], values)]
+            op.append(name)
+            attrs.append(lowered.decode(name, full))
+    reads = [[number[k] for k in kid[off[r] : off[r + 1]]] for r in order]
+    classes = {n: number[handle[i]] for i, n in enumerate(lowered.nodes[: lowered.own]) if handle[i] in number}
+    written = {(n.op, n.attrs, *[classes[a] for a in n.args]) for n in classes if all(a in classes for a in n.args)}
+    return EGraphView(
+        op=op,
+        attrs=attrs,
+        cls=np.array([number[cls[r]] for r in order], np.int32),
+        off=np.cumsum([0, *map(len, reads)]).astype(np.int32),
+        kid=np.array([k for row in reads for k in row], np.int32),
+        types=[Type(dims[shape[c]], lowered.interner.decode("dtype", dtype[c])) for c in queue],
+        weight=arrays["weight"][np.array(queue, np.int64)],
+        roots=tuple(number[handle[r]] for r in lowered.roots),
+        report=SaturationReport(),
+        tensors=tensors,
+        classes=classes,
+        own=np.array([(o, a, *row) in written for o, a, row in zip(op, attrs, reads)], np.bool_),
+        age=arrays["age"][np.array(queue, np.int64)],
+    )
+
+
+# ---------------------------------------------------------------- the loop
+class _Saturation:
+    """Saturation of one block."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: Program,
+        limits: Limits,
+        pricing: Pricing,
+        stop: Stop,
+        seen: list[EGraphView] | None,
+    ) -> None:
+        self.program, self.limits, self.pricing, self.stop, self.seen = program, limits, pricing, stop, seen
+        self.lowered = program.lower(graph)
+        self.dims = list(self.lowered.dims)
+        self.begin = time.perf_counter()
+        self.best = view_of(graph)
+        self.sizes = [self.lowered.own]
+        self.matches: Counter[str] = Counter(dict.fromkeys(program.names, 0))
+        self.rule_seconds: Counter[str] = Counter()
+        self.kept = self.iterations = 0
+        self.extractable, self.message = True, ""
+
+    def run(self, session: Session) -> EGraphView:
+        """The last complete view within the limits, with a report of what ended the search."""
+        try:
+            if self.limits.iterations and self.limits.seconds and not self.stop():
+                session.prepare()
+                session.request("declare", self.program.declaration, Bounds(DECLARE_SECONDS, 0, self.stop))
+            self.begin = time.perf_counter()
+            stopped = self.rounds(session)
+        except Deadline:
+            stopped = "seconds"
+        except MemoryLimit:
+            stopped = "bytes"
+        except (KeyboardInterrupt, Stopped):
+            stopped = "interrupted"
+        except WorkerError as error:
+            stopped, self.message = "worker-died", error.message
+        except EngineError as error:
+            raise RuleError(
+                f"egglog refused a rule or found two types for one value: {error}",
+                hint="a rule is unsound or its guard is too weak: run `tensor-graphs rules check`",
+            ) from None
+        report = SaturationReport(
+            stopped=stopped,
+            iterations=self.iterations,
+            sizes=tuple(self.sizes),
+            matches=dict(self.matches),
+            rule_seconds=dict(self.rule_seconds),
+            seconds=time.perf_counter() - self.begin,
+            kept=self.kept,
+            extractable=self.extractable,
+            message=self.message,
+        )
+        return replace(self.best, report=report)
+
+    def ask(self, session: Session, method: str, payload: Any = None) -> tuple[dict[str, Any], Arrays]:
+        """Send a request bounded by the remaining time. Raises Stopped or Deadline if none remains."""
+        seconds = self.limits.seconds - (time.perf_counter() - self.begin)
+        if self.stop():
+            raise Stopped
+        if seconds <= 0:
+            raise Deadline
+        return session.request(method, payload, Bounds(seconds, self.limits.bytes, self.stop))
+
+    def rounds(self, session: Session) -> str:
+        """Run rounds until nothing changes or a limit is reached; returns the reason. Each view contains the e-nodes of
+        the previous one.
+        """
+        if not self.limits.iterations:
+            return "iterations"
+        if not self.limits.seconds:
+            return "seconds"
+        self.ask(session, "start", self.program.job(self.lowered, self.limits.nodes))
+        while self.iterations < self.limits.iterations:
+            header, arrays = self.ask(session, "step")
+            self.count(header)
+            if header["live"] > self.limits.nodes:
+                return "nodes"
+            self.dims += [tuple(d) for d in header["new_dims"]]
+            view = decode(self.lowered, self.dims, header["names"], arrays)
+            if len(view) > self.limits.nodes:
+                return "nodes"
+            if not view.extractable():
+                self.extractable = False
+                return "saturated" if not header["updated"] else "iterations"
+            self.best, self.kept = view, self.iterations
+            if self.seen is not None:
+                self.seen.append(view)
+            if not header["updated"]:
+                return "saturated"
+            if self.limits.beam and self.iterations < self.limits.iterations:
+                dropped = victims(arrays, header["names"], self.dims, self.pricing, self.limits.beam)
+                if dropped:
+                    self.ask(session, "prune", dropped)
+        return "iterations"
+
+    def count(self, header: dict[str, Any]) -> None:
+        """Add one round's statistics; a rule that is compiled once per rank counts as one rule."""
+        self.iterations += 1
+        self.sizes.append(header["live"])
+        for name, count in header["matches"].items():
+            self.matches[name.split("@")[0]] += count
+        for name, seconds in header["rule_seconds"].items():
+            self.rule_seconds[name.split("@")[0]] += seconds
+
+
+def saturate_block(
+    graph: Graph,
+    rules: Iterable[Rule],
+    limits: Limits | None = None,
+    pricing: Pricing | None = None,
+    slack: int | None = None,
+    exact: bool = False,
+    *,
+    guard: bool = True,
+    session: Session | None = None,
+    stop: Stop = never,
+) -> EGraphView:
+    """Saturate one block; returns the view of all forms that the rules reach within the limits.
+
+    `slack` (nanoseconds; default `limits.slack` launches): an e-node is kept if its tree cost exceeds the best of its
+    e-class by at most this. `guard=False` disables pruning. Composite ops are united with their decompositions, unless
+    `exact`, which also restricts the rules to bitwise-exact ones. The report tells what ended the search; `stop` is
+    polled. RuleError: a rule that cannot be expressed in egglog, or an unsound rule that gave one value two types.
+    """
+    pool = None if session is None else _One(session)
+    return saturate_blocks([graph], rules, limits, pricing, slack, exact, guard=guard, pool=pool, stop=stop)[0]
+
+
+class Sessions(Protocol):
+    """Protocol of session sources: a worker `Pool`, or one session for all blocks."""
+
+    @property
+    def size(self) -> int:
+        """Number of sessions."""
+        ...
+
+    def session(self) -> AbstractContextManager[Session]:
+        """Context manager: exclusive use of a session."""
+        ...
+
+
+@dataclass(frozen=True)
+class _One:
+    only: Session
+    size: int = 1
+
+    def session(self) -> AbstractContextManager[Session]:
+        return nullcontext(self.only)
+
+
+def saturate_blocks(
+    graphs: Sequence[Graph],
+    rules: Iterable[Rule],
+    limits: Limits | None = None,
+    pricing: Pricing | None = None,
+    slack: int | None = None,
+    exact: bool = False,
+    *,
+    guard: bool = True,
+    pool: Sessions | None = None,
+    deadline: float = float("inf"),
+    seen: Sequence[list[EGraphView]] = (),
+    stop: Stop = never,
+) -> list[EGraphView]:
+    """`saturate_block` for every graph, in parallel up to the pool size; views in the order of the graphs.
+
+    `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the seconds of the whole
+    call; blocks without time left are returned unchanged. Ctrl-C, or `stop` returning true, ends the workers: blocks
+    keep their last complete view and their reports say "interrupted". Blocks with empty values (0 elements), for which
+    no law holds, are returned unchanged and their reports say so.
+    """
+    limits, pricing = limits or Limits(), pricing or Roofline()
+    if slack is not None and slack < 0:
+        raise UsageError(f"slack={slack} is negative")
+    slack = int(limits.slack * pricing.launch) if slack is None else slack
+    chosen = [r for r in rules if r.exact or not exact]
+    limits = limits if limits.beam is not None else replace(limits, beam=BEAM if guard else 0)
+    program = make_program(graphs, chosen, pricing, slack if guard else None, limits.beam or 0, parts=not exact)
+    if pool is None:
+        from .worker import default_pool
+
+        pool = default_pool()
+    pressed, end = threading.Event(), time.perf_counter() + deadline
+    halted = lambda: pressed.is_set() or stop()
+
+    views_of = {id(g): views for g, views in zip(graphs, seen)}
+
+    def one(graph: Graph) -> EGraphView:
+        if any(0 in n.shape for n in graph.nodes()):
+            return view_of(graph, SaturationReport(sizes=(len(graph.nodes()),), message="empty values: not rewritten"))
+        with pool.session() as session:
+            seconds = max(0.0, min(limits.seconds, end - time.perf_counter()))
+            view = _Saturation(
+                graph, program, replace(limits, seconds=seconds), pricing, halted, views_of.get(id(graph))
+            ).run(session)
+        if view.report.stopped == "interrupted":  # Ctrl-C arrived in this thread: stop the other blocks too
+            pressed.set()
+        return view
+
+    if pool.size == 1 or len(graphs) <= 1:
+        return [one(g) for g in graphs]
+    with ThreadPoolExecutor(min(pool.size, len(graphs))) as threads:
+        # largest first, so that no worker starts a large block at the end
+        largest = sorted(graphs, key=lambda g: -len(g.nodes()))
+        waiting = {id(g): threads.submit(one, g) for g in largest}
+        futures = [waiting[id(g)] for g in graphs]
+        try:
+            wait(futures)
+        except KeyboardInterrupt:
+            pressed.set()
+            wait(futures)
+        return [f.result() for f in futures]
+
+
+__all__ = ["Bounds", "Deadline", "InProcess", "Limits", "MemoryLimit", "Session", "Sessions", "Stopped", "decode",
+           "saturate_block", "saturate_blocks"]  # fmt: skip

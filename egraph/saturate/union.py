@@ -1,0 +1,180 @@
+"""Union of e-graph views of one graph, so that more search never loses a form.
+
+Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because what is pruned
+depends on what else was found. Their union contains both: it has every e-node of both views, merges e-classes that
+share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set of limits stands for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ...errors import UsageError
+from ..ir.graph import Graph, Tensor
+from ..ir.rule import Rule
+from ..view.view import EGraphView, Ints, merged
+from .engine import Stop, never
+from .limit_steps import parts
+from .pruned_views import Narrow, kept
+from .saturate import Limits, saturate_blocks
+from .term_cost import Roofline
+
+Key = tuple[object, ...]  # an e-node over e-classes: its op, attributes and operands, or its leaf tensor
+
+
+def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
+    """Returns (label, operand e-classes) of each e-node."""
+    off, kid = view.off.tolist(), view.kid.tolist()
+    return [(view.what(i), tuple(kid[off[i] : off[i + 1]])) for i in range(len(view))]
+
+
+def union(views: Sequence[EGraphView]) -> EGraphView:
+    """The view with all e-nodes of some views of one graph, merged under congruence.
+
+    E-classes of an earlier view keep their age; ages of a later view are offset by the rounds of the views before it.
+    """
+    return _Union(views).view() if len(views) > 1 else views[0]
+
+
+def congruent(view: EGraphView) -> EGraphView:
+    """The view after congruence closure: equal e-nodes over equal e-classes are merged.
+
+    Needed after gluing blocks, because each block instance brings its own constants.
+    """
+    return _Union([view]).view()
+
+
+MOST_EFFORT = 5
+
+
+def saturate_in_stages(
+    effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
+    deadline: float = float("inf"), stop: Stop = never,
+) -> list[list[EGraphView]]:  # fmt: skip
+    """Results of increasing effort up to `limits` and `effort` (0: no rewriting). Each stage is a list of one view per
+    graph.
+
+    Each stage is the union of everything found so far. The last stage is the result; earlier stages are what smaller
+    settings would give. After `deadline` seconds, or when `stop` returns true, the list ends early (never empty).
+    UsageError if `effort` is out of range.
+    """
+    if not 0 <= effort <= MOST_EFFORT:
+        raise UsageError(f"effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default")
+    end, chosen = time.perf_counter() + deadline, list(rules)
+    found: list[list[EGraphView]] = []
+    for stage, narrow in parts(limits, effort) if effort else [(Limits(iterations=0), list[Narrow]())]:
+        left = end - time.perf_counter()
+        if found and (left <= 0 or stop()):
+            break
+        seen: list[list[EGraphView]] = [[] for _ in graphs] if narrow else []
+        views = saturate_blocks(graphs, chosen, stage, exact=exact, deadline=left, seen=seen, stop=stop)
+        before = found[-1] if found else None
+        for some in [[kept(v, s, n, Roofline()) for v, s in zip(views, seen)] for n in narrow] or [views]:
+            found.append(some if before is None else [union(pair) for pair in zip(before, some)])
+    return found
+
+
+class _Union:
+    """E-classes of all views, merged by union-find until closed under congruence."""
+
+    def __init__(self, views: Sequence[EGraphView]) -> None:
+        self.views = views
+        self.first = np.cumsum([0, *(v.n_classes for v in views)]).tolist()
+        self.up = list(range(self.first[-1]))
+        self.nodes: list[tuple[object, tuple[int, ...], int]] = []  # label, operand e-classes, own e-class
+        self.source: list[tuple[int, int]] = []  # view index, e-node index
+        self.ages: list[Ints] = []
+        past = 0
+        for n, view in enumerate(views):
+            base = self.first[n]
+            self.nodes += [
+                (what, tuple([k + base for k in kids]), c + base)
+                for (what, kids), c in zip(_keys(view), view.cls.tolist())
+            ]
+            self.source += [(n, i) for i in range(len(view))]
+            age = view.age if view.age is not None else np.zeros(view.n_classes, np.int32)
+            self.ages.append(np.where(age > 0, age + past, 0))
+            past += int(age.max(initial=0))
+        self._close()
+
+    def find(self, c: int) -> int:
+        """The representative of an e-class."""
+        up = self.up
+        while up[c] != c:
+            up[c] = up[up[c]]
+            c = up[c]
+        return c
+
+    def _close(self) -> None:
+        """Merge roots and shared values of the views, then propagate congruence until nothing changes."""
+        users: list[list[int]] = [[] for _ in self.up]
+        for i, (_, kids, _) in enumerate(self.nodes):
+            for k in set(kids):
+                users[k].append(i)
+        known: dict[Key, int] = {}
+        todo = list(range(len(self.nodes)))
+
+        def join(a: int, b: int) -> None:
+            a, b = self.find(a), self.find(b)
+            if a == b:
+                return
+            a, b = min(a, b), max(a, b)
+            self.up[b] = a
+            todo.extend(users[b])
+            users[a] += users[b]
+            users[b] = []
+
+        of: dict[Tensor, int] = {}
+        for base, view in zip(self.first, self.views):
+            for a, b in zip(self.views[0].roots, view.roots):
+                join(a, base + b)
+            for value, c in view.classes.items():
+                join(of.setdefault(value, base + c), base + c)
+        while todo:
+            what, kids, c = self.nodes[todo.pop()]
+            key = (what, tuple([self.find(k) for k in kids]))
+            join(known.setdefault(key, c), c)
+
+    def view(self) -> EGraphView:
+        """The merged view. E-classes are ordered by the first view, then by the following ones."""
+        root = [self.find(c) for c in range(len(self.up))]
+        number = {c: n for n, c in enumerate(dict.fromkeys(root))}
+        of = [number[c] for c in root]
+        kept: dict[Key, int] = {}
+        for i, (what, kids, c) in enumerate(self.nodes):
+            kept.setdefault((what, tuple([of[k] for k in kids]), of[c]), i)
+        flags = [v.own[i] if v.own is not None else False for v in self.views for i in range(len(v))]
+        own = {(what, tuple([of[k] for k in kids]), of[c]) for (what, kids, c), flag in zip(self.nodes, flags) if flag}
+        rows = sorted(kept.values(), key=lambda i: of[self.nodes[i][2]])
+        place = np.array(of, np.int64)
+        types = [t for v in self.views for t in v.types]
+        first = {c: i for i, c in reversed(list(enumerate(of)))}
+        weight = np.zeros(len(number), np.bool_)
+        np.logical_or.at(weight, place, np.concatenate([v.weight for v in self.views]))
+        age = np.full(len(number), np.iinfo(np.int32).max, np.int32)
+        np.minimum.at(age, place, np.concatenate(self.ages).astype(np.int32))
+        from_ = [(self.views[v], i) for v, i in (self.source[r] for r in rows)]
+        reads = [[of[k] for k in self.nodes[r][1]] for r in rows]
+        return EGraphView(
+            op=[v.op[i] for v, i in from_],
+            attrs=[v.attrs[i] for v, i in from_],
+            cls=np.array([of[self.nodes[r][2]] for r in rows], np.int32),
+            off=np.cumsum([0, *map(len, reads)]).astype(np.int32),
+            kid=np.array([k for row in reads for k in row], np.int32),
+            types=[types[first[c]] for c in range(len(number))],
+            weight=weight,
+            roots=tuple(of[r] for r in self.views[0].roots),
+            report=merged(self.views),
+            tensors={n: v.tensors[i] for n, (v, i) in enumerate(from_) if i in v.tensors},
+            classes={t: of[base + c] for base, v in zip(self.first, self.views) for t, c in v.classes.items()},
+            age=age,
+            own=np.array(
+                [(self.nodes[r][0], tuple(row), of[self.nodes[r][2]]) in own for r, row in zip(rows, reads)], np.bool_
+            ),
+        )
+
+
+__all__ = ["congruent", "saturate_in_stages", "union"]

@@ -1,0 +1,39 @@
+"""Removal of empty tensors (0 elements) and of reductions over them, so that kernels never see either."""
+
+from __future__ import annotations
+
+from ..ir import dtypes
+from ..ir.dims import Dim
+from ..ir.graph import Graph, Tensor, make, rebuild
+
+
+def without_empty(graph: Graph) -> Graph:
+    """Return the graph (concrete sizes) with every empty value, and every max or min over 0 elements, replaced by a
+    fill.
+
+    The max over 0 elements is -inf (or the smallest integer), the min is inf (or the largest integer). Kernels do not
+    handle empty operands: NumPy and Torch raise an error for such reductions.
+    """
+    return graph.with_roots(rebuild(graph.roots, _change))
+
+
+def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+    if node.is_leaf or node.op == "full":
+        return None
+    if _none(node.shape):
+        return _full(node, 0)
+    if node.op in ("max", "min") and any(_none(a.shape) for a in args):
+        return _full(node, dtypes.least(node.dtype) if node.op == "max" else dtypes.greatest(node.dtype))
+    return None
+
+
+def _none(shape: tuple[Dim, ...]) -> bool:
+    return any(isinstance(d, int) and d == 0 for d in shape)
+
+
+def _full(node: Tensor, value: float | int) -> Tensor:
+    kind = float(value) if dtypes.is_float(node.dtype) else int(value)
+    return make("full", (), {"value": kind, "shape": node.shape, "dtype": node.dtype})
+
+
+__all__ = ["without_empty"]

@@ -1,0 +1,59 @@
+"""Conversion of 16-bit graphs to float32, so that rewrite rules may reassociate.
+
+A model exported in bfloat16 or float16 casts before and after every product, and casts block algebraic rewriting. The
+widened graph computes those values in float32: casts among 16-bit floats and float32 vanish, each 16-bit leaf is cast
+once, and outputs and state updates are cast back to their declared dtypes. Evaluated in float64 both graphs have the
+same values. Casts to and from float64, integers and bool stay.
+"""
+
+from __future__ import annotations
+
+from ..ir.dtypes import HALVES, is_float
+from ..ir.graph import Graph, Tensor, make, rebuild
+from .simplify import lossless
+
+WIDE = "float32"
+
+
+def widen(graph: Graph) -> Graph:
+    """The graph with float32 in place of 16-bit floats; the same object if the graph has no 16-bit floats."""
+    if all(n.dtype not in HALVES for n in graph.nodes()):
+        return graph
+    wide = rebuild(graph.roots, _change)
+    return graph.with_roots([as_dtype(w, r.dtype) for w, r in zip(wide, graph.roots, strict=True)])
+
+
+def as_dtype(x: Tensor, dtype: str) -> Tensor:
+    """The value in a dtype: unchanged, the operand of the cast that produced the value, or a new cast.
+
+    A cast is undone if it is lossless or between floats, whose rounding the tolerance judges; a cast to bool or an integer dtype is
+    kept."""
+    if x.dtype == dtype:
+        return x
+    if x.op == "cast" and x.args[0].dtype == dtype:
+        between_floats = is_float(dtype) and is_float(x.dtype)
+        if between_floats or lossless(dtype, x.dtype):
+            return x.args[0]
+    return make("cast", (x,), {"dtype": dtype})
+
+
+def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+    """The node rebuilt over widened operands."""
+    attrs = dict(node.attrs)
+    if attrs.get("dtype") in HALVES and node.op not in ("input", "param", "state", "constant"):
+        attrs["dtype"] = WIDE
+    if node.op == "cast":
+        return as_dtype(args[0], attrs["dtype"])
+    if (
+        node.op in ("gather", "gather_elements")
+        and node.dtype in HALVES
+        and args[0].op == "cast"
+        and args[0].args[0].dtype in HALVES
+    ):
+        # gather from the 16-bit table, then cast the result
+        return as_dtype(make(node.op, (args[0].args[0], args[1]), attrs), WIDE)
+    new = make(node.op, args, attrs, data=node.data)
+    return as_dtype(new, WIDE) if node.is_leaf and node.dtype in HALVES else new
+
+
+__all__ = ["as_dtype", "widen"]

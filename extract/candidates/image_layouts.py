@@ -1,0 +1,90 @@
+"""Layouts in which generated kernels over images are considered: uniformly row-major or uniformly channels-last.
+
+A kernel with k image operands and one image result has 2 ** (k + 1) layout combinations; for a large model they took
+most of the time available for measuring. A good plan keeps all images in one layout and changes it where it must: at
+given values, at library kernels or views that support one layout only, and at the outputs. A copy kernel between the
+two layouts is always available."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from ...egraph.ir.ops import OPS
+from ...egraph.view.view import EGraphView
+from ..model.kernel import Strides
+
+# ops with an image operand and an image result
+WINDOWS = frozenset(("conv", "max_pool", "avg_pool", "group_norm", "batch_norm"))
+ALONG = frozenset(
+    ("cast", "concat", "pad", "slice", "flip", "where")
+)  # operands and result have the same layout, as in elementwise ops
+
+
+def images(view: EGraphView) -> frozenset[int]:
+    """Classes of a view that are images: operands and results of convolutions, poolings and channel norms, and classes
+    connected to these by elementwise ops."""
+    rank = [t.rank for t in view.types]
+    beside: dict[int, set[int]] = {}
+    todo: list[int] = []
+    for node, op in enumerate(view.op):
+        kids, cls = view.kids(node).tolist(), int(view.cls[node])
+        if op in WINDOWS:
+            todo += [cls, kids[0]]
+        elif op in ALONG or OPS[op].pointwise:
+            for kid in kids:
+                if rank[kid] == rank[cls]:
+                    beside.setdefault(cls, set()).add(kid)
+                    beside.setdefault(kid, set()).add(cls)
+    found: set[int] = set()
+    while todo:
+        cls = todo.pop()
+        if cls not in found and rank[cls] > 2:
+            found.add(cls)
+            todo += beside.get(cls, ())
+    return frozenset(found)
+
+
+class Lies(Enum):
+    """Layout of an image."""
+
+    ROWS = "row-major"
+    TURNED = "channels innermost"
+
+
+class Places(NamedTuple):
+    """Layouts of a kernel's operands and result. allowed: layout indices per operand · images: per operand, the index
+    of each image layout (empty: not an image) · free: whether the result is an image · writes: layout of the result as
+    the kernel writes it · asked_for: whether the result must be row-major."""
+
+    allowed: Sequence[Sequence[int]]
+    images: Sequence[Mapping[Lies, int]]
+    free: bool
+    writes: Lies
+    asked_for: bool
+
+    @property
+    def uniform(self) -> Iterator[list[list[int]]]:
+        """Allowed layout indices per operand with all images in one layout, for each layout; if the result can have
+        that layout, it must."""
+        for lies in Lies:
+            if (
+                self.free
+                and any(self.images)
+                and lies is not self.writes
+                and not (self.asked_for and self.writes is Lies.ROWS)
+            ):
+                continue
+            other = Lies.TURNED if lies is Lies.ROWS else Lies.ROWS
+            yield [[n for n in one if n != known.get(other)] for one, known in zip(self.allowed, self.images)]
+
+
+def between(layouts: Sequence[Strides], turned: Strides | None) -> Mapping[Lies, int]:
+    """Indices of the two image layouts among the layouts of a class; empty if the class has only one of them."""
+    if turned is None or turned not in layouts[1:]:
+        return {}
+    return {Lies.ROWS: 0, Lies.TURNED: layouts.index(turned)}
+
+
+__all__ = ["Lies", "Places", "between", "images"]

@@ -1,0 +1,174 @@
+"""Consumer fusion of slices: kernels that compute one value and the consumers of its slices (queries, keys and values
+of one GEMM, rotated, and written into caches).
+
+The kernel that computes a value may store its slices separately (fusion/multi_output.py). The consumers of a slice are often
+cheap: another layout, a rotation, a row of a cache. If a slice is needed only for one later value, which elementwise
+operations and views make of it, the kernel stores the later value instead.
+
+Limits: at most `MOST` outputs, per slice its `ENDS` last later values, `CHOICES` groups per value; of groups with equal
+outputs, the ones that `Together.least` keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import product
+from typing import NamedTuple
+
+from ...egraph.ir.builders import input as placeholder
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Tensor, make, rebuild, topological
+from ...egraph.view.view import EGraphView
+from .multi_output import MOST, Group, Shown, Together
+from .policy import PRODUCTS, Region
+
+ENDS, CHOICES = 4, 2
+LEAVES = 16  # operands of a group: biases and norms of each result, tables, caches
+
+
+class End(NamedTuple):
+    """A later value of a slice: its class, its term over leaves (`start` stands for the slice), the class of each
+    leaf."""
+
+    cls: int
+    term: Tensor
+    start: Tensor
+    leaves: dict[Tensor, int]
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Iteration shape: that of the written tensor for a scatter, otherwise the shape of the term."""
+        return concrete((self.term.args[2] if self.term.op == "scatter_elements" else self.term).shape)
+
+
+@dataclass(frozen=True)
+class Onward:
+    """Consumer fusion groups of a view; `together` provides the fusion groups and the groups without later values."""
+
+    together: Together
+    _ends_of: dict[int, list[End]] = field(default_factory=dict)
+
+    @property
+    def view(self) -> EGraphView:
+        """The e-graph view."""
+        return self.together.view
+
+    def __iter__(self) -> Iterator[Group]:
+        """Yield the groups with the least bytes read, among those with equal outputs (products fused, and products
+        stored, are compared separately)."""
+        alike: dict[tuple[str, frozenset[int]], dict[frozenset[int], Group]] = {}
+        seen: set[int] = set()
+        for whole in self.together.found:
+            if not _has_product(whole.term) or whole.term.entry.kind == "view":
+                continue
+            stored = [] if whole.cls in seen else [self._stored(whole.cls)]
+            seen.add(whole.cls)
+            for source, axis in product([whole, *stored], range(whole.term.rank)):
+                for group in self._of(source, axis):
+                    read = frozenset(c for _, c in group.leaves)
+                    made = "" if source is whole else source.reach, frozenset(group.classes)
+                    alike.setdefault(made, {}).setdefault(read, group)
+        for groups in alike.values():
+            yield from self.together.least([*groups.values()])
+
+    def _stored(self, cls: int) -> Region:
+        """A class as a trivial fusion group that reads it from memory."""
+        leaf = placeholder("whole", self.view.types[cls].shape, self.view.types[cls].dtype)
+        return Region(cls, leaf, ((leaf, cls),), "rows")
+
+    def _of(self, whole: Region, axis: int) -> Iterator[Group]:
+        """The groups of a value's slices along an axis."""
+        parts = self.together.slices(whole.cls, axis)
+        if not 2 <= len(parts) <= MOST:
+            return
+        shown = [self.together.shown(cls) or Shown(cls) for *_, cls in parts]
+        options = [[*self._ends(s.cls), self._itself(s.cls)] for s in shown]
+        count = 0
+        for first in options[0]:
+            others = [next((e for e in ends if _beside(first.space, e.space)), None) for ends in options[1:]]
+            chosen = [first, *(e for e in others if e is not None)]
+            if len({e.cls for e in chosen}) == len(parts) and any(e.term is not e.start for e in chosen):
+                group = self._group(whole, axis, parts, chosen)
+                if group is not None and count < CHOICES:
+                    count += 1
+                    yield group
+
+    def _itself(self, cls: int) -> End:
+        kind = self.view.types[cls]
+        start = placeholder("slice", kind.shape, kind.dtype)
+        return End(cls, start, start, {start: cls})
+
+    def _ends(self, cls: int) -> list[End]:
+        """Later values that dominate all uses of a class, the last ones first."""
+        if cls not in self._ends_of:
+            self._ends_of[cls] = self._found_ends(cls)
+        return self._ends_of[cls]
+
+    def _found_ends(self, cls: int) -> list[End]:
+        uses, found = self.together.regions.uses, dict[int, End]()
+        for region in self._through.get(cls, ()):
+            if region.cls in found or region.cls not in uses or uses.beside(cls, region.cls):
+                continue
+            inside = next((t for t, c in (*region.leaves, *region.inner) if c == cls), None)
+            if inside is None:
+                continue
+            start = placeholder("slice", inside.shape, inside.dtype)
+            (term,) = rebuild([region.term], partial(_exchanged, {inside: start}))
+            if any(t is start for t in topological([term])) and not _has_product(term):
+                found[region.cls] = End(region.cls, term, start, {start: cls, **dict(region.leaves)})
+        return sorted(found.values(), key=lambda e: self._depth(e.cls))[:ENDS]
+
+    @cached_property
+    def _through(self) -> dict[int, list[Region]]:
+        """Class -> fusion groups in which the class is computed or read."""
+        found: dict[int, list[Region]] = {}
+        for region in self.together.found:
+            for c in {c for _, c in (*region.leaves, *region.inner)}:
+                found.setdefault(c, []).append(region)
+        return found
+
+    def _depth(self, cls: int) -> int:
+        """Depth of a class in the dominator tree."""
+        above, count = self.together.regions.uses.above, 0
+        while (cls := above.get(cls, -1)) != -1:
+            count += 1
+        return count
+
+    def _group(
+        self, whole: Region, axis: int, parts: Sequence[tuple[int, int, int]], ends: Sequence[End]
+    ) -> Group | None:
+        together, classes = self.together, dict.fromkeys(c for _, c in whole.leaves)
+        shown = [together.shown(cls) or Shown(cls) for *_, cls in parts]
+        for (*_, cls), way, end in zip(parts, shown, ends, strict=True):
+            used = topological([end.term])
+            classes |= dict.fromkeys(together.beside(cls, way))
+            classes |= dict.fromkeys(c for t, c in end.leaves.items() if t in used and t is not end.start)
+        if len(classes) > LEAVES or not classes.keys().isdisjoint(e.cls for e in ends):
+            return None
+        types = self.view.types
+        named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
+        (computed,) = rebuild([whole.term], partial(_exchanged, {t: named[c] for t, c in whole.leaves}))
+        terms = []
+        for (start, stop, cls), way, end in zip(parts, shown, ends, strict=True):
+            part = make("slice", (computed,), {"axis": axis, "start": start, "stop": stop, "step": 1})
+            change = {t: named[c] for t, c in end.leaves.items() if t is not end.start and c in named}
+            change[end.start] = together.remade(part, cls, way, named)
+            terms += rebuild([end.term], partial(_exchanged, change))
+        order = {leaf: c for c, leaf in named.items()}
+        leaves = tuple((t, order[t]) for t in topological(terms) if t in order)
+        return Group(tuple(e.cls for e in ends), tuple(terms), leaves, whole.reach)
+
+
+def _exchanged(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tensor]) -> Tensor | None:
+    return change.get(t)
+
+
+def _has_product(term: Tensor) -> bool:
+    return any(t.op in PRODUCTS for t in topological([term]))
+
+
+def _beside(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether results of these shapes can share an iteration space: they differ in at most one axis."""
+    return len(a) == len(b) and sum(x != y for x, y in zip(a, b)) <= 1

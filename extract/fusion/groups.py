@@ -1,0 +1,427 @@
+"""Fusion groups: subgraphs of a saturated e-graph that one generated kernel could compute.
+
+A fusion group has an output class, a term over leaf classes in memory, and everything between inlined. Groups grow from
+the output towards the leaves, always through elementwise operations and views, and through reductions and products as
+far as the fusion policy allows. Backends decide whether they can lower a group; extraction decides whether it is used.
+
+Limits: per class the few cheapest e-nodes start groups (by the tree cost that saturation prunes with); inside a group
+each class is its cheapest e-node of an admitted kind. Groups end at values with other consumers (a residual stream): a
+group is grown up to the first such value on each path, and up to the next one behind.
+
+A value read by many others (the statistics of a norm, a scale per channel) may be stored although only one group needs
+it: rows too few or too long for one kernel, or keys that every tile of queries would recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+from math import inf, prod
+
+from ...egraph.ir.builders import input as placeholder
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Tensor, make
+from ...egraph.ir.ops import OPS, Type
+from ...egraph.saturate.term_cost import Pricing, Roofline, node_prices
+from ...egraph.view.view import EGraphView
+from .growth import MAX_NODES, Growth
+from .policy import ALL, ATTENTION, NARROW, PRODUCTS, REACHES, Reach, Region, kind_of
+from .repeats import Repeats, Step
+from .uses import Uses
+
+STARTS = 4  # largest number of e-nodes of a class that start groups
+# number of classes of one colour, the latest ones, whose groups are tried for another class: classes of many constants
+# all differ
+TRIED = 32
+SLACK = 1.5  # cost limit of a starting e-node, relative to the cheapest of its class
+# the same inside a group; larger where statistics are leaves, whose cost is not the group's
+DEARER, DEARER_LEAN = 2, 16
+DEAR = 2  # flops per element above which a value is not recomputed for every window that contains it
+GROWN = "_grown"  # attribute of a view that caches its groups while candidates are built
+BESIDE = 1  # largest number of values with other consumers on a path inside a group
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """The fusion groups of a class, the steps to all their e-nodes, and the classes found to be shared meanwhile."""
+
+    cls: int
+    regions: tuple[Region, ...]
+    steps: list[Step]
+    shared: frozenset[int]
+
+    def moved(self, to: Mapping[int, int]) -> Iterator[Region]:
+        """The same groups with classes replaced by `to`."""
+        for r in self.regions:
+            yield replace(
+                r, cls=to[r.cls], leaves=tuple([(t, to[c]) for t, c in r.leaves]), inner=tuple([(t, to[c]) for t, c in r.inner]),
+                statistics=tuple([to[c] for c in r.statistics]),
+            )  # fmt: skip
+
+
+@dataclass
+class Regions:
+    """All fusion groups of a view. `given` are classes in memory before any kernel runs."""
+
+    view: EGraphView
+    given: frozenset[int]
+    pricing: Pricing = field(default_factory=Roofline)
+    reaches: tuple[Reach, ...] = REACHES
+    beside: dict[int, set[int]] = field(default_factory=dict)  # class -> statistics that some group reads together
+    settled: set[int] = field(
+        default_factory=set
+    )  # classes in large maximal fusion groups (fusion/maximal.py): only the cheapest e-node is considered
+    unstarted: set[int] = field(default_factory=set)  # subset of settled: no group starts here
+    unread: set[int] = field(default_factory=set)  # subset of settled: no group reads these
+    shared: set[int] = field(default_factory=set)  # statistics with readers outside the groups
+    seen: set[Tensor] = field(default_factory=set)  # terms found for the current class
+    _so_far: list[Region] = field(default_factory=list)
+    _tensors: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+    _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    _below: dict[int, set[int]] = field(default_factory=dict)
+    # (colour, shared) -> results of classes
+    _grown_of: dict[tuple[int, bool], list[_Grown]] = field(default_factory=dict)
+    _attend: dict[int, bool] = field(default_factory=dict)
+    _admitted: dict[Reach, dict[tuple[int, int, bool, bool], list[int]]] = field(default_factory=dict)
+
+    @cached_property
+    def repeats(self) -> Repeats:
+        """Colours of classes with respect to everything that fusion growth considers."""
+        view, roots = self.view, {*self.view.roots}
+        marks = [
+            (
+                t.dtype,
+                t.shape,
+                weight,
+                original,
+                c in self.given,
+                c in self.at_once,
+                c in self.flat,
+                c in self.settled,
+                c in roots,
+            )
+            for c, (t, weight, original) in enumerate(zip(view.types, view.weight.tolist(), view.original.tolist()))
+        ]
+        return Repeats(view, marks, self.given)
+
+    @cached_property
+    def kids(self) -> list[list[int]]:
+        off, kid = self.view.off.tolist(), self.view.kid.tolist()
+        return [kid[off[n] : off[n + 1]] for n in range(len(self.view))]
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Fusion role of each e-node (see `kind_of`)."""
+        return [kind_of(op) for op in self.view.op]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Number of elements of each class."""
+        return [prod(concrete(t.shape)) for t in self.view.types]
+
+    @cached_property
+    def _costs(self) -> tuple[list[float], list[float], list[int]]:
+        """(price per e-node, tree cost per class, cheapest e-node per class)."""
+        price = node_prices(self.view, self.pricing)
+        best, choice = self.view.cheapest(price)
+        return price, best, choice
+
+    @cached_property
+    def _node_costs(self) -> list[float]:
+        price, best, _ = self._costs
+        return [p + sum([best[k] for k in kids]) for p, kids in zip(price, self.kids)]
+
+    @property
+    def choice(self) -> list[int]:
+        """The cheapest e-node of each class, -1 for none."""
+        return self._costs[2]
+
+    @property
+    def costs(self) -> list[float]:
+        """Tree cost of each class."""
+        return self._costs[1]
+
+    def _cost(self, node: int) -> float:
+        return self._node_costs[node]
+
+    @cached_property
+    def uses(self) -> Uses:
+        """Consumers and dominators over the cheapest e-nodes."""
+        return Uses(self.view, self.choice)
+
+    def inside(self, node: int, products: int) -> set[int]:
+        """The classes that a group starting at an e-node may contain, with at most `products` products on a path."""
+        key = node, products
+        if key not in self._insides:
+            choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
+            first = self.kinds[node] == "product"
+            todo = [(k, int(first)) for k in self.kids[node]]
+            while todo and len(found) < 4 * MAX_NODES:
+                cls, used = todo.pop()
+                if cls in self.given or choice[cls] < 0:
+                    continue
+                kind = self.kinds[choice[cls]]
+                used += kind == "product"
+                if kind not in ("opaque", "written") and used <= min(products, found.get(cls, ALL) - 1):
+                    found[cls] = used
+                    todo += [(k, used) for k in self.kids[choice[cls]]]
+            self._insides[key] = set(found)
+        return self._insides[key]
+
+    def stored(self, cls: int) -> bool:
+        """Whether a class is in memory before any kernel runs, itself or as a cast of a given class."""
+        node = self.choice[cls]
+        return cls in self.given or (node >= 0 and self.view.op[node] == "cast" and self.kids[node][0] in self.given)
+
+    def _plausible(self, cls: int) -> list[int]:
+        """The e-nodes of a class that a good plan may use."""
+        limit = SLACK * self._costs[1][cls] + 100
+        return [n for n in self._by_class[cls][: 2 * STARTS] if self._cost(n) * self._share(n) <= limit]
+
+    def _share(self, node: int) -> float:
+        """Share of its operand that a slice is; 1 for other e-nodes. The other slices may be needed too, and then share
+        the operand's cost."""
+        if self.view.op[node] != "slice":
+            return 1.0
+        return self.elements(int(self.view.cls[node])) / max(self.elements(self.kids[node][0]), 1)
+
+    @cached_property
+    def _by_class(self) -> dict[int, list[int]]:
+        """E-nodes per class, cheapest first."""
+        found: dict[int, list[int]] = {}
+        for node, cls in enumerate(self.view.cls.tolist()):
+            found.setdefault(cls, []).append(node)
+        return {c: sorted(nodes, key=self._cost) for c, nodes in found.items()}
+
+    @cached_property
+    def formulas(self) -> set[int]:
+        """Classes that are index formulas (constants and iota only), always computed inline."""
+        return self._cheap_from(set())
+
+    @cached_property
+    def at_once(self) -> set[int]:
+        """Classes cheaper to compute inline than to read: index formulas, and cheap functions of these and of single
+        given elements (such as a mask of the positions up to one)."""
+        single = {c for c in self.given if self.elements(c) == 1}
+        return self._cheap_from(self.formulas | single, DEAR) - single | self.formulas
+
+    @cached_property
+    def flat(self) -> set[int]:
+        """Classes computed from given ones by elementwise operations and views alone."""
+        return self._cheap_from(set(self.given))
+
+    def _cheap_from(self, known: set[int], dearest: float = inf) -> set[int]:
+        """Closure of `known` under elementwise operations, views, constants and iota, with at most `dearest` flops per
+        element each."""
+        found = set(known)
+        grown = True
+        while grown:
+            grown = False
+            for node, op in enumerate(self.view.op):
+                cls = int(self.view.cls[node])
+                made = op not in ("input", "param", "state", "constant") and self.kinds[node] == "cheap"
+                if cls not in found and made and OPS[op].flops <= dearest:
+                    if all(k in found for k in self.kids[node]):
+                        found.add(cls)
+                        grown = True
+        return found
+
+    def below(self, cls: int) -> set[int]:
+        """The classes from which a class is computed by reductions, elementwise operations and views."""
+        if cls not in self._below:
+            choice, todo, found = self.choice, [cls], set[int]()
+            while todo:
+                node = choice[todo.pop()]
+                if node >= 0 and self.kinds[node] in ("rows", "cheap"):
+                    todo += [k for k in self.kids[node] if k not in found and k not in self.given]
+                    found.update(self.kids[node])
+            self._below[cls] = found
+        return self._below[cls]
+
+    def elements(self, cls: int) -> int:
+        """Number of elements of a class."""
+        return self._sizes[cls]
+
+    def slides(self, node: int) -> bool:
+        """Whether an e-node reads its operand through overlapping windows of more than one element."""
+        op = self.view.op[node]
+        if op == "conv":
+            return any(d != 1 for d in self.view.types[self.kids[node][1]].shape[2:])
+        return op in ("max_pool", "avg_pool", "windows")
+
+    def whole_attention(self, node: int) -> bool:
+        """Whether an e-node is a fused attention operation, or a view of a class made only by such operations."""
+        found = self._attend.get(node)
+        if found is None:
+            op = self.view.op
+            kids = self.kids[node] if OPS[op[node]].kind == "view" else ()
+            found = op[node] in ATTENTION or any(all(op[n] in ATTENTION for n in self._by_class[k]) for k in kids)
+            self._attend[node] = found
+        return found
+
+    def admitted(self, cls: int, reach: Reach, products: int, below: bool, lean: bool) -> list[int]:
+        """The e-nodes that may stand for a class inside a group of a policy, cheapest first. products: number on the
+        path · below: whether at an operand of a product · lean: whether statistics are leaves."""
+        known = self._admitted.setdefault(reach, {})
+        key = cls, products, below, lean
+        if key not in known:
+            known[key] = list(self._admissible(cls, reach, products, below, lean))
+        return known[key]
+
+    def _admissible(self, cls: int, reach: Reach, products: int, below: bool, lean: bool) -> Iterator[int]:
+        nodes, op = self._by_class[cls], self.view.op
+        kinds = {"cheap"} if reach.pointwise_below or not below or cls in self.at_once else set()
+        rows = reach.rows_below if below and products >= reach.products else reach.rows_above
+        if products < ALL and rows and not lean:
+            kinds.add("rows")
+        if products < reach.products:
+            kinds.add("product")
+        if reach.layers and concrete(self.view.types[cls].shape)[-1:] > (NARROW,):
+            kinds.discard("product")
+        # attention as two products instead of one operation, since the scores may be needed as well
+        fused = reach.products == 2
+        dearest = (DEARER_LEAN if lean else DEARER) * self._costs[1][cls] + 1000
+        if fused and any(map(self.whole_attention, nodes)):  # the single operation is cheaper than two stored products
+            dearest = inf
+        for n in nodes:
+            kind = self.kinds[n]
+            if (
+                kind not in kinds
+                or self._cost(n) > dearest
+                or (reach.layers and kind == "product" and op[n] not in ("matmul", "linear"))
+                or (fused and self.whole_attention(n))
+                or (products >= ALL and OPS[op[n]].flops > DEAR)
+                or (below and self.spreads(n))
+            ):
+                continue
+            yield n
+
+    def spreads(self, node: int) -> bool:
+        """Whether an e-node reduces over several axes: not a row statistic for a product's tiles."""
+        axes = dict(self.view.attrs[node]).get("axes", ())
+        return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
+
+    def placeholder(self, number: int, kind: Type) -> Tensor:
+        """The placeholder tensor of a type for leaf `number`."""
+        key = number, kind
+        found = self._tensors.get(key)
+        if found is None:
+            found = self._tensors[key] = placeholder(f"x{number}", kind.shape, kind.dtype)
+        return found
+
+    def tensor(self, node: int, args: tuple[Tensor, ...]) -> Tensor:
+        """The tensor of an e-node over given operands; cached, since repeated layers share attributes."""
+        view = self.view
+        if (leaf := view.tensors.get(node)) is not None:
+            return leaf
+        key = view.op[node], id(view.attrs[node]), args
+        found = self._tensors.get(key)
+        if found is None:
+            found = self._tensors[key] = make(view.op[node], args, dict(view.attrs[node]))
+        return found
+
+    def starts(self, cls: int) -> list[int]:
+        """The e-nodes of a class that start fusion groups."""
+        nodes = [n for n in self._by_class[cls] if self.kinds[n] != "opaque"]
+        if not nodes:
+            return []
+        limit = SLACK * self._cost(nodes[0]) + 100
+        kept, seen = [], set()
+        for n in nodes:
+            key = self.kinds[n]
+            if self._cost(n) <= limit or key not in seen:
+                kept.append(n)
+                seen.add(key)
+        return kept[:STARTS]
+
+    def reachable(self) -> list[int]:
+        """Classes that a good plan may need, roots first."""
+        order: dict[int, None] = {}
+        stack = list(reversed(self.view.roots))
+        while stack:
+            cls = stack.pop()
+            if cls in order or cls in self.given or cls in self.formulas:
+                continue
+            order[cls] = None
+            nodes = [self.choice[cls]] if cls in self.settled else self._plausible(cls)
+            stack += [k for n in nodes for k in self.kids[n]]
+        return list(order)
+
+    @property
+    def grown(self) -> Regions:
+        """These groups, or an equal instance cached on the view (another generator may have asked): growing them takes
+        longer than everything else done with repeated layers."""
+        kept: dict[object, Regions] = self.view.__dict__.setdefault(GROWN, {})
+        key = self.given, self.reaches, *map(frozenset, (self.settled, self.unstarted, self.unread))
+        return kept.setdefault(key, self)
+
+    def until(self, enough: Callable[[], bool]) -> Iterator[Region]:
+        """Yield every group until `enough` returns True; each is grown once."""
+        for place in count():
+            if place == len(self._so_far):
+                if enough() or (region := next(self._growing, None)) is None:
+                    return
+                self._so_far.append(region)
+            yield self._so_far[place]
+
+    @cached_property
+    def _growing(self) -> Iterator[Region]:
+        return iter(self)
+
+    def __iter__(self) -> Iterator[Region]:
+        """Yield every group, each term once; statistics that groups read get groups as well."""
+        order = dict.fromkeys(self.reachable())
+        todo = [c for c in order if c not in self.unstarted]
+        while todo:
+            statistics: dict[int, None] = {}
+            for region in (r for cls in todo for r in self._of(cls)):
+                if not self.unread.isdisjoint(c for _, c in region.leaves):
+                    continue
+                if region.statistics:
+                    statistics |= dict.fromkeys(region.statistics)
+                    for c in region.statistics:
+                        self.beside.setdefault(c, set()).update(region.statistics)
+                yield region
+            todo = [c for c in statistics if c not in order]
+            order |= dict.fromkeys(todo)
+
+    def _of(self, cls: int) -> Iterator[Region]:
+        """The groups of a class: mapped from a similar class, or grown."""
+        key = self.repeats.colours[cls], cls in self.beside and cls in self.shared
+        alike = self._grown_of.setdefault(key, [])
+        for known in alike[-TRIED:]:
+            to = self.repeats.image(known.steps, known.cls, cls)
+            if to is not None and known.shared <= to.keys():
+                self.shared |= {to[c] for c in known.shared}
+                yield from known.moved(to)
+                return
+        before, nodes = set(self.shared), dict[int, None]()
+        found: dict[Tensor, Region] = {}
+        self.seen = set[Tensor]()
+        for node in self.starts(cls):
+            for reach in self._of_use:
+                for growth, region in self._grown(cls, node, reach):
+                    if region is not None and region.term not in found:
+                        self.seen.add(region.term)
+                        found[region.term] = region
+                        nodes |= dict.fromkeys(growth.inlined)
+        yield from found.values()
+        alike.append(_Grown(cls, (*found.values(),), self.repeats.outline(nodes), frozenset(self.shared - before)))
+
+    @cached_property
+    def _of_use(self) -> list[Reach]:
+        """The policies that apply to this view: those with products only if the view has products."""
+        ops = {*self.view.op}
+        return [r for r in self.reaches if not r.products or ops & PRODUCTS]
+
+    def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[tuple[Growth, Region | None]]:
+        """Groups of one policy, the largest first: with at most BESIDE values with other consumers on a path, then with
+        fewer."""
+        whole = Growth(self, cls, reach)
+        found = whole.grown(node)
+        if whole.met <= BESIDE:
+            yield whole, found
+        for room in reversed(range(min(whole.met, BESIDE + 1))):
+            less = Growth(self, cls, reach, room)
+            yield less, less.grown(node)

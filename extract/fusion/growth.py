@@ -1,0 +1,171 @@
+"""Growth of one fusion group, from its output class towards the leaves: inlined e-nodes, leaf classes, size limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.ops import OPS
+from .policy import AGAIN, ALL, Reach, Region
+
+if TYPE_CHECKING:
+    from .groups import Regions
+
+MAX_NODES, MAX_LEAVES = 48, 10
+
+
+class TooLarge(Exception):
+    """The fusion group exceeds MAX_NODES or MAX_LEAVES, or contains itself."""
+
+
+@dataclass(eq=False)
+class Part:
+    """An e-node inside a fusion group; `parts` are its operands: inlined parts or leaf classes."""
+
+    node: int
+    parts: list[Part | int]
+
+
+@dataclass
+class Growth:
+    """A fusion group of a class under a fusion policy, while it is grown: state of the search and result."""
+
+    regions: Regions
+    cls: int
+    reach: Reach
+    room: int = ALL  # how many values with consumers outside the group may be recomputed on a path
+    leaves: dict[int, Tensor | None] = field(default_factory=dict)
+    spread: dict[int, None] = field(default_factory=dict)  # leaves that are broadcast over more elements
+    done: dict[tuple[int, int, int, bool, bool], Part | int] = field(default_factory=dict)
+    made: dict[Part, Tensor] = field(default_factory=dict)
+    root: Part | None = None
+    nodes: int = 0
+    used: int = 0  # largest number of products (GEMM, conv, attention) on a path
+    met: int = 0  # largest number of values on a path that have consumers outside the group
+    # keys of the classes in progress or finished
+    open: set[tuple[int, int, int, bool, bool]] = field(default_factory=set)
+    inside: set[int] = field(default_factory=set)
+
+    def grown(self, node: int) -> Region | None:
+        """The fusion group that starts with an e-node; None if it is too large, trivial, a duplicate or has fewer
+        products than the policy asks for."""
+        self.inside = self.regions.inside(node, self.reach.products) | {self.cls}
+        try:
+            root = self.root = self._node(node, 0, 0, False, self.reach.spread_bare)
+        except TooLarge:
+            return None
+        if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
+            return None
+        if self.reach.spread_bare and not self.spread:  # same group as without spread_bare
+            return None
+        term = self._term(root)
+        if term in self.regions.seen:
+            return None
+        order = {leaf: cls for cls, leaf in self.leaves.items()}
+        leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
+        inner = {c: self._term(part) for (c, *_), part in self.done.items() if not isinstance(part, int)}
+        return Region(
+            self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner.items()), tuple(self.spread)
+        )
+
+    @property
+    def inlined(self) -> Iterator[int]:
+        """The e-nodes of the grown group, from the output down."""
+        todo, seen = [self.root], set[Part]()
+        while todo:
+            part = todo.pop()
+            if part is not None and part not in seen:
+                seen.add(part)
+                yield part.node
+                todo += [p for p in reversed(part.parts) if not isinstance(p, int)]
+
+    def _term(self, part: Part | int) -> Tensor:
+        """The tensor of a part, built lazily: most groups turn out too large first."""
+        view = self.regions.view
+        if isinstance(part, int):
+            found = self.leaves[part]
+            if found is None:
+                found = self.leaves[part] = self.regions.placeholder(list(self.leaves).index(part), view.types[part])
+            return found
+        if part not in self.made:
+            self.made[part] = self.regions.tensor(part.node, tuple([self._term(p) for p in part.parts]))
+        return self.made[part]
+
+    def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> Part:
+        """Inline an e-node. beside: values on the path with outside consumers · products: products on the path · below:
+        whether the node is an operand of a product · lean: operands broadcast over the node's elements and reductions
+        are leaves."""
+        view = self.regions.view
+        op = view.op[node]
+        self.nodes += int(view.cls[node]) not in self.regions.formulas  # index formulas are not values
+        if self.nodes > MAX_NODES:
+            raise TooLarge
+        kind = self.regions.kinds[node]
+        if kind == "product":
+            products, below = products + 1, True
+            self.used = max(self.used, products)
+        # overlapping windows need each value below many times: nothing expensive is inlined there
+        if self.regions.slides(node):
+            products, below = ALL, True
+        product, bare_spread = kind == "product", self.reach.spread_bare
+        others = self.reach.left_only and product and not bare_spread
+        first = self.reach.rows_bare and op in AGAIN
+        size = self.regions.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
+        kids, r = self.regions.kids[node], self.regions
+        spread = [k for k in kids if size and k not in r.flat and r.elements(k) < size]
+        self.spread |= dict.fromkeys(spread)
+        parts = []
+        for i, k in enumerate(kids):
+            thin = bool(i) or not self.reach.rows_below if product and bare_spread else lean
+            bare = k in spread or (others if i else first or kind == "written")
+            parts.append(self._class(k, beside, products, below, bare, thin))
+        return Part(node, parts)
+
+    def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> Part | int:
+        if bare and cls not in self.regions.at_once:
+            return self._leaf(cls)
+        key = (cls, beside, products, below, lean)
+        found = self.done.get(key)
+        if found is None:
+            if key in self.open:  # cycle through free operations
+                raise TooLarge
+            self.open.add(key)
+            node = self._inlined(cls, products, below, lean)
+            if node is not None and self._needed_beside(cls):
+                beside += 1
+                self.met = max(self.met, beside)
+                node = node if beside <= self.room else None
+            found = self.done[key] = (
+                self._leaf(cls) if node is None else self._node(node, beside, products, below, lean)
+            )
+        return found
+
+    def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
+        """The e-node that computes a class inside the group; None if the class becomes a leaf."""
+        r = self.regions
+        if cls == self.cls or (cls in r.given and cls not in r.at_once):
+            return None
+        admitted = r.admitted(cls, self.reach, products, below, lean)
+        return next((n for n in admitted if self.cls not in r.kids[n]), None)
+
+    def _needed_beside(self, cls: int) -> bool:
+        """Whether a class has a consumer that the group cannot compute."""
+        r = self.regions
+        if r.stored(cls) or cls in r.at_once:
+            return False
+        shows = OPS[r.view.op[r.choice[cls]]].kind == "view"
+        if r.view.original[cls] and not shows and any(cls in r.below(k) for k in self.spread):
+            r.shared.add(cls)
+            return True
+        if self.cls in r.beside and cls in r.shared:
+            return True
+        return r.uses.count.get(cls, 0) >= 2 and not r.uses.readers[cls] <= self.inside
+
+    def _leaf(self, cls: int) -> int:
+        if cls not in self.leaves:
+            if len(self.leaves) >= MAX_LEAVES:
+                raise TooLarge
+            self.leaves[cls] = None
+        return cls

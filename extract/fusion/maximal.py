@@ -1,0 +1,395 @@
+"""WHOLE: maximal fusion. All elementwise operations, views and reductions of one extent, cut into as few kernels as
+possible.
+
+Ordinary fusion groups (regions.py) are small, numerous, and grown from every value. A program of hundreds of small
+operations (an unrolled scan, solver steps, an optimizer's update) fits into one or a few kernels, which are larger than
+any such group. Here each value that is not a view belongs to exactly one part. Parts grow from the results towards the
+inputs, over values with equal numbers of elements, or reduced over axes of one extent; a part may have several outputs.
+Values are recomputed only where that is cheaper than memory traffic: views, index formulas, small operands of large
+values, and disjoint slices.
+
+A part too large for one kernel (`refused`) is cut in two where the fewest values cross, recursively. Time is linear in
+the number of values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from itertools import accumulate
+from operator import or_
+
+import numpy as np
+
+from ...egraph.ir.builders import input as placeholder
+from ...egraph.ir.graph import Tensor, make, topological
+from ...egraph.ir.ops import OPS
+from ...egraph.view.view import EGraphView
+from .groups import Regions
+from .growth import MAX_NODES
+from .multi_output import Group
+from .values import VIEWS, Values
+
+NEAR = 32  # number of recently begun parts considered for a value besides those of its consumers
+LARGE = 16  # least weight of a useful part: smaller ones are ordinary fusion groups
+OPERANDS, RESULTS = 48, 24  # largest number of operands and results of a part
+TIMES = 16  # largest ratio of the element counts of values in a part
+OPEN = 4  # largest number of results of a piece from which ordinary groups start
+# sizes of the pieces into which a large part is cut as alternatives, in case it is slower than they are
+PIECES = (400, 32)
+
+
+@dataclass(eq=False)
+class Part:
+    """Values computed by one kernel. rows: number of elements of most of them, or of the results of reductions over
+    `depth` elements each · wide: element counts of concatenations of such values · extent: extent of its reductions ·
+    after: indices of parts that read it · reads: bitset of given classes."""
+
+    rows: int
+    depth: int = 1
+    wide: set[int] = field(default_factory=set)
+    extent: tuple[int, int, int] | None = None
+    members: list[int] = field(default_factory=list)
+    after: set[int] = field(default_factory=set)  # indices of the parts that read this part
+    reads: int = 0  # given classes that it reads, as bits
+
+    def sizes(self) -> set[int]:
+        """Element counts that its values may have."""
+        return {self.rows, self.rows * self.depth, *self.wide}
+
+
+@dataclass
+class Partition:
+    """Assignment of values to parts, in reverse order (consumers first): each value joins a consumer's part, or a part
+    that reads the same memory, if the sizes match and the parts stay acyclic."""
+
+    values: Values
+    parts: list[Part] = field(default_factory=list)
+    home: dict[int, int] = field(default_factory=dict)  # class -> its part
+    readers: dict[int, set[int]] = field(default_factory=dict)  # class -> classes of parts that read it
+    # class -> (concatenation, its joined values)
+    wholes: dict[int, list[tuple[int, set[int]]]] = field(default_factory=dict)
+    later: list[int] = field(default_factory=list)  # per part: bitset of the parts that depend on it, transitively
+    fitting: list[int] = field(default_factory=list)  # indices of the parts that one kernel may compute
+
+    def __post_init__(self) -> None:
+        values = self.values
+        for c in reversed(values.order):
+            if values.loose[c]:
+                continue
+            users = {self.home[q] for q in self.readers.get(c, ())}
+            number = self._chosen(c, users)
+            part = self.parts[number]
+            part.members.append(c)
+            part.reads |= values.below[c]
+            self._before(number, users - {number})
+            self.home[c] = number
+            for k in values.sources(c):
+                self.readers.setdefault(k, set()).add(c)
+            if values.op(c) == "concat":
+                whole = c, values.put_together(c)
+                for k in whole[1]:
+                    self.wholes.setdefault(k, []).append(whole)
+        place = {c: n for n, c in enumerate(values.order)}
+        for n, a in enumerate(self.fitting):
+            for b in self.fitting[n + 1 : n + 1 + NEAR]:
+                if self._alike(a, b) and not self._between(a, b):
+                    self._merge(a, b)
+        for part in self.parts:
+            part.members.sort(key=place.__getitem__)
+
+    def _alike(self, a: int, b: int) -> bool:
+        """Whether two parts read the same memory and their sizes permit a merge (not always known when their values
+        were assigned)."""
+        first, second = sorted((self.parts[a], self.parts[b]), key=lambda p: p.extent is None)
+        if not (first.members and second.members and first.reads & second.reads):
+            return False
+        if first.rows == second.rows:
+            return second.extent in (None, first.extent)
+        return second.extent is None and second.rows == first.rows * first.depth and not second.wide
+
+    def _between(self, a: int, b: int) -> bool:
+        """Whether a third part depends on one of two parts and the other depends on it."""
+        first, second = self.parts[a].after, self.parts[b].after
+        return self._waits(first - {b}, b) or self._waits(second - {a}, a)
+
+    def _merge(self, a: int, b: int) -> None:
+        """Merge two parts."""
+        into, gone = sorted((a, b), key=lambda n: self.parts[n].extent is None)
+        one, other = self.parts[into], self.parts[gone]
+        self.home |= dict.fromkeys(other.members, into)
+        one.members += other.members
+        one.wide |= other.wide
+        one.reads |= other.reads
+        one.after = (one.after | other.after) - {into, gone}
+        for part in self.parts:
+            if gone in part.after:
+                part.after = (part.after - {gone}) | ({into} if part is not one else set())
+        self.parts[gone] = Part(other.rows)
+        both = 1 << into | 1 << gone
+        new = (self.later[into] | self.later[gone]) & ~both
+        self.later[into] = new
+        for n, later in enumerate(self.later):
+            if later & both:
+                self.later[n] = (later | new | 1 << into) & ~(1 << gone)
+
+    def _chosen(self, cls: int, users: set[int]) -> int:
+        """The index of the part for a class; a new part if none is suitable."""
+        read = self.values.below[cls]
+        if self.values.fits(cls):
+            beside = (n for n in self.fitting[-NEAR:] if n not in users and self.parts[n].reads & read)
+            for n in (*sorted(users), *beside):
+                if self._joins(cls, n) and not self._waits(users - {n}, n):
+                    self._widen(cls, self.parts[n])
+                    return n
+        extent = self.values.extent(cls) if self.values.reduces(cls) else None
+        size = self.values.regions.elements(cls)
+        self.parts.append(Part(size) if extent is None else Part(extent[0], extent[1], extent=extent))
+        self.later.append(0)
+        self.fitting += [len(self.parts) - 1] if self.values.fits(cls) else []
+        return len(self.parts) - 1
+
+    def _joins(self, cls: int, number: int) -> bool:
+        """Whether a class may join a part."""
+        part = self.parts[number]
+        if not self.values.fits(part.members[0]):
+            return False
+        if self.values.written:
+            return self._times(cls, part)
+        if self.values.reduces(cls):
+            rows, depth, _ = extent = self.values.extent(cls)
+            if part.extent is not None:
+                return part.extent == extent
+            same = part.rows == rows or (part.rows == rows * depth and not part.wide)
+            return same or (self.values.regions.elements(cls) == rows and self._is_piece(cls, number))
+        size = self.values.regions.elements(cls)
+        if self.values.op(cls) == "concat":
+            each = {self.values.regions.elements(k) for k in self.values.put_together(cls)}
+            open_ = part.depth == 1 and not part.wide
+            return size in part.sizes() and (len(each) > 1 or each <= part.sizes() or open_)
+        return size in part.sizes() or self._is_piece(cls, number)
+
+    def _times(self, cls: int, part: Part) -> bool:
+        """Whether all element counts, the class's included, are small multiples of the smallest one."""
+        sizes = {self.values.regions.elements(cls), *part.sizes()}
+        return all(n % min(sizes) == 0 and n <= TIMES * min(sizes) for n in sizes)
+
+    def _is_piece(self, cls: int, number: int) -> bool:
+        """Whether all values of the part so far are concatenations of values like this one."""
+        part, elements = self.parts[number], self.values.regions.elements
+        if part.depth > 1 or part.wide:
+            return False
+        own = [those for q, those in self.wholes.get(cls, ()) if self.home[q] == number and elements(q) == part.rows]
+        return any(all(elements(k) == elements(cls) for k in those) for those in own)
+
+    def _widen(self, cls: int, part: Part) -> None:
+        """Update a part's sizes for a class that joins."""
+        size = self.values.regions.elements(cls)
+        if self.values.reduces(cls):
+            rows, depth, _ = part.extent = self.values.extent(cls)
+            if part.rows not in (rows, rows * depth, *part.wide):
+                part.wide = {part.rows}
+            part.rows, part.depth = rows, depth
+        elif self.values.written:
+            sizes = {size, *part.sizes()}
+            part.rows = min(sizes)
+            part.wide = sizes - {part.rows}
+        elif size not in part.sizes():
+            part.wide, part.rows = {part.rows}, size
+
+    def _waits(self, sources: Iterable[int], goal: int) -> bool:
+        """Whether part `goal` depends on one of the parts `sources`."""
+        return any(self.later[n] >> goal & 1 for n in sources)
+
+    def _before(self, number: int, users: set[int]) -> None:
+        """Record that the parts `users` depend on part `number`."""
+        self.parts[number].after |= users
+        new = reduce(or_, (self.later[u] | 1 << u for u in users), 0)
+        if new & ~self.later[number]:
+            self.later[number] |= new
+            for n, later in enumerate(self.later):
+                if later >> number & 1:
+                    self.later[n] |= new
+
+
+@dataclass
+class Whole:
+    """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first. rows:
+    whether reductions are fused · written: only parts with unrolled short reductions, and with values of a few times as
+    many elements as others, which the other mode leaves separate."""
+
+    regions: Regions
+    rows: bool = True
+    written: bool = False
+    known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # results of a group -> its values
+    todo: list[list[int]] = field(default_factory=list)
+
+    @property
+    def view(self) -> EGraphView:
+        """The e-graph view."""
+        return self.regions.view
+
+    @cached_property
+    def values(self) -> Values:
+        """Classification of the values."""
+        return Values(self.regions, self.rows, self.written)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The values assigned to parts; values of other kernels are parts of their own."""
+        return Partition(self.values)
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The parts that one kernel may compute, each with its values, operands first."""
+        values = self.values
+        if self.written and not any(map(values.short, values.order)):
+            return []
+        found = [p for p in self.partition.parts if p.members and values.fits(p.members[0])]
+        return [p for p in found if any(map(values.short, p.members))] if self.written else found
+
+    def __iter__(self) -> Iterator[Group]:
+        """Yield every part of useful size, and the pieces of large parts."""
+        parts = [p.members for p in self.parts if len(p.members) > 1 and self.weight(p.members) >= LARGE]
+        for size in PIECES:
+            parts += [piece for p in parts if self.weight(p) > 2 * size for piece in self.pieces(p, size)]
+        self.todo = [*reversed(parts)]
+        seen: set[frozenset[int]] = set()
+        while self.todo:
+            members = self.todo.pop()
+            key = frozenset(members)
+            if key in seen:
+                continue
+            seen.add(key)
+            group = self.group(members)
+            if group is None:
+                self.todo += self.halves(members)
+            else:
+                self.known[group.classes] = members
+                yield group
+
+    def refused(self, group: Group) -> None:
+        """Report that no kernel can hold a group: its halves are yielded next."""
+        self.todo += self.halves(self.known[group.classes])
+
+    @cached_property
+    def large(self) -> list[list[int]]:
+        """The values of parts that are larger than ordinary fusion groups can be."""
+        return [p.members for p in self.parts if self.weight(p.members) > MAX_NODES]
+
+    @cached_property
+    def settled(self) -> set[int]:
+        """The classes of large parts, and those that they recompute."""
+        found = {c for members in self.large for c in members}
+        stack = [*found]
+        while stack:
+            below = [k for k in self.values.kids(stack.pop()) if self.values.loose.get(k) and k not in found]
+            found.update(below)
+            stack += below
+        return found
+
+    @cached_property
+    def unstarted(self) -> set[int]:
+        """The settled classes that are no result of a part, or of a piece with few results: no ordinary group starts
+        from these."""
+        pieces = [p for members in self.large for p in self.pieces(members, PIECES[-1])]
+        cut = [r for p in pieces if len(r := self.results(p)) <= OPEN]
+        made = {c for results in (*map(self.results, self.large), *cut) for c in results}
+        return self.settled - made - {*self.view.roots}
+
+    @cached_property
+    def unread(self) -> set[int]:
+        """The settled classes that no generated kernel stores, nor a view of a stored one: no ordinary group reads
+        these."""
+        found = {c for members in self.large for c in members if c in self.unstarted}
+        for c in self.values.order:
+            if c in self.unstarted and self.values.loose.get(c):
+                if self.values.op(c) not in VIEWS or any(k in found for k in self.values.kids(c)):
+                    found.add(c)
+        return found
+
+    def weight(self, members: Iterable[int]) -> float:
+        """Approximate number of statements of some values."""
+        return sum(3 if OPS[self.values.op(c)].composite else 1 for c in members)
+
+    @cached_property
+    def _asked_for(self) -> set[int]:
+        return {self.values.shown(root) for root in self.view.roots}
+
+    def results(self, members: Sequence[int]) -> list[int]:
+        """The values that are roots or have consumers outside `members`."""
+        own, readers = {*members}, self.partition.readers
+        return [c for c in members if c in self._asked_for or not readers.get(c, set()) <= own]
+
+    def pieces(self, members: list[int], size: int) -> list[list[int]]:
+        """Consecutive values of about `size` each, cut where the fewest cross."""
+        if self.weight(members) <= 1.5 * size:
+            return [members]
+        return [p for half in self.halves(members) for p in self.pieces(half, size)]
+
+    def halves(self, members: list[int]) -> list[list[int]]:
+        """The values before and after a cut near the middle, where the crossing values have the fewest elements."""
+        if len(members) < 2:
+            return []
+        place = {c: n for n, c in enumerate(members)}
+        crossing = [0] * (len(members) + 1)
+        for n, c in enumerate(members):
+            last = max((place[q] for q in self.partition.readers.get(c, ()) if q in place), default=n)
+            crossing[n] += self.regions.elements(c)
+            crossing[last] -= self.regions.elements(c)
+        crossing = [*accumulate(crossing)]
+        third = len(members) // 3
+        cut = min(range(third, len(members) - max(third, 1)), key=lambda n: (crossing[n], abs(2 * n - len(members))))
+        return [members[: cut + 1], members[cut + 1 :]]
+
+    def group(self, members: list[int]) -> Group | None:
+        """The values as a fusion group over their operands; None if there are too many operands or results."""
+        own, view, values = {*members}, self.view, self.values
+        made: dict[int, Tensor] = {}
+        leaves: dict[Tensor, int] = {}
+        results = self.results(members)
+        stack = [(c, False) for c in reversed(results)]
+        while stack:
+            c, ready = stack.pop()
+            node = self.regions.uses.choice[c]
+            if c in made:
+                continue
+            if node < 0 or not (c in own or values.loose.get(c) or c in self.regions.formulas):
+                made[c] = placeholder(f"x{len(leaves)}", view.types[c].shape, view.types[c].dtype)
+                leaves[made[c]] = c
+            elif ready:
+                leaf = view.tensors.get(node)
+                args = [made[k] for k in values.kids(c)]
+                made[c] = leaf if leaf is not None else make(view.op[node], args, dict(view.attrs[node]))
+            else:
+                stack.append((c, True))
+                stack += [(k, False) for k in reversed(values.kids(c)) if k not in made]
+        if not results or len(leaves) > OPERANDS or len(results) > RESULTS:
+            return None
+        terms = tuple(made[c] for c in results)
+        return Group(tuple(results), terms, tuple((t, leaves[t]) for t in topological(terms) if t in leaves), "whole")
+
+
+def settled(view: EGraphView, given: frozenset[int]) -> EGraphView:
+    """The view with only the cheapest and the original e-nodes of the classes in its large parts; classes are
+    unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none of which saves
+    operations."""
+    whole = Whole(Regions(view, given))
+    if not whole.large:
+        return view
+    own = view.own if view.own is not None else np.zeros(len(view), np.bool_)
+    best, asked = whole.settled, Whole(Regions(view.only(own), given)).settled if own.any() else set[int]()
+    choice, both = whole.regions.uses.choice, best | asked
+    nodes: dict[int, list[int]] = {}
+    for n, cls in enumerate(view.cls.tolist()):
+        if cls not in both or (cls in best and n == choice[cls]) or own[n]:
+            nodes.setdefault(cls, []).append(n)
+    kept = np.zeros(len(view), np.bool_)
+    stack, seen = [*view.roots], {*view.roots}
+    while stack:
+        own_nodes = nodes.get(stack.pop(), [])
+        kept[own_nodes] = True
+        fresh = {k for n in own_nodes for k in view.kids(n).tolist()} - seen
+        seen |= fresh
+        stack += fresh
+    return view.only(kept)

@@ -1,0 +1,316 @@
+"""Multi-output (horizontal) fusion: fusion groups with several output classes.
+
+Four kinds. (1) An intermediate value with other consumers is stored as a further output (a residual stream and its
+norm, a GEMM and its activation). (2) Values of one shape over the same inputs share their reads (a row's mean and mean
+of squares, two gates). (3) Slices of one value that are read separately (queries, keys and values of one GEMM) are
+stored in separate buffers, where a view of the whole would not be row-major. (4) Small GEMMs of a few rows over
+separate inputs, needed for the same value (a query and the keys of another sequence), share one launch.
+
+Limits: at most `MOST` outputs, and per class at most `SIDES` choices of further outputs, those that save the most bytes
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+from ...egraph.ir.builders import input as placeholder
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Tensor, make, rebuild, topological
+from ...egraph.ir.ops import OPS
+from ...egraph.view.view import EGraphView
+from .groups import Regions
+from .growth import MAX_LEAVES
+from .policy import REACHES, Region
+
+MOST = 3  # outputs of a kernel
+STEPS = 2  # largest number of e-nodes between a slice and its consumer
+FEW, LITTLE = 32, 8 << 20  # largest number of rows, and of bytes read, of each of several GEMMs over separate inputs
+SIDES = 3  # choices of further outputs per class and kind
+PRODUCTS = frozenset(r.name for r in REACHES if r.products)
+POINTWISE = frozenset(r.name for r in REACHES if not (r.products or r.rows_above))
+
+
+@dataclass(frozen=True)
+class Group:
+    """A multi-output fusion group: output classes as terms over shared leaves (term, class); `reach`: policy of the
+    first output's group."""
+
+    classes: tuple[int, ...]
+    terms: tuple[Tensor, ...]
+    leaves: tuple[tuple[Tensor, int], ...]
+    reach: str
+
+
+class Shown(NamedTuple):
+    """A class derived from another class and given values alone, by the e-nodes of `path` (in order)."""
+
+    cls: int
+    path: tuple[int, ...] = ()
+
+
+@dataclass
+class Together:
+    """All multi-output groups derived from the fusion groups `found` of a view."""
+
+    regions: Regions
+    found: Sequence[Region]
+    launched: bool = True  # whether kernel launches have a cost
+    _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def view(self) -> EGraphView:
+        """The e-graph view."""
+        return self.regions.view
+
+    def __iter__(self) -> Iterator[Group]:
+        """Yield every group; each set of outputs over the same leaves once."""
+        seen = set()
+        strangers = self._strangers() if self.launched else ()
+        for group in (*self._with_sides(), *self._siblings(), *strangers, *self._slices()):
+            key = frozenset(group.classes), frozenset(c for _, c in group.leaves)
+            if key not in seen:
+                seen.add(key)
+                yield group
+
+    @cached_property
+    def _smallest(self) -> dict[int, int]:
+        """Class -> fewest bytes read by any of its fusion groups."""
+        least: dict[int, int] = {}
+        for r in self.found:
+            read = sum(self._bytes(c) for _, c in r.leaves)
+            least[r.cls] = min(read, least.get(r.cls, read))
+        return least
+
+    def _bytes(self, cls: int) -> int:
+        return self.view.types[cls].nbytes
+
+    def _shape(self, cls: int) -> tuple[int, ...]:
+        if cls not in self._shapes:
+            self._shapes[cls] = concrete(self.view.types[cls].shape)
+        return self._shapes[cls]
+
+    def _asked_for(self, cls: int) -> bool:
+        """Whether a class is a value of the original model or a root."""
+        return bool(self.view.original[cls]) or cls in self.view.roots
+
+    # ------------------------------------------------------------ intermediate values with other consumers
+    def _with_sides(self) -> Iterator[Group]:
+        by_class: dict[int, list[Group]] = {}
+        for r in self.found:
+            sides = self._sides(r)
+            choices = [(s,) for s in sides] + ([tuple(sides)] if len(sides) == MOST - 1 else [])
+            for chosen in choices:
+                terms, classes = zip(*chosen)
+                by_class.setdefault(r.cls, []).append(Group((r.cls, *classes), (r.term, *terms), r.leaves, r.reach))
+        for groups in by_class.values():
+            yield from self.least(groups)
+
+    def _sides(self, r: Region) -> list[tuple[Tensor, int]]:
+        """At most `MOST - 1` intermediate values of a group that a plan may need elsewhere, by falling bytes read to
+        compute them."""
+        if r.term.entry.kind == "view":  # the viewed value has groups of its own
+            return []
+        beside, read_beside = self.regions.uses.beside, self.regions.beside.get(r.cls, ())
+        wanted = [
+            (t, c) for t, c in r.inner
+            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and not self.regions.stored(c)
+            and (c in read_beside or beside(c, r.cls)) and self._fits(self._shape(c), self._shape(r.cls))
+        ]  # fmt: skip
+        return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MOST - 1]
+
+    def _fits(self, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        """Whether results of shape `a` can be written within an iteration over shape `b`."""
+        return prod(a) == prod(b) or (len(a) == len(b) and all(x in (1, y) for x, y in zip(a, b)))
+
+    # ------------------------------------------------------------ values over the same inputs
+    def _siblings(self) -> Iterator[Group]:
+        alike: dict[tuple[object, ...], dict[int, Region]] = {}
+        for r in self.found:
+            read = [c for _, c in r.leaves if not self.view.weight[c]]
+            largest = max((self._bytes(c) for c in read), default=0)
+            if r.cls in self.regions.uses and self._asked_for(r.cls) and largest and r.term.entry.kind != "view":
+                product = r.reach in PRODUCTS
+                for c in read:
+                    if self._bytes(c) == largest:
+                        known = alike.setdefault((product, self._shape(r.cls), c), {})
+                        if r.cls not in known or len(r.leaves) < len(known[r.cls].leaves):
+                            known[r.cls] = r
+        seen = set()
+        for known in alike.values():
+            used = {c for r in known.values() for _, c in (*r.leaves, *r.inner)}
+            members = [known[c] for c in sorted(known) if c not in used]  # none that another one reads or computes
+            for i in range(0, len(members) - 1, MOST):
+                joined = members[i : i + MOST]
+                if (key := frozenset(map(id, joined))) not in seen:
+                    seen.add(key)
+                    yield from self._joined(joined)
+
+    # ------------------------------------------------------------ small GEMMs over separate inputs
+    def _strangers(self) -> Iterator[Group]:
+        alike: dict[tuple[object, ...], dict[int, Region]] = {}
+        for r in self.found:
+            rows, reads = self._shape(r.cls)[:-1], sum(self._bytes(c) for _, c in r.leaves)
+            asked = r.cls in self.regions.uses and self._asked_for(r.cls) and r.term.entry.kind != "view"
+            if asked and r.reach in PRODUCTS and prod(rows) <= FEW and reads <= LITTLE:
+                known = alike.setdefault((self._needed_for(r.cls), rows), {})
+                if r.cls not in known or self._reading(r) < self._reading(known[r.cls]):
+                    known[r.cls] = r
+        for known in alike.values():
+            members = [known[c] for c in sorted(known) if known.keys().isdisjoint(self._below(c) - {c})]
+            apart: list[Region] = []
+            for r in members:
+                if all(_inputs(r, self.view).isdisjoint(_inputs(a, self.view)) for a in apart):
+                    apart.append(r)
+            if len(apart) > 1:
+                yield from self._joined(apart[:MOST])
+
+    def _reading(self, r: Region) -> tuple[int, int]:
+        return sum(self._bytes(c) for _, c in r.leaves), len(r.leaves)
+
+    def _needed_for(self, cls: int) -> int:
+        """The nearest dominator of a class that is not a view; -1: the class is needed for several results."""
+        uses = self.regions.uses
+        above = uses.above[cls]
+        while above != -1 and OPS[self.view.op[uses.choice[above]]].kind == "view":
+            above = uses.above[above]
+        return above
+
+    def _below(self, cls: int) -> set[int]:
+        """The classes from which a class is computed by the cheapest e-nodes, itself included."""
+        uses, todo, found = self.regions.uses, [cls], {cls}
+        while todo:
+            fresh = set(uses.kids(todo.pop())) - found
+            found |= fresh
+            todo += fresh
+        return found
+
+    def _joined(self, apart: Sequence[Region]) -> Iterator[Group]:
+        """Groups that join independent fusion groups; and the same with one intermediate value stored as well."""
+        classes = list(dict.fromkeys(c for r in apart for _, c in r.leaves))
+        if len(classes) > MAX_LEAVES:
+            return
+        types = self.view.types
+        named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
+
+        def over(r: Region, term: Tensor) -> Tensor:
+            change = {leaf: named[c] for leaf, c in r.leaves}
+            return rebuild([term], lambda t, args: change.get(t))[0]
+
+        terms = [over(r, r.term) for r in apart]
+        group = tuple(r.cls for r in apart)
+        yield Group(group, tuple(terms), _ordered(terms, named), apart[0].reach)
+        sides = {c: over(r, t) for r in apart for t, c in self._sides(r)} if len(apart) < MOST else {}
+        for side in sorted(sides, key=lambda c: -self._smallest[c])[:1]:
+            more = [*terms, sides[side]]
+            yield Group((*group, side), tuple(more), _ordered(more, named), apart[0].reach)
+
+    # ------------------------------------------------------------ slices of one value
+    def _slices(self) -> Iterator[Group]:
+        alike: dict[tuple[int, ...], list[Group]] = {}
+        for r in self.found:
+            if r.reach in POINTWISE or r.term.entry.kind == "view":  # nothing is saved, or the whole is another class
+                continue
+            for axis in range(len(self._shape(r.cls))):
+                if prod(self._shape(r.cls)[:axis]) == 1:  # slices along such an axis are row-major anyway
+                    continue
+                parts = self.slices(r.cls, axis)
+                if 2 <= len(parts) <= MOST and all(c in self.regions.uses for *_, c in parts):
+                    attrs = [{"axis": axis, "start": start, "stop": stop, "step": 1} for start, stop, _ in parts]
+                    terms = tuple(make("slice", (r.term,), a) for a in attrs)
+                    classes = tuple(c for *_, c in parts)
+                    alike.setdefault(classes, []).append(Group(classes, terms, r.leaves, r.reach))
+        for groups in alike.values():
+            yield from self.least(groups)
+
+    def least(self, groups: list[Group]) -> list[Group]:
+        """The `SIDES` groups that read the fewest bytes, and the one whose operands are cheapest to compute: the others
+        may need a kernel for a norm or statistic."""
+        kept = sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))
+        given, cost = self.regions.given, self.regions.costs
+        least = min(kept, key=lambda g: sum(cost[c] for _, c in g.leaves if c not in given), default=None)
+        return [g for n, g in enumerate(kept) if n < SIDES or g is least]
+
+    def slices(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
+        """(start, stop, class) of disjoint slices of a class along an axis that the model needs."""
+        return _apart(self._slices_of(cls, axis))
+
+    @cached_property
+    def _slice_nodes(self) -> dict[int, list[tuple[int, int, int]]]:
+        """Class -> (axis, start, class) of its slices of step 1."""
+        view = self.view
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        for node, op in enumerate(view.op):
+            if op == "slice" and (a := dict(view.attrs[node]))["step"] == 1:
+                (source,) = view.kids(node).tolist()
+                found.setdefault(source, []).append((a["axis"], a["start"], int(view.cls[node])))
+        return found
+
+    def _slices_of(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
+        """(start, stop, class) of all needed slices of a class along an axis, slices of slices included."""
+        found: dict[int, tuple[int, int, int]] = {}
+        todo = [(cls, 0)]
+        while todo:
+            source, offset = todo.pop()
+            for along, start, made in self._slice_nodes.get(source, ()):
+                if along == axis and made not in found and made != cls:
+                    found[made] = offset + start, offset + start + self._shape(made)[axis], made
+                    todo.append((made, offset + start))
+        return sorted(s for s in found.values() if self._asked_for(s[2]) and self.shown(s[2]) is not None)
+
+    def shown(self, cls: int) -> Shown | None:
+        """The nearest needed class derived from a class within STEPS e-nodes: itself, or a view of the class, or the
+        class plus a bias; None if there is none."""
+        todo = [Shown(cls)]
+        for found in todo:
+            if found.cls in self.regions.uses:
+                return found
+            if len(found.path) < STEPS:
+                todo += [Shown(int(self.view.cls[n]), (*found.path, n)) for n in self._steps.get(found.cls, ())]
+        return None
+
+    def remade(self, t: Tensor, cls: int, shown: Shown, leaves: Mapping[int, Tensor]) -> Tensor:
+        """The term of a derived class, from the tensor `t` of its source and the leaves of given classes."""
+        for node in shown.path:
+            args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]
+            t, cls = make(self.view.op[node], args, dict(self.view.attrs[node])), int(self.view.cls[node])
+        return t
+
+    def beside(self, cls: int, shown: Shown) -> list[int]:
+        """The given classes that the derivation reads in addition."""
+        made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
+        return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
+
+    @cached_property
+    def _steps(self) -> dict[int, list[int]]:
+        """Class -> e-nodes that reshape or permute it, or combine it elementwise with given classes only."""
+        found: dict[int, list[int]] = {}
+        for node, op in enumerate(self.view.op):
+            if op in ("reshape", "permute") or OPS[op].pointwise:
+                kids = set(self.view.kids(node).tolist())
+                for k in {k for k in kids if kids - {k} <= self.regions.given and k not in self.regions.given}:
+                    found.setdefault(k, []).append(node)
+        return found
+
+
+def _inputs(r: Region, view: EGraphView) -> set[int]:
+    return {c for _, c in r.leaves if not view.weight[c]}
+
+
+def _apart(slices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Disjoint slices in order of their starts, the shortest of each start; overlapping later slices are dropped."""
+    kept: list[tuple[int, int, int]] = []
+    for start, stop, cls in slices:
+        if not kept or start >= kept[-1][1]:
+            kept.append((start, stop, cls))
+    return kept
+
+
+def _ordered(terms: Sequence[Tensor], named: dict[int, Tensor]) -> tuple[tuple[Tensor, int], ...]:
+    """(leaf, class) pairs in order of first use."""
+    classes = {leaf: c for c, leaf in named.items()}
+    return tuple((t, classes[t]) for t in topological(terms) if t in classes)

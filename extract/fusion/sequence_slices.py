@@ -1,0 +1,39 @@
+"""PICKS: sequence slices, single positions of a value in memory, as an unrolled program reads a sequence step by step.
+
+Such a slice is a view, at no cost. A fusion group that reads the sequence itself at position 7 is a kernel for that
+step alone; a group that reads the view is the same kernel at every step: generated, compiled and measured once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.ops import Type
+from ...egraph.view.view import EGraphView
+
+MANY = 8  # least number of positions of one value for a program to count as unrolled
+
+
+def picks(view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> frozenset[int]:
+    """The classes that are one position along an axis of a given value, if at least `MANY` positions of the value are
+    used; also with the axis removed, or cast to a dtype with the same storage dtype."""
+    same = {c: c for c in given}  # class -> the given value that it equals up to dtype
+    found: dict[int, int] = {}  # class -> the given value of which it is one position
+    views = [(n, view.op[n]) for n in range(len(view)) if view.op[n] in ("slice", "cast", "reshape")]
+    while True:
+        known = len(same) + len(found)
+        for n, op in views:
+            cls, kid = int(view.cls[n]), int(view.kids(n)[0])
+            shape, inner = concrete(view.types[cls].shape), concrete(view.types[kid].shape)
+            if op == "cast" and types[cls].dtype == types[kid].dtype:
+                for into in (same, found):
+                    if kid in into:
+                        into.setdefault(cls, into[kid])
+            elif op == "slice" and kid in same and shape[(axis := dict(view.attrs[n])["axis"])] == 1 < inner[axis]:
+                found.setdefault(cls, same[kid])
+            elif op == "reshape" and kid in found and [d for d in shape if d > 1] == [d for d in inner if d > 1]:
+                found.setdefault(cls, found[kid])
+        if len(same) + len(found) == known:
+            break
+    sliced = [found[c] for c in {int(view.cls[n]) for n, op in views if op == "slice"} if c in found]
+    return frozenset(c for c, base in found.items() if sliced.count(base) >= MANY and c not in given)

@@ -1,0 +1,91 @@
+"""Consumers and dominators of values, over the cheapest e-node of each class.
+
+A fused kernel should store an intermediate value only if another consumer needs it. The best plan is unknown when
+kernels are generated, so the cheapest e-node of each class stands for the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from ...egraph.ir.ops import OPS
+from ...egraph.view.view import EGraphView
+
+
+class Uses:
+    """The classes reachable from a view's roots through one chosen e-node per class (`choice[cls]`, -1: none)."""
+
+    def __init__(self, view: EGraphView, choice: Sequence[int]) -> None:
+        self.view = view
+        self.choice = choice
+        self._off, self._kid = view.off.tolist(), view.kid.tolist()
+
+    def kids(self, cls: int) -> list[int]:
+        """The child classes of the class's chosen e-node."""
+        node = self.choice[cls]
+        return self._kid[self._off[node] : self._off[node + 1]] if node >= 0 else []
+
+    def __contains__(self, cls: int) -> bool:
+        return cls in self.above
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The reachable classes, operands before their consumers."""
+        found: list[int] = []
+        closed: dict[int, bool] = {}
+        stack = list(reversed(self.view.roots))
+        while stack:
+            cls = stack[-1]
+            if cls not in closed:
+                closed[cls] = False
+                stack += [k for k in self.kids(cls) if k not in closed]
+            else:
+                stack.pop()
+                if not closed[cls]:
+                    closed[cls] = True
+                    found.append(cls)
+        return found
+
+    @cached_property
+    def readers(self) -> dict[int, set[int]]:
+        """The consumers of each class, views included; a root has the additional consumer -1."""
+        found: dict[int, set[int]] = {cls: {-1} if cls in self.view.roots else set() for cls in self.order}
+        for cls in self.order:
+            for kid in self.kids(cls):
+                found[kid].add(cls)
+        return found
+
+    @cached_property
+    def above(self) -> dict[int, int]:
+        """Immediate dominator of each class: the nearest class on all paths from the roots (-1: none)."""
+        found = dict.fromkeys(self.view.roots, -1)
+        depth = {-1: 0}
+        for cls in reversed(self.order):
+            depth[cls] = depth[found[cls]] + 1
+            for kid in self.kids(cls):
+                a, b = cls, found.get(kid, cls)
+                while a != b:
+                    a, b = (found[a], b) if depth[a] >= depth[b] else (a, found[b])
+                found[kid] = a
+        return found
+
+    @cached_property
+    def count(self) -> dict[int, int]:
+        """Number of consumers of each class; a root counts one more. Consumers of a view count as consumers of its
+        source."""
+        found = {cls: int(cls in self.view.roots) for cls in self.order}
+        for cls in reversed(self.order):
+            shows = self.choice[cls] >= 0 and OPS[self.view.op[self.choice[cls]]].kind == "view"
+            for kid in {*self.kids(cls)}:
+                found[kid] += found[cls] if shows else 1
+        return found
+
+    def beside(self, cls: int, other: int) -> bool:
+        """Whether `cls` has a consumer path from the roots that avoids `other` (`other` does not dominate it) and at
+        least two consumers."""
+        if self.count.get(cls, 0) < 2:
+            return False
+        while cls not in (-1, other):
+            cls = self.above[cls]
+        return cls != other

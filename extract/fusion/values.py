@@ -1,0 +1,191 @@
+"""Classification of values for maximal fusion (fusion/maximal.py): fusable values, reductions, and values that every consumer
+recomputes because that is cheaper than memory traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, prod
+
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.ops import OPS
+from .groups import Regions
+from .matrix_vector import vector_product
+from .policy import INDEXED
+
+REDUCTIONS = frozenset(
+    ("sum", "max", "min", "prod", "mean", "logsumexp", "softmax", "log_softmax", "layer_norm", "rms_norm")
+)
+VIEWS = frozenset(("reshape", "permute", "slice", "broadcast_to", "flip", "cast"))
+# (least ratio of the consumer's elements, largest flops per element) of values recomputed per consumer element
+SMALL = ((2, 8), (8, 64))
+LIGHT = 2.0  # largest total size of slices, relative to the value, for computing each slice at its consumer
+# ops handled by ordinary fusion groups
+OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))
+FEW = 8  # largest number of elements of a short reduction
+
+
+@dataclass
+class Values:
+    """Values computed by a view's cheapest e-nodes, as maximal fusion sees them. rows: whether reductions are fused ·
+    written: whether short reductions are unrolled, and values of a few times as many elements are fused."""
+
+    regions: Regions
+    rows: bool
+    written: bool = False
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Computed classes, operands first."""
+        r = self.regions
+        return [c for c in r.uses.order if c not in r.given and r.uses.choice[c] >= 0]
+
+    def op(self, cls: int) -> str:
+        """The operation of a class's cheapest e-node."""
+        return str(self.regions.view.op[self.regions.uses.choice[cls]])
+
+    def kids(self, cls: int) -> list[int]:
+        """The child classes of a class."""
+        return self.regions.uses.kids(cls)
+
+    def fits(self, cls: int) -> bool:
+        """Whether a part can compute a class."""
+        if self._sums(cls):
+            return self.short(cls) if self.written else self.rows
+        op = self.op(cls)
+        return (op in INDEXED or OPS[op].pointwise or self._vector_product(cls) is not None) and op not in OTHERS
+
+    def reduces(self, cls: int) -> bool:
+        """Whether a class is a reduction that a part computes along its reduction axis."""
+        return self.rows and not self.written and self._sums(cls)
+
+    def _sums(self, cls: int) -> bool:
+        product = self._vector_product(cls)
+        return self.op(cls) in REDUCTIONS or (product is not None and product[1] > 1)
+
+    def _vector_product(self, cls: int) -> tuple[int, int, int] | None:
+        """The extent of a matrix-vector product; None for other classes."""
+        if self.op(cls) != "matmul":
+            return None
+        left, right = (concrete(self.regions.view.types[k].shape) for k in self.kids(cls))
+        return vector_product(left, right)
+
+    def short(self, cls: int) -> bool:
+        """Whether a class is a reduction over at most FEW elements."""
+        return self.op(cls) in REDUCTIONS and self.extent(cls)[1] <= FEW
+
+    @cached_property
+    def loose(self) -> dict[int, bool]:
+        """Class -> whether it belongs to no part and each consumer recomputes it, at negligible cost."""
+        found: dict[int, bool] = {}
+        sliced: set[int] = set()  # computed as disjoint slices, each at its consumer
+        parts: set[int] = set()  # concatenations, and values read only by these
+        needed: dict[int, int] = {}  # least number of elements of a consumer, through recomputed ones
+        readers, roots = self._readers, {*self.regions.view.roots}
+        for c in reversed(self.order):
+            op, size = self.op(c), self.regions.elements(c)
+            needed[c] = min(
+                (size if q in parts else needed[q] if found[q] else self.regions.elements(q) for q in readers[c]),
+                default=size,
+            )
+            whole = bool(readers[c]) and all(q in parts for q in readers[c])
+            if op == "concat" or (op == "reshape" and whole):
+                parts.add(c)
+            if c in self.regions.at_once or op in VIEWS:
+                found[c] = True
+            elif c in roots or not readers[c] or not (OPS[op].pointwise or op in ("pad", "concat")):
+                found[c] = False
+            elif op == "concat" and whole:
+                found[c] = True
+            else:
+                if OPS[op].pointwise and self._in_slices(c, sliced):
+                    sliced.add(c)
+                found[c] = c in sliced or self._small(c, needed[c])
+        return found
+
+    def _in_slices(self, cls: int, sliced: set[int]) -> bool:
+        readers, elements = self._readers[cls], self.regions.elements
+        slices = [q for q in readers if self.op(q) == "slice"]
+        rest = [q for q in readers if self.op(q) != "slice"]
+        return sum(map(elements, slices)) <= LIGHT * elements(cls) and all(q in sliced for q in rest)
+
+    def _small(self, cls: int, least: int) -> bool:
+        size = self.regions.elements(cls)
+        return any(times * size <= least and self._work[cls] <= most for times, most in SMALL)
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {c: [] for c in self.order}
+        for c in self.order:
+            for k in dict.fromkeys(self.kids(c)):
+                if k in found:
+                    found[k].append(c)
+        return found
+
+    @cached_property
+    def _work(self) -> dict[int, float]:
+        """Class -> flops per element, with its operands recomputed."""
+        found: dict[int, float] = {}
+        for c in self.order:
+            inside = self.fits(c) and not self.reduces(c)
+            own = 0.0 if self.op(c) in VIEWS else OPS[self.op(c)].flops if inside else inf
+            found[c] = own + sum(found.get(k, 0.0) for k in dict.fromkeys(self.kids(c)))
+        return found
+
+    @cached_property
+    def below(self) -> dict[int, int]:
+        """Class -> bitset of the given classes of more than one element from which it is computed."""
+        r = self.regions
+        found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.elements(c) > 1))}
+        for c in self.order:
+            found[c] = 0
+            for k in self.kids(c):
+                found[c] |= found.get(k, 0)
+        return found
+
+    def sources(self, cls: int) -> Iterator[int]:
+        """The classes in memory or in parts that a class reads, through recomputed ones."""
+        seen: set[int] = set()
+        stack = [*reversed(self.kids(cls))]
+        while stack:
+            k = stack.pop()
+            if k in seen or k in self.regions.formulas:
+                continue
+            seen.add(k)
+            if self.loose.get(k):
+                stack += reversed(self.kids(k))
+            else:
+                yield k
+
+    def shown(self, root: int) -> int:
+        """The class of which a root is a view, through recomputed values."""
+        while self.loose.get(root):
+            kids = [k for k in self.kids(root) if k not in self.regions.formulas]
+            if len(kids) != 1:
+                break
+            (root,) = kids
+        return root
+
+    def put_together(self, cls: int) -> set[int]:
+        """The values joined by a concatenation."""
+        found: set[int] = set()
+        stack = [*self.kids(cls)]
+        while stack:
+            k = stack.pop()
+            if k in self.loose and self.op(k) in ("concat", *VIEWS):
+                stack += self.kids(k)
+            else:
+                found.add(k)
+        return found
+
+    def extent(self, cls: int) -> tuple[int, int, int]:
+        """(number of results, reduction length, stride between neighbouring elements) of a reduction."""
+        if (found := self._vector_product(cls)) is not None:
+            return found
+        view, node = self.regions.view, self.regions.uses.choice[cls]
+        shape, attrs = concrete(view.types[self.kids(cls)[0]].shape), dict(view.attrs[node])
+        axes = [a % len(shape) for a in attrs.get("axes") or (attrs.get("axis", -1),)]
+        depth = prod(shape[a] for a in axes)
+        return prod(shape) // max(depth, 1), depth, prod(shape[max(axes) + 1 :])

@@ -1,0 +1,80 @@
+"""Pausing Python's cyclic garbage collector while many small long-lived objects are allocated."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ...processes.forks import Lock, in_forked_child
+
+# frozen objects: an interpreter may freeze some of its own at startup (3.12: some 400), a program tens of thousands
+STARTUP = 5_000
+
+
+def _frozen_by_others() -> bool:
+    """Whether the program (not the interpreter) has frozen objects with `gc.freeze`."""
+    return gc.get_freeze_count() > STARTUP
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Context manager that disables the cyclic collector. A collection every few thousand allocations traverses
+    hundreds of thousands of live objects: a third of the time of building candidates. Reference counting is unaffected.
+
+    On exit new objects are moved to the oldest generation (freeze, unfreeze), so that the next young collection skips
+    them; where the program has frozen objects of its own, this step is left out. Reentrant across threads: the
+    collector resumes when the last block ends."""
+    with _pausing:
+        if not _paused["by"]:
+            _paused["on"] = gc.isenabled()
+            gc.disable()
+        _paused["by"] += 1
+    try:
+        yield
+    finally:
+        with _pausing:
+            _paused["by"] -= 1
+            if _paused["on"] and not _paused["by"]:
+                if not _frozen_by_others():
+                    gc.freeze()
+                    gc.unfreeze()
+                gc.enable()
+
+
+_pausing = Lock()
+_paused = {"by": 0, "on": 0}  # number of active blocks; whether to enable the collector after the last one
+_frozen = {"by": 0}  # number of active `frozen` blocks
+
+
+@in_forked_child
+def _alone() -> None:
+    """Reset in a forked child: the pausing threads exist only in the parent, so the child enables the collector."""
+    if _paused["by"] and _paused["on"]:
+        gc.enable()
+    if _frozen["by"]:
+        gc.unfreeze()
+    _paused["by"] = _frozen["by"] = 0
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Context manager that excludes all live objects from collections: with the candidates of a whole model alive, one
+    collection takes seconds. No effect where the program has frozen objects of its own. Reentrant across threads: lasts
+    until the last block ends."""
+    with _pausing:
+        ours = bool(_frozen["by"]) or not _frozen_by_others()
+        if ours:
+            gc.freeze()
+            _frozen["by"] += 1
+    try:
+        yield
+    finally:
+        with _pausing:
+            if ours and _frozen["by"]:
+                _frozen["by"] -= 1
+                if not _frozen["by"]:
+                    gc.unfreeze()
+
+
+__all__ = ["frozen", "no_collection"]

@@ -1,0 +1,396 @@
+"""Kernel templates declared by backends, candidate kernels bound to e-classes, and executable plans.
+
+A *template* pairs a kernel's semantics (a pattern of the rule language) with a code template. A *candidate* is a
+template matched at an e-class: input vertices, output vertices, layouts. This module knows no particular backend. A
+generated kernel (a fusion group lowered through the kernel IR) is a candidate whose template was made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from html import escape
+from typing import Any, NamedTuple, Protocol
+
+from ...egraph.ir.dims import Expr, concrete
+from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.ops import Type
+from ...egraph.ir.pattern import Attr, Term, parse_guard, parse_terms, variables
+from ...errors import UsageError
+
+Strides = tuple[int, ...]  # in elements
+MAX_COMBINATIONS = 64  # of operand layouts per match
+
+
+def contiguous(shape: Sequence[int]) -> Strides:
+    """Row-major strides, in elements. An axis of size 1 has the stride it would have at a larger size."""
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= size if isinstance(size, Expr) else max(int(size), 1)
+    return tuple(reversed(found))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of a kernel: dtype and shape in memory, and strides in elements."""
+
+    type: Type
+    strides: Strides
+
+    @property
+    def dense(self) -> bool:
+        """Whether the layout is row-major without gaps (strides of size-1 axes are ignored)."""
+        want = contiguous(self.type.shape)  # type: ignore[arg-type]
+        return all(s == w or d == 1 for s, w, d in zip(self.strides, want, self.type.shape))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel call as a code template sees it: operands, output, attributes, and the names in the emitted source.
+
+    Sizes, strides and attributes may be expressions in free sizes; `tuned` then has the concrete shapes for which
+    weights are packed."""
+
+    operands: Mapping[str, Operand]
+    output: Operand
+    attrs: Mapping[str, Any]
+    # operand (also "out", "scratch") -> expression in the source
+    names: Mapping[str, str] = field(default_factory=dict)
+    # tuning parameters of a generated kernel (tile sizes, options)
+    schedule: Mapping[str, int] = field(default_factory=dict)
+    more: tuple[Operand, ...] = ()  # outputs beyond the first: "out1", "out2" in the source
+    tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # operand -> shape for which weights are packed
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """All outputs, in the order of the template's terms."""
+        return (self.output, *self.more)
+
+    def packed_for(self, operand: str) -> tuple[int, ...]:
+        """The shape of an operand for which weights are packed: the tuned one if its sizes are free, otherwise its
+        own."""
+        return self.tuned.get(operand) or concrete(self.operands[operand].type.shape)
+
+    @property
+    def places(self) -> dict[str, Operand]:
+        """Operands and outputs by their names in code."""
+        return {**self.operands, **dict(zip(output_names(len(self.outputs)), self.outputs))}
+
+
+def output_names(count: int) -> tuple[str, ...]:
+    """Names of a kernel's outputs in code: out, out1, out2, …"""
+    return ("out", *(f"out{n}" for n in range(1, count)))
+
+
+SEPARATOR = ";"  # between the terms of a pattern, one term per output
+Code = str | Callable[[Call], str]
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """One kernel of one backend.
+
+    `pattern` (rule language) is its semantics; its tensor variables are the operands. A kernel with several outputs has
+    one term per output, separated by semicolons; its code writes into `out`, `out1`, … `code` is the call: a format
+    string over operand names, attribute names and `out`, or a function of a `Call` that returns the text. Code that
+    mentions `{out}` writes into a given buffer; other code is an expression whose value is a fresh array without
+    aliases.
+    `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the
+    code then receives its value (a packed or transposed layout) instead of the weight.
+    `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further output. `dense` lists operands
+    that must be contiguous ("*": all).
+    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
+    `layout(call)` returns the strides of the output where they are not row-major (such as channels-last).
+    `scratch(call)` returns the size in bytes of the workspace: the code gets it as `{scratch}`, an uninitialized byte
+    array that other kernels reuse after the call.
+    `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
+    `source(call)` returns definitions (name -> text) that the call needs, for generated kernels. `space(call)` lists
+    the candidate schedules, the best guess first (None: nothing to tune, and no compiler to wait for); `call.schedule`
+    is one of them, or another one for which `fits(call)` (legality) holds.
+    `loss` is the relative error from rounding operands to fewer digits than they have in memory: the kernel is a
+    candidate only where the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual
+    throughput of its operands' dtype.
+    """
+
+    name: str
+    backend: str
+    pattern: str
+    code: Code
+    family: str = "pointwise"
+    when: tuple[str, ...] = ()
+    prep: Mapping[str, Code] = field(default_factory=dict)
+    inplace: tuple[str, ...] = ()
+    dense: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    applies: Callable[[Call], bool] | None = None  # final check of shapes, dtypes and layouts
+    layout: Callable[[Call], Strides] | None = None
+    flops: Callable[[Call], float] | None = None
+    scratch: Callable[[Call], int] | None = None
+    exact: bool = False
+    source: Callable[[Call], Mapping[str, str]] | None = None
+    space: Callable[[Call], Sequence[Mapping[str, int]]] | None = None
+    fits: Callable[[Call], bool] | None = None
+    version: str = "1"
+    beside: tuple[tuple[str, ...], ...] = ()
+    loss: float = 0.0
+    rate: float = 1.0
+
+    @property
+    def combinations(self) -> int:
+        """Largest number of operand-layout combinations per match."""
+        return MAX_COMBINATIONS
+
+    def reused_by(self, output: int) -> tuple[str, ...]:
+        """Operands whose buffer the output with this index may reuse."""
+        return ((self.inplace, *self.beside)[output : output + 1] or ((),))[0]
+
+    @cached_property
+    def terms(self) -> tuple[Term, ...]:
+        """The parsed pattern: one term per output."""
+        return parse_terms(self.pattern)
+
+    @property
+    def term(self) -> Term:
+        """The term of the first output."""
+        return self.terms[0]
+
+    @cached_property
+    def guards(self) -> tuple[Attr, ...]:
+        """The parsed guard conditions of `when`."""
+        return tuple(map(parse_guard, self.when))
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Tensor variables of the pattern, in order of first use."""
+        return tuple(dict.fromkeys(v for term in self.terms for v in variables(term)))
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of name, pattern, guards, declared identity of the code and of weight preparation, and version;
+        independent of shapes."""
+        prep = sorted((k, code_identity(v)) for k, v in self.prep.items())
+        text = repr((self.name, self.pattern, self.when, code_identity(self.code), prep, self.version))  # fmt: skip
+        return blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def write(self, call: Call) -> str:
+        """The call's source text."""
+        return _written(self.code, call)
+
+    def write_prep(self, operand: str, weight: str, call: Call) -> str:
+        """The expression that prepares one weight operand at load."""
+        code = self.prep[operand]
+        return code(call) if callable(code) else code.format(w=weight, **{k: repr(v) for k, v in call.attrs.items()})
+
+    def writes_out(self, call: Call) -> bool:
+        """Whether the code writes into a given buffer (else it returns a fresh array)."""
+        if isinstance(self.code, str):
+            return "{out}" in self.code
+        outputs = dict.fromkeys(output_names(len(call.outputs)), "__OUT__")
+        names = {**{o: o for o in self.operands}, "scratch": "scratch", **outputs}
+        return "__OUT__" in self.code(replace(call, names=names))
+
+
+def identify(code: Callable[[Call], str], identity: str) -> Callable[[Call], str]:
+    """Attach the text that represents `code` in `Template.identity`; returns `code`.
+
+    The text is part of the key of stored measurements. It must differ between functions that write different source for
+    equal calls, and must stay the same when a function or its module is renamed."""
+    code.identity = identity  # type: ignore[attr-defined]
+    return code
+
+
+def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Call], str]]:
+    """Decorator form of `identify`."""
+    return lambda code: identify(code, identity)
+
+
+def code_identity(code: Code) -> str:
+    """The declared identity of a code template: a format string is its own identity. UsageError for a function without
+    one."""
+    if isinstance(code, str):
+        return code
+    found = getattr(code, "identity", None)
+    if found is None:
+        raise UsageError(
+            f"the code function {code!r} of a kernel template has no declared identity",
+            where="Template.code",
+            hint="wrap it in tensor_graphs.extract.model.kernel.identify(code, 'package.kernel[options]')",
+        )
+    return str(found)
+
+
+def _written(code: Code, call: Call) -> str:
+    if callable(code):
+        return code(call)
+    return code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)
+
+
+class Backend(Protocol):
+    """A set of kernels for one device. Several backends may share one device's memory (NumPy and Torch share "cpu")."""
+
+    name: str
+    device: str
+    helpers: Mapping[str, str]  # source of imports and helper functions that templates name in `setup`
+
+    @property
+    def templates(self) -> Sequence[Template]:
+        """All kernels of this backend."""
+        ...
+
+    def unavailable(self) -> str:
+        """Reason why the backend cannot be used here; empty if it can."""
+        ...
+
+
+# ---------------------------------------------------------------- candidates and plans
+class Vertex(NamedTuple):
+    """An e-class stored in one layout (strides in elements)."""
+
+    cls: int
+    strides: Strides
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A template bound to vertices: reads `inputs` (operand -> vertex), writes `output` and, for several outputs,
+    `more`. Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one
+    input, no work) have family "view"."""
+
+    template: Template
+    output: Vertex
+    inputs: tuple[tuple[str, Vertex], ...]
+    call: Call
+    weights: frozenset[str] = frozenset()  # operands that are weight-only
+    more: tuple[Vertex, ...] = ()  # outputs beyond the first
+
+    @property
+    def outputs(self) -> tuple[Vertex, ...]:
+        """All output vertices."""
+        return (self.output, *self.more)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the candidate is an alias of its input."""
+        return self.template.family == "view"
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A candidate's price in µs: the value used, its prediction interval (low, high), its source, and the schedule it
+    refers to."""
+
+    us: float
+    low: float
+    high: float
+    source: str  # measured | predicted | bound
+    schedule: tuple[tuple[str, int], ...] = ()
+
+
+class Measurer(Protocol):
+    """Times candidates; a failed measurement is recorded as a failure and priced infinite."""
+
+    def measure(
+        self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,
+        later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
+    ) -> Sequence[Candidate]:  # fmt: skip
+        """Measure and store. Returns when the rows are durable; with `leave`, as soon as few measurements are in
+        flight: these candidates are returned and continue beside the next call's. The iterable may end early, when the
+        time is up. `worth` gives the cost cutoff of a candidate in µs, above which further measuring is useless; it
+        falls while others are measured. With `look`, only a few schedules. `later`: (candidate, `look`) pairs that may
+        be requested next, for preparation in advance."""
+        ...
+
+    def unfinished(self, candidate: Candidate) -> bool:
+        """Whether a measured candidate has untried schedules that are still worth measuring."""
+        ...
+
+    def further(self, candidate: Candidate) -> bool:
+        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are
+        more."""
+        ...
+
+
+class Pricer(Protocol):
+    """Prices candidates from measurements and predictions."""
+
+    def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
+        """One price per candidate."""
+        ...
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a plan. `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the compute
+    dtype in the graph, if the storage dtype differs (model/storage_dtypes.py)."""
+
+    id: int
+    type: Type  # sizes may be expressions in free dimensions
+    strides: Strides
+    origin: str
+    name: str = ""  # name of the input or state; a label for readers of the source
+    base: int = -1
+    carried: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call or view: `inputs` maps the template's operands to value ids; `more` are outputs beyond the
+    first."""
+
+    template: Template
+    call: Call
+    inputs: tuple[tuple[str, int], ...]
+    output: int
+    cost: Priced
+    doc: str = ""  # the computed term, as a comment of the emitted source
+    more: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Value ids of all outputs."""
+        return (self.output, *self.more)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the step only creates an alias."""
+        return self.template.family == "view"
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """An executable plan of a graph: a list of steps, in order, over values.
+
+    `weights` maps each weight value to the expression over params and constants evaluated at load. `outputs` and
+    `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs. The shapes, strides and
+    attributes of a plan with free `sizes` are expressions in these sizes; the plan runs at every size."""
+
+    graph: Graph
+    values: tuple[Value, ...]
+    steps: tuple[Step, ...]
+    weights: Mapping[int, Tensor]
+    outputs: tuple[int, ...]
+    updates: Mapping[str, int]
+    cost: float
+    lower_bound: float
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)  # free sizes -> value when the plan was chosen
+
+    @property
+    def kernels(self) -> int:
+        """Number of kernel launches (views do not count)."""
+        return sum(not s.is_view for s in self.steps)
+
+    def __repr__(self) -> str:
+        return f"Plan of {self.graph.name}: {self.kernels} kernels, {self.cost:.1f} µs, lower bound {self.lower_bound:.1f} µs"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{', '.join(f'%{v}' for v in s.outputs)}</td><td>{escape(s.template.name)}({', '.join(f'{o}=%{i}' for o, i in s.inputs)})</td>"
+            f"<td>{escape(str(self.values[s.output].type))}</td>"
+            f"<td>{'view' if s.is_view else f'{s.cost.us:.2f} µs, {escape(s.cost.source)}'}</td></tr>"
+            for s in self.steps
+        )
+        head = "<tr><th>value</th><th>kernel</th><th>type</th><th>cost</th></tr>"
+        return f"<b>{escape(repr(self))}</b><table>{head}{rows}</table>"

@@ -1,0 +1,112 @@
+"""Cost cutoff of measuring: the time above which a kernel is in no best plan, from kernels with measured times.
+
+A kernel slower than the cheapest measured way to produce its outputs from given values and its own inputs is in no best
+plan: replacing it makes any plan cheaper. (That way is another measured kernel with the same outputs, plus a measured
+tree for each input that only that kernel reads; the cost of a tree is at least what it adds to a plan.)"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+
+from ..candidates.candidates import Hypergraph
+from ..model.kernel import Candidate, Priced, Pricer
+
+Token = tuple[int, int]  # identities of template and call: candidates share equal calls
+
+
+def token(candidate: Candidate) -> Token:
+    """Identity of a candidate's call."""
+    return id(candidate.template), id(candidate.call)
+
+
+class Places:
+    """Index of a hypergraph's candidates by call token and by output."""
+
+    def __init__(self, hypergraph: Hypergraph) -> None:
+        self.of: dict[Token, list[int]] = {}
+        self.alike: dict[int, list[int]] = {}  # output id -> candidates that make it
+        for i, (candidate, made) in enumerate(zip(hypergraph.candidates, hypergraph.numbered.made)):
+            self.of.setdefault(token(candidate), []).append(i)
+            self.alike.setdefault(made, []).append(i)
+
+
+class Worth:
+    """Cost cutoffs that fall while candidates are measured: `taken` registers a measurement in flight; calling returns
+    the cutoff in µs. ended: whether measuring is over · limited: plans have budgets, which may need a slow kernel, so
+    cutoffs are infinite · places: index of the hypergraph, if it exists already."""
+
+    def __init__(
+        self, hypergraph: Hypergraph, pricer: Pricer, prices: Sequence[Priced],
+        ended: Callable[[], bool] = lambda: False, limited: bool = False, places: Places | None = None,
+    ) -> None:  # fmt: skip
+        self.hypergraph, self.pricer, self.ended, self.limited = hypergraph, pricer, ended, limited
+        self.certain = [p.us if p.source == "measured" else math.inf for p in prices]
+        self.places = places or Places(hypergraph)
+        self._waiting: list[Candidate] = []
+        self._tree: list[float] | None = None
+
+    def taken(self, candidate: Candidate) -> None:
+        """Register that a candidate is being measured."""
+        self._waiting.append(candidate)
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Time in µs above which the candidate is in no best plan; 0 after the deadline."""
+        if self.ended():
+            return 0.0
+        if self.limited:
+            return math.inf
+        self._refresh()
+        return max([self._at(i) for i in self.places.of.get(token(candidate), ())], default=0.0)
+
+    def _refresh(self) -> None:
+        prices = self.pricer.price(self._waiting) if self._waiting else []
+        for candidate, price in zip(list(self._waiting), prices):
+            if price.source == "measured" or price.us == math.inf:
+                self._waiting.remove(candidate)
+                for i in self.places.of[token(candidate)]:
+                    self.certain[i] = price.us
+                self._tree = None
+        if self._tree is None:
+            self._tree = tree_costs(self.hypergraph, self.certain)
+
+    def _at(self, place: int) -> float:
+        numbered, own = self.hypergraph.numbered, token(self.hypergraph.candidates[place])
+        made, reads, tree = numbered.made[place], set(numbered.needs[place]), self._tree
+        assert tree is not None
+        outputs = numbered.bundles[made - len(numbered.vertices)] if made >= len(numbered.vertices) else (made,)
+        rivals = [
+            self.certain[i] + sum(tree[v] for v in numbered.needs[i] if v not in reads) for i in self.places.alike[made]
+            if self.certain[i] < math.inf and token(self.hypergraph.candidates[i]) != own
+        ]  # fmt: skip
+        return min([sum(tree[v] for v in outputs), *rivals])
+
+
+def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:
+    """Least tree cost of each vertex and bundle from given values (Knuth's generalisation of Dijkstra's algorithm); inf
+    if there is no derivation."""
+    numbered = hypergraph.numbered
+    nodes = [(m, n, c) for m, n, c in zip(numbered.made, numbered.needs, cost) if c < math.inf]
+    nodes += [
+        (v, (len(numbered.vertices) + b,), 0.0) for b, bundle in enumerate(numbered.bundles) for v in bundle
+    ]  # fmt: skip
+    readers: dict[int, list[int]] = {}
+    missing, sums = [len(needs) for _, needs, _ in nodes], [c for _, _, c in nodes]
+    for i, (_, needs, _) in enumerate(nodes):
+        for v in needs:
+            readers.setdefault(v, []).append(i)
+    found = [math.inf] * (len(numbered.vertices) + len(numbered.bundles))
+    heap = [(sums[i], made) for i, (made, _, _) in enumerate(nodes) if not missing[i]]
+    heapq.heapify(heap)
+    while heap:
+        total, vertex = heapq.heappop(heap)
+        if found[vertex] <= total:
+            continue
+        found[vertex] = total
+        for i in readers.get(vertex, ()):
+            missing[i] -= 1
+            sums[i] += total
+            if not missing[i]:
+                heapq.heappush(heap, (sums[i], nodes[i][0]))
+    return found

@@ -1,0 +1,282 @@
+"""Search with lazy measurement: solve at optimistic prices, measure the best plan's kernels, solve again.
+
+An unmeasured kernel is priced at the low end of its prediction interval, so it is measured before it is believed. The
+first measurement is a first look: a kernel with several schedules runs in a few of them, and is priced below its time
+by the expected gain of the others. Once all kernels of the best plan had a first look, those with large stakes are
+tuned. The stake (possible gain in µs) determines the order: largest first; small stakes wait until all large ones had a
+first look and tuning. The search ends when the kernels of the best plan are tuned, or at the deadline; the remaining
+optimism is reported.
+
+Each round also considers the pessimistic plan: the plan to return if the search ended now, with unmeasured kernels at
+their upper estimates. Its unmeasured kernels are measured first, the most expensive first: a prediction far too low
+wins there, while optimistic plans use other kernels. After the deadline such kernels are still measured for a short
+time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import Any
+
+from ...errors import ExtractionError, NoPlanError
+from ..candidates.candidates import Hypergraph
+from ..model.clock import Clock
+from ..model.gc_pause import no_collection
+from ..model.kernel import Candidate, Measurer, Priced, Pricer
+from ..solve.budgets import Budget
+from ..solve.kbest import k_best
+from ..solve.problem import Extraction
+from ..solve.solve import solve
+from .cutoff import Worth
+from .encoding import Rows
+from .lazy_pricing import Prices
+from .plans import LAST_S, QUICK_S, Plans
+from .state import LITTLE, Known, Wanted
+
+
+@dataclass
+class Choice:
+    """A solved hypergraph: the chosen candidates in execution order, their prices and the solver's result."""
+
+    hypergraph: Hypergraph
+    chosen: list[int]  # indices into hypergraph.candidates
+    prices: list[Priced]
+    extraction: Extraction
+    rounds: int = 1
+    measured: int = 0  # number of calls measured by this search
+    optimism_us: float = 0.0  # µs by which the unmeasured chosen kernels' optimistic prices are below their predictions
+    stopped: str = "measured"  # measured | budget | prices only
+    seconds: dict[str, float] = field(default_factory=dict)
+    budgets: tuple[Budget, ...] = ()
+
+    @property
+    def cost(self) -> float:
+        """Sum of the chosen candidates' prices in µs."""
+        return float(sum(self.prices[i].us for i in self.chosen))
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Number of chosen kernels by price source (measured, predicted, bound)."""
+        found: dict[str, int] = {}
+        for i in self.chosen:
+            if not self.hypergraph.candidates[i].is_view:
+                found[self.prices[i].source] = found.get(self.prices[i].source, 0) + 1
+        return found
+
+
+@no_collection()  # rounds allocate many objects, and collections over a large model's candidates take seconds
+def search(
+    hypergraph: Hypergraph,
+    pricer: Pricer,
+    measurer: Measurer | None = None,
+    *,
+    seconds: float = 60.0,
+    solve_seconds: float = 2.5,
+    deterministic: bool = False,
+    doubt: bool = False,
+    budgets: Sequence[Budget] = (),
+    progress: Callable[[str], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    clock: Clock | None = None,
+) -> Choice:
+    """The cheapest known set of kernels within the budgets. Measures through `measurer` (None: prices only) for at most
+    `seconds`; the final plan's unmeasured kernels get at most `CLOSE_S` more, and solving may take a little longer
+    (`BEYOND`, `LAST_S`; with `deterministic`, as long as it needs). `stop` is polled: when it returns True, measuring
+    ends, and a running solve ends with its incumbent. `doubt`: unmeasured kernels count at their upper estimates
+    although there is no measurer. `clock`: records the seconds per phase.
+
+    NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
+    """
+    clock = clock or Clock()
+    for name in ("price", "solve", "measure"):
+        clock.add(name, 0.0)
+    limits = (solve_seconds,) if measurer is None or deterministic else (min(QUICK_S, solve_seconds), solve_seconds)
+    plans = Plans(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
+    made = _Search(hypergraph, pricer, Known(hypergraph, measurer), plans, clock, progress)
+    while made.round():
+        pass
+    if measurer is not None or doubt:
+        made.close(limits[-1])
+    return made.choice()
+
+
+@no_collection()
+def measure_ahead(
+    hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
+    progress: Callable[[str], None] | None = None,
+) -> int:  # fmt: skip
+    """Measure what a search would, for at most `seconds` or until `stop` returns True, so that a later search finds the
+    results; returns the number of calls measured. `progress` is called at the start of each round's measuring.
+    NoPlanError as for `search`."""
+    plans = Plans(hypergraph, (), seconds, (QUICK_S, QUICK_S), False, stop, clock)
+    made = _Search(hypergraph, pricer, Known(hypergraph, measurer), plans, clock, progress)
+    while made.round():
+        pass
+    made.pricing.end()
+    made.give_up()
+    return len(made.known.done)
+
+
+@dataclass
+class _Search:
+    """State of one search."""
+
+    hypergraph: Hypergraph
+    pricer: Pricer
+    known: Known
+    plans: Plans
+    clock: Clock
+    progress: Callable[[str], None] | None
+    rounds: int = 0
+    over: bool = False  # whether the deadline ended the search
+
+    def __post_init__(self) -> None:
+        with self.clock.running("price"):
+            self.pricing = Prices(self.hypergraph, self.pricer, later=self.known.measurer is not None)
+
+    def ask(self) -> list[Priced]:
+        """Update and return the prices of all candidates."""
+        with self.clock.running("price"):
+            self.prices = self.pricing()
+        return self.prices
+
+    def round(self) -> bool:
+        """Solve, and measure the best plan's kernels; whether another round is needed."""
+        known, plans = self.known, self.plans
+        self.rounds += 1
+        prices = self.ask()
+        hopes = known.hopes(prices)
+        try:
+            self.found, wanted = plans.next(known, prices, hopes)
+        except NoPlanError:
+            if self.pricing.wait():
+                return True
+            raise
+        if known.measurer is None or not (wanted.now or known.under_way):
+            more = self.pricing.wait(plans.ended)
+            self.over = self.pricing.partial
+            return more
+        if not plans.ended():
+            if self.pricing.partial:
+                wanted = wanted.after(known.unmeasured(plans.chosen, prices))
+            else:
+                wanted = plans.surest(known, prices, wanted, self.rounds == 1)
+            self.pricing.go_on()
+            self.measure(f"round {self.rounds}", wanted, hopes)
+            if not plans.ended():
+                return True
+            self.give_up()
+            self.ask()
+        self.over = True
+        return False
+
+    def give_up(self) -> None:
+        """Collect the in-flight measurements after the deadline."""
+        if self.known.under_way:
+            self.measure("", Wanted(look=False), self.known.hopes(self.prices))
+
+    def measure(self, when: str, wanted: Wanted, hopes: Sequence[float], *, last: bool = False) -> None:
+        """Measure candidates below their cost cutoff, or all if none is. With `last`, nothing stays in flight."""
+        candidates, ended = self.hypergraph.candidates, self.plans.closed if last else self.plans.ended
+        if self.progress and wanted.now:
+            what = f"{'measuring' if wanted.look else 'searching'} {len(wanted.now)} kernels"
+            self.progress(f"{when}: {sum(hopes[i] for i in self.plans.chosen):.1f} µs, {what}")
+        with self.clock.running("measure"):
+            limited = bool(self.plans.budgets)
+            worth = Worth(self.hypergraph, self.pricer, self.prices, ended, limited, self.known.places)
+            useful = [i for i in wanted.now if hopes[i] <= worth(candidates[i])]
+            now = [candidates[i] for i in useful or wanted.now]
+            self.known.measure(now, worth, wanted.look, wanted.later, leave=not last)
+
+    def close(self, seconds: float) -> None:
+        """Final phase: choose the pessimistic plan and, within CLOSE_S, measure its unmeasured kernels. `seconds`
+        limits the last solve."""
+        known, plans = self.known, self.plans
+        self.pricing.end()
+        if not self.over and not any(known.hoped(i, self.prices[i]) for i in plans.chosen):
+            return
+        answered = not (self.over and known.cut(self.prices))
+        if answered:
+            plans.close()
+        for n, limit in enumerate((LAST_S, seconds)[not self.over :]):
+            settled = answered and n > 0 and plans.closed()
+            self.found = plans.without_hope(self.prices, self.found, limit, settled=settled)
+            while not plans.closed() and (believed := known.unmeasured(plans.chosen, self.prices, LITTLE)):
+                self.measure("at last", Wanted(believed), known.hopes(self.prices), last=True)
+                self.found = plans.without_hope(self.ask(), self.found, LAST_S, settled=plans.closed())
+
+    def choice(self) -> Choice:
+        """The result of the search."""
+        prices, chosen, measurer = self.prices, self.plans.chosen, self.known.measurer
+        stopped = "budget" if self.over else "measured" if measurer else "prices only"
+        optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
+        return Choice(
+            self.hypergraph, chosen, prices, self.found, self.rounds, len(self.known.done), optimism, stopped,
+            self.clock.seconds, tuple(self.plans.budgets),
+        )  # fmt: skip
+
+
+def alternatives(
+    choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0, diversity: float = 0.0
+) -> Iterator[Choice]:
+    """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
+    share of each one's kernels (without views) that every earlier one does not use."""
+    rows = Rows(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
+    kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
+    for found in k_best(
+        rows.problem, count=count, max_gap=max_gap, time_limit=seconds, diversity=diversity, kernels=kernels
+    ):
+        yield replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)
+
+
+VARIANT_S, VARIANT_GAP = 1.0, 0.01  # time limit and optimality gap of one solve
+TAKEN = 12  # number of kernels of a choice, by time, that are excluded in turn
+
+
+def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
+    """The choice, then the cheapest choices found without one of its kernels, by falling time; then without a further
+    kernel of the cheapest variant, and so on (best-first). A kernel is a template called on operands of certain types
+    and strides, at any position. Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets;
+    ends after `seconds`."""
+    until = time.monotonic() + seconds
+    candidates, limit = choice.hypergraph.candidates, choice.cost * (1 + max_gap)
+    queue: list[tuple[float, int, frozenset[Any], Choice]] = [(choice.cost, 0, frozenset(), choice)]
+    tried: set[frozenset[Any]] = set()
+    yield choice
+    while queue:
+        _, _, banned, parent = heappop(queue)
+        took: dict[Any, float] = {}
+        for i in parent.chosen:
+            if not candidates[i].is_view:
+                took[_called(candidates[i])] = took.get(_called(candidates[i]), 0.0) + parent.prices[i].us
+        for kernel in sorted(took, key=lambda k: -took[k])[:TAKEN]:
+            fewer = banned | {kernel}
+            if fewer in tried:
+                continue
+            tried.add(fewer)
+            if (left := until - time.monotonic()) <= 0:
+                return
+            found = _without(choice, fewer, min(left, VARIANT_S))
+            if found is not None and found.cost <= limit:
+                heappush(queue, (found.cost, len(tried), fewer, found))
+                yield found
+
+
+def _called(candidate: Candidate) -> Any:
+    """Key of a kernel call independent of its position in the graph."""
+    call = candidate.call
+    return candidate.template.name, tuple((o.type, o.strides) for o in call.places.values()), repr(call.attrs)
+
+
+def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice | None:
+    """The cheapest choice found without the given kernels; None if there is none."""
+    us = [math.inf if _called(c) in kernels else p.us for c, p in zip(choice.hypergraph.candidates, choice.prices)]
+    rows = Rows(choice.hypergraph, us, choice.budgets)
+    try:
+        found = solve(rows.problem, time_limit=seconds, gap=VARIANT_GAP)
+    except ExtractionError:
+        return None
+    return replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)

@@ -1,0 +1,71 @@
+"""Budgets of a plan: upper limits on sums over its kernels, in addition to the minimized time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import UsageError
+from ..model.kernel import Candidate
+from .problem import Limit
+
+Uses = Callable[[Sequence[Candidate]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limit on a plan: the `use` of the chosen kernels (>= 0, in the unit of `most`) sums to at most `most`. `use` is
+    evaluated again before every solve, so that new measurements count. Raises UsageError if `most` is negative or not
+    finite."""
+
+    name: str
+    most: float
+    use: Uses
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most < math.inf:
+            raise UsageError(f"a budget must be a number >= 0, not {self.most}", where=f"{self.name} limit")
+
+    def limit(self, of: Sequence[float], candidates: Sequence[int]) -> Limit:
+        """The budget as a `Limit` of a problem whose node i is candidate `candidates[i]` (-1: no kernel). `of`: use of
+        each candidate."""
+        return Limit(self.name, np.array([of[i] if i >= 0 else 0.0 for i in candidates], np.float64), self.most)
+
+
+def memory(most: float) -> Budget:
+    """Memory budget in bytes: all values written by kernels plus their workspaces, each counted once; views count 0.
+    The sum is an upper bound (up to alignment) on the memory of a plan's values in any execution order; buffer reuse is
+    not credited."""
+    return Budget("memory", most, lambda found: [0.0 if c.is_view else _bytes(c) for c in found])
+
+
+def _bytes(candidate: Candidate) -> float:
+    call, scratch = candidate.call, candidate.template.scratch
+    return float(sum(o.type.nbytes for o in call.outputs) + (scratch(call) if scratch is not None else 0))
+
+
+def error(most: float, known: Uses) -> Budget:
+    """Error budget: the relative rounding errors of the kernels (Frobenius norm, against float64) sum to at most
+    `most`. The sum bounds the plan's error to first order if no step amplifies. `known` returns the error of each
+    candidate; it should return 0 for unmeasured kernels, so that they are tried before they are rejected."""
+    return Budget("error", most, known)
+
+
+def rounding(most: float, known: Uses) -> Budget:
+    """Error budget for independent errors: the root of the sum of squared errors is at most `most` (> 0). Rounding
+    errors seldom have one sign, so this root is near the error of the whole plan, up to one factor that a run of the
+    plan reveals."""
+    return Budget("rounding", 1.0, lambda found: [(e / most) ** 2 for e in known(found)])
+
+
+def undominated(group: Sequence[int], cost: Sequence[float], uses: Sequence[Sequence[float]]) -> list[int]:
+    """Pareto-optimal candidates of a group with equal inputs and outputs: no other candidate is as good in cost and in
+    every budget."""
+    kept: list[int] = []
+    for i in sorted(group, key=lambda i: (cost[i], *[of[i] for of in uses])):
+        if not any(all(of[k] <= of[i] for of in uses) for k in kept):
+            kept.append(i)
+    return kept

@@ -1,0 +1,173 @@
+"""Must sets (dominators): for each class, the classes that occur in every acyclic derivation of it, as bitsets."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import or_
+
+from ..model.scc import components
+from .problem import Rows
+
+
+class Item:
+    """One row during presolve: its remaining cost and child classes."""
+
+    __slots__ = ("cost", "kids", "row")
+
+    def __init__(self, cost: float, kids: frozenset[int], row: int) -> None:
+        self.cost, self.kids, self.row = cost, kids, row
+
+
+Items = list[list[Item]]
+
+WINDOW, WINDOW_BYTES = 1 << 14, 256 << 20
+"""Number of classes per window when only the roots' must sets are computed: 2 KiB per class of the problem; smaller if
+all bitsets together would exceed WINDOW_BYTES."""
+
+IMPLIED = 2_000_000
+"""Total size of all must sets above which no implications are listed: listing takes one step per member."""
+
+
+def items_of(rows: Rows) -> Items:
+    """The rows of each class, as items."""
+    items: Items = [[] for _ in range(rows.n_classes)]
+    for row, (c, kids, cost) in enumerate(zip(rows.cls, rows.kids, rows.cost)):
+        items[c].append(Item(cost, frozenset(kids), row))
+    return items
+
+
+def class_graph(items: Items) -> list[set[int]]:
+    """Child classes of each class over all its rows."""
+    return [set().union(*[i.kids for i in row]) if row else set() for row in items]
+
+
+def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] = lambda: False) -> list[int] | None:
+    """Bitset per class of the classes in every acyclic derivation of it; 0 for classes without a derivation.
+
+    Greatest fixpoint, computed in one pass over the components (children first), with iteration inside each component.
+    None if `expired` (polled) returns True: unfinished sets are too large.
+    """
+    must = [0] * len(items)
+    return must if _fixpoint(items, order, must, lambda c: 1 << c, expired) else None
+
+
+def always_on(
+    items: Items, order: list[list[int]], roots: Iterable[int], expired: Callable[[], bool] = lambda: False
+) -> set[int]:
+    """The classes in every acyclic derivation of some root: the union of the roots' must sets, computed for WINDOW
+    classes at a time, so that memory is linear. When `expired` returns True, those found so far, roots included."""
+    roots = [c for c in roots if items[c]]
+    found = set(roots)
+    line = [c for member in order for c in member if items[c]]
+    width = max(64, min(WINDOW, 8 * WINDOW_BYTES // max(1, len(items))))
+    for first in range(0, len(line), width):
+        window = line[first : first + width]
+        if expired():
+            break
+        must, bits = [0] * len(items), [1] * len(items)  # bit 0: a derivation exists
+        for n, c in enumerate(window, start=1):
+            bits[c] |= 1 << n
+        if not _fixpoint(items, order, must, bits.__getitem__, expired):
+            break
+        common = reduce(or_, [must[c] for c in roots], 0)
+        found.update(c for n, c in enumerate(window, start=1) if common >> n & 1)
+    return found
+
+
+Bit = Callable[[int], int]
+
+
+def _fixpoint(items: Items, order: list[list[int]], must: list[int], bit: Bit, expired: Callable[[], bool]) -> bool:
+    """Compute the must sets in place; False if `expired` returned True first."""
+    for n, member in enumerate(order):
+        if len(member) == 1:
+            _update_must(member[0], items, must, bit)
+        elif not _settle(member, items, must, bit, expired):
+            return False
+        if not n & 1023 and expired():
+            return False
+    return True
+
+
+def _update_must(c: int, items: Items, must: list[int], bit: Bit) -> bool:
+    common = -1
+    for item in items[c]:
+        total = 0
+        for k in item.kids:
+            known = must[k]
+            if not known:
+                break
+            total |= known
+        else:
+            common &= total
+            if not common:
+                break
+    if common == -1:
+        return False
+    common |= bit(c)
+    changed = common != must[c]
+    must[c] = common
+    return changed
+
+
+def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired: Callable[[], bool]) -> bool:
+    """Compute the fixpoint inside one component; False if `expired` returned True first."""
+    inside = set(member)
+    readers: dict[int, set[int]] = {c: set() for c in member}
+    for c in member:
+        for item in items[c]:
+            for k in item.kids & inside:
+                readers[k].add(c)
+    todo, queued = deque(member), set(member)
+    turn = 0
+    while todo:
+        turn += 1
+        if not turn & 1023 and expired():
+            return False
+        c = todo.popleft()
+        queued.discard(c)
+        if _update_must(c, items, must, bit):
+            fresh = readers[c] - queued
+            todo.extend(sorted(fresh))
+            queued |= fresh
+    return True
+
+
+def must_implications(rows: Rows) -> list[tuple[int, int]]:
+    """Pairs (c, x): every acyclic derivation of c contains x; transitively reduced, without direct children.
+
+    Roots are omitted as targets (they are always on). Empty if the must sets are very large (IMPLIED): the implications
+    only strengthen an integer program."""
+    items = items_of(rows)
+    must = must_sets(items, components(class_graph(items))[1])
+    assert must is not None  # without a clock
+    if sum([m.bit_count() for m in must]) > IMPLIED:
+        return []
+    on = reduce(or_, [1 << c for c in rows.roots], 0)
+    pairs: list[tuple[int, int]] = []
+    for c, row in enumerate(items):
+        if on >> c & 1 or not row:
+            continue
+        best = rest = must[c] & ~(1 << c) & ~on
+        while rest:
+            low = rest & -rest
+            rest ^= low
+            best &= ~(must[low.bit_length() - 1] & ~low)
+        direct = frozenset.intersection(*[i.kids for i in row])
+        while best:
+            low = best & -best
+            best ^= low
+            if (k := low.bit_length() - 1) not in direct:
+                pairs.append((c, k))
+    return pairs
+
+
+def always_read(rows: Rows) -> dict[tuple[int, int], list[int]]:
+    """(c, k) -> rows of class c that have child k."""
+    pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
+        for k in kids:
+            pairs[c, k].append(row)
+    return pairs

@@ -1,0 +1,520 @@
+"""Frontier DP from seam to seam, an exact search for kernel covers of deep models, whose layers are joined by few
+values.
+
+Classes are resolved in an order with few open classes (needed and not yet resolved) at any time. The classes of a
+strongly connected component are resolved together; a root is resolved only when its children are open anyway (it is
+needed in any case, so it can wait at no cost). A label is a set of needed classes. The order is cut at seams, where few
+classes are open; between two seams the labels depend only on the piece and on its entering labels, so equal layers are
+searched once. Costs are integers in units far finer than any tolerance: rounding of floats would make equal layers
+differ."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_, or_
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..model.scc import components
+from .components import colours
+from .frontier import Cover, bits_of
+from .problem import Rows
+
+OPEN = 96
+"""Largest number of open classes for which the search is attempted."""
+
+LOOKS = 500_000
+"""Largest number of comparisons for finding an order."""
+
+SEAM = 16
+APART = 6
+"""A seam has at most SEAM open classes, and no step within a distance of APART has fewer."""
+
+UNITS = 2.0**46
+"""Upper limit of all costs together in integer units: sums are exact in 64 bits, and rounding loses 1e-11 of the cost
+for a thousand classes. A unit is a power of two: integer costs are exact."""
+
+TOO_DEAR = 2 * int(UNITS)
+"""Units of a row that alone exceeds the cost of a known solution."""
+
+SURE = 1e-8
+"""Relative difference of cost and bound up to which a result counts as proved."""
+
+WAYS = 2_000
+"""Largest number of derivations enumerated for the needed classes of one component."""
+
+WIDTH = 5_000
+LABELS = 1_500_000
+NARROW = 40
+"""Exact mode: largest number of labels waiting for one class, and in total. Beyond these limits the search continues as
+a beam of width NARROW, without a proof."""
+
+MEMORY, LABEL_BYTES = 512 << 20, 200
+"""Memory limit in bytes of labels, beyond which the search is a beam; bytes per label beside its bitset. Problems whose
+rows and beam alone exceed MEMORY are not searched."""
+
+DEAR = 10
+"""A beam tests dominance only among its cheapest labels, this many times its width."""
+
+LATE = 1.5
+TRIAL = 40
+"""A beam gives up if, after TRIAL classes, its extrapolated time exceeds LATE times the remaining time."""
+
+PROOF_SHARE = 0.75
+"""Share of the time after which the search becomes a beam."""
+
+CROWD = 24
+CHAMPIONS = 400
+"""Buckets of more than CROWD labels are filtered by dominance, against at most CHAMPIONS of the cheapest labels."""
+
+Move = tuple[int, int, tuple[tuple[int, int], ...]]  # (units, classes read, chosen (member, row index) pairs)
+Label = tuple[int, int, "Move | None"]  # (units so far, predecessor label, move)
+Labels = dict[int, int]  # needed classes -> units
+
+
+@dataclass
+class Order:
+    """Components in the order of resolution, and the open classes (without roots) after each."""
+
+    groups: list[list[int]]
+    open: list[list[int]]
+
+
+def narrow_order(rows: Rows, kind: Sequence[tuple[int, ...]]) -> Order | None:
+    """An order, parents first, with few open classes (greedy); None if the limit OPEN is exceeded. Ties are broken by
+    the `kind` (colours) of classes, so that equal layers get equal orders."""
+    return _Ordering(rows, kind).run()
+
+
+class _Ordering:
+    """Greedy ordering of components (groups). `fresh`: number of classes that resolving a group would open; `waiting`:
+    number of unresolved groups that read it; `opened`: open class -> step at which it was opened."""
+
+    def __init__(self, rows: Rows, kind: Sequence[tuple[int, ...]]) -> None:
+        below: list[set[int]] = [set() for _ in range(rows.n_classes)]
+        for c, kids in zip(rows.cls, rows.kids):
+            below[c].update(kids)
+        self.of, members = components(below)
+        self.members = [sorted(group, key=lambda c: (kind[c], c)) for group in members]
+        self.kinds = [tuple([kind[c] for c in group]) for group in self.members]
+        self.roots = set(rows.roots)
+        self.reads = [sorted({k for c in group for k in below[c]}.difference(group)) for group in members]
+        self.readers: list[list[int]] = [[] for _ in range(rows.n_classes)]
+        self.waiting = [0] * len(members)
+        self.height = [0] * len(members)
+        for g, needs in enumerate(self.reads):
+            for k in needs:
+                self.readers[k].append(g)
+                self.height[g] = max(self.height[g], 1 + self.height[self.of[k]])
+            for h in {self.of[k] for k in needs}:
+                self.waiting[h] += 1
+        self.fresh = [sum([k not in self.roots for k in kids]) for kids in self.reads]
+        self.steps: list[list[int]] = [[] for _ in members]  # steps at which its readers were resolved
+        self.known: set[int] = set()
+        self.opened: dict[int, int] = {}
+        self.ready: set[int] = set()
+        self.idle: list[tuple[int, Any, int]] = []  # heap of roots that would open classes
+        self.begun: set[int] = set()  # groups that read open classes
+        self.looks = 0
+        self.done = bytearray(len(members))
+
+    def run(self) -> Order | None:
+        """See `narrow_order`."""
+        order = Order([], [])
+        for g, left in enumerate(self.waiting):
+            if not left:
+                self._admit(g)
+        while (g := self._next()) >= 0:
+            self._resolve(g, len(order.groups))
+            if len(self.opened) > OPEN or self.looks > LOOKS:
+                return None
+            order.groups.append(self.members[g])
+            order.open.append(list(self.opened))
+        return order
+
+    def _admit(self, g: int) -> None:
+        if not self.fresh[g] or any(c in self.opened for c in self.members[g]):
+            self.ready.add(g)
+        else:
+            heapq.heappush(self.idle, (-self.height[g], self.kinds[g], g))
+            if any(k in self.opened for k in self.reads[g]):
+                self.begun.add(g)
+
+    def _next(self) -> int:
+        for some in (self.ready, self.begun):
+            if some:
+                self.looks += len(some)
+                g = min(some, key=self._rank)
+                some.discard(g)
+                return g
+        while self.idle:
+            g = heapq.heappop(self.idle)[-1]
+            if not self.done[g]:
+                return g
+        return -1
+
+    def _rank(self, g: int) -> tuple[Any, ...]:
+        since = [self.opened[c] for c in self.members[g] if c in self.opened]
+        more = self.fresh[g] - len(since)
+        return more, -self.height[g], -max(since, default=0), self.kinds[g], self.steps[g], g
+
+    def _resolve(self, g: int, step: int) -> None:
+        self.done[g] = 1
+        for k in self.reads[g]:
+            if k in self.known or k in self.roots:
+                continue
+            self.known.add(k)
+            self.opened[k] = step
+            for h in self.readers[k]:
+                self.fresh[h] -= 1
+                if not self.waiting[h] and not self.done[h] and h not in self.ready:
+                    self.begun.add(h)
+                    if not self.fresh[h]:  # a root that opens no further class
+                        self.begun.discard(h)
+                        self.ready.add(h)
+        for c in self.members[g]:
+            self.opened.pop(c, None)
+        for h in {self.of[k] for k in self.reads[g]}:
+            self.waiting[h] -= 1
+            self.steps[h].append(-step)
+            if not self.waiting[h]:
+                self._admit(h)
+
+
+@dataclass(eq=False)
+class Piece:
+    """The subproblem between two seams, with local bit numbers: bits 0..after-1 are the classes open at its end, the
+    following bits its own classes, in reverse order of resolution. `rows[b]`: (cost, classes read) of each row of the
+    class with bit b. `groups[b]`: mask of the component of b. `roots`: mask of own classes that are always needed."""
+
+    after: int
+    rows: dict[int, list[tuple[int, int]]]
+    groups: dict[int, int]
+    roots: int
+    _moves: dict[int, list[Move] | None] = field(default_factory=dict)
+
+    def moves(self, needed: int) -> list[Move]:
+        """Pareto-optimal ways to derive the given needed classes of one component; OverflowError if there are more than
+        WAYS."""
+        found = self._moves.get(needed)
+        if found is None:
+            found = self._moves[needed] = self._ways(needed)
+        return found
+
+    def _ways(self, needed: int) -> list[Move]:
+        inside = self.groups[needed.bit_length() - 1]
+        ways: list[Move] = []
+        tried = 0
+        stack: list[tuple[int, int, int, tuple[tuple[int, int], ...]]] = [(needed, 0, 0, ())]
+        while stack:
+            todo, cost, reads, chosen = stack.pop()
+            if not todo:
+                if len(chosen) == 1 or _acyclic({b: self.rows[b][n][1] & inside for b, n in chosen}):
+                    ways.append((cost, reads, chosen))
+                continue
+            b = todo.bit_length() - 1
+            made = sum([1 << m for m, _ in chosen]) | 1 << b
+            for n, (price, kids) in enumerate(self.rows[b]):
+                tried += 1
+                if not kids >> b & 1:
+                    stack.append(
+                        ((todo | kids & inside) & ~made, cost + price, reads | kids & ~inside, (*chosen, (b, n)))
+                    )
+            if tried > WAYS:
+                raise OverflowError("too many ways through a component")
+        kept: list[Move] = []
+        for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
+            if not any(not other[1] & ~way[1] for other in kept):
+                kept.append(way)
+        return kept
+
+
+def _acyclic(reads: dict[int, int]) -> bool:
+    """Whether chosen rows of one component (bit -> bits read) are acyclic."""
+    left = dict(reads)
+    while left:
+        open_ = sum([1 << b for b in left])
+        free = [b for b, kids in left.items() if not kids & open_]
+        if not free:
+            return False
+        for b in free:
+            del left[b]
+    return True
+
+
+@dataclass
+class Passage:
+    """Result of searching a piece: the labels that leave it, and the buckets for tracing back."""
+
+    leave: Labels
+    buckets: list[dict[int, Label]]
+
+    def trace(self, mask: int) -> tuple[int, list[tuple[int, int]]]:
+        """(entering label that leads to a leaving one, (bit, row index) pairs chosen on the way)."""
+        chosen: list[tuple[int, int]] = []
+        _, before, move = self.buckets[0][mask]
+        while move is not None:
+            chosen += move[2]
+            mask = before
+            _, before, move = self.buckets[mask.bit_length()][mask]
+        return mask, chosen
+
+
+class Seams:
+    """A problem prepared for the search; `fits`: whether the order and the memory are narrow enough. `upper`: cost of a
+    known solution."""
+
+    def __init__(self, rows: Rows, upper: float) -> None:
+        self.rows, self.upper = rows, upper
+        self.scale = 2.0 ** math.floor(math.log2(UNITS / max(upper, 1e-290)))
+        top = upper * (1 + 1e-9)
+        self.units = [round(cost * self.scale) if cost <= top else TOO_DEAR for cost in rows.cost]
+        self.exact = all(n == cost * self.scale for n, cost in zip(self.units, rows.cost) if cost <= top)
+        order = narrow_order(rows, colours(rows, self.units))
+        self.fits = order is not None
+        if order is None:
+            return
+        self.pieces: list[Piece] = []
+        self.enter: list[list[int]] = []  # per piece: bit of each class that was open before the piece
+        self.names: list[dict[int, list[int]]] = []  # per piece and bit: row indices of the problem
+        self._known: dict[object, Piece] = {}
+        self._place = {c: -n for n, c in enumerate(c for group in order.groups for c in group)}
+        self._roots = set(rows.roots)
+        before: list[int] = []
+        first = 0
+        cuts = _cuts([len(o) for o in order.open])
+        self.fits = self._bytes(order, cuts) <= MEMORY
+        for last in cuts if self.fits else ():
+            before = self._cut(order.groups[first : last + 1], before, order.open[last])
+            first = last + 1
+
+    def _bytes(self, order: Order, cuts: Sequence[int]) -> int:
+        """Estimated bytes of the narrowest search: bitsets as wide as a piece, for its rows and NARROW labels per
+        class."""
+        total = first = 0
+        for last in cuts:
+            classes = [c for group in order.groups[first : last + 1] for c in group]
+            sets = sum([len(self.rows.members[c]) for c in classes]) + NARROW * len(classes)
+            total += sets * (len(classes) // 8 + LABEL_BYTES)
+            first = last + 1
+        return total
+
+    def _cut(self, groups: list[list[int]], before: list[int], open_: list[int]) -> list[int]:
+        """Append the piece of some groups; returns the classes open after it, in bit order."""
+        rows, place = self.rows, self._place
+        after = sorted(open_, key=place.__getitem__)
+        own = [c for group in reversed(groups) for c in reversed(group)]
+        bit = {c: n for n, c in enumerate([*after, *own])}
+        table: dict[int, list[tuple[int, int]]] = {}
+        names: dict[int, list[int]] = {}
+        for c in own:
+            entries = sorted(
+                (self.units[r], sum([1 << bit[k] for k in rows.kids[r] if k in bit]), rows.cost[r], r)
+                for r in rows.members[c]
+            )
+            table[bit[c]] = [(cost, kids) for cost, kids, *_ in entries]
+            names[bit[c]] = [r for *_, r in entries]
+        whole = [sum([1 << bit[d] for d in group]) for group in groups]
+        together = {bit[c]: mask for group, mask in zip(groups, whole) for c in group}
+        always = sum([1 << bit[c] for c in own if c in self._roots])
+        key = (len(after), always, *map(tuple, table.values()), *together.values())
+        piece = self._known.setdefault(key, Piece(len(after), table, together, always))
+        self.pieces.append(piece)
+        self.enter.append([bit[c] for c in before])
+        self.names.append(names)
+        return after
+
+    def search(
+        self, width: int = WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None
+    ) -> Cover:
+        """The cheapest rows, exact if no label was dropped (a bucket exceeded `width`, the total limits were exceeded,
+        or most of the time to `deadline` on time.perf_counter() was over). No solution if `stop` returns True, the
+        deadline passed, or a component has too many derivations."""
+        began = time.perf_counter()
+        steps = sum([len(piece.rows) for piece in self.pieces])
+        run = _Run(width, began + PROOF_SHARE * (deadline - began), deadline, stop, steps)
+        labels: Labels = {0: 0}
+        spent = 0
+        passages: list[tuple[Passage, dict[int, int]]] = []
+        known: dict[tuple[Piece, frozenset[tuple[int, int]]], Passage] = {}
+        for piece, enter in zip(self.pieces, self.enter):
+            if not labels:  # some class has no derivation
+                break
+            least = min(labels.values())
+            entering = {_moved(mask, enter) | piece.roots: mask for mask in labels}
+            inner = {new: labels[mask] - least for new, mask in entering.items()}
+            key = piece, frozenset(inner.items())
+            if key not in known:
+                try:
+                    known[key] = run.through(piece, inner)
+                except (TimeoutError, OverflowError):
+                    return Cover(None, math.inf, 0.0, False, run.labels)
+            else:
+                run.left -= len(piece.rows)
+            spent += least
+            labels = known[key].leave
+            passages.append((known[key], entering))
+        if not labels:
+            return Cover(None, math.inf, 0.0, False, run.labels)
+        (units,) = labels.values()
+        chosen = self._trace(passages)
+        cost = self.rows.total(chosen)
+        lower = 0.0
+        if run.whole:  # unless units are exact, each class may cost half a unit less than counted
+            rounded = 0.0 if self.exact else 0.51 * self.rows.n_classes
+            lower = max(0.0, min((spent + units - rounded) / self.scale, cost, self.upper))
+        return Cover(chosen, cost, lower, run.whole and cost - lower <= SURE * cost, run.labels)
+
+    def _trace(self, passages: Sequence[tuple[Passage, dict[int, int]]]) -> list[int]:
+        chosen: list[int] = []
+        mask = 0
+        for (passage, entering), names in zip(reversed(passages), reversed(self.names)):
+            inner, picked = passage.trace(mask)
+            chosen += [names[b][n] for b, n in picked]
+            mask = entering[inner]
+        choice = [-1] * self.rows.n_classes
+        for r in chosen:
+            choice[self.rows.cls[r]] = r
+        walked = self.rows.walk(choice)
+        assert walked is not None  # every class read by a chosen row was needed below it
+        return walked
+
+
+def _cuts(widths: Sequence[int]) -> list[int]:
+    """Steps after which the order is cut: the narrowest within APART, the first of equals; and the last step."""
+    found: list[int] = []
+    for n, width in enumerate(widths[:-1]):
+        near = widths[max(0, n - APART) : n + APART + 1]
+        if width <= SEAM and width <= min(near) and (not found or n - found[-1] > APART):
+            found.append(n)
+    return [*found, len(widths) - 1] if widths else []
+
+
+def _moved(mask: int, places: Sequence[int]) -> int:
+    return sum([1 << places[b] for b in bits_of(mask)])
+
+
+@dataclass
+class _Run:
+    """Progress of one search. `left`: classes still to be resolved; `whole`: no label was dropped; otherwise `since`:
+    (time, classes left) when dropping began."""
+
+    width: int
+    hurry: float
+    deadline: float
+    stop: Callable[[], bool] | None
+    left: int
+    labels: int = 0
+    whole: bool = True
+    since: tuple[float, int] | None = None
+    bits: int = 0  # number of bits of a label in the current piece
+    bytes: int = 0  # bytes of all labels so far
+
+    def through(self, piece: Piece, labels: Labels) -> Passage:
+        """Search one piece. TimeoutError at the deadline or when `stop` returns True; OverflowError if a component has
+        too many derivations."""
+        self.bits = top = piece.after + len(piece.rows)
+        buckets: list[dict[int, Label]] = [
+            {} for _ in range(top + 1)
+        ]  # by highest bit + 1; leaving labels are in the first
+        at = [buckets[0]] * (piece.after + 1) + buckets[piece.after + 1 :]  # bucket by bit length of the label
+        for mask, cost in labels.items():
+            at[mask.bit_length()][mask] = (cost, mask, None)
+        for b in range(top - 1, piece.after - 1, -1):
+            self.left -= 1
+            if buckets[b + 1]:
+                buckets[b + 1] = self._fewer(buckets[b + 1])
+                _resolve(piece, b, buckets[b + 1], at)
+        buckets[0] = self._fewer(buckets[0])
+        return Passage({mask: label[0] for mask, label in buckets[0].items()}, buckets)
+
+    def _fewer(self, bucket: dict[int, Label]) -> dict[int, Label]:
+        now = time.perf_counter()
+        if now > self.deadline or (self.stop is not None and self.stop()):
+            raise TimeoutError
+        wide = self.whole and now < self.hurry and self.labels < LABELS and self.bytes < MEMORY
+        narrow = min(self.width, NARROW)
+        if not wide:
+            self._keep_pace(now)
+            bucket = self._cheapest(bucket, DEAR * narrow)
+        if len(bucket) > CROWD:
+            bucket = _unbeaten(bucket)
+        if len(bucket) > (self.width if wide else narrow):
+            bucket = self._cheapest(bucket, narrow)
+        self.labels += len(bucket)
+        self.bytes += len(bucket) * (self.bits // 8 + LABEL_BYTES)
+        return bucket
+
+    def _keep_pace(self, now: float) -> None:
+        """TimeoutError if the beam is not expected to end in time."""
+        if self.since is None:
+            self.since = now, self.left
+        began, left = self.since
+        done = left - self.left
+        if done > TRIAL and (now - began) * self.left > LATE * (self.deadline - now) * done:
+            raise TimeoutError
+
+    def _cheapest(self, bucket: dict[int, Label], most: int) -> dict[int, Label]:
+        if len(bucket) <= most:
+            return bucket
+        self.whole = False
+        return dict(heapq.nsmallest(most, bucket.items(), key=lambda item: item[1][0]))
+
+
+def _resolve(piece: Piece, b: int, bucket: dict[int, Label], at: Sequence[dict[int, Label]]) -> None:
+    """Expand each label waiting for bit b by the derivations of its needed classes in b's component; `at`: buckets by
+    bit length."""
+    inside = piece.groups[b]
+    alone = inside == 1 << b
+    moves = piece.moves(inside) if alone else []
+    for mask, (cost, _, _) in bucket.items():
+        if alone:
+            rest = mask ^ inside
+        else:
+            needed = mask & inside
+            rest = mask ^ needed
+            moves = piece.moves(needed)
+        for move in moves:
+            new = rest | move[1]
+            total = cost + move[0]
+            target = at[new.bit_length()]
+            known = target.get(new)
+            if known is None or total < known[0]:
+                target[new] = (total, mask, move)
+
+
+def _unbeaten(bucket: dict[int, Label]) -> dict[int, Label]:
+    """Labels that are not dominated: no other label is at most as expensive and needs a subset."""
+    masks = sorted(bucket, key=lambda mask: bucket[mask][0])
+    varying = bits_of(reduce(or_, masks) ^ reduce(and_, masks))
+    if len(varying) > 64:
+        return bucket
+    bits = _packed(masks, varying)
+    kept = np.ones(len(masks), bool)
+    champions = 0
+    for n in range(len(masks)):
+        if kept[n]:
+            champions += 1
+            if champions > CHAMPIONS:
+                break
+            beaten = (bits[n] & ~bits[n + 1 :]) == 0
+            kept[n + 1 :] &= ~beaten
+    return {masks[n]: bucket[masks[n]] for n in np.flatnonzero(kept).tolist()}
+
+
+def _packed(masks: Iterable[int], varying: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """The varying bits of each mask, packed into a 64-bit word."""
+    low = varying[0] if varying else 0
+    size = ((varying[-1] if varying else 0) - low) // 8 + 1
+    keep = (1 << 8 * size) - 1
+    raw = b"".join([((m >> low) & keep).to_bytes(size, "little") for m in masks])
+    bits = np.unpackbits(np.frombuffer(raw, np.uint8).reshape(-1, size), axis=1, bitorder="little")
+    picked = bits[:, [v - low for v in varying]].astype(np.uint64)
+    return picked @ (np.uint64(1) << np.arange(len(varying), dtype=np.uint64))

@@ -1,0 +1,199 @@
+"""k-best extraction: the k cheapest extractions in rising cost.
+
+One integer program is solved repeatedly. Each solution found is excluded by a constraint that requires at least
+`min_distance` other choices, and by one that requires a share of other kernels. Further constraints exclude classes
+that no chosen row reads, so two solutions of the program are never the same extraction."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...errors import UsageError
+from .cpsat import Encoding, run, solver
+from .limited import Flags, Kept, within
+from .problem import Extraction, Problem, evaluate, relative_gap
+from .solve import solve
+
+SHARES = 10_000
+"""Resolution: `diversity` is rounded up to a multiple of 1 / SHARES."""
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """Arguments of `k_best`."""
+
+    count: int
+    max_gap: float
+    min_distance: int
+    diversity: float
+    kernels: Flags
+    time_limit: float
+    workers: int
+    deterministic: bool
+    stop: Callable[[], bool] | None
+
+
+def k_best(
+    problem: Problem,
+    *,
+    count: int,
+    max_gap: float = 0.05,
+    min_distance: int = 1,
+    diversity: float = 0.0,
+    kernels: Sequence[bool] | Flags | None = None,
+    time_limit: float = 10.0,
+    workers: int = 8,
+    deterministic: bool = False,
+    stop: Callable[[], bool] | None = None,
+) -> Iterator[Extraction]:
+    """Iterator over at most `count` distinct extractions in rising cost, none more expensive than (1 + max_gap) times the
+    first.
+
+    min_distance: number of classes whose choice must differ from every earlier extraction (an unused class counts).
+    diversity: minimum `difference` from every earlier extraction, in 0..1, over the nodes flagged by `kernels` (bool,
+    one entry per node); by default the nodes with nonzero cost. All extractions satisfy the problem's limits.
+    `proven_rank` of a result: no extraction allowed by these constraints was missed; `lower_bound` bounds all remaining
+    ones.
+    Ends early when the cost window is exhausted or `time_limit` seconds (in total, without the caller's own time) are
+    used.
+    Raises what `solve` raises, and UsageError for counts below 1, a negative window or a diversity outside 0..1.
+    """
+    if count < 1 or min_distance < 1 or not max_gap >= 0 or not 0 <= diversity <= 1:
+        raise UsageError(
+            f"count={count}, min_distance={min_distance}, max_gap={max_gap}, diversity={diversity} make no sequence",
+            where="k_best",
+            hint="count and min_distance are at least 1, max_gap at least 0, diversity is in 0..1",
+        )
+    counted = np.asarray(problem.cost > 0 if kernels is None else kernels, bool)
+    if counted.shape != (problem.n_nodes,):
+        raise UsageError(f"{counted.size} flags for {problem.n_nodes} nodes", where="k_best: kernels")
+    return _generate(
+        problem, _Wish(count, max_gap, min_distance, diversity, counted, time_limit, workers, deterministic, stop)
+    )
+
+
+def difference(new: Extraction, old: Extraction, kernels: Sequence[bool] | Flags) -> float:
+    """Share of the flagged nodes of `new` that `old` does not contain; 1 if `new` has none."""
+    flags = np.asarray(kernels, bool)
+    mine, other = ({int(i) for i in e.choice if i >= 0 and flags[i]} for e in (new, old))
+    return len(mine - other) / len(mine) if mine else 1.0
+
+
+def _generate(problem: Problem, wish: _Wish) -> Iterator[Extraction]:
+    first = solve(
+        problem, time_limit=wish.time_limit / 2, gap=1e-9, workers=wish.workers, deterministic=wish.deterministic,
+        stop=wish.stop,
+    )  # fmt: skip
+    left = wish.time_limit - first.seconds
+    exact = relative_gap(first.cost, first.lower_bound) <= 1e-6
+    yield replace(first, proven_rank=exact)
+    if wish.count == 1:
+        return
+    began = time.perf_counter()
+    window = _Window(problem, first, wish)
+    left -= time.perf_counter() - began
+    for _ in range(wish.count - 1):
+        began = time.perf_counter()
+        if left <= 0 or (wish.stop is not None and wish.stop()):
+            return
+        found = window.next(left)
+        left -= 0.0 if wish.deterministic else time.perf_counter() - began
+        if found is None or found.cost > first.cost * (1 + wish.max_gap) * (1 + 1e-9):
+            return
+        exact = exact and found.proven_rank
+        yield replace(found, proven_rank=exact)
+
+
+class _Window:
+    """All extractions up to a cost, as an integer program that gains a constraint per solution."""
+
+    def __init__(self, problem: Problem, first: Extraction, wish: _Wish) -> None:
+        self.problem, self.wish = problem, wish
+        upper = first.cost * (1 + wish.max_gap) if wish.max_gap < math.inf else math.inf
+        self.kept = Kept.of(problem, upper, wish.kernels if wish.diversity else None)
+        self.reduced = self.kept.reduced
+        self.rows = self.reduced.rows
+        self.encoding = Encoding(self.rows)
+        for use, most in self.kept.limits:
+            self.encoding.limit(use, most)
+        self._demand()
+        room = max(0.0, upper - self.reduced.constant) + 1e-9 * upper  # the constant carries rounding of its own
+        self.scale = self.encoding.minimize(room)
+        if upper < math.inf:
+            limit = math.floor(room * self.scale)
+            self.encoding.model.add(self.encoding.objective <= limit)
+        self.counted = [bool(wish.kernels[problem.live[at]]) for at in self.reduced.origin]
+        # cost of the previous extraction, in objective units
+        self.last = math.floor(max(0.0, first.cost - self.reduced.constant) * self.scale + 1e-6)
+        self.exclude(first)
+
+    def _demand(self) -> None:
+        """Constrain: a class is built only if it is a root or a child of some chosen row."""
+        m, encoding = self.encoding.model, self.encoding
+        readers: dict[int, list[int]] = defaultdict(list)
+        for (_, k), rows in encoding.reads.items():
+            readers[k] += rows
+        roots = set(self.rows.roots)
+        for c, y in enumerate(encoding.y):
+            if y is not None and c not in roots:
+                m.add_bool_or([encoding.x[r] for r in readers[c]] + [y.negated()])
+
+    def exclude(self, extraction: Extraction) -> None:
+        """Exclude extractions closer to this one than `min_distance` choices or a `diversity` share of kernels."""
+        rows, x, model = self.rows, self.encoding.x, self.encoding.model
+        chosen = self.kept.rows_of(extraction.choice)
+        # always-on classes with one row are equal in all extractions
+        free = [r for r in chosen if len(rows.members[rows.cls[r]]) > 1 or rows.cls[r] not in rows.roots]
+        model.add(sum([x[r] for r in free]) <= len(free) - self.wish.min_distance)
+        if not self.wish.diversity:
+            return
+        # largest number of shared kernels, per SHARES
+        common = SHARES - math.ceil(self.wish.diversity * SHARES - 1e-9)
+        kernels = [r for r, counted in enumerate(self.counted) if counted]
+        taken = set(chosen)
+        model.add(sum([x[r] * (common - SHARES * (r in taken)) for r in kernels]) >= 0)
+
+    def next(self, seconds: float) -> Extraction | None:
+        """The cheapest extraction not yet excluded, which is then excluded; None if there is none or the time was too
+        short."""
+        from ortools.sat.python import cp_model
+
+        began = time.perf_counter()
+        engine = solver(seconds, self.wish.workers, self.wish.deterministic)
+        status = run(engine, self.encoding.model, self.wish.stop)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        value = round(engine.objective_value)
+        if (
+            value > self.last
+        ):  # seen: an optimum was claimed above a solution that was there; the step up is asked for again
+            again = self.encoding.model.clone()
+            again.add(self.encoding.objective <= self.last)
+            second = solver(seconds, self.wish.workers, self.wish.deterministic)
+            if run(second, again, self.wish.stop) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+                engine, value = second, round(second.objective_value)
+        self.last = value
+        choice = self.kept.choice_of([r for r, x in enumerate(self.encoding.x) if engine.boolean_value(x)])
+        if not within(self.problem, choice):
+            return None
+        cost = evaluate(self.problem, choice)
+        lower = self.reduced.constant + (engine.best_objective_bound - 1e-6) / self.scale
+        proven = status == cp_model.OPTIMAL
+        found = Extraction(
+            choice,
+            cost,
+            min(lower, cost),
+            False,
+            time.perf_counter() - began,
+            "k-best",
+            {"status": status.name},
+            proven,
+        )
+        self.exclude(found)
+        return found

@@ -1,0 +1,144 @@
+"""Grid sampling (interpolation at computed coordinates) and running scans (cumulative sums, products, extremes).
+
+Shared by the operators of several formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import product
+from math import prod
+
+from ...egraph.ir import builders as t
+from ...egraph.ir.dims import Dim, concrete
+from ...egraph.ir.graph import Tensor
+from ...errors import UnsupportedError
+
+#: Coefficient a of the cubic convolution kernel (Keys 1981); PyTorch and ONNX use this value.
+_CUBIC = -0.75
+
+Tap = tuple[Tensor, Tensor]  # (integer coordinates stored as floats, interpolation weights) of one neighbour
+
+
+def whole_sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
+    """Return a shape as ints. Raises UnsupportedError if a dimension is free."""
+    if not all(isinstance(d, int) for d in shape):
+        raise UnsupportedError(f"{what} over free dimensions", hint="bind them: dims={...}")
+    return concrete(tuple(shape))
+
+
+# ---------------------------------------------------------------- grid sampling
+def _reflected(at: Tensor, low: float, span: float) -> Tensor:
+    """Reflect coordinates back into [low, low + span]."""
+    if span == 0:
+        return at * 0.0
+    folded = t.mod(t.abs(at - low), 2 * span)
+    return t.minimum(folded, 2 * span - folded) + low
+
+
+def _inside(at: Tensor, size: int, padding: str, align: bool) -> Tensor:
+    """Map coordinates into the tensor according to the padding mode; 'zeros' leaves them unchanged."""
+    if padding == "zeros":
+        return at
+    if padding == "reflection":
+        at = _reflected(at, 0.0, size - 1.0) if align else _reflected(at, -0.5, float(size))
+    return t.minimum(t.maximum(at, 0.0), size - 1.0)
+
+
+def _near(distance: Tensor) -> Tensor:
+    """Cubic convolution kernel at a distance in [0, 1]."""
+    return ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance * distance + 1
+
+
+def _far(distance: Tensor) -> Tensor:
+    """Cubic convolution kernel at a distance in [1, 2]."""
+    return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
+
+
+def _nearest_taps(at: Tensor) -> list[Tap]:
+    return [(t.round(at), t.ones((1,) * at.rank, at.dtype))]
+
+
+def _linear_taps(at: Tensor) -> list[Tap]:
+    low = t.floor(at)
+    part = at - low
+    return [(low, 1 - part), (low + 1, part)]
+
+
+def _cubic_taps(at: Tensor) -> list[Tap]:
+    low = t.floor(at)
+    part = at - low
+    return [(low - 1, _far(part + 1)), (low, _near(part)), (low + 1, _near(1 - part)), (low + 2, _far(2 - part))]
+
+
+_TAPS: dict[str, Callable[[Tensor], list[Tap]]] = {
+    "nearest": _nearest_taps, "linear": _linear_taps, "cubic": _cubic_taps,
+}  # fmt: skip
+
+
+def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -> Tensor:
+    """Return x[N, C, *S] sampled at grid[N, *O, n]; the result has shape [N, C, *O].
+
+    The grid's last axis holds coordinates in [-1, 1], last spatial axis first. `mode` is nearest, linear or cubic;
+    `padding` is zeros, border or reflection. With `align`, -1 and 1 are the centres of the outermost elements,
+    otherwise their outer edges. The lowering has one gather for each combination of neighbours.
+    """
+    sizes = whole_sizes(x.shape[2:], "a grid sample")
+    if 0 in sizes:
+        raise UnsupportedError("a grid sample of a tensor without elements")
+    n, out = len(sizes), grid.shape[1:-1]
+    grid = t.cast(grid, "float32") if grid.dtype != "float64" else grid
+    axes: list[list[Tap]] = []
+    for i, size in enumerate(sizes):
+        place = t.squeeze(t.slice_axis(grid, -1, n - 1 - i, n - i), -1)
+        at = (place + 1) * ((size - 1) / 2) if align else ((place + 1) * size - 1) / 2
+        if mode == "cubic":  # each of the four neighbours is padded separately
+            axes.append([_kept(_inside(p, size, padding, align), w, size) for p, w in _TAPS[mode](at)])
+        else:
+            axes.append([_kept(p, w, size) for p, w in _TAPS[mode](_inside(at, size, padding, align))])
+    count = prod(concrete(out)) if all(isinstance(d, int) for d in out) else -1
+    lead: tuple[Dim, ...] = x.shape[:2]
+    flat = t.reshape(x, (*lead, prod(sizes)))
+    total: Tensor | None = None
+    for taps in product(*axes):
+        spot = taps[0][0]
+        for (place, _), size in zip(taps[1:], sizes[1:]):
+            spot = spot * size + place
+        weight = reduce(t.mul, (w for _, w in taps))
+        line = t.reshape(t.broadcast_to(spot, grid.shape[:-1]), (x.shape[0], 1, count))
+        picked = t.gather_elements(flat, t.broadcast_to(line, (*lead, line.shape[2])), 2)
+        share = t.reshape(t.broadcast_to(weight, grid.shape[:-1]), (x.shape[0], 1, count))
+        part = picked * t.cast(share, x.dtype)
+        total = part if total is None else total + part
+    assert total is not None
+    return t.reshape(total, (*lead, *out))
+
+
+def _kept(place: Tensor, weight: Tensor, size: int) -> Tap:
+    """Return (clamped int64 index, weight) of a neighbour.
+
+    The weight is 0 where the neighbour is outside the tensor.
+    """
+    there = t.logical_and(t.ge(place, 0.0), t.le(place, size - 1.0))
+    index = t.cast(t.minimum(t.maximum(place, 0.0), size - 1.0), "int64")
+    return index, t.where(there, weight, 0.0)
+
+
+# ---------------------------------------------------------------- scans
+def running(x: Tensor, axis: int, combine: Callable[[Tensor, Tensor], Tensor], neutral: float) -> Tensor:
+    """Return the inclusive scan of x along an axis, in log2(size) steps (Hillis-Steele scan).
+
+    `combine` is associative and takes the earlier elements as its second operand; `neutral` is its identity element.
+    """
+    axis %= x.rank
+    (size,) = whole_sizes((x.shape[axis],), "running values")
+    reach = 1
+    while reach < size:
+        ahead = t.full((*x.shape[:axis], reach, *x.shape[axis + 1 :]), neutral, x.dtype)
+        x = combine(x, t.concat([ahead, t.slice_axis(x, axis, 0, size - reach)], axis))
+        reach *= 2
+    return x
+
+
+__all__ = ["grid_sample", "running", "whole_sizes"]

@@ -1,0 +1,33 @@
+"""Lowering of symbolic dimensions to tensor values, for programs that compute with a free size."""
+
+from __future__ import annotations
+
+from ...egraph.ir import builders as t
+from ...egraph.ir.dims import Atom, Dim, Expr
+from ...egraph.ir.graph import Tensor
+
+
+def size_tensor(size: Dim) -> Tensor:
+    """Return a dimension as a rank-0 int64 tensor.
+
+    A named size is lowered to the sum of ones along an axis of that size.
+    """
+    if not isinstance(size, Expr):
+        return t.full((), int(size), "int64")
+    total: Tensor | None = None
+    for atoms, factor in size.terms:
+        term: Tensor = t.full((), factor, "int64")
+        for atom in atoms:
+            term = t.mul(term, _atom_tensor(atom))
+        total = term if total is None else t.add(total, term)
+    return total if total is not None else t.full((), 0, "int64")
+
+
+def _atom_tensor(atom: Atom) -> Tensor:
+    if atom.op == "size":
+        return t.sum(t.ones((Expr((((atom,), 1),)),), "int64"))
+    left, right = (size_tensor(a) for a in atom.args)
+    return t.floordiv(left, right) if atom.op == "//" else t.mod(left, right)
+
+
+__all__ = ["size_tensor"]

@@ -1,0 +1,46 @@
+"""Size limits for imported models, checked arithmetically before anything is allocated."""
+
+from __future__ import annotations
+
+from ... import settings
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Shape
+from ...errors import TooLargeError
+
+#: Largest size of one value in bytes (1 TiB). A file that asks for more is corrupt or hostile.
+MAX_BYTES = 1 << 40
+#: Largest rank of one value (NumPy allows 64).
+MAX_RANK = 32
+
+
+def check_size(shape: Shape, dtype: str, *, what: str, where: str = "") -> None:
+    """Raise TooLargeError if a value of this shape and dtype exceeds MAX_RANK or MAX_BYTES.
+
+    Free dimensions count as 1.
+    """
+    if len(shape) > MAX_RANK:
+        raise TooLargeError(f"{what} has {len(shape)} axes, more than {MAX_RANK}", where=where)
+    size = dtypes.itemsize(dtype)
+    for d in shape:
+        if isinstance(d, int) and d == 0:
+            return
+    for d in shape:
+        size *= d if isinstance(d, int) else 1
+        if size > MAX_BYTES:
+            raise TooLargeError(
+                f"{what} of type {dtype}{list(shape)} needs more than {MAX_BYTES} bytes",
+                where=where,
+                hint="this is larger than any value that can be computed here",
+            )
+
+
+def check_count(count: int, *, where: str = "") -> None:
+    """Raise TooLargeError if a model has more operations than the setting `max_nodes`.
+
+    Every compilation stage takes about 1 ms and 20 KiB for each operation.
+    """
+    if count > (most := settings.current().max_nodes):
+        raise TooLargeError(
+            f"the model has {count} operations, more than {most}", where=where,
+            hint="optimize parts of it, or set TENSOR_GRAPHS_MAX_NODES (settings.override(max_nodes=...))",
+        )  # fmt: skip

@@ -1,0 +1,164 @@
+"""NumPy protocols, operators and methods of traced arrays; NumPy functions on tensor expressions.
+
+On a traced array, `np.exp(x)`, `x + 1` and `x.mean(axis=0)` either follow NumPy in value, shape and dtype or raise
+TraceError. NumPy functions also accept tensor expressions (`tg.input` and values derived from it) and then return
+expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import builders as api
+from ...egraph.ir import dtypes
+from ...egraph.ir.graph import Tensor
+from ...errors import TraceError, UsageError
+from . import numpy_functions, numpy_ufuncs
+from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, traced
+from .numpy_functions import FUNCTIONS
+from .numpy_ufuncs import REDUCTIONS, UFUNCS
+
+#: NumPy functions that are also array methods.
+METHODS = (
+    "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumprod", "cumsum", "diagonal", "dot", "max", "mean", "min", "prod",
+    "ravel", "repeat", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes", "take", "trace", "var",
+)  # fmt: skip
+#: Python operator name -> ufunc.
+OPERATORS: dict[str, np.ufunc] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "floordiv": np.floor_divide, "mod": np.remainder,
+    "divmod": np.divmod, "pow": np.power, "lshift": np.left_shift, "rshift": np.right_shift, "and": np.bitwise_and,
+    "or": np.bitwise_or, "xor": np.bitwise_xor, "matmul": np.matmul,
+}  # fmt: skip
+COMPARISONS: dict[str, np.ufunc] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
+UNARY: dict[str, np.ufunc] = {"neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert}
+
+
+def _array_ufunc(self: TracedArray, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
+    return numpy_ufuncs.method(ufunc, method, inputs, named)
+
+
+def _array_function(
+    self: TracedArray, func: Callable[..., Any], types: Any, args: Sequence[Any], named: Mapping[str, Any]
+) -> Any:
+    return numpy_functions.call(func, args, named)
+
+
+def _binary(ufunc: np.ufunc, reflected: bool = False) -> Callable[..., Any]:
+    def operator(x: TracedArray, y: Any, *modulo: Any) -> Any:
+        if modulo:
+            raise TraceError("pow() with a modulus is not supported for arrays")
+        if ufunc is np.power and not reflected and type(y) is int and y == 2:
+            # as NumPy does: np.square of bools has another dtype than np.power
+            return numpy_ufuncs.call(np.square, (x,), {})
+        return numpy_ufuncs.call(ufunc, (y, x) if reflected else (x, y), {})
+
+    return operator
+
+
+def _in_place(ufunc: np.ufunc) -> Callable[..., Any]:
+    def operator(x: TracedArray, y: Any, *modulo: Any) -> Any:
+        if modulo:
+            raise TraceError("pow() with a modulus is not supported for arrays")
+        return numpy_ufuncs.in_place(ufunc, x, y)
+
+    return operator
+
+
+def _unary(ufunc: np.ufunc) -> Callable[..., Any]:
+    return lambda x: numpy_ufuncs.call(ufunc, (x,), {})
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *args, **named: numpy_functions.call(function, (x, *args), named)
+
+
+for _name, _ufunc in OPERATORS.items():
+    setattr(TracedArray, f"__{_name}__", _binary(_ufunc))
+    setattr(TracedArray, f"__r{_name}__", _binary(_ufunc, True))
+    if _name != "divmod":
+        setattr(TracedArray, f"__i{_name}__", _in_place(_ufunc))
+for _name, _ufunc in COMPARISONS.items():
+    setattr(TracedArray, f"__{_name}__", _binary(_ufunc))
+for _name, _ufunc in UNARY.items():
+    setattr(TracedArray, f"__{_name}__", _unary(_ufunc))
+for _name in METHODS:
+    setattr(TracedArray, _name, _method(getattr(np, _name)))
+
+
+def _clip(x: TracedArray, *bounds: Any, **named: Any) -> Any:
+    """See numpy.ndarray.clip, which takes one bound; np.clip does not."""
+    names = ("min", "max")[len(bounds) :]
+    both = (*bounds, *(named.get(n) for n in names))
+    return numpy_functions.call(np.clip, (x, *both), {n: v for n, v in named.items() if n not in names})
+
+
+TracedArray.clip = _clip  # type: ignore[attr-defined]
+TracedArray.__array_ufunc__ = _array_ufunc
+TracedArray.__array_function__ = _array_function
+
+
+# ---------------------------------------------------------------- tensor expressions
+def _on_expressions(run: Callable[..., Any], args: Any, named: Any) -> Any:
+    """Run a NumPy call on tensor expressions by wrapping them in traced arrays.
+
+    The result is unwrapped to expressions, unless an argument was already a traced array.
+    """
+    fixed = Memory("a tensor expression")
+    change = lambda v: traced(v, memory=fixed) if isinstance(v, Tensor) else v
+    found = run(deep(tuple(args), change), deep(dict(named), change))
+    return found if arrays_in(list(args), dict(named)) else deep(found, expression)
+
+
+def _expression_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
+    return _on_expressions(lambda args, kw: numpy_ufuncs.method(ufunc, method, args, kw), inputs, named)
+
+
+def _expression_function(self: Tensor, func: Callable[..., Any], types: Any, args: Any, named: Any) -> Any:
+    return _on_expressions(lambda xs, kw: numpy_functions.call(func, xs, kw), args, named)
+
+
+def _expression_method(name: str) -> Callable[..., Any]:
+    def call(x: Tensor, *args: Any, **named: Any) -> Any:
+        return _on_expressions(lambda xs, kw: getattr(xs[0], name)(*xs[1:], **kw), (x, *args), named)
+
+    return call
+
+
+#: Methods of tensor expressions in addition to those in `egraph/ir/builders.py`.
+for _name in (
+    "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumprod", "cumsum", "diagonal", "dot", "prod", "ravel", "repeat",
+    "round", "squeeze", "std", "swapaxes", "take", "trace", "var",
+):  # fmt: skip
+    setattr(Tensor, _name, _expression_method(_name))
+for _name, _build in (("lshift", UFUNCS["left_shift"]), ("rshift", UFUNCS["right_shift"])):
+    setattr(Tensor, f"__{_name}__", lambda x, y, _build=_build: _build(*_shifted(x, y)))
+    setattr(Tensor, f"__r{_name}__", lambda x, y, _build=_build: _build(*_shifted(y, x)))
+
+
+def _shifted(x: Any, y: Any) -> Sequence[Tensor]:
+    """Operands of a shift as tensors of one integer dtype. UsageError for floats and ints outside the dtype."""
+    api.refuse_outside((x, y))
+    found = api.align(x, y)
+    if dtypes.is_float(found[0].dtype):
+        raise UsageError("a shift of floats", hint="multiply by a power of 2, or cast to an integer dtype")
+    return found
+
+
+Tensor.__array_ufunc__ = _expression_ufunc
+Tensor.__array_function__ = _expression_function
+__all__ = [
+    "COMPARISONS",
+    "FUNCTIONS",
+    "METHODS",
+    "OPERATORS",
+    "REDUCTIONS",
+    "UFUNCS",
+    "UNARY",
+    "TracedArray",
+    "is_traced",
+]

@@ -1,0 +1,170 @@
+"""Tracing of Python functions: the function is called once with traced arrays as arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import dtypes
+from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.ops import Type
+from ...errors import ShapeError, TraceError, UsageError
+from . import numpy_calls
+from .numpy_array import Memory, expression, is_traced, traced
+
+assert numpy_calls  # importing installs the operators and NumPy dispatch of traced arrays
+
+
+def trace(
+    function: Callable[..., Any],
+    example_tensors: Sequence[Any],
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    arrays: bool = True,
+) -> Graph:
+    """Return the graph of `function(*example_tensors, **example_kwargs)`.
+
+    The function is called with traced arrays, which follow NumPy semantics, or with tensor expressions if `arrays` is
+    false.
+
+    An example is an array (NumPy or torch; only shape and dtype matter), a `Type`, a pair (shape, dtype) or a tensor
+    expression, whose type is used. Numbers, strings, bools and None are passed to the function unchanged. Inputs are
+    named after the function's parameters. The function may return an array, or nested tuples, lists and dicts (string
+    keys) of arrays; None is kept. Raises UsageError for invalid examples, TraceError if the function returns anything
+    else or does something that cannot be represented in a graph.
+    """
+    inputs: list[Tensor] = []
+
+    def leaf(title: str, example: Any) -> Any:
+        found = _type_of(example)
+        if found is None:
+            return example
+        inputs.append(t.input(title, found.shape, found.dtype))
+        scalar = isinstance(example, np.generic)
+        memory = Memory(f"its argument {title!r}")
+        return traced(inputs[-1], scalar=scalar, memory=memory) if arrays else inputs[-1]
+
+    args = [leaf(title, value) for title, value in zip(_names(function, len(example_tensors)), example_tensors)]
+    kwargs = {key: leaf(key, value) for key, value in (example_kwargs or {}).items()}
+    _refuse_missing(function, args, kwargs)
+    try:
+        returned = function(*args, **kwargs)
+    except TypeError as error:  # torch functions, and some NumPy functions, accept only their own arrays
+        if not any(said in str(error) for said in ("Tensor", "TracedArray", "ufunc")):
+            raise
+        raise TraceError(f"{_title(function)} cannot be traced: {error}",
+                         hint="write it with NumPy's or tg.* functions, or put Torch code into an nn.Module") from error  # fmt: skip
+    except ValueError as error:  # NumPy wraps the TraceError of an element access in a ValueError of its own
+        if not isinstance(error.__cause__, TraceError):
+            raise
+        raise error.__cause__ from error
+    outputs: list[Tensor] = []
+    names: list[str] = []
+    structure = _template(returned, "", outputs, names)
+    if not outputs:
+        raise TraceError(f"{_title(function)} returned no tensor")
+    if isinstance(structure, int):
+        structure, names = None, ["output"]
+    graph = Graph(tuple(outputs), tuple(names), tuple(inputs), {}, {}, structure, name or _title(function))
+    known = set(inputs)
+    foreign = sorted({n.attr("name") for n in graph.leaves("input") if n not in known})
+    if foreign:
+        raise UsageError(f"the function uses the inputs {foreign}, which are not its arguments",
+                         hint="pass them as arguments")  # fmt: skip
+    graph.check()
+    return graph
+
+
+def _refuse_missing(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise UsageError if the examples do not match the function's signature."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{_title(function)} cannot be called with {len(args)} examples: {error}",
+                         hint="example_inputs has one for each argument") from None  # fmt: skip
+
+
+def _title(function: Callable[..., Any]) -> str:
+    found = getattr(function, "__name__", type(function).__name__)
+    return found if found.isidentifier() else "traced"
+
+
+def _names(function: Callable[..., Any], count: int) -> list[str]:
+    """Return the names of the first `count` positional parameters; `*args` yields args0, args1, …"""
+    fallback = [f"input{i}" for i in range(count)]
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return fallback
+    found: list[str] = []
+    for p in parameters:
+        if p.kind is p.VAR_POSITIONAL:
+            found += [f"{p.name}{i}" for i in range(count - len(found))]
+        elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            found.append(p.name)
+    if len(found) < count:
+        raise UsageError(f"{_title(function)} takes {len(found)} positional arguments, not {count}")
+    return found[:count]
+
+
+def _type_of(example: Any) -> Type | None:
+    """Return the shape and dtype that an example stands for; None if the example is passed through unchanged."""
+    if isinstance(example, Type):
+        return example
+    if isinstance(example, Tensor):
+        return example.type
+    if example is None or (isinstance(example, bool | int | float | str) and not isinstance(example, np.generic)):
+        return None
+    if isinstance(example, tuple) and len(example) == 2 and isinstance(example[0], list | tuple):
+        return Type(tuple(example[0]), dtypes.name_of(example[1]))
+    if hasattr(example, "shape") and hasattr(example, "dtype"):
+        return Type(tuple(int(d) for d in example.shape), dtypes.name_of(example.dtype))
+    raise UsageError(f"a {type(example).__name__} is no example of a tensor", hint="give an array or (shape, dtype)")
+
+
+def is_passed_through(example: Any) -> bool:
+    """Return whether an example is passed to the function unchanged: a number, string, bool or None."""
+    return _type_of(example) is None
+
+
+def _template(item: Any, path: str, outputs: list[Tensor], names: list[str]) -> Any:
+    """Return the structure of a result with output indices as leaves.
+
+    The tensors are appended to `outputs` and their paths to `names`. Raises TraceError for a leaf that is not a tensor,
+    array or number, and for containers other than plain tuples, lists and dicts with string keys.
+    """
+    if is_traced(item) or isinstance(item, Tensor):
+        outputs.append(expression(item))
+        names.append(path or "output")
+        return len(outputs) - 1
+    if type(item) in (list, tuple):
+        parts = [_template(v, f"{path}.{i}" if path else f"output{i}", outputs, names) for i, v in enumerate(item)]
+        return parts if type(item) is list else tuple(parts)
+    if isinstance(item, Mapping):
+        if wrong := [k for k in item if not isinstance(k, str)]:
+            raise TraceError(f"the function returned a dict with the keys {wrong[:3]}, which are no strings")
+        return {k: _template(v, f"{path}.{k}" if path else k, outputs, names) for k, v in item.items()}
+    if item is None:
+        return None
+    if isinstance(item, tuple | list):
+        raise TraceError(f"the function returned a {type(item).__name__}", hint="return a plain tuple, list or dict")
+    if isinstance(item, str | bytes | complex):
+        raise TraceError(f"the function returned a {type(item).__name__}, not tensors")
+    try:
+        outputs.append(t.as_tensor(np.asarray(item)))
+    except (TypeError, ValueError, ShapeError) as error:
+        raise TraceError(f"the function returned a {type(item).__name__}, not tensors") from error
+    names.append(path or "output")
+    return len(outputs) - 1
+
+
+__all__ = ["is_passed_through", "trace"]

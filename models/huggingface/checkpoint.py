@@ -1,0 +1,222 @@
+"""Checked access to a checkpoint: the fields of config.json and the weight tensors by name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Dim
+from ...egraph.ir.graph import Data, Tensor
+from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, warned
+
+T = TypeVar("T")
+NAMED = 12  # largest number of tensor names in one warning
+
+
+class UnusedWeightsWarning(UserWarning):
+    """Warning: the checkpoint holds tensors that the config's model class does not use."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The fields of a config.json, each validated on access. Errors name the field."""
+
+    fields: Mapping[str, Any]
+    where: str = ""
+
+    def _bad(self, name: str, wanted: str) -> BadModelError:
+        return BadModelError(f"config field {name!r} is {str(self.fields.get(name))[:80]!r}, not {wanted}",
+                             where=self.where)  # fmt: skip
+
+    def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 32) -> int:
+        """Return an integer field in least..most.
+
+        Without a default the field is required. Raises TooLargeError above `most`, BadModelError otherwise.
+        """
+        value = self.fields.get(name)
+        if value is None:
+            if default is None:
+                raise BadModelError(f"config field {name!r} is missing", where=self.where)
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self._bad(name, f"a whole number >= {least}")
+        if value > most:
+            raise TooLargeError(f"config field {name!r} is more than {most}", where=self.where)
+        return value
+
+    def texts(self, name: str) -> list[str] | None:
+        """Return a field that is a list of strings; None if it is missing or null."""
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise self._bad(name, "a list of strings")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a finite number."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < float("inf"):
+            raise self._bad(name, "a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return a boolean field."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._bad(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        """Return a string field."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self._bad(name, "a string")
+        return value
+
+    def section(self, name: str) -> Config:
+        """Return a nested object; empty if it is missing or null."""
+        value = self.fields.get(name)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self._bad(name, "an object")
+        return Config(value, f"{self.where} {name}".strip())
+
+    def choice(self, name: str, default: str, known: Sequence[str]) -> str:
+        """Return a string field that must be one of `known`. Raises UnsupportedError otherwise."""
+        value = self.text(name, default)
+        if value not in known:
+            raise UnsupportedError(f"{name}={value!r} is not supported", where=self.where,
+                                   hint=f"known: {', '.join(known)}")  # fmt: skip
+        return value
+
+    def refuse(self, **wanted: Any) -> None:
+        """Raise UnsupportedError unless each named field is absent, null or equal to the only supported value."""
+        for name, value in wanted.items():
+            if self.fields.get(name, value) not in (value, None):
+                raise UnsupportedError(f"{name}={self.fields[name]!r} is not supported", where=self.where)
+
+    @property
+    def model_class(self) -> str:
+        """The model class named by the config (first entry of `architectures`); empty if there is none."""
+        return (self.texts("architectures") or [""])[0]
+
+    def by_class(self, known: Mapping[str, T], default: str) -> T:
+        """Return the entry of `known` with the longest key that is a suffix of the model class name.
+
+        `default` replaces the class name if the config has none. Raises UnsupportedError if no key is a suffix.
+        """
+        name = self.model_class or default
+        fits = [ending for ending in known if name.endswith(ending)]
+        if not fits:
+            raise UnsupportedError(
+                f"the class {name[:80]!r} has no builder here", where=self.where,
+                hint=f"known are classes that end in {', '.join(known)}; others come in as ONNX or torch.export files",
+            )  # fmt: skip
+        return known[max(fits, key=len)]
+
+    def dtype(self, fallback: str) -> str:
+        """Return the dtype of activations: the field `dtype` or `torch_dtype`, else `fallback` (the weights' dtype)."""
+        name = self.text("dtype", self.text("torch_dtype", "auto")).removeprefix("torch.")
+        if name == "auto":
+            return fallback
+        if name not in ("float32", "float16", "bfloat16", "float64"):
+            raise UnsupportedError(f"activations in {name!r} are not supported", where=self.where)
+        return name
+
+
+@dataclass
+class Weights:
+    """The tensors of a checkpoint, requested one by one under their Hugging Face names.
+
+    A tensor that is never requested is an error, or a warning if its name matches a pattern in `unused`. A name may
+    have one of `prefixes` in the file (`model.layers…` and `layers…` are the same tensor). With `invented` instead of
+    `data`, every requested tensor exists with that dtype; `taken` then lists the tensors that a checkpoint needs, with
+    shapes.
+    """
+
+    data: Mapping[str, Data]
+    prefixes: Sequence[str] = ()
+    unused: Mapping[str, str] = field(default_factory=dict)  # regex of names that may stay unrequested -> reason
+    aliases: Sequence[tuple[str, str]] = ()  # (suffix, older suffix) of the same tensor
+    where: str = ""
+    invented: str = ""  # dtype of all tensors of a checkpoint that is still to be written
+    params: dict[str, Data] = field(default_factory=dict)
+    taken: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def spelled(self, name: str) -> str | None:
+        """Return the tensor's name in the file, or None. Raises BadWeightsError if two spellings are present."""
+        names = [name, *(name.removesuffix(a) + b for a, b in self.aliases if name.endswith(a))]
+        found = [p + n for n in names for p in ("", *self.prefixes) if p + n in self.data]
+        if len(found) > 1:
+            raise BadWeightsError(f"tensor {name!r} is there twice: as {found[0]!r} and {found[1]!r}", where=self.where)
+        return found[0] if found else None
+
+    def has(self, name: str) -> bool:
+        """Return whether the tensor is present."""
+        return bool(self.invented) or self.spelled(name) is not None
+
+    def dtype_of(self, name: str) -> str:
+        """Return the dtype of a tensor in the file; float32 if it is absent."""
+        spelled = self.spelled(name)
+        return self.invented or (dtypes.name_of(self.data[spelled].dtype) if spelled is not None else "float32")
+
+    def take(self, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
+        """Return the parameter `name` cast to `dtype`. Raises BadWeightsError if it is missing or has another shape."""
+        wanted = tuple(int(d) for d in shape)  # type: ignore[arg-type]
+        self.taken[name] = wanted
+        if self.invented:
+            return t.cast(t.param(name, wanted, self.invented), dtype)
+        spelled = self.spelled(name)
+        if spelled is None:
+            raise BadWeightsError(f"tensor {name!r} of shape {list(wanted)} is missing", where=self.where)
+        source = self.data[spelled]
+        if tuple(source.shape) != wanted:
+            raise BadWeightsError(f"tensor {spelled!r} has shape {list(source.shape)}, the config says {list(wanted)}",
+                                  where=self.where)  # fmt: skip
+        stored = dtypes.name_of(source.dtype)
+        if not dtypes.is_float(stored):
+            raise UnsupportedError(f"tensor {spelled!r} holds {stored}", where=self.where,
+                                   hint="quantized checkpoints are not supported")  # fmt: skip
+        self.params[spelled] = source
+        return t.cast(t.param(spelled, wanted, stored), dtype)
+
+    def finish(self) -> None:
+        """Check for tensors that were never requested.
+
+        Raises BadWeightsError with their names; those that match a pattern in `unused` only cause a warning with the
+        reason.
+        """
+        left: dict[str, list[str]] = {}
+        for name in sorted(set(self.data) - set(self.params)):
+            why = next((why for pattern, why in self.unused.items() if re.search(pattern, name)), "")
+            left.setdefault(why, []).append(name)
+        if extra := left.pop("", []):
+            raise BadWeightsError(
+                f"{len(extra)} tensors have no place in this architecture: "
+                + ", ".join(repr(n[:120]) for n in extra[:5])
+                + (", …" if len(extra) > 5 else ""),
+                where=self.where,
+                hint="is model_type in config.json right?",
+            )
+        for why, names in left.items():
+            warned(f"not used, {why}: {listed(names)}", UnusedWeightsWarning)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Format tensor names as one line. Names that differ only in a layer number are listed once with their count."""
+    counts = Counter(re.sub(r"\.\d+\.", ".*.", name[:120]) for name in names)
+    shown = [f"{name!r} ×{count}" if count > 1 else repr(name) for name, count in counts.items()]
+    return ", ".join(shown[:NAMED]) + (f" and {len(shown) - NAMED} more" if len(shown) > NAMED else "")

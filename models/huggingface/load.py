@@ -1,0 +1,121 @@
+"""Importer for Hugging Face model folders (config.json and safetensors weights) of a fixed list of architectures.
+
+Only data is read: a config that refers to its own Python code is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ...egraph.ir.graph import Graph, Tensor
+from ...errors import BadModelError, BadWeightsError, UnsupportedError
+from ..files.inside import inside
+from ..files.safetensors import read_folder, read_json_file
+from . import decoder, encoder
+from .checkpoint import Config, Weights
+
+Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Registry entry of a `model_type`: the graph builder and the tensor naming scheme of the checkpoints."""
+
+    build: Builder
+    prefixes: Sequence[str]
+    unused: Mapping[str, str] = field(default_factory=dict)  # regex of non-weight tensors -> reason for the warning
+    aliases: Sequence[tuple[str, str]] = ()
+    tied: bool = False  # default of tie_word_embeddings
+    heads: tuple[str, ...] = ("lm_head.",)  # name prefixes of head tensors, which take no `prefixes`
+    parts: str = r"^(lm_head|score)\."  # tensors that only some model classes use
+    copy: str = r"^lm_head\.weight$"  # copy of the embedding table stored for a tied head
+
+    def without(self, config: Config) -> dict[str, str]:
+        """Return the patterns of tensors that the config's model class does not use, each with the reason for the
+        warning.
+        """
+        tied = {self.copy: "the embedding table stands for it"} if config.flag("tie_word_embeddings", self.tied) else {}
+        return {**self.unused, **tied, self.parts: f"no part of {config.model_class or 'this architecture'}"}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "gpt2": Architecture(decoder.build_gpt2, ("transformer.",), decoder.GPT2_UNUSED, tied=True),
+    **{
+        kind: Architecture(partial(decoder.build_rotary, kind), ("model.",), decoder.ROTARY_UNUSED, tied=family.tied)
+        for kind, family in decoder.FAMILIES.items()
+    },
+    "bert": Architecture(
+        encoder.build_bert,
+        ("bert.",),
+        encoder.BERT_UNUSED,
+        encoder.BERT_ALIASES,
+        tied=True,
+        heads=encoder.BERT_HEADS,
+        parts=encoder.BERT_PARTS,
+        copy=encoder.BERT_COPY,
+    ),
+}
+
+
+def architecture(config: Config) -> Architecture:
+    """Return the registry entry of a config.
+
+    Raises UnsupportedError for unknown model types, configs with Python code (auto_map) and quantized weights.
+    """
+    kind = config.text("model_type", "")
+    if config.fields.get("auto_map"):
+        raise UnsupportedError(
+            "the config's auto_map asks for code from the model's folder, which is never run",
+            where=config.where,
+            hint="export the model to ONNX or with torch.export",
+        )
+    if config.fields.get("quantization_config"):
+        raise UnsupportedError("quantized checkpoints are not supported", where=config.where)
+    if not kind:
+        raise BadModelError("the config has no model_type", where=config.where)
+    if kind not in ARCHITECTURES:
+        raise UnsupportedError(
+            f"model_type={kind[:80]!r} has no builder here",
+            where=config.where,
+            hint=f"known: {', '.join(ARCHITECTURES)}; others come in as ONNX or torch.export files",
+        )
+    return ARCHITECTURES[kind]
+
+
+def build(config: Config, weights: Weights) -> Graph:
+    """Return the graph of a config over the given weights. The batch and sequence dimensions are free."""
+    outputs, inputs = architecture(config).build(config, weights)
+    try:
+        weights.finish()
+    except BadWeightsError as error:
+        if config.model_class:
+            error.hint = (
+                f"config.json names {config.model_class[:80]}, a {config.text('model_type', '')}: is this its file?"
+            )
+        raise
+    return Graph.of(outputs, params=weights.params, inputs=inputs, name=config.text("model_type", "graph"))
+
+
+def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
+    """Return the graph of a folder with config.json and *.safetensors. Weights are lazy.
+
+    The graph computes what the model class named in config.json computes. Tensors which that class does not use are
+    reported by an UnusedWeightsWarning. Raises BadModelError for a malformed config or a link out of the folder (unless
+    `trust`), BadWeightsError for a tensor that is missing, has another shape or belongs to no model class, and
+    UnsupportedError for an architecture, class or option that is not implemented.
+    """
+    folder = Path(path)
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        saved = (folder / "manifest.json").is_file()
+        hint = "it is a saved program: tg.load_program runs it" if saved else ""
+        raise BadModelError("the folder has no config.json", where=str(folder), hint=hint)
+    config = Config(read_json_file(inside(folder, config_file.name, trust=trust)), str(config_file))
+    entry = architecture(config)
+    unused = entry.without(config)
+    return build(
+        config, Weights({**read_folder(folder, trust=trust)}, entry.prefixes, unused, entry.aliases, str(folder))
+    )

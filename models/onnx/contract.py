@@ -1,0 +1,199 @@
+"""Builders of ONNX contractions: matrix products, convolutions, einsum, and their quantized forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import composite_ops as c
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Dim, Expr, concrete
+from ...egraph.ir.graph import Tensor
+from ...errors import ShapeError
+from ..common.einsum import einsum
+from .node import Node, Result, operator
+from .pointwise import saturate
+
+operator("MatMul")(lambda n: t.matmul(n.x(0), n.x(1)))
+
+
+@operator("Gemm")
+def _gemm(n: Node) -> Result:
+    a, b = n.x(0), n.x(1)
+    a = t.transpose(a) if n.attr("transA", 0) else a
+    b = t.transpose(b) if n.attr("transB", 0) else b
+    alpha, beta, bias = n.attr("alpha", 1.0), n.attr("beta", 1.0), n.opt(2)
+    if bias is not None and alpha == beta == 1.0 and bias.shape == b.shape[1:] and dtypes.is_float(a.dtype):
+        return c.linear(a, b, bias)
+    product = _weighed(t.matmul(a, b), alpha)
+    return product if bias is None else t.add(product, _weighed(bias, beta))
+
+
+def _weighed(x: Tensor, factor: float) -> Tensor:
+    if factor == 1.0:
+        return x
+    return t.mul(x, factor if dtypes.is_float(x.dtype) else int(factor))
+
+
+# ---------------------------------------------------------------- convolutions
+def same_pads(
+    n: Node, sizes: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[int]:
+    """Return the pads (all low, then all high) of a convolution or pooling, from `pads` or `auto_pad`."""
+    mode = n.choice("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+    if mode == "NOTSET":
+        return list(n.attr("pads", [0] * (2 * len(kernel))))
+    if mode == "VALID":
+        return [0] * (2 * len(kernel))
+    low, high = [], []
+    for size, k, stride, dilation in zip(sizes, kernel, strides, dilations):
+        reach = (k - 1) * dilation + 1
+        if isinstance(size, Expr):
+            if stride != 1:
+                raise n.unsupported(f"auto_pad {mode} with stride and a free dimension")
+            total = reach - 1
+        else:
+            total = max((-(-size // stride) - 1) * stride + reach - size, 0)
+        less, more = total // 2, total - total // 2
+        low.append(less if mode == "SAME_UPPER" else more)
+        high.append(more if mode == "SAME_UPPER" else less)
+    return low + high
+
+
+def spatial(n: Node, name: str, count: int, default: int = 1) -> list[int]:
+    """Return an attribute with one positive number per spatial axis."""
+    found = list(n.attr(name, [default] * count))
+    if len(found) != count or any(v < 1 for v in found):
+        raise ShapeError(f"{name}={found} for {count} spatial axes")
+    return found
+
+
+def _convolve(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    count = x.rank - 2
+    kernel = list(concrete(w.shape[2:]))
+    strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
+    if list(n.attr("kernel_shape", kernel)) != kernel:
+        raise ShapeError(f"kernel_shape {n.attr('kernel_shape')} is not that of the weight {w.type}")
+    pads = same_pads(n, x.shape[2:], kernel, strides, dilations)
+    return t.conv(x, w, b, strides=strides, pads=pads, dilations=dilations, groups=n.attr("group", 1))
+
+
+@operator("Conv")
+def _conv(n: Node) -> Result:
+    return _convolve(n, n.x(0), n.x(1), n.opt(2))
+
+
+def _spread(x: Tensor, axis: int, stride: int) -> Tensor:
+    """Dilate an axis: insert stride - 1 zeros between neighbours."""
+    if stride == 1:
+        return x
+    wide = t.expand_dims(x, axis + 1)
+    wide = t.pad(wide, [(0, stride - 1) if i == axis + 1 else (0, 0) for i in range(wide.rank)])
+    size = x.shape[axis]
+    wide = t.reshape(wide, (*x.shape[:axis], size * stride, *x.shape[axis + 1 :]))
+    return t.slice_axis(wide, axis, 0, size * stride - (stride - 1))
+
+
+def _transposed_pads(
+    n: Node, x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Return (low, high) pads of a transposed convolution, with output_padding and output_shape applied."""
+    count = len(kernel)
+    extra = list(n.attr("output_padding", [0] * count))
+    mode = n.choice("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+    asked = n.attr("output_shape")
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    if asked is None and mode in ("NOTSET", "VALID"):
+        pads = list(n.attr("pads", [0] * (2 * count))) if mode == "NOTSET" else [0] * (2 * count)
+        return pads[:count], [p - e for p, e in zip(pads[count:], extra)]
+    if any(isinstance(d, Expr) for d in x.shape[2:]):
+        raise n.unsupported("output_shape or auto_pad with free dimensions")
+    sizes = concrete(x.shape[2:])
+    wanted = list(asked[-count:]) if asked is not None else [s * d for s, d in zip(strides, sizes)]
+    low, high = [], []
+    for i in range(count):
+        total = strides[i] * (sizes[i] - 1) + extra[i] + reach[i] - wanted[i]
+        less = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        low.append(less)
+        high.append(total - less - extra[i])
+    return low, high
+
+
+@operator("ConvTranspose")
+def _conv_transpose(n: Node) -> Result:
+    # The gradient of a convolution: dilate the input by the stride, convolve with the flipped, transposed weight.
+    x, w, groups = n.x(0), n.x(1), n.attr("group", 1)
+    count = x.rank - 2
+    kernel = list(concrete(w.shape[2:]))
+    strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
+    low, high = _transposed_pads(n, x, kernel, strides, dilations)
+    for i in range(count):
+        x = _spread(x, 2 + i, strides[i])
+        w = t.flip(w, 2 + i)
+    inside, outside = w.shape[0] // groups, w.shape[1]
+    w = t.swapaxes(t.reshape(w, (groups, inside, outside, *kernel)), 1, 2)
+    w = t.reshape(w, (groups * outside, inside, *kernel))
+    pads = [d * (k - 1) - p for side in (low, high) for k, d, p in zip(kernel, dilations, side)]
+    for i in range(count):
+        start, stop = max(-pads[i], 0), max(-pads[count + i], 0)
+        x = t.slice_axis(x, 2 + i, start, x.shape[2 + i] - stop)
+    padded = [max(p, 0) for p in pads]
+    return t.conv(x, w, n.opt(2), strides=[1] * count, pads=padded, dilations=dilations, groups=groups)
+
+
+# ---------------------------------------------------------------- integer and quantized
+def _centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
+    """Return x minus its zero point as int32. The zero point is a scalar or has one element per index of an axis."""
+    x = t.cast(x, "int32")
+    if zero is None:
+        return x
+    zero = t.cast(zero, "int32")
+    if zero.rank == 1:
+        zero = t.reshape(zero, [zero.shape[0] if i == axis % x.rank else 1 for i in range(x.rank)])
+    return t.sub(x, zero)
+
+
+@operator("MatMulInteger")
+def _matmul_integer(n: Node) -> Result:
+    return t.matmul(_centred(n.x(0), n.opt(2), -2), _centred(n.x(1), n.opt(3), -1))
+
+
+@operator("ConvInteger")
+def _conv_integer(n: Node) -> Result:
+    return _convolve(n, _centred(n.x(0), n.opt(2), 1), _centred(n.x(1), n.opt(3), 0))
+
+
+def _requantize(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    scaled = t.round(t.cast(total, "float32") * scale)
+    return saturate(t.add(scaled, t.cast(zero, "float32")), zero.dtype)
+
+
+def _line(x: Tensor, rank: int, axis: int) -> Tensor:
+    x = t.cast(x, "float32")
+    return (
+        t.reshape(x, [x.shape[0] if x.rank == 1 and i == axis % rank else 1 for i in range(rank)]) if x.rank <= 1 else x
+    )
+
+
+@operator("QLinearMatMul", limits="8-bit floats")
+def _qlinear_matmul(n: Node) -> Result:
+    a, b = _centred(n.x(0), n.x(2), -2), _centred(n.x(3), n.x(5), -1)
+    total = t.matmul(a, b)
+    scale = _line(n.x(1), total.rank, -2) * _line(n.x(4), total.rank, -1) / _line(n.x(6), total.rank, -1)
+    return _requantize(total, scale, n.x(7))
+
+
+@operator("QLinearConv")
+def _qlinear_conv(n: Node) -> Result:
+    x, w = _centred(n.x(0), n.x(2), 1), _centred(n.x(3), n.x(5), 0)
+    total = _convolve(n, x, w, n.opt(8))
+    scale = _line(n.x(1), total.rank, 1) * _line(n.x(4), total.rank, 1) / _line(n.x(6), total.rank, 1)
+    return _requantize(total, scale, n.x(7))
+
+
+@operator("Einsum")
+def _einsum(n: Node) -> Result:
+    return einsum(n.attr("equation"), n.tensors())
+
+
+__all__ = ["same_pads", "spatial"]

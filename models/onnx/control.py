@@ -1,0 +1,96 @@
+"""Builders of ONNX control flow: If with a known condition; Loop and Scan unrolled when the trip count is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...egraph.ir import builders as t
+from ...egraph.ir.dims import Expr
+from ...egraph.ir.graph import Tensor
+from .node import Node, Opaque, Result, Symbolic, Value, operator, resolve
+
+#: Largest trip count that is unrolled.
+MOST_ROUNDS = 512
+
+
+def _stacked(n: Node, parts: Sequence[Value], axis: int = 0, backwards: bool = False) -> Tensor:
+    if not parts:
+        raise n.unsupported("zero iterations")
+    if any(isinstance(v, Opaque) for v in parts):
+        raise n.unsupported("sequences, or sizes that depend on data, as scan outputs")
+    found = [v.tensor() if isinstance(v, Symbolic) else v for v in parts if not isinstance(v, Opaque)]
+    return t.stack(found[::-1] if backwards else found, resolve(axis, found[0].rank + 1))
+
+
+@operator("Identity")
+def _identity(n: Node) -> Result:
+    return n.value(0)
+
+
+@operator("If", limits="conditions that depend on data")
+def _if(n: Node) -> Result:
+    condition = n.array(0)
+    return n.branch(n.attr("then_branch") if bool(condition.reshape(-1)[0]) else n.attr("else_branch"))
+
+
+@operator("Loop", limits=f"trip counts that depend on data or are above {MOST_ROUNDS}")
+def _loop(n: Node) -> Result:
+    """Unroll a loop. Operands: trip count, initial condition, loop-carried values."""
+    limit = n.known(0)
+    if n.has(0) and (limit is None or isinstance(limit.reshape(-1)[0], Expr)):
+        raise n.unsupported("the number of rounds depends on data or on a free dimension")
+    rounds = MOST_ROUNDS + 1 if limit is None else int(limit.reshape(-1)[0])
+    going = n.inputs[1] if n.has(1) else None
+    carried: list[Value] = [n.value(i) for i in range(2, len(n.inputs))]
+    kept: list[list[Value]] = [[] for _ in range(len(n.outputs) - len(carried))]
+    for number in range(rounds):
+        if not _holds(n, going):
+            break
+        if number == MOST_ROUNDS:
+            raise n.unsupported(f"more than {MOST_ROUNDS} rounds")
+        going_now: Value = t.full((), 1, "bool") if going is None else going
+        going, *results = n.branch(n.attr("body"), [t.full((), number, "int64"), going_now, *carried])
+        carried, collected = results[: len(carried)], results[len(carried) :]
+        for parts, value in zip(kept, collected):
+            parts.append(value)
+    return [*carried, *(_stacked(n, parts) if n.wanted(len(carried) + i) else None for i, parts in enumerate(kept))]
+
+
+def _holds(n: Node, condition: Value | None) -> bool:
+    if condition is None:
+        return True
+    known = n.context.known(condition)
+    if known is None:
+        raise n.unsupported("whether to go on depends on data")
+    return bool(known.reshape(-1)[0])
+
+
+@operator("Scan", limits=f"free dimensions to scan over, and axes longer than {MOST_ROUNDS}")
+def _scan(n: Node) -> Result:
+    """Unroll a scan over the positions of the scanned operands, which are the last `num_scan_inputs`."""
+    count = n.attr("num_scan_inputs")
+    carried: list[Value] = [n.value(i) for i in range(len(n.inputs) - count)]
+    scanned = [n.x(i) for i in range(len(n.inputs) - count, len(n.inputs))]
+    axes = [resolve(a, x.rank) for a, x in zip(n.attr("scan_input_axes") or [0] * count, scanned)]
+    turned = n.attr("scan_input_directions") or [0] * count
+    sizes = {x.shape[axis] for x, axis in zip(scanned, axes)}
+    rounds = next(iter(sizes), 0)
+    if len(sizes) != 1 or isinstance(rounds, Expr) or rounds > MOST_ROUNDS:
+        raise n.unsupported(f"over {', '.join(map(str, sizes))} positions")
+    outputs = len(n.outputs) - len(carried)
+    kept: list[list[Value]] = [[] for _ in range(outputs)]
+    for number in range(rounds):
+        slices = [
+            _position(x, axis, rounds - 1 - number if back else number) for x, axis, back in zip(scanned, axes, turned)
+        ]
+        results = n.branch(n.attr("body"), [*carried, *slices])
+        carried, collected = results[: len(carried)], results[len(carried) :]
+        for parts, value in zip(kept, collected):
+            parts.append(value)
+    places = n.attr("scan_output_axes") or [0] * outputs
+    order = n.attr("scan_output_directions") or [0] * outputs
+    return [*carried, *(_stacked(n, *each) for each in zip(kept, places, map(bool, order)))]
+
+
+def _position(x: Tensor, axis: int, place: int) -> Tensor:
+    return t.squeeze(t.slice_axis(x, axis, place, place + 1), axis)

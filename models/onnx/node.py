@@ -1,0 +1,351 @@
+"""The interface between the ONNX importer and its operator builders: operands, attributes, values known at load time.
+
+Integers that describe shapes are `Symbolic` values: arrays of ints or dimension expressions. All other values are
+tensor expressions; `Context.known` evaluates those that depend only on constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Dim, Expr, concrete
+from ...egraph.ir.graph import Data, Tensor
+from ...egraph.ir.interpret import evaluate
+from ...errors import BadModelError, ShapeError, TooLargeError, UnsupportedError
+from ..common.sizes import size_tensor
+
+Array = np.ndarray[Any, Any]
+
+#: ONNX element type -> dtype. Not supported: strings, complex, 4- and 8-bit floats, 4-bit ints.
+ELEMENT_TYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
+    11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
+}  # fmt: skip
+
+
+def element_name(code: int) -> str:
+    """Return the lower-case ONNX name of an element type, or its number if it is unknown."""
+    import onnx
+
+    return onnx.TensorProto.DataType.Name(code).lower() if code in onnx.TensorProto.DataType.values() else str(code)
+
+
+#: Limit on the elements of a value that is evaluated at load time for a shape, an axis or a scale.
+KNOWN_ELEMENTS = 1 << 16
+#: Constant results of rank <= 1 with at most this many elements are folded.
+FOLDED_ELEMENTS = 64
+
+
+@dataclass(frozen=True)
+class Symbolic:
+    """Integers that may depend on free dimensions. `values` is an object array of ints and dimension expressions."""
+
+    values: Array
+
+    def tensor(self) -> Tensor:
+        """Lower the integers to an int64 tensor."""
+        flat = [size_tensor(d) for d in self.values.reshape(-1)]
+        if self.values.ndim == 0:
+            return flat[0]
+        line = t.concat([t.reshape(d, (1,)) for d in flat], 0) if flat else t.zeros((0,), "int64")
+        return t.reshape(line, self.values.shape)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A sequence of known length."""
+
+    items: tuple[Tensor | Symbolic, ...]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions where a mask holds: [rank, count] as from NonZero, or [count, rank] if `turned`."""
+
+    mask: Tensor
+    turned: bool
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Masked values `full[mask]`, rank 1. Without a mask, `full` is a scalar, repeated as often as needed."""
+
+    full: Tensor
+    mask: Tensor | None
+
+
+Opaque = Listed | Places | Picked
+"""Values that are not tensors."""
+Value = Tensor | Symbolic | Opaque
+
+
+@dataclass
+class Context:
+    """Shared state of one import: params found so far, opset, size limit in bytes, evaluated values."""
+
+    opset: int
+    limit: int
+    params: dict[str, Data] = field(default_factory=dict)
+    _purity: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+    _known: dict[int, Array] = field(default_factory=dict)
+
+    def constant(self, array: Array) -> Tensor:
+        """Return a constant. An array of equal elements becomes a fill."""
+        array = np.asarray(array)
+        kind = dtypes.name_of(array.dtype)
+        if array.size and array.tobytes() == array.reshape(-1)[:1].tobytes() * array.size:
+            return t.full(array.shape, array.reshape(-1)[0].item(), kind)
+        return t.constant(array)
+
+    def value(self, sizes: Any) -> Value:
+        """Return a constant if all sizes are ints, otherwise a symbolic value."""
+        array = np.empty(np.shape(sizes), dtype=object)
+        array[...] = sizes
+        if any(isinstance(d, Expr) for d in array.reshape(-1)):
+            return Symbolic(array)
+        return self.constant(array.astype(np.int64))
+
+    def check(self, tensor: Tensor) -> Tensor:
+        """Return the tensor. Raises TooLargeError if its static size exceeds the limit."""
+        if all(isinstance(d, int) for d in tensor.shape) and tensor.type.nbytes > self.limit:
+            raise TooLargeError(f"a value of type {tensor.type} takes {tensor.type.nbytes:.3g} bytes",
+                                hint=f"the limit here is {self.limit} bytes")  # fmt: skip
+        return tensor
+
+    def _pure(self, root: Tensor) -> int:
+        """Return the constness of a node: 2 if it depends only on small constants, 1 if also on small weights, else 0.
+
+        Cached per node.
+        """
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            waiting = [a for a in node.args if id(a) not in self._purity]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            level = min((self._purity[id(a)][1] for a in node.args), default=2)
+            self._purity[id(node)] = (node, min(level, _purity_of(node)))
+        return self._purity[id(root)][1]
+
+    def known(self, value: Value | None) -> Array | None:
+        """Return the value as an array if it is known at load time, else None. Symbolic values give an object array."""
+        if value is None or isinstance(value, Opaque):
+            return None
+        if isinstance(value, Symbolic):
+            return value.values
+        if not self._pure(value):
+            return None
+        if id(value) not in self._known:
+            try:
+                self._known[id(value)] = evaluate([value], {}, params=self.params)[0]
+            except (ValueError, ArithmeticError, LookupError):  # undefined, such as 2 ** -1 in integers
+                return None
+        return self._known[id(value)]
+
+    def fold(self, value: Value) -> Value:
+        """Fold short vectors and scalars that depend only on constants."""
+        if isinstance(value, Symbolic | Opaque) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
+            return value
+        if not all(isinstance(d, int) and d <= FOLDED_ELEMENTS for d in value.shape) or self._pure(value) != 2:
+            return value
+        found = self.known(value)
+        return value if found is None else self.constant(found)
+
+
+def _purity_of(node: Tensor) -> int:
+    small = all(isinstance(d, int) for d in node.shape) and prod(concrete(node.shape)) <= KNOWN_ELEMENTS
+    if not small or node.op in ("input", "state") or node.entry.kind == "contraction":
+        return 0
+    if node.entry.composite and node.entry.law not in ("pointwise", "reduce"):
+        return 0
+    return 1 if node.op == "param" else 2
+
+
+class Branch(Protocol):
+    """Function that builds a subgraph (of If, Loop, Scan) in the scope of its node, with inputs bound to `given`."""
+
+    def __call__(self, graph: Any, given: Sequence[Value] = ()) -> list[Value]: ...
+
+
+@dataclass
+class Node:
+    """One ONNX node, as seen by its builder."""
+
+    op: str
+    label: str  # operator and name, for messages
+    inputs: Sequence[Value | None]
+    attrs: Mapping[str, Any]
+    outputs: Sequence[bool]  # for each result, whether it is used
+    context: Context
+    branch: Branch
+
+    @property
+    def opset(self) -> int:
+        """Operator set version of the model."""
+        return self.context.opset
+
+    def has(self, position: int) -> bool:
+        """Return whether an optional operand is present."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def value(self, position: int) -> Value:
+        """Return an operand. Raises BadModelError if it is missing."""
+        found = self.inputs[position] if position < len(self.inputs) else None
+        if found is None:
+            raise BadModelError(f"{self.label} lacks its operand {position}")
+        return found
+
+    def x(self, position: int = 0) -> Tensor:
+        """Return an operand as a tensor."""
+        found = self.value(position)
+        if isinstance(found, Opaque):
+            raise self.unsupported("of a sequence" if isinstance(found, Listed) else "of a size that depends on data")
+        return found.tensor() if isinstance(found, Symbolic) else found
+
+    def listed(self, position: int = 0) -> tuple[Tensor | Symbolic, ...]:
+        """Return the items of a sequence operand."""
+        found = self.value(position)
+        if not isinstance(found, Listed):
+            raise BadModelError(f"{self.label}: its operand {position} is no sequence")
+        return found.items
+
+    def plain(self, position: int = 0) -> Tensor | Symbolic:
+        """Return an operand that is a tensor or symbolic value, not a sequence."""
+        found = self.value(position)
+        return found if isinstance(found, Symbolic) else self.x(position)
+
+    def opt(self, position: int) -> Tensor | None:
+        """Return an optional operand as a tensor; None if absent."""
+        return self.x(position) if self.has(position) else None
+
+    def tensors(self) -> list[Tensor]:
+        """Return all operands as tensors (for variadic operators)."""
+        return [self.x(i) for i in range(len(self.inputs))]
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Return an attribute or its default."""
+        return self.attrs.get(name, default)
+
+    def choice(self, name: str, *options: str) -> str:
+        """Return a string attribute that must be one of the options; the first option is the default."""
+        found: str = self.attrs.get(name, options[0])
+        if found not in options:
+            raise BadModelError(f"{self.label}: {name} is {found[:40]!r}, not one of {', '.join(options)}")
+        return found
+
+    def known(self, position: int) -> Array | None:
+        """Return the operand's value if it is known at load time, else None. Symbolic sizes give an object array."""
+        return self.context.known(self.inputs[position]) if self.has(position) else None
+
+    def array(self, position: int) -> Array:
+        """Return the operand's value. Raises UnsupportedError if it depends on data or free dimensions."""
+        found = self.known(position)
+        if found is None or found.dtype == object:
+            raise self.unsupported(f"operand {position} depends on data")
+        return found
+
+    def dims(self, position: int) -> tuple[Dim, ...]:
+        """Return the operand's integers, possibly symbolic, as a flat tuple.
+
+        Raises UnsupportedError if they depend on data.
+        """
+        found = self.known(position)
+        if found is None:
+            raise self.unsupported(f"operand {position} depends on data")
+        return tuple(d if isinstance(d, Expr) else int(d) for d in found.reshape(-1))
+
+    def ints(self, position: int) -> tuple[int, ...]:
+        """Return the operand's integers as a flat tuple. Raises UnsupportedError if one is symbolic."""
+        found = self.dims(position)
+        if any(isinstance(d, Expr) for d in found):
+            raise self.unsupported(f"operand {position} depends on a free dimension")
+        return concrete(found)
+
+    def axes(self, position: int, rank: int) -> tuple[int, ...] | None:
+        """Return non-negative axes from the attribute `axes`, or from an operand (later opsets); None if absent."""
+        found: Iterable[int] | None = self.attr("axes")
+        if found is None and self.has(position):
+            found = self.ints(position)
+        return None if found is None else tuple(resolve(a, rank) for a in found)
+
+    def axis(self, default: int, rank: int, name: str = "axis") -> int:
+        """Return the attribute `axis` as a non-negative axis."""
+        return resolve(self.attr(name, default), rank)
+
+    def dtype(self, name: str, default: int = 1) -> str:
+        """Return the dtype of an element-type attribute."""
+        code = self.attr(name, default)
+        if code not in ELEMENT_TYPES:
+            raise self.unsupported(f"to dtype {element_name(code)}")
+        return ELEMENT_TYPES[code]
+
+    def wanted(self, position: int) -> bool:
+        """Return whether a result is used."""
+        return position < len(self.outputs) and self.outputs[position]
+
+    def unsupported(self, reason: str) -> UnsupportedError:
+        """Return the error to raise for an unsupported variant of a supported operator."""
+        return UnsupportedError("unsupported operator", missing={f"{self.op} ({reason})": 1})
+
+
+def resolve(axis: int, rank: int) -> int:
+    """Return a non-negative axis. Raises ShapeError if it is outside the rank."""
+    if not -rank <= axis < rank:
+        raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
+    return axis % rank
+
+
+Result = Value | Sequence["Value | None"]
+Build = Callable[[Node], Result]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Registry entry of a supported ONNX operator: its builder and a description of unsupported variants."""
+
+    name: str
+    build: Build
+    limits: str = ""
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
+    """Return a decorator that registers a builder for operators of the default domain.
+
+    All ONNX operators are registered through this function.
+    """
+
+    def install(build: Build) -> Build:
+        for name in names:
+            if name in OPERATORS:
+                raise ValueError(f"ONNX operator {name} is registered twice")
+            OPERATORS[name] = Operator(name, build, limits)
+        return build
+
+    return install
+
+
+def ranked(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Expand the rank of fills to that of the widest operand, so that scalars need no reshape."""
+    rank = max((x.rank for x in tensors), default=0)
+    return [
+        t.full((1,) * (rank - x.rank) + x.shape, x.attr("value"), x.dtype) if x.op == "full" and x.rank < rank else x
+        for x in tensors
+    ]
+
+
+def simple(builders: Mapping[str, Callable[..., Tensor]], arity: int) -> None:
+    """Register operators whose builder takes only the operands."""
+    for name, build in builders.items():
+        operator(name)(lambda n, build=build: build(*ranked([n.x(i) for i in range(arity)])))  # type: ignore[misc]

@@ -1,0 +1,302 @@
+"""Builders of elementwise ONNX operators: arithmetic, activations, comparisons, logic, casts, quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from math import pi
+
+import numpy as np
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import composite_ops as c
+from ...egraph.ir import dtypes
+from ...egraph.ir.graph import Tensor
+from ..common import identities as of
+from .node import Node, Result, operator, resolve, simple
+
+
+def _not_bits(x: Tensor) -> Tensor:
+    return t.sub(-1 if x.dtype.startswith("int") else int(np.iinfo(x.dtype).max), x)
+
+
+simple({
+    "Abs": t.abs, "Neg": t.neg, "Sign": t.sign, "Exp": t.exp, "Log": t.log, "Sqrt": t.sqrt, "Reciprocal": t.recip,
+    "Tanh": t.tanh, "Erf": t.erf, "Sin": t.sin, "Cos": t.cos, "Atan": t.atan, "Floor": t.floor, "Ceil": t.ceil,
+    "Round": t.round, "IsNaN": t.is_nan, "Not": t.logical_not,
+    "Tan": lambda x: t.sin(x) / t.cos(x), "Asin": of.asin, "Acos": of.acos, "Sinh": of.sinh, "Asinh": of.asinh,
+    "Cosh": of.cosh, "Acosh": of.acosh, "Atanh": of.atanh, "BitwiseNot": _not_bits,
+    "Sigmoid": c.sigmoid, "Softplus": c.softplus, "Mish": c.mish, "HardSwish": c.hard_swish,
+    "Softsign": lambda x: x / (t.abs(x) + 1.0),
+}, 1)  # fmt: skip
+simple({
+    "Add": t.add, "Sub": t.sub, "Mul": t.mul, "And": t.logical_and, "Or": t.logical_or, "Xor": t.logical_xor,
+    "BitwiseAnd": t.logical_and, "BitwiseOr": t.logical_or, "BitwiseXor": t.logical_xor, "Equal": t.eq, "Less": t.lt,
+    "LessOrEqual": t.le, "Greater": t.gt, "GreaterOrEqual": t.ge,
+}, 2)  # fmt: skip
+simple({"Where": t.where}, 3)
+
+
+@operator("Relu")
+def _relu(n: Node) -> Result:
+    x = n.x()
+    return c.relu(x) if dtypes.is_float(x.dtype) else t.maximum(x, 0)
+
+
+@operator("IsInf")
+def _is_inf(n: Node) -> Result:
+    x = n.x()
+    signs: dict[tuple[int, int], Tensor] = {(1, 1): t.is_inf(x), (1, 0): t.logical_and(t.is_inf(x), t.lt(x, 0.0)),
+             (0, 1): t.logical_and(t.is_inf(x), t.gt(x, 0.0)), (0, 0): t.zeros(x.shape, "bool")}  # fmt: skip
+    return signs[bool(n.attr("detect_negative", 1)), bool(n.attr("detect_positive", 1))]
+
+
+@operator("Div")
+def _div(n: Node) -> Result:
+    x, y = n.x(0), n.x(1)
+    if dtypes.is_float(x.dtype):
+        return t.div(x, y)
+    return of.whole_quotient(x, y)
+
+
+@operator("Mod")
+def _mod(n: Node) -> Result:
+    x, y = n.x(0), n.x(1)
+    if not n.attr("fmod", 0):
+        return t.mod(x, y)
+    if not dtypes.is_float(x.dtype):
+        return of.whole_remainder(x, y)
+    size = t.mod(t.abs(x), t.abs(y))
+    return t.where(t.lt(x, 0), t.neg(size), size)
+
+
+_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
+    1.0: lambda x: x, 2.0: t.square, 3.0: lambda x: x * x * x, 0.5: t.sqrt, -0.5: t.rsqrt, -1.0: t.recip,
+}  # fmt: skip
+
+
+@operator("Pow")
+def _pow(n: Node) -> Result:
+    x, y = n.x(0), n.x(1)
+    exponent = n.known(1)
+    if exponent is not None and exponent.size == 1 and y.rank <= x.rank and dtypes.is_float(x.dtype):
+        special = _POWERS.get(float(exponent.reshape(-1)[0]))
+        if special is not None:
+            return special(x)
+    if dtypes.is_float(y.dtype) and not dtypes.is_float(x.dtype):
+        wide = "float64" if dtypes.itemsize(x.dtype) > 2 else "float32"
+        return t.cast(t.pow(t.cast(x, wide), t.cast(y, wide)), x.dtype)
+    return t.pow(x, t.cast(y, x.dtype))
+
+
+@operator("BitShift")
+def _bit_shift(n: Node) -> Result:
+    x = n.x(0)
+    shift, width = n.x(1), 8 * dtypes.itemsize(x.dtype)
+    signed = x.dtype.startswith("int")
+    gone = t.logical_or(t.ge(shift, width), t.lt(shift, 0)) if signed else t.ge(shift, width)
+    near = t.where(gone, width - 1, shift)
+    # Two steps, because 2 ** (width - 1) overflows a signed integer.
+    powers = [t.pow(2, part) for part in (t.floordiv(near, 2), t.sub(near, t.floordiv(near, 2)))]
+    if n.choice("direction", "", "LEFT", "RIGHT") == "LEFT":
+        return t.where(gone, 0, t.mul(t.mul(x, powers[0]), powers[1]))
+    down = t.floordiv(t.floordiv(x, powers[0]), powers[1])
+    return down if signed else t.where(gone, 0, down)
+
+
+@operator("Max", "Min", "Sum", "Mean")
+def _variadic(n: Node) -> Result:
+    parts = n.tensors()
+    if n.op in ("Max", "Min"):
+        return reduce(t.maximum if n.op == "Max" else t.minimum, parts)
+    total = reduce(t.add, parts)
+    return total if n.op == "Sum" else total * (1.0 / len(parts))
+
+
+@operator("Cast", limits="8- and 4-bit floats, 4- and 2-bit ints, strings")
+def _cast(n: Node) -> Result:
+    return t.cast(n.x(), n.dtype("to"))
+
+
+@operator("CastLike", limits="8- and 4-bit floats, 4- and 2-bit ints, strings")
+def _cast_like(n: Node) -> Result:
+    return t.cast(n.x(0), n.x(1).dtype)
+
+
+@operator("Dropout", limits="training mode")
+def _dropout(n: Node) -> Result:
+    training = n.known(2)
+    if n.has(2) and (training is None or bool(training)):
+        ratio = n.known(1)
+        if ratio is None or float(ratio) != 0.0:
+            raise n.unsupported("training mode")
+    return [n.x(), t.ones(n.x().shape, "bool")]
+
+
+# ---------------------------------------------------------------- activations
+@operator("Gelu")
+def _gelu(n: Node) -> Result:
+    return c.gelu_tanh(n.x()) if n.choice("approximate", "none", "tanh") == "tanh" else c.gelu(n.x())
+
+
+@operator("Elu")
+def _elu(n: Node) -> Result:
+    return c.elu(n.x(), alpha=n.attr("alpha", 1.0))
+
+
+@operator("Celu")
+def _celu(n: Node) -> Result:
+    x, alpha = n.x(), n.attr("alpha", 1.0)
+    return t.maximum(x, 0.0) + t.minimum(t.expm1(x * (1.0 / alpha)) * alpha, 0.0)
+
+
+@operator("Selu")
+def _selu(n: Node) -> Result:
+    alpha, gamma = n.attr("alpha", 1.6732632423543772), n.attr("gamma", 1.0507009873554805)
+    return t.mul(c.elu(n.x(), alpha=alpha), gamma)
+
+
+@operator("LeakyRelu")
+def _leaky(n: Node) -> Result:
+    return c.leaky_relu(n.x(), alpha=n.attr("alpha", 0.01))
+
+
+@operator("PRelu")
+def _prelu(n: Node) -> Result:
+    x = n.x()
+    return t.where(t.lt(x, 0), t.mul(x, n.x(1)), x)
+
+
+@operator("ThresholdedRelu")
+def _thresholded(n: Node) -> Result:
+    return t.where(t.gt(n.x(), n.attr("alpha", 1.0)), n.x(), 0.0)
+
+
+@operator("HardSigmoid")
+def _hard_sigmoid(n: Node) -> Result:
+    return c.hard_sigmoid(n.x(), alpha=n.attr("alpha", 0.2), beta=n.attr("beta", 0.5))
+
+
+@operator("Swish")
+def _swish(n: Node) -> Result:
+    x, alpha = n.x(), n.attr("alpha", 1.0)
+    return c.silu(x) if alpha == 1.0 else x * c.sigmoid(x * alpha)
+
+
+@operator("SwiGLU")
+def _swiglu(n: Node) -> Result:
+    alpha, gate = n.attr("alpha", 1.0), n.x(0)
+    return t.mul(c.silu(gate) if alpha == 1.0 else gate * c.sigmoid(gate * alpha), n.x(1))
+
+
+@operator("Shrink")
+def _shrink(n: Node) -> Result:
+    x, bias, limit = n.x(), n.attr("bias", 0.0), n.attr("lambd", 0.5)
+    kind = x.dtype
+    wide = x if dtypes.is_float(kind) else t.cast(x, "float64")
+    inner = t.where(t.gt(wide, limit), wide - bias, 0.0)
+    return t.cast(t.where(t.lt(wide, -limit), wide + bias, inner), kind)
+
+
+@operator("Clip")
+def _clip(n: Node) -> Result:
+    x = n.x()
+    ends = [n.known(i) for i in (1, 2)]
+    known = all(e is not None or not n.has(i) for i, e in enumerate(ends, 1))
+    if known and dtypes.is_float(x.dtype) and any(e is not None for e in ends):
+        lo, hi = (d if e is None else float(e.reshape(())) for e, d in zip(ends, (float("-inf"), float("inf"))))
+        if lo <= hi:
+            return c.clip(x, lo=lo, hi=hi)
+    x = t.maximum(x, n.x(1)) if n.has(1) else x
+    return t.minimum(x, n.x(2)) if n.has(2) else x
+
+
+@operator("Softmax", "LogSoftmax")
+def _softmax(n: Node) -> Result:
+    build = c.softmax if n.op == "Softmax" else c.log_softmax
+    axis = n.axis(-1, n.x().rank)
+    return build(n.x(), axis=axis) if n.x().shape[axis] != 0 else n.x()
+
+
+@operator("Hardmax")
+def _hardmax(n: Node) -> Result:
+    x = n.x()
+    axis = n.axis(-1, x.rank)
+    if x.shape[axis] == 0:
+        return x
+    shape = [x.shape[axis] if i == axis else 1 for i in range(x.rank)]
+    return t.cast(t.eq(t.iota(shape, axis), t.argmax(x, axis, True)), x.dtype)
+
+
+# ---------------------------------------------------------------- quantization
+def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
+    """Reshape a scale or zero point to broadcast against x: per tensor, per axis, or per block of an axis."""
+    if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
+        return t.reshape(value, (1,) * x.rank)
+    if value.rank == 1:
+        return t.reshape(value, [value.shape[0] if i == axis else 1 for i in range(x.rank)])
+    block = n.attr("block_size", 0)
+    if not block or value.rank != x.rank:
+        raise n.unsupported("scale of this rank")
+    wide = t.expand_dims(value, axis + 1)
+    wide = t.broadcast_to(wide, [*wide.shape[: axis + 1], block, *wide.shape[axis + 2 :]])
+    wide = t.reshape(wide, [*value.shape[:axis], value.shape[axis] * block, *value.shape[axis + 1 :]])
+    return t.slice_axis(wide, axis, 0, x.shape[axis])
+
+
+def saturate(x: Tensor, dtype: str) -> Tensor:
+    """Clip integral floats to an integer dtype's range and cast them."""
+    limits = np.iinfo(dtype)
+    return t.cast(t.minimum(t.maximum(x, float(limits.min)), float(limits.max)), dtype)
+
+
+@operator("QuantizeLinear", limits="8- and 4-bit floats, 4- and 2-bit ints")
+def _quantize(n: Node) -> Result:
+    x, scale, zero = n.x(0), n.x(1), n.opt(2)
+    axis = resolve(n.attr("axis", 1), max(x.rank, 2))
+    kind = zero.dtype if zero is not None else n.dtype("output_dtype", 2) if n.attr("output_dtype", 0) else "uint8"
+    if dtypes.category(kind) != "int":
+        raise n.unsupported(f"to {kind}")
+    precise = "float32"
+    scaled = t.round(t.cast(x, precise) / per_axis(n, x, t.cast(scale, precise), axis))
+    if zero is not None:
+        scaled = scaled + per_axis(n, x, t.cast(zero, precise), axis)
+    return saturate(scaled, kind)
+
+
+@operator("DequantizeLinear", limits="8- and 4-bit floats, 4- and 2-bit ints")
+def _dequantize(n: Node) -> Result:
+    x, scale, zero = n.x(0), n.x(1), n.opt(2)
+    axis = resolve(n.attr("axis", 1), max(x.rank, 2))
+    kind = n.dtype("output_dtype") if n.attr("output_dtype", 0) else scale.dtype
+    centred = t.cast(x, "int32" if dtypes.category(x.dtype) == "int" else "float32")
+    if zero is not None:
+        centred = t.sub(centred, per_axis(n, x, t.cast(zero, centred.dtype), axis))
+    return t.cast(t.cast(centred, "float32") * per_axis(n, x, t.cast(scale, "float32"), axis), kind)
+
+
+@operator("DynamicQuantizeLinear")
+def _dynamic_quantize(n: Node) -> Result:
+    x = n.x()
+    low, high = t.minimum(t.min(x), 0.0), t.maximum(t.max(x), 0.0)
+    scale = t.div(high - low, 255.0)
+    scale = t.where(t.eq(scale, 0.0), 1.0 / 255.0, scale)  # the input is all zeros
+    zero = saturate(t.round(-low / scale), "uint8")
+    shifted = t.round(x / scale) + t.cast(zero, x.dtype)
+    return [saturate(shifted, "uint8"), scale, zero]
+
+
+@operator("HannWindow", "HammingWindow", "BlackmanWindow")
+def _window(n: Node) -> Result:
+    (size,) = n.dims(0)
+    kind = n.dtype("output_datatype", 1)
+    weights = {
+        "HannWindow": (0.5, 0.5, 0.0),
+        "HammingWindow": (25 / 46, 21 / 46, 0.0),
+        "BlackmanWindow": (0.42, 0.5, 0.08),
+    }
+    if not isinstance(size, int):
+        raise n.unsupported("free size")
+    turn = t.arange(size, "float64") * (2 * pi / (size if n.attr("periodic", 1) else max(size - 1, 1)))
+    a, b, d = weights[n.op]
+    return t.cast(t.cos(turn) * -b + t.cos(turn * 2.0) * d + a, kind)

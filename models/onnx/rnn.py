@@ -1,0 +1,106 @@
+"""Builders of ONNX recurrent layers, lowered to one op over all time steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...egraph.ir import builders as t
+from ...egraph.ir.dims import Expr
+from ...egraph.ir.graph import Tensor
+from ...egraph.ir.recurrent import ACTIVATIONS, layers
+from ...errors import ShapeError
+from .node import Node, Result, operator
+
+#: ONNX operator -> (cell of the recurrent op, ONNX gate index for each gate of the cell, number of states, default
+#: activations of one direction).
+_CELLS: dict[str, tuple[str, tuple[int, ...], int, tuple[str, ...]]] = {
+    "RNN": ("plain", (0,), 1, ("tanh",)),
+    "GRU": ("gru", (1, 0, 2), 1, ("sigmoid", "tanh")),
+    "LSTM": ("lstm", (0, 2, 3, 1), 2, ("sigmoid", "tanh", "tanh")),
+}
+_PEEPHOLES = (0, 2, 1)  # ONNX peephole index for each peephole of the cell
+
+
+def _blocks(x: Tensor, order: Sequence[int], hidden: int) -> Tensor:
+    """Reorder gate blocks of `hidden` rows."""
+    return t.concat([t.slice_axis(x, 0, i * hidden, (i + 1) * hidden) for i in order], 0)
+
+
+def _activations(n: Node, directions: int) -> list[str]:
+    """Return the activations of each direction as a space-separated string, as the recurrent op expects."""
+    default = _CELLS[n.op][3]
+    names = [v.decode() if isinstance(v, bytes) else v for v in n.attr("activations", [])]
+    chosen = [v.lower() for v in names] or list(default) * directions
+    if len(chosen) != len(default) * directions or not ACTIVATIONS.keys() >= set(chosen):
+        raise n.unsupported(f"activations {chosen}")
+    each = [chosen[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
+    return [" ".join(names) for names in each]
+
+
+def _weights(n: Node, direction: int, hidden: int) -> list[Tensor]:
+    """Return the weights of one direction in the order of `layers`."""
+    _, order, _, _ = _CELLS[n.op]
+    rows = len(order) * hidden
+
+    def own(x: Tensor) -> Tensor:
+        return t.squeeze(t.slice_axis(x, 0, direction, direction + 1), 0)
+
+    bias, peep = n.opt(3), n.opt(7) if n.op == "LSTM" else None
+    both = t.zeros((2 * rows,), n.x(1).dtype) if bias is None else own(bias)
+    halves = [t.slice_axis(both, 0, start, start + rows) for start in (0, rows)]
+    found = [_blocks(x, order, hidden) for x in (own(n.x(1)), own(n.x(2)), *halves)]
+    return found if peep is None else [*found, _blocks(own(peep), _PEEPHOLES, hidden)]
+
+
+def _variant(n: Node) -> str:
+    coupled, before = n.op == "LSTM" and n.attr("input_forget", 0), n.attr("linear_before_reset", 0)
+    peep = n.op == "LSTM" and n.has(7)
+    said = ("coupled" * bool(coupled), "peephole" * bool(peep), "reset first" * (n.op == "GRU" and not before))
+    return " ".join(filter(None, said))
+
+
+@operator("RNN", "GRU", "LSTM", limits="lengths per sample, clip, rare activations")
+def _recurrent(n: Node) -> Result:
+    batch_first = bool(n.attr("layout", 0))
+    x = t.swapaxes(n.x(), 0, 1) if batch_first else n.x()
+    steps, batch, _ = x.shape
+    lengths = n.known(4)
+    if "clip" in n.attrs or (n.has(4) and (lengths is None or (lengths != steps).any())):
+        raise n.unsupported("clip or lengths per sample")
+    hidden = n.x(2).shape[2]
+    if isinstance(hidden, Expr):
+        raise ShapeError("a recurrent layer needs a known hidden size")
+    kind = n.choice("direction", "forward", "reverse", "bidirectional")
+    directions = 2 if kind == "bidirectional" else 1
+    cell, _, count, _ = _CELLS[n.op]
+    acts = _activations(n, directions)
+    given = [n.opt(5 + i) for i in range(count)]
+    turned = [s if s is None or not batch_first else t.swapaxes(s, 0, 1) for s in given]
+    states = [t.zeros((directions, batch, hidden), x.dtype) if s is None else s for s in turned]
+
+    def run(x: Tensor, first: int, ways: int) -> tuple[Tensor, list[Tensor]]:
+        """Run `ways` directions from `first` on.
+
+        Returns (hidden values, last states). The first direction runs forward.
+        """
+        own = [t.slice_axis(s, 0, first, first + ways) for s in states]
+        weights = [w for way in range(first, first + ways) for w in _weights(n, way, hidden)]
+        return layers(x, own, weights, cell=cell, activations=acts[first], hidden=hidden, width=hidden, count=1,
+                      directions=ways, variant=_variant(n))  # fmt: skip
+
+    def backwards(direction: int) -> tuple[Tensor, list[Tensor]]:
+        out, last = run(t.flip(x, 0), direction, 1)
+        return t.flip(out, 0), last
+
+    if kind == "reverse":
+        out, last = backwards(0)
+    elif len(set(acts)) == 1:
+        out, last = run(x, 0, directions)
+    else:  # the directions have different activations
+        (ahead, one), (back, other) = run(x, 0, 1), backwards(1)
+        out, last = t.concat([ahead, back], 2), [t.concat(pair, 0) for pair in zip(one, other)]
+    out = t.reshape(out, (steps, batch, directions, hidden))
+    return [
+        t.permute(out, (1, 0, 2, 3) if batch_first else (0, 2, 1, 3)),
+        *(t.swapaxes(s, 0, 1) if batch_first else s for s in last),
+    ]

@@ -1,0 +1,64 @@
+"""Zero-copy conversion between torch tensors and NumPy arrays. torch is imported only when something is converted.
+
+NumPy has no bfloat16: such tensors are exchanged as 16-bit integers and viewed as `ml_dtypes.bfloat16`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...errors import UnsupportedError
+
+#: Integer dtypes of equal width that stand in for dtypes which the other library does not know.
+_CARRIER = {"bfloat16": "int16"}
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a torch dtype. Raises UnsupportedError for unsupported dtypes (complex, quantized, float8)."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in dtypes.DTYPES:
+        raise UnsupportedError(f"torch dtype {name} is not supported", hint=f"supported: {', '.join(dtypes.DTYPES)}")
+    return name
+
+
+def torch_dtype(name: str) -> Any:
+    """Return the torch dtype with this name."""
+    import torch
+
+    return getattr(torch, dtypes.check(name))
+
+
+def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
+    """Return a NumPy array that shares a torch tensor's memory and strides. Tensors on other devices are copied to the
+    host.
+
+    Raises UnsupportedError for sparse or meta tensors and for unsupported dtypes.
+    """
+    import torch
+
+    name = dtype_name(tensor.dtype)
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        raise UnsupportedError(f"a {tensor.layout} tensor on {tensor.device} has no array", hint="materialize it first")
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if name in _CARRIER:
+        carried = tensor.view(torch_dtype(_CARRIER[name])).numpy()
+        return np.asarray(carried.view(dtypes.numpy_dtype(name)))
+    return np.asarray(tensor.numpy())
+
+
+def to_torch(array: np.ndarray[Any, Any]) -> Any:
+    """Return a torch tensor over an array's memory, or a copy if the array is read-only or has negative strides."""
+    import torch
+
+    name = dtypes.name_of(array.dtype)
+    if not array.flags.writeable or any(s < 0 for s in array.strides):
+        array = np.array(array, copy=True)
+    if name in _CARRIER:
+        return torch.from_numpy(array.view(_CARRIER[name])).view(torch_dtype(name))
+    return torch.from_numpy(array)
+
+
+__all__ = ["dtype_name", "to_numpy", "to_torch", "torch_dtype"]

@@ -1,0 +1,345 @@
+"""Lowering of complex tensors in exported programs to pairs of real tensors (rotary embeddings, Fourier layers).
+
+A graph has only real values, so a complex value is a `Complex` while the program is imported. Linear and data-movement
+overloads apply to both parts; the others are listed in `TABLE`. Inputs and outputs of a program are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import dtypes
+from ...egraph.ir.graph import Tensor
+from ...errors import UnsupportedError
+from ..common.sampling import whole_sizes
+from . import aten_layout as layout
+from . import aten_pointwise as p
+from . import aten_reduce as r
+
+#: Complex dtype -> dtype of its parts.
+PARTS = {"complex64": "float32", "complex128": "float64"}
+#: Longest axis of a Fourier transform, which is lowered to a product with a constant DFT matrix.
+LONGEST = 2048
+
+
+@dataclass(frozen=True)
+class Complex:
+    """A complex value: real and imaginary part, of equal shape and dtype."""
+
+    re: Tensor
+    im: Tensor
+
+    @property
+    def dtype(self) -> str:
+        """Name of the complex dtype."""
+        return "complex128" if self.re.dtype == "float64" else "complex64"
+
+
+def lifted(value: Any) -> Complex:
+    """Convert a real tensor, a number or a complex value to a `Complex`."""
+    if isinstance(value, Complex):
+        return value
+    if isinstance(value, Tensor):
+        real = p.as_float(value)
+        return Complex(real, t.full(real.shape, 0.0, real.dtype))
+    number = complex(value)
+    return Complex(t.full((), number.real), t.full((), number.imag))
+
+
+def _pair(re: Tensor, im: Tensor) -> Complex:
+    """Return a `Complex` of two parts, broadcast to a common shape and dtype."""
+    re, im = p.lift(re, im)
+    shape = (re + im).shape
+    return Complex(t.broadcast_to(re, shape), t.broadcast_to(im, shape))
+
+
+def is_complex(item: Any) -> bool:
+    """Return whether an argument is or contains a complex value or number."""
+    if isinstance(item, list | tuple):
+        return any(map(is_complex, item))
+    if isinstance(item, dict):
+        return is_complex(list(item.values()))
+    return isinstance(item, Complex | complex)
+
+
+def _part(item: Any, part: str) -> Any:
+    if isinstance(item, list | tuple):
+        return [_part(v, part) for v in item]
+    floating = isinstance(item, Tensor) and dtypes.is_float(item.dtype)
+    return getattr(lifted(item), part) if floating or isinstance(item, Complex | complex) else item
+
+
+def on_both(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a builder that applies a linear builder to both parts. Integer operands (indices) are passed to both."""
+
+    def run(*args: Any, **named: Any) -> Any:
+        re, im = (build(*_part(args, part), **{k: _part(v, part) for k, v in named.items()}) for part in ("re", "im"))
+        return [Complex(a, b) for a, b in zip(re, im, strict=True)] if isinstance(re, list) else Complex(re, im)
+
+    return run
+
+
+# ---------------------------------------------------------------- to complex and back
+def view_as_complex(x: Tensor) -> Complex:
+    """View x[..., 2] as complex [...]."""
+    return Complex(layout.select(x, -1, 0), layout.select(x, -1, 1))
+
+
+def view_as_real(x: Complex) -> Tensor:
+    """View complex [...] as real [..., 2]."""
+    return t.stack([x.re, x.im], -1)
+
+
+def polar(size: Tensor, angle: Tensor) -> Complex:
+    """Return a complex value from polar coordinates."""
+    return _pair(size * t.cos(angle), size * t.sin(angle))
+
+
+def to(x: Any, dtype: str | None = None, *_: Any) -> Any:
+    """Cast to another dtype. A real dtype drops the imaginary part, as in PyTorch."""
+    if dtype is None:
+        return x
+    if dtype not in PARTS:
+        return t.cast(lifted(x).re, dtype)
+    value = lifted(x)
+    parts = [t.cast(v, PARTS[dtype]) for v in (value.re, value.im)]
+    return _pair(*parts)
+
+
+def filled(value: Any, like: bool = False) -> Callable[..., Complex]:
+    """Return a builder of constant complex tensors; the shape is given as a size, or by another tensor if `like`."""
+
+    def run(size: Any, dtype: str | None = None) -> Complex:
+        shape, kind = (lifted(size).re.shape, dtype or size.dtype) if like else (size, dtype)
+        return Complex(*(t.full(shape, v, PARTS[kind or "complex64"]) for v in (value, 0.0)))
+
+    return run
+
+
+def copied(x: Complex, source: Any, non_blocking: bool = False) -> Complex:
+    """Return source broadcast to x's shape and cast to x's dtype."""
+    value = lifted(source)
+    return Complex(*(layout.copy(x.re, part) for part in (value.re, value.im)))
+
+
+def absolute(x: Complex) -> Tensor:
+    """Return the absolute value."""
+    return t.sqrt(x.re * x.re + x.im * x.im)
+
+
+# ---------------------------------------------------------------- arithmetic
+def _add(sign: int) -> Callable[..., Complex]:
+    def run(x: Any, y: Any, alpha: Any = 1) -> Complex:
+        a, b = lifted(x), lifted(y)
+        return _pair(p.add(a.re, b.re, sign * alpha), p.add(a.im, b.im, sign * alpha))
+
+    return run
+
+
+def _both(value: Any) -> list[Any]:
+    """Return the operands of the two real products with a real factor: both parts, or the real value twice."""
+    if not is_complex(value):
+        return [value, value]
+    number = lifted(value)
+    return [number.re, number.im]
+
+
+def _product(build: Callable[[Any, Any], Tensor]) -> Callable[..., Complex]:
+    """Return a builder of a bilinear map of complex operands.
+
+    With one real operand it takes two real products, not four.
+    """
+
+    def run(x: Any, y: Any) -> Complex:
+        if not (is_complex(x) and is_complex(y)):
+            re, im = (build(v, w) for v, w in zip(_both(x), _both(y)))
+            return Complex(re, im)
+        a, b = lifted(x), lifted(y)
+        return Complex(p.sub(build(a.re, b.re), build(a.im, b.im)), p.add(build(a.re, b.im), build(a.im, b.re)))
+
+    return run
+
+
+multiply = _product(lambda x, y: t.mul(*p.lift(x, y)))
+
+
+def conjugate(x: Complex) -> Complex:
+    """Return the complex conjugate."""
+    return Complex(x.re, -x.im)
+
+
+def divide(x: Any, y: Any) -> Complex:
+    """Return x / y."""
+    if not is_complex(y):
+        return Complex(*(p.div(part, y) for part in (x.re, x.im)))
+    below = lifted(y)
+    size = below.re * below.re + below.im * below.im
+    above = multiply(x, conjugate(below))
+    return Complex(p.div(above.re, size), p.div(above.im, size))
+
+
+def exponential(x: Complex) -> Complex:
+    """Return e ** x."""
+    return polar(t.exp(x.re), x.im)
+
+
+def _equal(x: Any, y: Any) -> Tensor:
+    a, b = lifted(x), lifted(y)
+    return t.logical_and(t.eq(*p.lift(a.re, b.re)), t.eq(*p.lift(a.im, b.im)))
+
+
+# ---------------------------------------------------------------- Fourier transforms
+def _matrix(size: int, count: int, forward: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return (cosines, sines) of the DFT matrix, [size, count] each.
+
+    The sines are negated for the forward transform.
+    """
+    if size > LONGEST:
+        raise UnsupportedError(f"a Fourier transform over {size} elements (at most {LONGEST})")
+    turns = np.outer(np.arange(size), np.arange(count)) % max(size, 1) * (2 * np.pi / max(size, 1))
+    return np.cos(turns), np.sin(turns) * (-1 if forward else 1)
+
+
+def _norm(shape: Sequence[int], mode: int) -> float:
+    """Return the normalization factor of PyTorch's mode: 0 is 1, 1 is 1 / sqrt(n), 2 is 1 / n."""
+    count = float(np.prod([float(d) for d in shape]))
+    return (1.0, 1 / sqrt(count), 1 / count)[mode]
+
+
+def _along(x: Tensor, matrix: np.ndarray[Any, Any], dim: int) -> Tensor:
+    return t.swapaxes(t.matmul(t.swapaxes(x, dim, -1), t.constant(matrix.astype(dtypes.numpy_dtype(x.dtype)))), dim, -1)
+
+
+def _scaled(x: Complex, factor: float) -> Complex:
+    return Complex(x.re * factor, x.im * factor)
+
+
+def _transform(x: Complex, dim: int, size: int, forward: bool) -> Complex:
+    cos, sin = _matrix(size, size, forward)
+    return Complex(_along(x.re, cos, dim) - _along(x.im, sin, dim), _along(x.re, sin, dim) + _along(x.im, cos, dim))
+
+
+def fft_complex(x: Complex, dims: Sequence[int], mode: int, forward: bool) -> Complex:
+    """Return the complex-to-complex Fourier transform over `dims`."""
+    sizes = whole_sizes([x.re.shape[d] for d in dims], "a Fourier transform")
+    for dim, size in zip(dims, sizes):
+        x = _transform(x, dim, size, forward)
+    return _scaled(x, _norm(sizes, mode))
+
+
+def fft_real(x: Tensor, dims: Sequence[int], mode: int, onesided: bool) -> Complex:
+    """Return the real-to-complex Fourier transform. `onesided` omits the redundant second half of the last axis."""
+    sizes = whole_sizes([x.shape[d] for d in dims], "a Fourier transform")
+    last, size = dims[-1], sizes[-1]
+    cos, sin = _matrix(size, size // 2 + 1 if onesided else size, True)
+    out = Complex(_along(x, cos, last), _along(x, sin, last))
+    for dim, length in zip(dims[:-1], sizes):
+        out = _transform(out, dim, length, True)
+    return _scaled(out, _norm(sizes, mode))
+
+
+def fft_to_real(x: Complex, dims: Sequence[int], mode: int, last_size: int) -> Tensor:
+    """Return the inverse of a one-sided transform, with `last_size` real values along the last axis."""
+    sizes = whole_sizes([x.re.shape[d] for d in dims[:-1]], "a Fourier transform")
+    for dim, size in zip(dims[:-1], sizes):
+        x = _transform(x, dim, size, False)
+    last, (have,) = dims[-1], whole_sizes((x.re.shape[dims[-1]],), "a Fourier transform")
+    used = min(have, last_size // 2 + 1)
+    cos, sin = _matrix(last_size, used, False)
+    twice = np.where((np.arange(used) == 0) | (2 * np.arange(used) == last_size), 1.0, 2.0)
+    re, im = (t.slice_axis(v, last, 0, used) for v in (x.re, x.im))
+    out = _along(re, (cos * twice).T, last) - _along(im, (sin * twice).T, last)
+    return out * _norm((*sizes, last_size), mode)
+
+
+_MOVES = [
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "view_copy",
+    "_reshape_copy",
+    "unsqueeze",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+    "permute",
+    "transpose.int",
+    "t",
+    "expand",
+    "slice.Tensor",
+    "select.int",
+    "narrow",
+    "split.Tensor",
+    "split_with_sizes",
+    "chunk",
+    "unbind.int",
+    "flatten.using_ints",
+    "cat",
+    "stack",
+    "repeat",
+    "repeat_interleave.self_int",
+    "roll",
+    "flip",
+    "constant_pad_nd",
+    "index_select",
+    "gather",
+    "index.Tensor",
+    "slice_scatter",
+    "select_scatter",
+    "clone",
+    "contiguous",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "neg",
+    "sum",
+    "sum.dim_IntList",
+    "mean",
+    "mean.dim",
+    "cumsum",
+]
+
+#: Overloads that are linear or move data: their real builders are applied to both parts.
+ALIKE = frozenset(name if "." in name else f"{name}.default" for name in _MOVES)
+
+#: Overload -> builder, for overloads that create, consume or return complex values.
+TABLE: dict[str, Callable[..., Any]] = {
+    "view_as_complex.default": view_as_complex,
+    "view_as_real.default": view_as_real,
+    "polar.default": polar,
+    "complex.default": _pair,
+    "real.default": lambda x: x.re,
+    "imag.default": lambda x: x.im,
+    **{f"{name}.default": filled(value) for name, value in (("zeros", 0.0), ("ones", 1.0))},
+    **{f"{name}_like.default": filled(value, True) for name, value in (("zeros", 0.0), ("ones", 1.0), ("empty", 0.0))},
+    "copy.default": copied,
+    "abs.default": absolute,
+    "angle.default": lambda x: p.atan2(x.im, x.re),
+    **dict.fromkeys(("_to_copy.default", "to.dtype", "to.dtype_layout"), to),
+    **dict.fromkeys(("_conj.default", "conj.default", "conj_physical.default", "_conj_physical.default"), conjugate),
+    **dict.fromkeys(("resolve_conj.default", "resolve_neg.default"), lambda x: x),
+    **dict.fromkeys(("add.Tensor", "add.Scalar"), _add(1)),
+    **dict.fromkeys(("sub.Tensor", "sub.Scalar"), _add(-1)),
+    **dict.fromkeys(("mul.Tensor", "mul.Scalar"), multiply),
+    **dict.fromkeys(("div.Tensor", "div.Scalar"), divide),
+    **dict.fromkeys(("eq.Tensor", "eq.Scalar"), _equal),
+    **dict.fromkeys(("mm.default", "bmm.default"), _product(t.matmul)),
+    "matmul.default": _product(r.matmul),
+    "reciprocal.default": lambda x: divide(1.0 + 0j, x),
+    "exp.default": exponential,
+    "_fft_r2c.default": fft_real,
+    "_fft_c2c.default": fft_complex,
+    "_fft_c2r.default": fft_to_real,
+}
+
+#: Overloads of `TABLE` whose operands are real tensors.
+FROM_REAL = frozenset({"view_as_complex.default", "polar.default", "complex.default", "_fft_r2c.default"})
+
+__all__ = ["ALIKE", "FROM_REAL", "PARTS", "TABLE", "Complex", "is_complex", "lifted", "on_both"]

@@ -1,0 +1,430 @@
+"""Builders of elementwise ATen overloads. Arguments follow the ATen schema; tensors are tensor expressions.
+
+As in PyTorch's type promotion, numbers and 0-d tensors are weakly typed: they change the dtype only if their category
+(bool, int, float) is higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from math import log as _log
+from math import pi
+from typing import Any
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import composite_ops as c
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Expr
+from ...egraph.ir.graph import Tensor
+from ...errors import UnsupportedError
+from ..common import identities as of
+from ..common.sizes import size_tensor
+
+_RANK = {"bool": 0, "int": 1, "float": 2}
+Value = Any  # a Tensor or a Python number
+
+
+def _scalar_dtype(value: Value) -> str:
+    return "bool" if isinstance(value, bool) else "int64" if isinstance(value, int | Expr) else "float32"
+
+
+def result_dtype(*operands: Value) -> str:
+    """Return PyTorch's promoted dtype.
+
+    Tensors with axes come first, then 0-d tensors, then numbers; each group changes the dtype only by a higher
+    category.
+    """
+    found: str | None = None
+    tensors = [o for o in operands if isinstance(o, Tensor)]
+    for group in (
+        [o.dtype for o in tensors if o.rank],
+        [o.dtype for o in tensors if not o.rank],
+        [_scalar_dtype(o) for o in operands if not isinstance(o, Tensor) and o is not None],
+    ):
+        if group:
+            common = reduce(dtypes.promote, group)
+            if found is None or _RANK[dtypes.category(common)] > _RANK[dtypes.category(found)]:
+                found = common
+    return found or "float32"
+
+
+def number(value: Value) -> Value:
+    """Return a builder's scalar operand: a free size is lowered to a tensor, other values are unchanged."""
+    return size_tensor(value) if isinstance(value, Expr) else value
+
+
+def lift(*operands: Value, dtype: str | None = None) -> list[Tensor]:
+    """Convert operands to tensors of equal rank and of PyTorch's promoted dtype (or `dtype`)."""
+    return t.align(*map(number, operands), dtype=dtype or result_dtype(*operands))
+
+
+def as_float(x: Tensor) -> Tensor:
+    """Cast integers and bools to float32, PyTorch's default dtype."""
+    return x if dtypes.is_float(x.dtype) else t.cast(x, "float32")
+
+
+def binary(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
+    """Return a builder that lifts its two operands first."""
+    return lambda x, y: build(*lift(x, y))
+
+
+def floating(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a builder whose first operand is cast to float first."""
+    return lambda x, *more, **named: build(as_float(x), *more, **named)
+
+
+def whole(build: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a rounding builder that leaves integers unchanged."""
+    return lambda x: build(x) if dtypes.is_float(x.dtype) else x
+
+
+# ---------------------------------------------------------------- arithmetic
+def add(x: Value, y: Value, alpha: Any = 1) -> Tensor:
+    """Return x + alpha * y."""
+    a, b = lift(x, y)
+    return t.add(a, b if alpha == 1 else t.mul(b, number(alpha)))
+
+
+def sub(x: Value, y: Value, alpha: Any = 1) -> Tensor:
+    """Return x - alpha * y."""
+    a, b = lift(x, y)
+    return t.sub(a, b if alpha == 1 else t.mul(b, number(alpha)))
+
+
+def rsub(x: Value, y: Value, alpha: Any = 1) -> Tensor:
+    """Return y - alpha * x."""
+    return sub(y, x, alpha)
+
+
+def trunc(x: Tensor) -> Tensor:
+    """Round towards zero."""
+    return t.where(t.lt(x, 0), t.ceil(x), t.floor(x)) if dtypes.is_float(x.dtype) else x
+
+
+def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
+    """Return x / y, or its floor or truncation."""
+    a, b = lift(x, y)
+    if rounding_mode == "floor":
+        return t.floordiv(a, b)
+    if rounding_mode == "trunc":
+        if dtypes.is_float(a.dtype):
+            return trunc(t.div(a, b))
+        return of.whole_quotient(a, b)
+    return t.div(as_float(a), as_float(b))
+
+
+def fmod(x: Value, y: Value) -> Tensor:
+    """Return the remainder with the sign of x."""
+    a, b = lift(x, y)
+    if not dtypes.is_float(a.dtype):
+        return of.whole_remainder(a, b)
+    return t.mul(t.sign(a), t.mod(t.abs(a), t.abs(b)))
+
+
+def shift(left: bool) -> Callable[[Value, Value], Tensor]:
+    """Return a builder of bit shifts, lowered to multiplication or floor division by powers of two."""
+
+    def build(x: Value, y: Value) -> Tensor:
+        a, b = lift(x, y)
+        width = 8 * dtypes.itemsize(a.dtype)
+        near = t.minimum(b, width - 2)
+        moved = t.mul(a, t.pow(2, near)) if left else t.floordiv(a, t.pow(2, near))
+        more = t.gt(b, near)  # 2 ** (width - 1) overflows: the last bit is a separate step
+        moved = t.where(more, t.mul(moved, 2) if left else t.floordiv(moved, 2), moved)
+        return t.where(t.ge(b, width), 0, moved) if left or a.dtype.startswith("u") else moved
+
+    return build
+
+
+_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
+    0.5: t.sqrt, -0.5: t.rsqrt, -1.0: t.recip, -2.0: lambda x: t.recip(x * x),
+}  # fmt: skip
+_WHOLE_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
+    1.0: lambda x: x, 2.0: lambda x: x * x, 3.0: lambda x: x * x * x,
+}  # fmt: skip
+
+
+def power(x: Value, y: Value) -> Tensor:
+    """Return x ** y. Small integer powers become products."""
+    dtype = result_dtype(x, y)
+    if isinstance(x, Tensor) and not isinstance(y, Tensor | Expr):
+        table = _WHOLE_POWERS | (_POWERS if dtypes.is_float(dtype) else {})
+        if float(y) in table:
+            return table[float(y)](t.cast(x, dtype))
+    a, b = lift(x, y)
+    known = not isinstance(y, Tensor | Expr) and y >= 0
+    if known or dtypes.is_float(a.dtype) or a.dtype == "bool" or a.dtype.startswith("uint"):
+        return t.pow(a, b)
+    odd = t.where(t.eq(t.mod(b, 2), 0), 1, -1)  # negative powers are nonzero integers only for 1 and -1
+    below = t.where(t.eq(a, 1), 1, t.where(t.eq(a, -1), odd, 0))
+    return t.where(t.lt(b, 0), t.cast(below, a.dtype), t.pow(a, t.maximum(b, 0)))
+
+
+def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:
+    """Clamp x. Either bound may be absent, a number or a tensor."""
+    dtype = result_dtype(x, lo, hi)
+    x = t.cast(x, dtype)
+    plain = not any(isinstance(v, Tensor | Expr) for v in (lo, hi))
+    if plain and dtypes.is_float(dtype):
+        if lo == 0 and hi is None:
+            return c.relu(x)
+        bounds = {k: float(v) for k, v in (("lo", lo), ("hi", hi)) if v is not None}
+        return c.clip(x, **bounds)
+    if lo is not None:
+        x = t.maximum(*lift(x, lo, dtype=dtype))
+    return x if hi is None else t.minimum(*lift(x, hi, dtype=dtype))
+
+
+def clamp_max(x: Tensor, hi: Value) -> Tensor:
+    """Clamp x from above."""
+    return clamp(x, None, hi)
+
+
+def bitwise_not(x: Tensor) -> Tensor:
+    """Return logical not of bools, -x - 1 of integers."""
+    return t.logical_not(x) if x.dtype == "bool" else t.sub(t.neg(x), 1)
+
+
+def logical(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
+    """Return a builder over operands cast to bool."""
+    return lambda x, y: build(*lift(x, y, dtype="bool"))
+
+
+def where(condition: Tensor, x: Value, y: Value) -> Tensor:
+    """Return x where the condition holds, else y."""
+    return t.where(condition, *lift(x, y))
+
+
+def masked_fill(x: Tensor, mask: Tensor, value: Value) -> Tensor:
+    """Return x with a number where the mask holds."""
+    (filled,) = lift(value, dtype=x.dtype)
+    return t.where(mask, filled, x)
+
+
+def sign(x: Tensor) -> Tensor:
+    """Return -1, 0 or 1; 0 for NaN (NumPy and ONNX return NaN). Bools are unchanged."""
+    if x.dtype == "bool":
+        return x
+    return t.where(t.is_nan(x), 0, t.sign(x)) if dtypes.is_float(x.dtype) else t.sign(x)
+
+
+def is_nan(x: Tensor) -> Tensor:
+    """Return whether x is NaN; False for integers."""
+    return t.is_nan(x) if dtypes.is_float(x.dtype) else t.full(x.shape, False, "bool")
+
+
+def is_inf(x: Tensor) -> Tensor:
+    """Return whether x is infinite; False for integers."""
+    return t.is_inf(x) if dtypes.is_float(x.dtype) else t.full(x.shape, False, "bool")
+
+
+def is_finite(x: Tensor) -> Tensor:
+    """Return whether x is neither NaN nor infinite."""
+    return t.logical_not(t.logical_or(is_nan(x), is_inf(x)))
+
+
+def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """Replace NaN and infinities by numbers (default: 0 and the dtype's extremes)."""
+    if not dtypes.is_float(x.dtype):
+        return x
+    import ml_dtypes
+
+    info: Any = ml_dtypes.finfo(dtypes.numpy_dtype(x.dtype))
+    high, low = (float(info.max) if posinf is None else posinf), (float(info.min) if neginf is None else neginf)
+    x = t.where(t.is_nan(x), nan or 0.0, x)
+    x = t.where(t.eq(x, float("inf")), high, x)
+    return t.where(t.eq(x, float("-inf")), low, x)
+
+
+def fmax(x: Value, y: Value) -> Tensor:
+    """Return the maximum; NaN is ignored."""
+    a, b = lift(x, y)
+    return t.where(is_nan(a), b, t.where(is_nan(b), a, t.maximum(a, b)))
+
+
+def fmin(x: Value, y: Value) -> Tensor:
+    """Return the minimum; NaN is ignored."""
+    a, b = lift(x, y)
+    return t.where(is_nan(a), b, t.where(is_nan(b), a, t.minimum(a, b)))
+
+
+def signbit(x: Tensor) -> Tensor:
+    """Return whether x is negative or -0.0; False for NaN."""
+    below = t.lt(x, 0)
+    return t.logical_or(below, t.lt(t.recip(x), 0)) if dtypes.is_float(x.dtype) else below
+
+
+def copysign(x: Value, y: Value) -> Tensor:
+    """Return |x| with the sign of y."""
+    a, b = (as_float(v) for v in lift(x, y))
+    return t.where(signbit(b), -t.abs(a), t.abs(a))
+
+
+def fake_quantize(x: Tensor, scale: Value, zero: Value, low: int, high: int) -> list[Tensor]:
+    """Return [x quantized and dequantized, mask of the elements inside the quantized range]."""
+    step = t.cast(scale, x.dtype) if isinstance(scale, Tensor) else number(scale)
+    base = t.cast(zero, x.dtype) if isinstance(zero, Tensor) else number(zero)
+    spot = t.round(x * (t.recip(step) if isinstance(step, Tensor) else 1.0 / step)) + base
+    held = t.logical_and(t.ge(spot, low), t.le(spot, high))
+    return [(clamp(spot, low, high) - base) * step, held]
+
+
+def fake_quantize_channels(x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int) -> list[Tensor]:
+    """Fake quantization with a scale and zero point per index of an axis."""
+    line = [scale.shape[0] if i == axis % x.rank else 1 for i in range(x.rank)]
+    return fake_quantize(x, t.reshape(scale, line), t.reshape(zero, line), low, high)
+
+
+def round_decimals(x: Tensor, decimals: int = 0) -> Tensor:
+    """Round to a number of decimals."""
+    scale = 10.0 ** abs(decimals)
+    return t.div(t.round(x * scale), scale) if decimals > 0 else t.round(t.div(x, scale)) * scale
+
+
+# ---------------------------------------------------------------- composed functions
+def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
+    """Return a builder of the logarithm to a base."""
+    return floating(lambda x: t.log(x) * (1.0 / _log(base)))
+
+
+def atan2(y: Value, x: Value) -> Tensor:
+    """Return the angle of the point (x, y). The sign of a zero x is ignored."""
+    b, a = (as_float(v) for v in lift(y, x))
+    both = t.logical_and(is_inf(a), is_inf(b))  # an infinite point on a diagonal, treated as (±1, ±1)
+    b, a = (t.where(both, t.sign(v), v) for v in (b, a))
+    half = t.where(signbit(b), t.full((1,) * a.rank, -pi, a.dtype), t.full((1,) * a.rank, pi, a.dtype))
+    base = t.where(t.eq(a, 0), t.sign(b) * (pi / 2), t.atan(t.div(b, a)))
+    return t.where(t.lt(a, 0), base + half, base)
+
+
+def hypot(x: Value, y: Value) -> Tensor:
+    """Return sqrt(x**2 + y**2), scaled by the larger operand so that the squares do not overflow."""
+    a, b = (t.abs(as_float(v)) for v in lift(x, y))
+    top, low = t.maximum(a, b), t.minimum(a, b)
+    ratio = t.where(t.eq(top, 0), 0.0, t.div(low, t.where(t.eq(top, 0), 1.0, top)))
+    return t.where(is_inf(top), top, top * t.sqrt(ratio * ratio + 1.0))
+
+
+def ldexp(x: Value, y: Value) -> Tensor:
+    """Return x * 2**y."""
+    a, b = (as_float(v) for v in lift(x, y))
+    return a * t.pow(2.0, b)
+
+
+IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "tan": lambda x: t.div(t.sin(x), t.cos(x)),
+    "sinh": of.sinh, "cosh": of.cosh, "asin": of.asin, "acos": of.acos, "asinh": of.asinh, "acosh": of.acosh, "atanh": of.atanh,
+    "exp2": lambda x: t.exp(x * _log(2.0)),
+    "erfc": of.erfc,
+    "frac": lambda x: x - trunc(x),
+    "deg2rad": lambda x: x * (pi / 180),
+    "rad2deg": lambda x: x * (180 / pi),
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- activations
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """GELU, exact or by the tanh approximation."""
+    return c.gelu_tanh(x) if approximate == "tanh" else c.gelu(x)
+
+
+def softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    """Return log(1 + exp(beta x)) / beta, and x where beta x > threshold.
+
+    From a threshold of 20 on the two differ only by rounding, so the select is omitted.
+    """
+    out = c.softplus(x) if beta == 1 else t.div(c.softplus(x * float(beta)), float(beta))
+    return out if threshold >= 20 else t.where(t.gt(x * float(beta), float(threshold)), x, out)
+
+
+def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    """Return scale * (x if x > 0 else alpha * (exp(input_scale x) - 1))."""
+    if input_scale == 1:
+        out = c.elu(x, alpha=float(alpha))
+    else:
+        out = t.where(t.gt(x, 0.0), x, t.expm1(t.minimum(x, 0.0) * float(input_scale)) * float(alpha))
+    return out if scale == 1 else out * float(scale)
+
+
+def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """Return max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)."""
+    return elu(x, alpha, 1, 1 / alpha)
+
+
+def selu(x: Tensor) -> Tensor:
+    """Scaled ELU with the constants of self-normalizing networks (Klambauer et al. 2017)."""
+    return elu(x, 1.6732632423543772, 1.0507009873554805)
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """Return log(sigmoid(x))."""
+    return t.neg(c.softplus(t.neg(x)))
+
+
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x where positive, else weight * x (weight per channel, axis 1)."""
+    if weight.rank == 1 and x.rank > 1:
+        weight = t.reshape(weight, (1, weight.shape[0]) + (1,) * (x.rank - 2))
+    return t.where(t.gt(x, 0.0), x, x * weight)
+
+
+def threshold(x: Tensor, limit: float, value: float) -> Tensor:
+    """Return x above a limit, else a number."""
+    return t.where(t.le(x, limit), value, x)
+
+
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    """Return first half * sigmoid(second half) along an axis."""
+    half = x.shape[dim] // 2
+    return t.slice_axis(x, dim, 0, half) * c.sigmoid(t.slice_axis(x, dim, half, x.shape[dim]))
+
+
+def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
+    """Soft shrinkage: x moved towards 0 by lambd."""
+    return x - t.minimum(t.maximum(x, -float(lambd)), float(lambd))
+
+
+def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
+    """Hard shrinkage: x outside [-lambd, lambd], else 0."""
+    return t.where(t.le(t.abs(x), float(lambd)), 0.0, x)
+
+
+# ---------------------------------------------------------------- ternary operators, dropout
+def addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+    """Return x + value * a * b."""
+    product = t.mul(*lift(a, b))
+    return add(x, product, value)
+
+
+def addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+    """Return x + value * a / b."""
+    return add(x, div(a, b), value)
+
+
+def lerp(x: Tensor, y: Tensor, weight: Value) -> Tensor:
+    """Return x + weight * (y - x)."""
+    return t.add(x, t.mul(t.sub(y, x), number(weight)))
+
+
+def xlogy(x: Value, y: Value) -> Tensor:
+    """Return x * log(y), 0 where x is 0 (NaN where y is NaN)."""
+    a, b = (as_float(v) for v in lift(x, y))
+    return t.where(is_nan(b), b, t.where(t.eq(a, 0), 0.0, a * t.log(b)))
+
+
+def dropout(x: Tensor, p: float, train: bool | None = False) -> Tensor:
+    """Return x, the value of dropout at inference. Raises UnsupportedError in training mode."""
+    if train and p:
+        raise UnsupportedError("dropout in training mode is random", hint="call module.eval() first")
+    return x
+
+
+def native_dropout(x: Tensor, p: float, train: bool | None = False) -> list[Tensor]:
+    """Return [x, mask of ones]."""
+    return [dropout(x, p, train), t.full(x.shape, True, "bool")]
+
+
+def log_sigmoid_forward(x: Tensor) -> list[Tensor]:
+    """Return [log(sigmoid(x)), empty buffer]."""
+    return [log_sigmoid(x), t.zeros((0,), x.dtype)]

@@ -1,0 +1,374 @@
+"""Builders of ATen reductions, scans, sorts and contractions. Arguments follow the ATen schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import composite_ops as c
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Expr
+from ...egraph.ir.graph import Tensor
+from ...errors import UnsupportedError
+from ..common.sampling import running, whole_sizes
+from .aten_layout import neutral
+from .aten_pointwise import as_float, lift, number
+
+Axes = int | Sequence[int] | None
+
+
+def _axes(x: Tensor, dim: Axes) -> Axes:
+    """Normalize reduction axes: None (all axes) for an empty list and for a 0-d tensor, which PyTorch lets have an axis
+    0.
+    """
+    return None if not x.rank or (dim is not None and not isinstance(dim, int) and not list(dim)) else dim
+
+
+def _total(x: Tensor, dtype: str | None) -> Tensor:
+    """Cast x to the dtype of its sum: int64 for integers and bools."""
+    return t.cast(x, dtype or (x.dtype if dtypes.is_float(x.dtype) else "int64"))
+
+
+def sum_(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    """Sum over axes."""
+    x = _total(x, dtype)
+    return t.sum(x, _axes(x, dim), keepdim, x.dtype)
+
+
+def sum_all(x: Tensor, dtype: str | None = None) -> Tensor:
+    """Sum of all elements."""
+    return sum_(x, None, False, dtype)
+
+
+def mean(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    """Mean over axes."""
+    return t.mean(t.cast(x, dtype or x.dtype), _axes(x, dim), keepdim)
+
+
+def mean_all(x: Tensor, dtype: str | None = None) -> Tensor:
+    """Mean of all elements."""
+    return mean(x, None, False, dtype)
+
+
+def prod(x: Tensor, dim: int, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    """Product over an axis."""
+    x = _total(x, dtype)
+    return t.prod(x, _axes(x, dim), keepdim, x.dtype)
+
+
+def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
+    """Product of all elements."""
+    x = _total(x, dtype)
+    return t.prod(x, dtype=x.dtype)
+
+
+def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a reduction for which an empty list of axes means all axes."""
+    return lambda x, dim=None, keepdim=False: build(x, _axes(x, dim), keepdim)
+
+
+def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return an arg-reduction; without an axis it runs over the flattened tensor."""
+
+    def run(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if dim is None:
+            found = build(t.reshape(x, (-1,)), 0)
+            return t.reshape(found, (1,) * x.rank) if keepdim else found
+        return build(x, dim, keepdim) if x.rank else t.full((), 0, "int64")
+
+    return run
+
+
+def extreme(value: Callable[..., Tensor], position: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """Return a builder of [extreme along an axis, its index]."""
+    find = arg(position)
+    return lambda x, dim, keepdim=False: [value(x, _axes(x, dim), keepdim), find(x, dim, keepdim)]
+
+
+def var(x: Tensor, dim: Axes = None, correction: float | bool | None = None, keepdim: bool = False) -> Tensor:
+    """Variance over axes, divided by n - correction (default 1)."""
+    return t.var(x, _axes(x, dim), keepdim, 1 if correction is None else float(correction))
+
+
+def var_dim(x: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False) -> Tensor:
+    """Variance over axes, divided by n - 1 if `unbiased`."""
+    return var(x, dim, float(unbiased), keepdim)
+
+
+def var_all(x: Tensor, unbiased: bool = True) -> Tensor:
+    """Variance of all elements."""
+    return var(x, None, float(unbiased))
+
+
+def root(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a standard deviation builder from a variance builder."""
+    return lambda *args, **named: t.sqrt(build(*args, **named))
+
+
+def with_mean(build: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """Return a builder of [variance or standard deviation, mean]."""
+
+    def run(x: Tensor, dim: Axes = None, correction: Any = None, keepdim: bool = False) -> list[Tensor]:
+        return [build(x, dim, correction, keepdim), mean(x, dim, keepdim)]
+
+    return run
+
+
+def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
+    """Return log(sum(exp(x))) over axes."""
+    x = as_float(x)
+    axes = tuple(sorted({d % max(x.rank, 1) for d in ([dim] if isinstance(dim, int) else dim or range(x.rank))}))
+    if not x.rank:
+        return x
+    out = c.logsumexp(x, axes=axes)
+    return out if keepdim else t.reshape(out, tuple(d for i, d in enumerate(x.shape) if i not in axes))
+
+
+def vector_norm(
+    x: Tensor, order: float = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None
+) -> Tensor:
+    """p-norm over axes."""
+    x = t.cast(x, dtype or x.dtype)
+    axes = _axes(x, dim)
+    if order == 2:
+        return t.sqrt(t.sum(x * x, axes, keepdim))
+    if order in (float("inf"), float("-inf")):
+        return (t.max if order > 0 else t.min)(t.abs(x), axes, keepdim)
+    if order == 0:
+        return t.sum(t.cast(t.ne(x, 0), x.dtype), axes, keepdim)
+    if order == 1:
+        return t.sum(t.abs(x), axes, keepdim)
+    return t.pow(t.sum(t.pow(t.abs(x), float(order)), axes, keepdim), 1.0 / float(order))
+
+
+def norm(x: Tensor, p: float | None = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    """p-norm over axes (older overloads)."""
+    return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype)
+
+
+def cumsum(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
+    """Cumulative sum."""
+    x = _total(x, dtype)
+    return t.cumsum(x, dim, x.dtype) if x.rank else x
+
+
+def cumprod(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
+    """Cumulative product."""
+    x = _total(x, dtype)
+    return running(x, dim, t.mul, 1) if x.rank else x
+
+
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """Logarithm of the cumulative sum of exp(x)."""
+
+    def both(a: Tensor, b: Tensor) -> Tensor:
+        top = t.maximum(a, b)
+        safe = t.where(t.is_inf(top), 0.0, top)
+        return t.log(t.exp(a - safe) + t.exp(b - safe)) + safe
+
+    return running(as_float(x), dim, both, float("-inf")) if x.rank else x
+
+
+def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[Tensor]]:
+    """Return a builder of [cumulative extremes, their indices]; of equal elements the last index."""
+
+    def run(x: Tensor, dim: int) -> list[Tensor]:
+        if not x.rank:
+            return [x, t.full((), 0, "int64")]
+        best = running(x, dim, build, neutral(build is t.maximum, x.dtype))
+        new = t.logical_or(t.eq(x, best), t.ne(x, x)) if dtypes.is_float(x.dtype) else t.eq(x, best)
+        places = t.where(new, t.iota(x.shape, dim % x.rank), 0)
+        return [best, running(places, dim, t.maximum, 0)]
+
+    return run
+
+
+def bucketize(x: Tensor, borders: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
+    """Return the number of sorted borders below each element (`right`: below or equal)."""
+    a, b = lift(t.expand_dims(x, -1), borders)
+    return t.cast(t.sum(t.cast(t.le(b, a) if right else t.lt(b, a), "int64"), -1), "int32" if out_int32 else "int64")
+
+
+def searchsorted(
+    borders: Tensor,
+    x: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Tensor:
+    """Return the number of borders of each row below each element of the corresponding row of x."""
+    if sorter is not None:
+        borders = t.gather_elements(borders, sorter, -1)
+    (x,) = lift(x, dtype=borders.dtype) if not isinstance(x, Tensor) else (x,)
+    right = right or side == "right"
+    return bucketize(x, borders if borders.rank == 1 else t.expand_dims(borders, -2), out_int32, right)
+
+
+def _softmax(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+        x = t.cast(x, dtype) if isinstance(dtype, str) else as_float(x)
+        if not x.rank:
+            return t.reshape(build(t.reshape(x, (1,)), axis=0), ())
+        return build(x, axis=dim % x.rank)
+
+    return run
+
+
+softmax, log_softmax = _softmax(c.softmax), _softmax(c.log_softmax)
+
+
+# ---------------------------------------------------------------- sorting and selection
+def sort(x: Tensor, dim: int = -1, descending: bool = False) -> list[Tensor]:
+    """Return [sorted values, their indices]; stable."""
+    if not x.rank:
+        return [x, t.full((), 0, "int64")]
+    order = t.argsort(x, dim, descending)
+    return [t.gather_elements(x, order, dim), order]
+
+
+def sort_stable(x: Tensor, stable: bool | None = None, dim: int = -1, descending: bool = False) -> list[Tensor]:
+    """Return [sorted values, their indices]; always stable."""
+    return sort(x, dim, descending)
+
+
+def argsort(x: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
+    """Return the indices that sort an axis."""
+    return sort(x, dim, descending)[1]
+
+
+def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return [median, its index] along an axis; without an axis the median of all elements.
+
+    Of an even count the lower middle element is used. NaN if any element is NaN.
+    """
+    if dim is None:
+        return median(t.reshape(x, (-1,)), 0)[0]
+    if not x.rank:
+        return [x, t.full((), 0, "int64")]
+    (size,) = whole_sizes((x.shape[dim],), "a median")
+    if not size:  # PyTorch defines the median of no elements only for the overload without an axis
+        return [
+            t.full(t.sum(x, dim, keepdim).shape, float("nan"), x.dtype),
+            t.zeros(t.sum(x, dim, keepdim).shape, "int64"),
+        ]
+    values, places = (t.slice_axis(v, dim, (size - 1) // 2, (size + 1) // 2) for v in sort(x, dim))
+    if dtypes.is_float(x.dtype):
+        odd = t.ne(x, x)
+        values = t.where(t.any(odd, dim, True), float("nan"), values)
+        places = t.where(t.any(odd, dim, True), t.argmax(t.cast(odd, "int64"), dim, True), places)
+    return [v if keepdim else t.squeeze(v, dim) for v in (values, places)]
+
+
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Tensor]:
+    """Return [k-th smallest along an axis (k from 1), its index]."""
+    if not x.rank:
+        return [x, t.full((), 0, "int64")]
+    found = (t.slice_axis(v, dim, k - 1, k) for v in sort(x, dim))
+    return [v if keepdim else t.squeeze(v, dim) for v in found]
+
+
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
+    """Return [k largest (or smallest) along an axis, their indices]; of equal elements the first come first."""
+    if not x.rank:
+        return [x, t.full((), 0, "int64")]
+    order = t.slice_axis(t.argsort(x, dim, largest), dim, 0, k)
+    return [t.gather_elements(x, order, dim), order]
+
+
+# ---------------------------------------------------------------- contractions
+def linear(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """Return x @ w.T + b with w[N, K]."""
+    if w.rank == 1:
+        return matvec(x, w) if b is None else matvec(x, w) + b
+    wt = t.transpose(w)
+    if b is None:
+        return t.matmul(x, wt)
+    if x.rank == 1:
+        return t.reshape(c.linear(t.reshape(x, (1, *x.shape)), wt, b), w.shape[:1])
+    return c.linear(x, wt, b)
+
+
+def matvec(x: Tensor, y: Tensor) -> Tensor:
+    """Return x[..., K] @ y[K]."""
+    if x.rank == 1:
+        return dot(x, y)
+    return t.matmul(x, y)
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner product of two vectors."""
+    return t.reshape(t.matmul(t.reshape(x, (1, *x.shape)), t.reshape(y, (*y.shape, 1))), ())
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """Matrix product with NumPy's rank rules."""
+    return dot(x, y) if x.rank == y.rank == 1 else t.matmul(x, y)
+
+
+def addmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """Return beta * base + alpha * (x @ y), for matrices and batches of matrices."""
+    plain = beta == 1 and alpha == 1
+    if plain and y.rank == 2 and base.rank == 1 and base.shape == y.shape[1:]:
+        return c.linear(x, y, base)
+    return _weighed(base, t.matmul(x, y), beta, alpha)
+
+
+def _weighed(base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    """Return beta * base + alpha * product. For integers the factors are truncated, as in PyTorch."""
+    if not dtypes.is_float(product.dtype):
+        beta, alpha = (int(v) if isinstance(v, float) else v for v in (beta, alpha))
+    product = product if alpha == 1 else product * number(alpha)
+    return product if beta == 0 else t.add(*lift(product, base if beta == 1 else base * number(beta)))
+
+
+def addbmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """Return beta * base + alpha * (sum of a batch of products)."""
+    return _weighed(base, t.sum(t.matmul(x, y), 0, dtype=x.dtype), beta, alpha)
+
+
+def dist(x: Tensor, y: Tensor, p: float = 2) -> Tensor:
+    """p-norm of a difference."""
+    return vector_norm(t.sub(*lift(x, y)), p)
+
+
+def cdist(x: Tensor, y: Tensor, p: float = 2, mode: int | None = None) -> Tensor:
+    """p-norms of the differences of all row pairs."""
+    return vector_norm(t.sub(*lift(t.expand_dims(x, -2), t.expand_dims(y, -3))), p, -1)
+
+
+def outer(x: Tensor, y: Tensor) -> Tensor:
+    """Outer product of two vectors."""
+    a, b = lift(x, y)
+    return t.expand_dims(a, 1) * t.expand_dims(b, 0)
+
+
+def nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100
+) -> list[Tensor]:
+    """Return [negative log-likelihood of class indices, total weight]; `reduction` is 0 none, 1 mean, 2 sum."""
+    if x.rank == 1:
+        losses, total = nll_loss(
+            t.expand_dims(x, 0), t.reshape(target, (1,)), weight, reduction, ignore_index
+        )  # fmt: skip
+        return [t.reshape(losses, target.shape if reduction == 0 else ()), total]
+    kept = t.ne(target, ignore_index)
+    safe = t.where(kept, target, 0)
+    weights = t.cast(kept, x.dtype)
+    if weight is not None:
+        weights = weights * t.gather(weight, safe, 0)
+    picked = t.squeeze(t.gather_elements(x, t.expand_dims(safe, 1), 1), 1)
+    losses = t.where(kept, -picked * weights, 0.0)
+    total = t.sum(weights)
+    if reduction == 0:
+        return [losses, t.full((), 0.0, x.dtype)]
+    return [t.sum(losses) if reduction == 2 else t.div(t.sum(losses), total), total]
+
+
+def refuse_free(value: Any, what: str) -> int:
+    """Return a size as an int. Raises UnsupportedError for a free size."""
+    if isinstance(value, Expr):
+        raise UnsupportedError(f"{what} depends on the free dimension {value}", hint="bind it: dims={...}")
+    return int(value)

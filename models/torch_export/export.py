@@ -1,0 +1,232 @@
+"""Importer for PyTorch modules and functions, through `torch.export`.
+
+The program is captured, functionalized, and decomposed only where `aten_ops.TABLE` has no builder: norms, activations,
+softmax, attention and linear layers stay single operators. Parameters and buffers become params that share the module's
+memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...egraph.ir.graph import Graph
+from ...errors import ExportError, UsageError
+from ...extract.model.gc_pause import no_collection
+from ...processes.forks import Lock
+from . import aten_complex as cx
+from .aten_ops import IGNORED, TABLE
+from .aten_recurrent import known_shapes
+from .export_bounds import bounded, seconds_of
+from .graph import MODES, overload_of
+from .sizes import read_exported
+from .writes import Writes, aliases, functional, writes_of
+
+
+def load_module(
+    module: Any,
+    example_inputs: Sequence[Any],
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    dims: Mapping[str, int] | None = None,
+    name: str | None = None,
+    budget: float | None = None,
+) -> Graph:
+    """Return the graph of an `nn.Module` (or a function of torch tensors) called with arguments like the examples.
+
+    `dynamic_shapes` is that of torch.export; a size may also be given as a string, which becomes the dimension's name.
+    `dims` binds named dimensions. Mutated buffers become states with updates; their initial values are in
+    `Graph.params` under the state's name. `budget` is that of `optimize` in seconds; it bounds the export
+    (`export_bounds`). Raises ExportError if torch.export fails, ExportTimeError if it takes too long, TooLargeError if it
+    traces more operations than the setting `max_nodes`, UnsupportedError listing every operator without a builder.
+    """
+    import torch
+
+    target = module if isinstance(module, torch.nn.Module) else _as_module(module)
+    args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    shapes = _named_dims(dynamic_shapes)
+    title: str = name or str(getattr(module, "__name__", type(module).__name__))
+    # (pausing garbage collection makes imports alone a third faster)
+    with torch.no_grad(), no_collection(), tracing(), known_shapes(), bounded(title, seconds_of(budget)):
+        try:
+            program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
+        except Exception as error:
+            raise _export_error(error, title) from error
+    graph = from_exported(program, name=title, sizes=_size_names(target, args, kwargs, shapes), budget=budget)
+    return graph.bind(dims) if dims else graph
+
+
+def from_exported(
+    program: Any, *, name: str = "graph", sizes: Sequence[Mapping[int, str]] = (), budget: float | None = None
+) -> Graph:
+    """Return the graph of a `torch.export.ExportedProgram`.
+
+    `sizes` maps free axes to names, one mapping per tensor input. `budget` and errors: as for `load_module`.
+    """
+    import torch
+
+    writes = writes_of(program) if _is_ready(program) else None
+    if writes is None:
+        with torch.no_grad(), no_collection(), tracing(), known_shapes(), bounded(name, seconds_of(budget)):
+            try:
+                program = program.run_decompositions(_decompositions(program))
+            except Exception as error:
+                raise _export_error(error, name) from error
+    return read_exported(program, sizes, name, writes or Writes())
+
+
+# ---------------------------------------------------------------- torch.export helpers
+_tracing = Lock()
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Context in which torch traces: a process-wide lock, no warnings, no stack traces on graph nodes.
+
+    The lock is needed because tracing and warning filters change process-wide state. Leaving out stack traces, where
+    this torch version allows it, saves a quarter of the time.
+    """
+    import torch.fx.config as config
+
+    name = "do_not_emit_stack_traces"
+    with _tracing, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = getattr(config, name, None)
+        if before is not None:
+            setattr(config, name, True)
+        try:
+            yield
+        finally:
+            if before is not None:
+                setattr(config, name, before)
+
+
+def _as_module(function: Callable[..., Any]) -> Any:
+    import torch
+
+    if not callable(function):
+        raise UsageError(f"a {type(function).__name__} is neither an nn.Module nor a function")
+    module = torch.nn.Module()
+    try:
+        inspect.signature(function)
+        module.forward = function
+    except ValueError:  # a torch builtin without a signature
+        module.forward = lambda *args, **named: function(*args, **named)
+    return module.eval()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the error's type name and the first line of its message, at most 400 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:400]
+
+
+def _export_error(error: BaseException, title: str) -> ExportError:
+    text = str(error)
+    hint = "does it run on these examples? Branches and loops over tensor values cannot be captured: compute both sides, torch.where"
+    if "Unsupported input type" in text:
+        hint = "the examples of a module are tensors: torch.from_numpy(array)"
+    elif "ScriptModule" in text:
+        hint = "give the module that was scripted or traced"
+    elif "data-dependent" in text:
+        hint = (
+            "sizes and branches that depend on values cannot be captured; compute all cases and choose by torch.where"
+        )
+    elif "Constraints violated" in text or "specialized" in text or "dynamic" in text.lower():
+        reasons = [line.strip(" -") for line in text.splitlines() if line.lstrip().startswith("- ")]
+        hint = "\n    ".join(["a size named in dynamic_shapes is fixed by the model or by an example of size 1; drop it there "
+                              "or give it a range", *(r[:200] for r in reasons[:3])])  # fmt: skip
+    elif "missing a required argument" in text or "positional argument" in text:
+        hint = "example_inputs must be the tuple of positional arguments, example_kwargs the named ones"
+    return ExportError(f"torch.export failed: {first_line(error)}", where=title, hint=hint)
+
+
+def _trains_batch_norm(program: Any) -> bool:
+    """Return whether a batch norm updates running statistics.
+
+    The schema of `batch_norm` does not show this mutation.
+    """
+    return any(
+        str(n.target) == "aten.batch_norm.default" and len(n.args) > 5 and bool(n.args[5]) for n in program.graph.nodes
+    )
+
+
+def _is_ready(program: Any) -> bool:
+    """Return whether every node has a builder (or a functional variant with one), so that decomposition can be skipped.
+
+    Decomposition takes half of the import time.
+    """
+    import torch
+
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if node.op != "call_function" or type(node.meta.get("val")).__name__ in ("SymInt", "SymBool", "SymFloat"):
+                continue
+            overload = overload_of(node.target)
+            known = any(overload in table for table in (TABLE, IGNORED, cx.TABLE)) or bool(functional(node.target))
+            if overload not in ("getitem", *MODES) and not known:
+                return False
+    return not _trains_batch_norm(program)
+
+
+def _decompositions(program: Any) -> Any:
+    """Return torch.export's default decomposition table without the overloads that have a builder."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    training = _trains_batch_norm(program)
+    for overload in (*TABLE, *cx.TABLE):
+        packet, _, kind = overload.partition(".")
+        if packet == "batch_norm" and training:
+            continue  # the running statistics change: only the functional overload returns them
+        op = getattr(getattr(torch.ops.aten, packet, None), kind, None)
+        if op is not None and op in table and not aliases(op):
+            table.pop(op)
+    return table
+
+
+def _named_dims(shapes: Any) -> Any:
+    """Return `dynamic_shapes` with each string replaced by a torch.export.Dim of that name."""
+    import torch
+
+    made: dict[str, Any] = {}
+
+    def walk(spec: Any) -> Any:
+        if isinstance(spec, str):
+            return made.setdefault(spec, torch.export.Dim(spec))
+        if isinstance(spec, dict):
+            return {k: walk(v) for k, v in spec.items()}
+        return type(spec)(map(walk, spec)) if type(spec) in (list, tuple) else spec
+
+    return walk(shapes)
+
+
+def _size_names(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> list[dict[int, str]]:
+    """Return, for each tensor argument in torch.export's order, a mapping from free axes to dimension names."""
+    import torch
+
+    def walk(value: Any, spec: Any) -> Iterator[dict[int, str]]:
+        if isinstance(value, torch.Tensor):
+            axes = spec.items() if isinstance(spec, dict) else enumerate(spec or ())
+            names = {i: getattr(getattr(d, "root", d), "__name__", "") for i, d in axes}
+            yield {i: n for i, n in names.items() if n}
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                yield from walk(item, spec.get(key) if isinstance(spec, dict) else None)
+        elif isinstance(value, list | tuple):
+            for i, item in enumerate(value):
+                yield from walk(item, spec[i] if isinstance(spec, list | tuple) and i < len(spec) else None)
+
+    if not isinstance(shapes, dict | list | tuple):
+        return []
+    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    if isinstance(shapes, list | tuple):
+        shapes = dict(zip(bound, shapes))
+    return list(walk(dict(bound), shapes))
+
+
+__all__ = ["first_line", "from_exported", "load_module"]

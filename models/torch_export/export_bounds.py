@@ -1,0 +1,131 @@
+"""Bounds on `torch.export` and its decompositions: nodes of one traced graph, and seconds.
+
+torch traces operation by operation and adds each to a `torch.fx.Graph`. Both bounds are checked where a node is added
+(below 1 us each). Code that adds no node for a quarter of the limit more is interrupted like by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, Timer, get_ident
+from typing import Any
+
+from ... import settings
+from ...errors import ExportTimeError, TensorGraphsError
+from ..files.limits import check_count
+
+#: Seconds of torch.export: at least LEAST, EACH for each second of the budget, UNBUDGETED for calls without a budget.
+LEAST, EACH, UNBUDGETED = 60.0, 4.0, 600.0
+#: Part of the limit after which an export that adds no nodes is interrupted.
+GRACE = 0.25
+
+
+class _Stopped(BaseException):
+    """Ends an export. No Exception: neither torch nor the module handles it by going on."""
+
+
+def seconds_of(budget: float | None) -> float:
+    """Return the time limit of an export in seconds: the setting `export_seconds`, else derived from the budget."""
+    if (chosen := settings.current().export_seconds) > 0:
+        return float(chosen)
+    return UNBUDGETED if budget is None else max(LEAST, EACH * budget)
+
+
+@contextmanager
+def bounded(title: str, seconds: float) -> Iterator[None]:
+    """Context in which torch traces on this thread. The caller holds the lock of `export.tracing`.
+
+    Raises TooLargeError for a traced graph of more nodes than the setting `max_nodes`, ExportTimeError after `seconds`.
+    Other threads' graphs are not affected.
+    """
+    bound = _Bound(title, seconds)
+    try:
+        with bound.checking(), bound.interrupting():
+            yield
+    except BaseException as error:
+        if bound.error is None:
+            raise
+        raise bound.error from error
+
+
+class _Bound:
+    """State of one bounded export."""
+
+    def __init__(self, title: str, seconds: float) -> None:
+        self.title, self.seconds, self.end = title, seconds, time.monotonic() + seconds
+        self.most = settings.current().max_nodes
+        self.thread, self.lock, self.running = get_ident(), Lock(), True
+        self.error: TensorGraphsError | None = None
+
+    def check(self, nodes: int) -> None:
+        """Stop the export if a graph of so many nodes, or the time, exceeds its bound."""
+        if nodes > self.most:
+            try:
+                check_count(nodes, where=self.title)
+            except TensorGraphsError as error:
+                self.error = error
+        elif time.monotonic() > self.end:
+            self.error = self.late()
+        if self.error is not None:
+            raise _Stopped
+
+    def late(self) -> ExportTimeError:
+        return ExportTimeError(
+            f"torch.export took more than {self.seconds:g} s",
+            where=self.title,
+            hint="give the result of your own torch.export.export(...), a larger budget, or TENSOR_GRAPHS_EXPORT_SECONDS"
+            " (settings.override(export_seconds=...)); a Python loop is traced step by step: use nn.LSTM, or export a step",
+        )
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Context in which nodes that this thread adds to a torch.fx.Graph are counted."""
+        from torch.fx import Graph
+
+        original = Graph.create_node
+
+        def create_node(graph: Any, *args: Any, **named: Any) -> Any:
+            if get_ident() == self.thread and self.running:
+                self.check(len(graph.nodes))
+            return original(graph, *args, **named)
+
+        Graph.create_node = create_node
+        try:
+            yield
+        finally:
+            self.running = False
+            if Graph.create_node is create_node:
+                Graph.create_node = original
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Context that is interrupted once, GRACE after the time limit."""
+        timer = Timer(self.seconds * (1 + GRACE), self.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            with self.lock:
+                self.running = False
+            _raise_in(self.thread, None)
+
+    def interrupt(self) -> None:
+        """Raise _Stopped on the exporting thread, if it still exports. Runs on the timer's thread."""
+        with self.lock:
+            if self.running:
+                self.error = self.error or self.late()
+                _raise_in(self.thread, _Stopped)
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Raise an exception on another thread at its next bytecode; None: withdraw one that was not raised yet."""
+    raised = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+__all__ = ["bounded", "seconds_of"]

@@ -1,0 +1,241 @@
+"""SMT semantics of elementwise ops: uninterpreted functions, or axioms over the reals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+from ...egraph.ir import builders as api
+from ...egraph.ir.composite_ops import expand
+from ...egraph.ir.graph import Tensor, make
+from ...egraph.ir.ops import Op
+from ..semantics.solver import Beyond
+from ..semantics.sums import Extreme, Total, same_size
+from .sum_arithmetic import Sums
+from .unknowns import BOOL, Facts, Reject, Sym
+
+#: Constants c with op(c, …, c) == c in every number format.
+KEPT = {"mul": (0.0, 1.0), "add": (0.0,), "maximum": (0.0, 1.0), "relu": (0.0, 1.0), "abs": (0.0, 1.0), "tanh": (0.0,), "erf": (0.0,),
+        "sin": (0.0,), "atan": (0.0,)}  # fmt: skip
+#: Lossless conversions: widening and narrowing back is the identity.
+WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"), "float32": ("float64",)}
+STAND_INS = (0.59375, 0.71875)  # two concrete values substituted for an unknown attribute
+#: Functions that are not finite everywhere: a rule over the reals must preserve where they are undefined.
+PARTIAL = ("log", "log1p", "sqrt", "rsqrt", "pow", "floordiv", "mod")
+_REAL: dict[str, Callable[..., Any]] = {
+    "add": lambda z, x, y: x + y,
+    "sub": lambda z, x, y: x - y,
+    "mul": lambda z, x, y: x * y,
+    "neg": lambda z, x: -x,
+    "div": lambda z, x, y: x / y,
+    "recip": lambda z, x: 1 / x,
+    "maximum": lambda z, x, y: z.If(x >= y, x, y),
+    "minimum": lambda z, x, y: z.If(x <= y, x, y),
+    "abs": lambda z, x: z.If(x >= 0, x, -x),
+    "lt": lambda z, x, y: x < y,
+    "le": lambda z, x, y: x <= y,
+    "eq": lambda z, x, y: x == y,
+}
+
+
+class Elements(Sums):
+    """Elementwise ops on symbolic values and on single elements.
+
+    `composites` is the nesting depth of composites that are being decomposed.
+    """
+
+    composites = 0
+
+    @cached_property
+    def poles(self) -> dict[int, tuple[Any, Any, Any, Any]]:
+        """Quotients by z3 term id: (quotient, numerator, denominator, recorded condition for being undefined)."""
+        return {}
+
+    def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        """An elementwise op on symbolic values: sizes broadcast, dtypes must agree."""
+        z = self.z
+        if len({len(a.shape) for a in args}) != 1:
+            raise Reject
+        values = args[1:] if entry.law == "where" else args
+        if entry.law == "where" and not args[0].boolean:
+            raise Beyond("a condition that is no boolean")
+        if len({a.boolean for a in values}) > 1:
+            raise Reject
+        facts.said += [values[0].dtype == v.dtype for v in values[1:]]
+        shape = []
+        for sizes in zip(*(a.shape for a in args)):
+            size = sizes[0]
+            for other in sizes[1:]:
+                facts.said.append(z.Or(size == other, size == 1, other == 1) if size is not other else z.BoolVal(True))
+                size = (
+                    size
+                    if size is other
+                    else z.If(size == 1, other, size)
+                    if z.is_expr(size)
+                    else other
+                    if size == 1
+                    else size
+                )
+            shape.append(size)
+        boolean = entry.law == "compare" or values[0].boolean
+        dtype = z.IntVal(BOOL) if entry.law == "compare" else values[0].dtype
+        if entry.law == "cast":
+            dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
+            boolean = False
+
+        def at(i: Sequence[Any]) -> Any:
+            kind = dtype if entry.law == "cast" else values[0].dtype
+            if entry.law == "cast" and values[0].boolean:
+                there = values[0].at(self.narrowed(values[0].shape, i, shape))
+                return z.If(there, self.number(1.0, kind), self.number(0.0, kind))
+            if entry.law == "cast":
+                there = values[0].at(self.narrowed(values[0].shape, i, shape))
+                return self.converted(there, values[0].dtype, kind, facts)
+            return self.element(
+                entry, [a.at(self.narrowed(a.shape, i, shape)) for a in args], attrs, facts, boolean, kind
+            )
+
+        return Sym(tuple(shape), dtype, at, boolean)
+
+    def converted(self, x: Any, old: Any, new: Any, facts: Facts) -> Any:
+        """An element cast to another dtype: unchanged for the same dtype, and restored when cast back from a wider
+        format."""
+        z = self.z
+        if isinstance(x, Total | Extreme):
+            x = self.name(x, facts)
+        cast = self.function("cast", self.sort, z.IntSort(), self.sort)
+        wider = (z.And(old == self.code(n), new == self.code(w)) for n, many in WIDER.items() for w in many)
+        facts.said += [z.Implies(old == new, cast(x, new) == x), z.Implies(z.Or(*wider), cast(cast(x, new), old) == x)]
+        return cast(x, new)
+
+    def narrowed(self, shape: Sequence[Any], i: Sequence[Any], whole: Sequence[Any] = ()) -> list[Any]:
+        """Index into an operand: 0 along axes of size 1; along an axis that has the same size as in the result
+        (`whole`), unchanged."""
+        z = self.z
+
+        def narrow(d: Any, k: Any, size: Any) -> Any:
+            if d is k or (size is not None and same_size(d, size)):
+                return k
+            if z.is_expr(d):
+                return z.IntVal(0) if self.one(d) else z.If(d == 1, 0, k)
+            return 0 if d == 1 else k
+
+        return [narrow(d, k, size) for d, k, size in zip(shape, i, whole or repeat(None))]
+
+    def one(self, size: Any) -> bool:
+        """Whether z3 proves that a size is 1 here."""
+        if not self.real or not self.given:
+            return False
+        if size.get_id() not in self.ones:
+            self.ones[size.get_id()] = (size, self.ask([*self.facts.said, *self.given, size != 1]) == self.z.unsat)
+        return self.ones[size.get_id()][1]
+
+    def element(
+        self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts, boolean: bool, dtype: Any
+    ) -> Any:
+        """An elementwise op applied to single elements; raises Beyond if the op is not supported."""
+        z, name = self.z, entry.name
+        if name == "where":
+            return self.either(*x)
+        if any(isinstance(v, Total | Extreme) for v in x):
+            if self.real and entry.composite:
+                return self.decomposed(entry, x, attrs, facts, dtype)
+            if (found := self.inside(name, x, facts)) is not None:
+                return found
+            x = [self.name(v, facts) for v in x]
+        if all(v.sort() == z.BoolSort() for v in x):
+            logic = {"and": z.And, "or": z.Or, "xor": z.Xor, "not": z.Not}
+            if name not in logic:
+                raise Beyond(f"{name} of booleans")
+            return logic[name](*x)
+        if entry.composite and (self.real or self.opened):
+            return self.decomposed(entry, x, attrs, facts, dtype)
+        if self.real and name in _REAL:
+            if name in ("div", "recip"):
+                return self.quotient(x[0] if name == "div" else z.RealVal(1), x[-1], facts)
+            return _REAL[name](z, *x)
+        if (
+            self.real
+            and name == "pow"
+            and (power := self.functions.power(x[0], x[1], facts.said, facts.undefined)) is not None
+        ):
+            return power
+        if self.real and not attrs and (known := self.functions.of(name)):
+            return known(*x, facts.said, facts.undefined)
+        if self.real and name in PARTIAL:
+            facts.undefined.append(self.function(f"undefined {name}", *[self.sort] * len(x), z.BoolSort())(*x))
+        if name == "cast":
+            return self.function("cast", self.sort, z.IntSort(), self.sort)(x[0], dtype)
+        if any(z.is_expr(v) for v in attrs.values()):
+            raise Beyond(f"{name} with unknown attributes")
+        label = name + ("" if not attrs else repr(sorted(attrs.items())))
+        if entry.commutative and not (self.rule.exact and name in ("maximum", "minimum")):  # of 0.0 and -0.0
+            # operands sorted by an uninterpreted order of all values, which encodes commutativity and nothing else
+            ordered = self.function("before", self.sort, self.sort, z.BoolSort())
+            first, second = z.If(ordered(*x), x[0], x[1]), z.If(ordered(*x), x[1], x[0])
+            facts.said += [z.Or(x[0] == x[1], ordered(x[0], x[1]) != ordered(x[1], x[0]))]
+            x = [first, second]
+        function = self.function(label, *[self.sort] * len(x), z.IntSort(), z.BoolSort() if boolean else self.sort)
+        for value in KEPT.get(name, ()) if not self.real and not attrs else ():
+            one = self.number(value, dtype)
+            facts.said.append(function(*[one] * len(x), dtype) == one)
+        return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
+
+    def quotient(self, top: Any, bottom: Any, facts: Facts) -> Any:
+        """A quotient. c / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there."""
+        z = self.z
+        pole = self.poles.pop(bottom.get_id(), None)
+        if pole is not None and facts.undefined and facts.undefined[-1] is pole[-1]:
+            _, above, below, _ = pole
+            facts.undefined[-1] = z.Or(z.And(below == 0, above == 0), z.And(below != 0, bottom == 0))
+            return z.If(below == 0, z.RealVal(0), top / bottom)
+        facts.undefined.append(bottom == 0)
+        found = top / bottom
+        if not self.composites:  # within a composite an element may be read twice
+            self.poles[found.get_id()] = (found, top, bottom, facts.undefined[-1])
+        return found
+
+    def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts, dtype: Any) -> Any:
+        """A composite op, decomposed into atomic ops element by element.
+
+        An unknown attribute is replaced by two different numbers (`STAND_INS`) in two expansions: wherever these
+        numbers occur, the attribute is inserted, and nothing else may differ. Raises Beyond otherwise.
+        """
+        leaves = [api.input(f"operand{i}", (1,)) for i in range(len(x))]
+        unknown = [n for n, v in attrs.items() if self.z.is_expr(v)]
+        numbers = [{n: base + k for k, n in enumerate(unknown)} for base in STAND_INS]
+        first, second = (expand(make(entry.name, leaves, {**attrs, **n})) for n in numbers)
+        done: dict[int, Any] = {id(leaf): v for leaf, v in zip(leaves, x)}
+        keep: list[Tensor] = [*leaves, first, second]
+
+        def constant(values: list[float]) -> Any:
+            if values[0] == values[1]:
+                return values[0]
+            if (name := next((n for n in unknown if values == [each[n] for each in numbers]), None)) is None:
+                raise Beyond(f"{entry.name} computes with an attribute that is unknown")
+            return attrs[name]
+
+        def walk(node: Tensor, twin: Tensor) -> Any:
+            keep.append(node)
+            if node.op != twin.op or len(node.args) != len(twin.args):
+                raise Beyond(f"{entry.name} depends on an attribute that is unknown")
+            if id(node) not in done:
+                inner = [walk(a, b) for a, b in zip(node.args, twin.args)]
+                if node.op == "full":
+                    done[id(node)] = self.number(constant([n.attr("value") for n in (node, twin)]), dtype)
+                elif node.op in ("reshape", "broadcast_to", "permute"):
+                    done[id(node)] = inner[0]
+                elif node.attrs != twin.attrs:
+                    raise Beyond(f"{entry.name} passes on an attribute that is unknown")
+                else:
+                    boolean = node.entry.law == "compare"
+                    done[id(node)] = self.element(node.entry, inner, dict(node.attrs), facts, boolean, dtype)
+            return done[id(node)]
+
+        self.composites += 1
+        try:
+            return walk(first, second)
+        finally:
+            self.composites -= 1

@@ -1,0 +1,218 @@
+"""SMT semantics of layout ops: which element of the operand each element of the result reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+from ..semantics.solver import Beyond
+from ..semantics.sums import Extreme, Total
+from .elementwise import Elements
+from .unknowns import Facts, Reject, Sym
+
+
+class Layout(Elements):
+    """One method per op of structures.LAYOUT, each returning the symbolic result."""
+
+    def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
+        """The axis attribute, normalized; Beyond if it is unknown, Reject if there is no such axis."""
+        axis = attrs["axis"]
+        if self.z.is_expr(axis):
+            raise Beyond("an unknown axis")
+        if not -len(x.shape) <= axis < len(x.shape):
+            raise Reject
+        return int(axis) % len(x.shape)
+
+    def _permute(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        (x,), perm = args, attrs["perm"]
+        if sorted(perm) != list(range(len(x.shape))):
+            raise Reject
+        back = {p: i for i, p in enumerate(perm)}
+        return Sym(
+            tuple(x.shape[p] for p in perm), x.dtype, lambda i: x.at([i[back[d]] for d in range(len(perm))]), x.boolean
+        )
+
+    def _slice(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        (x,), axis = args, self.axis(args[0], attrs)
+        start, stop, step = attrs["start"], attrs["stop"], attrs["step"]
+        facts.said += [start >= 0, start <= stop, stop <= x.shape[axis], step >= 1]
+        plain = isinstance(step, int) and step == 1
+        size = stop - start if plain else (stop - start + step - 1) / step
+        if self.z.is_expr(step):  # the same number as that of windows with this stride
+            last = self.strided("positions", stop - start - 1, step)
+            self.facts.said.append(self.z.Implies(self.z.And(stop > start, step >= 1), size == last + 1))
+
+        def at(i: Sequence[Any]) -> Any:
+            if self.z.is_expr(step):
+                facts.said.append(self.strided("step", i[axis], step) == step * i[axis])
+            return x.at([*i[:axis], start + step * i[axis], *i[axis + 1 :]])
+
+        return Sym(_put(x.shape, axis, size), x.dtype, at, x.boolean)
+
+    def strided(self, name: str, value: Any, stride: Any) -> Any:
+        """A value divided by a stride (rounded down) or multiplied by it, as an uninterpreted function of both.
+
+        No arithmetic axioms are needed as long as no slice has such a step.
+        """
+        if not self.z.is_expr(stride) and stride == 1:
+            return value
+        number = self.z.IntSort()
+        return self.function(name, number, number, number)(value, stride)
+
+    def _flip(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        (x,), axis = args, self.axis(args[0], attrs)
+        return Sym(
+            x.shape, x.dtype, lambda i: x.at([*i[:axis], x.shape[axis] - 1 - i[axis], *i[axis + 1 :]]), x.boolean
+        )
+
+    def _concat(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        (x, y), axis = args, self.axis(args[0], attrs)
+        if len(x.shape) != len(y.shape) or x.boolean != y.boolean:
+            raise Reject
+        facts.said += [a == b for i, (a, b) in enumerate(zip(x.shape, y.shape)) if i != axis]
+        facts.said.append(x.dtype == y.dtype)
+        n = x.shape[axis]
+
+        def at(i: Sequence[Any]) -> Any:
+            return self.either(i[axis] < n, x.at(i), y.at([*i[:axis], i[axis] - n, *i[axis + 1 :]]))
+
+        return Sym(_put(x.shape, axis, n + y.shape[axis]), x.dtype, at, x.boolean)
+
+    def _pad(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        (x,), axis = args, self.axis(args[0], attrs)
+        lo, hi, n = attrs["lo"], attrs["hi"], args[0].shape[axis]
+        if x.boolean:
+            raise Beyond("padding of booleans")
+        facts.said += [self.z.IntVal(0) <= lo, self.z.IntVal(0) <= hi]
+        value = self.number(attrs["value"], x.dtype)
+
+        def at(i: Sequence[Any]) -> Any:
+            inside = self.z.And(i[axis] >= lo, i[axis] < lo + n)
+            return self.either(inside, x.at([*i[:axis], i[axis] - lo, *i[axis + 1 :]]), value)
+
+        return Sym(_put(x.shape, axis, lo + n + hi), x.dtype, at)
+
+    def _broadcast_to(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        (x,), shape = args, attrs["shape"]
+        if len(shape) != len(x.shape):
+            raise Reject
+        facts.said += [self.z.Or(a == 1, a == b) for a, b in zip(x.shape, shape)]
+        if facts is self.facts:  # an existing value has a valid shape
+            facts.said += [d >= 0 for d in shape]
+        return Sym(tuple(shape), x.dtype, lambda i: x.at(self.narrowed(x.shape, i)), x.boolean)
+
+    def _full(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
+        value = self.number(attrs["value"], dtype)
+        facts.said += [d >= 0 for d in attrs["shape"]]
+        return Sym(tuple(attrs["shape"]), dtype, lambda i: value)
+
+    def _reshape(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        """A reshape: indices are linearized by an uninterpreted function of the shape and delinearized by another."""
+        (x,), shape = args, tuple(attrs["shape"])
+        volumes = [self.volume(s) for s in (x.shape, shape)]
+        ways = self.beside_ones(x.shape, shape)
+        self.facts.said += [self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in ways]
+        facts.said += [volumes[0] == volumes[1], *(d >= 0 for d in shape)]
+        return Sym(shape, x.dtype, lambda i: x.at(self.place(x.shape, shape, i, facts)), x.boolean)
+
+    def volume(self, shape: Sequence[Any]) -> Any:
+        """The number of elements: an uninterpreted function of the shape, a multiple of its first and of its last
+        size."""
+        z, number, n = self.z, self.z.IntSort(), len(shape)
+        if not n:
+            return z.IntVal(1)
+        found = self.function(f"volume {n}", *[number] * n, number)(*shape)
+        for rest, size in ((shape[:-1], shape[-1]), (shape[1:], shape[0])) if n > 1 else ():
+            inner = self.function(f"volume {n - 1}", *[number] * n)(*rest)
+            self.facts.said += [found == inner * size, z.Implies(z.And(*(d >= 0 for d in rest)), inner >= 0)]
+        return found
+
+    def place(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: Facts) -> list[Any]:
+        """The index into the operand of a reshape that corresponds to an index of the result.
+
+        Axioms: leading or trailing axes of equal sizes keep their index and the rest is a reshape; axes of size 1 can
+        be dropped.
+        """
+        z = self.z
+        inside = z.And(self.volume(old) == self.volume(new), *(c for k, d in zip(i, new) for c in (k >= 0, k < d)))
+        found = self.counted(old, new, i, facts, inside)
+        for same, mapped in self.beside_ones(old, new):
+            moved = (w == (i[mapped[d]] if d in mapped else 0) for d, w in enumerate(found))
+            facts.said.append(z.Implies(z.And(same, inside), z.And(*moved, True)))
+        for kept, rest in ((-1, slice(0, -1)), (0, slice(1, None))) if old and new else ():
+            same = z.And(inside, old[kept] == new[kept])
+            inner = self.counted(old[rest], new[rest], i[rest], facts, same)
+            facts.said.append(
+                z.Implies(same, z.And(found[kept] == i[kept], *(w == v for w, v in zip(found[rest], inner))))
+            )
+        return found
+
+    def counted(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: Facts, inside: Any) -> list[Any]:
+        """The index into shape `old` with the same linear position as index `i` of shape `new`, valid under the
+        condition `inside`."""
+        z, number = self.z, self.z.IntSort()
+
+        def count(shape: Sequence[Any], where: Sequence[Any]) -> Any:
+            return self.function(f"count {len(shape)}", *[number] * (2 * len(shape) + 1))(*shape, *where)
+
+        def back(shape: Sequence[Any], at: Any) -> list[Any]:
+            names = (f"place {len(shape)} {k}" for k in range(len(shape)))
+            return [self.function(n, *[number] * (len(shape) + 2))(*shape, at) for n in names]
+
+        at = count(new, i)
+        found = back(old, at)
+        known = [*(p == k for p, k in zip(back(new, at), i)), count(old, found) == at]
+        facts.said.append(z.Implies(inside, z.And(*known, *(c for p, d in zip(found, old) for c in (p >= 0, p < d)))))
+        return found
+
+    def beside_ones(self, old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, dict[int, int]]]:
+        """The ways in which a reshape may only add, drop or move axes of size 1, as (condition, kept axes)."""
+        z, found = self.z, []
+        axes = [[d for d, n in enumerate(s) if z.is_expr(n) or n != 1] for s in (old, new)]
+        most = min(map(len, axes))
+        for kept_count in range(max(0, most - 1), most + 1):
+            for first, second in product(*(combinations(a, kept_count) for a in axes)):
+                kept = dict(zip(first, second))
+                ones = [old[d] == 1 for d in axes[0] if d not in kept] + [
+                    new[d] == 1 for d in axes[1] if d not in second
+                ]
+                found.append((z.And(*ones, *(old[p] == new[q] for p, q in kept.items()), True), kept))
+        return found
+
+    def _gather(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        """A gather: the position is an uninterpreted function of the index value and of the axis size (out-of-range
+        indices are clipped)."""
+        (x, n), axis, z = args, self.axis(args[0], attrs), self.z
+        if n.boolean:
+            raise Reject
+        size, many = x.shape[axis], len(n.shape)
+        facts.said.append(self.function("whole", z.IntSort(), z.BoolSort())(n.dtype))
+        which = self.function("which", self.sort, z.IntSort(), z.IntSort())
+
+        def at(i: Sequence[Any]) -> Any:
+            index = n.at(i[axis : axis + many])
+            if isinstance(index, Total | Extreme):
+                raise Beyond("an index that is computed")
+            place = which(index, size)
+            facts.said.append(z.Implies(size > 0, z.And(place >= 0, place < size)))
+            return x.at([*i[:axis], place, *i[axis + many :]])
+
+        return Sym((*x.shape[:axis], *n.shape, *x.shape[axis + 1 :]), x.dtype, at, x.boolean)
+
+    def _iota(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        shape, axis = tuple(attrs["shape"]), attrs["axis"]
+        if self.z.is_expr(axis):
+            raise Beyond("an unknown axis")
+        if not -len(shape) <= axis < len(shape):
+            raise Reject
+        dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
+        facts.said += [d >= 0 for d in shape]
+        number = self.z.IntSort()
+        place = self.z.ToReal if self.real else lambda k: self.function("place", number, number, self.sort)(k, dtype)
+        return Sym(shape, dtype, lambda i: place(i[axis] if self.z.is_expr(i[axis]) else self.z.IntVal(i[axis])))
+
+
+def _put(shape: Sequence[Any], axis: int, size: Any) -> tuple[Any, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])

@@ -1,0 +1,293 @@
+"""SMT proofs of our rules: for all sizes, offsets and values at once, one pattern of ranks at a time.
+
+For given ranks, axes and permutations, every size, offset, stride and index is an integer unknown of z3, and an element
+of a value is a term over elements of the variables: layout ops select the element, elementwise ops are functions. A
+rule is proved at these ranks if no sizes, attributes and index satisfy the types of the left side and the guards while
+the right side is ill typed, has another type, or has another element there. Functions are uninterpreted first (which
+proves bitwise equality in any dtype). If that does not suffice and the rule does not claim `exact`, + - * / maximum
+minimum and comparisons are those of the reals, and a division by zero must happen on both sides or on neither.
+
+Why a few ranks suffice: every op supported here acts elementwise along an axis that no attribute names, so a result for
+one such axis holds for any number of them. The relative positions of the named axes form finitely many patterns, and
+all of them occur at a rank one above the number of names. A reshape is an uninterpreted map of indices that depends on
+the two shapes, whatever their ranks. Rules about permutations compare words of a few permutations, and no word of one
+to six letters in two permutations and their inverses is trivial on all permutations of four axes.
+
+Matrix products and sums over axes are sums of terms over indices (`Total`). Products distribute over sums, a
+conditional of two sums is a sum of conditionals, and a sum over the rows of a concat splits into one sum per part. Two
+sums are equal if their terms agree range by range; z3 is queried at an arbitrary index. Convolutions and means over
+windows are sums whose terms are zero outside of the image; spatial axes are treated alike, so one and two of them stand
+for any number. A sum whose terms vanish at all indices but one equals that term. Maxima and minima (`Extreme`) are
+those of sets: two are equal if each contains the other's terms; summands, nonnegative factors and increasing functions
+move inside. Where an op that is neither linear nor increasing reads a sum or a maximum, it reads a name (an
+uninterpreted function of the free indices) instead; sums that are equal everywhere share a name. semantics/function_facts.py holds the
+axioms about elementwise functions over the reals; `DEFINITIONS` defines norms, softmax and attention. Gathers are not
+supported, nor are sums whose terms are not finite everywhere.
+
+Modules: smt/unknowns.py (unknowns and attributes), smt/equal_sums.py (equality of sums and maxima), smt/sum_arithmetic.py (their
+arithmetic), smt/elementwise.py, smt/layout.py and smt/contractions.py (semantics of ops); this module has terms and the
+query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.pattern import Apply, Call, Literal, Term, Value, Var, parse_term, subterms
+from ...egraph.ir.rule import Rule
+from ..semantics.function_facts import is_whole
+from ..semantics.sample import Instance
+from ..semantics.solver import Beyond
+from ..semantics.structures import CONTRACTIONS, LAYOUT, bound, structures
+from ..semantics.sums import Extreme, Total
+from .contractions import Contractions
+from .equal_sums import QUESTIONS
+from .unknowns import Facts, Reject, Sym
+
+LATTICE = ("maximum", "minimum", "max", "min", "max_pool")
+SECONDS = 120.0  # per rule
+RING = ("add", "sub", "mul", "neg", "matmul", "linear", "sum", "conv")
+_MAX = "max(x, axes=(axis,))"
+#: Op -> (names of its operands, its definition in the rule language).
+DEFINITIONS = {
+    "softmax": ("x", f"exp(x - {_MAX}) / sum(exp(x - {_MAX}), axes=(axis,))"),
+    "log_softmax": ("x", f"(x - {_MAX}) - log(sum(exp(x - {_MAX}), axes=(axis,)))"),
+    "rms_norm": ("x g", "x * rsqrt(mean(x * x, axes=(rank(x) - 1,)) + full(value=eps, shape=ones(rank(x)), dtype=dtype(x)))"
+                 " * reshape(g, shape=replace(ones(rank(x)), -1, size(g, 0)))"),
+    "layer_norm": ("x g b", "(x - mean(x, axes=(rank(x) - 1,))) * rsqrt(mean((x - mean(x, axes=(rank(x) - 1,))) * (x - mean(x, axes=(rank(x) - 1,))),"
+                   " axes=(rank(x) - 1,)) + full(value=eps, shape=ones(rank(x)), dtype=dtype(x)))"
+                   " * reshape(g, shape=replace(ones(rank(x)), -1, size(g, 0))) + reshape(b, shape=replace(ones(rank(x)), -1, size(b, 0)))"),
+    "batch_norm": ("x g b m v", "x * reshape(g * rsqrt(v + full(value=eps, shape=(1,), dtype=dtype(v))), shape=replace(ones(rank(x)), 1, size(x, 1)))"
+                   " + reshape(b - m * (g * rsqrt(v + full(value=eps, shape=(1,), dtype=dtype(v)))), shape=replace(ones(rank(x)), 1, size(x, 1)))"),
+    "attention": ("q k v", "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), dtype=dtype(q)), axis=rank(q) - 1) @ v"),
+    "logsumexp": ("x", "log(sum(exp(x - max(x, axes=axes)), axes=axes)) + max(x, axes=axes)"),
+    "rope": ("x c s", "x * c + concat(neg(slice(x, axis=rank(x) - 1, start=size(x, -1) // 2, stop=size(x, -1))),"
+             " slice(x, axis=rank(x) - 1, start=0, stop=size(x, -1) // 2), axis=rank(x) - 1) * s"),
+    "masked_attention": ("q k v m", "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), dtype=dtype(q)) + m,"
+                         " axis=rank(q) - 1) @ v"),
+}  # fmt: skip
+#: Attribute values at which the definitions apply.
+PLAIN = {"causal": False, "window": 0, "softcap": 0.0}
+
+
+class _World(Contractions):
+    """A rule at given ranks, axes and permutations: builds symbolic terms and decides whether the rule holds."""
+
+    def term(self, term: Term, facts: Facts, like: Sym | None = None) -> Sym:
+        """The symbolic value of a term; its type conditions are added to the facts. Raises Beyond for an unsupported
+        op."""
+        if isinstance(term, Var):
+            found = self.env[term.name]
+            assert isinstance(found, Sym)
+            return found
+        if isinstance(term, Literal):
+            tensor = self.env[term.like] if term.like else like
+            rank = len(tensor.shape) if tensor is not None else 0
+            if tensor is None or tensor.boolean:
+                raise Beyond("a number without a dtype")
+            value = self.number(term.value, tensor.dtype)
+            return Sym((1,) * rank, tensor.dtype, lambda i: value)
+        built = [None if isinstance(a, Literal) and not a.like else self.term(a, facts) for a in term.args]
+        sibling = next((b for b in reversed(built) if b is not None), None)
+        args = [b if b is not None else self.term(a, facts, sibling) for a, b in zip(term.args, built)]
+        attrs = {n: self.value(a) for n, a in term.attrs}
+        if term.op in DEFINITIONS:
+            return self.defined(term.op, args, attrs, facts)
+        if term.op in LAYOUT or term.op in CONTRACTIONS:
+            law: Callable[..., Sym] = getattr(self, f"_{term.op}")
+            return law(args, attrs, facts)
+        entry = OPS[term.op]
+        if entry.pointwise or (entry.composite and entry.law == "pointwise"):
+            return self.pointwise(entry, args, attrs, facts)
+        raise Beyond(f"{term.op} is no layout or elementwise op")
+
+    def defined(self, op: str, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        """The symbolic value of an op, from its definition."""
+        names, text = DEFINITIONS[op]
+        entry = OPS[op]
+        every = {**entry.defaults, **attrs}
+        if not self.real:
+            raise Beyond(f"{op} of elements that nothing is known of")
+        if any(every.get(n, v) != v for n, v in PLAIN.items()):
+            raise Beyond(f"{op} with such attributes")
+        if op.endswith("_norm") and any(len(a.shape) != 1 for a in args[1:]):
+            raise Reject
+        outer, self.env = self.env, {**dict(zip(names.split(), args)), **every}
+        try:
+            found = self.term(parse_term(text), facts)
+        finally:
+            self.env = outer
+        if op.endswith("_norm") and op != "batch_norm":
+            facts.said += [a.shape[0] == args[0].shape[-1] for a in args[1:]]
+        if op == "rope":
+            facts.said += [found.shape[-1] % 2 == 0, *(n == m for n, m in zip(found.shape, args[0].shape))]
+        return found
+
+    wrong: dict[str, Any] | None = None  # sizes and attributes at which z3 finds that the sides differ
+
+    def holds(self, types_only: bool = False) -> bool | None:
+        """Whether the rule holds here (or only its types, with `types_only`); None if the rule never matches here."""
+        z = self.z
+        lefts = [self.term(t, self.facts) for t in self.rule.lefts]
+        guards = []
+        for g in self.rule.guards:
+            value = self.value(g)
+            if value is False:
+                return None
+            if value is not True:
+                guards.append(value)
+        shown = Facts()
+        try:
+            rights = [self.term(t, shown) for t in self.rule.rights]
+        except Reject:
+            rights = []
+        index = [[z.Int(f"i{n}.{d}") for d in range(len(s.shape))] for n, s in enumerate(lefts)]
+        inside = [z.And(k >= 0, k < d) for i, s in zip(index, lefts) for k, d in zip(i, s.shape)]
+        self.given = [*guards, *inside]
+        left_values = [] if types_only else [s.at(i) for s, i in zip(lefts, index)]
+        if len(rights) != len(lefts) or any(
+            len(a.shape) != len(b.shape) or a.boolean != b.boolean for a, b in zip(lefts, rights)
+        ):
+            return None if self.ask([*self.facts.said, *guards]) == z.unsat else False
+        types = [a == b for x, y in zip(lefts, rights) for a, b in zip(x.shape, y.shape)]
+        types += [x.dtype == y.dtype for x, y in zip(lefts, rights)]
+        owed = [*types, *shown.said]
+        assumed = [*self.facts.said, *guards]
+        if self.ask(assumed) == z.unsat:
+            return None
+        if self.ask([*assumed, z.Not(z.And(*owed))]) != z.unsat:
+            self.wrong = self.example([*assumed, z.Not(z.And(*owed))])
+            return False
+        if types_only:
+            return True
+        # facts added while an element is built (such as an order of two operands) are assumptions, not obligations;
+        # they may use the types
+        elements = Facts(said=list(owed))
+        shown.said = elements.said
+        right_values = [s.at(i) for s, i in zip(rights, index)]
+        sides = list(zip(left_values, right_values))
+        many = [(a, b) for a, b in sides if isinstance(a, Total | Extreme) or isinstance(b, Total | Extreme)]
+        same = [a == b for a, b in sides if not any(isinstance(v, Total | Extreme) for v in (a, b))]
+        assumed = [*self.facts.said, *guards, *elements.said]
+        nowhere = z.Or(*self.facts.undefined, False), z.Or(*shown.undefined, False)
+        given = [*assumed, *inside, z.Not(nowhere[0])]
+        for a, b in many:
+            if not self.equal_many(given, *self.alike(a, b)):
+                same.append(self.name(a, elements) == self.name(b, elements))
+        assumed = [*assumed, *elements.said, *(f for f in self.facts.said if f is not True)]
+        wrong = z.Or(nowhere[0] != nowhere[1], z.And(z.Not(nowhere[0]), z.Not(z.And(*same, True))))
+        if self.ask([*assumed, *inside, wrong]) == z.unsat:
+            return True
+        self.wrong = self.example([*assumed, *inside, wrong])
+        return False
+
+
+def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str]:
+    """Tries to prove a one-way rule with z3 at every pattern of ranks. Returns (proved, what was proved or why not).
+
+    Where z3 finds sizes and attributes at which the sides differ, they are appended to `suspects`: either evaluation
+    refutes the rule there, or the encoding was too weak.
+    """
+    suspects = [] if suspects is None else suspects
+    calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
+    try:
+        if rule.exact and calls & {*CONTRACTIONS, *DEFINITIONS}:
+            return False, "sums are looked at over the reals"
+        done, said = (False, "") if calls & {*CONTRACTIONS, *DEFINITIONS} else _prove(rule, False, suspects)
+    except Beyond as beyond:
+        done, said = False, str(beyond)
+    if done or rule.exact:
+        return done, said
+    if not _reals_only(rule):
+        return False, "it holds over the reals at best, but integers match it"
+    try:
+        return _prove(rule, True, suspects)
+    except Beyond as beyond:
+        return False, str(beyond)
+
+
+def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = QUESTIONS) -> int:
+    """Number of patterns of ranks and axes at which z3 proves that both sides have equal types wherever the rule
+    matches.
+
+    0 if the proof fails at one pattern, which is appended to `suspects` (see `prove`). Raises Beyond if there are more
+    than `questions` patterns.
+    """
+    matched = asked = 0
+    for tried, (ranks, fixed) in enumerate(structures(rule, False)):
+        if tried == QUESTIONS or asked == questions:
+            raise Beyond("too many ranks, axes and permutations")
+        try:
+            world = _World(rule, ranks, fixed, False)
+            found = world.holds(types_only=True)
+        except Reject:
+            continue
+        asked += 1
+        if found is False:
+            if suspects is not None and world.wrong is not None:
+                suspects.append(_instance(rule, ranks, world))
+            return 0
+        matched += found is True
+    return matched
+
+
+def _reals_only(rule: Rule) -> bool:
+    """Whether a proof over the reals covers every dtype that the rule can match.
+
+    True for ring arithmetic with integer constants, whose laws wrap-around integers satisfy too, and if the operands
+    must be floats.
+    """
+    terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
+    calls = [t for t in terms if isinstance(t, Call)]
+    numbers = [t.value for t in terms if isinstance(t, Literal)]
+    numbers += [a.value for t in calls for n, a in t.attrs if n == "value" and isinstance(a, Value)]
+    powers = [t.args[1] for t in calls if t.op == "pow"]
+    ring = is_whole(numbers) and all(t.op in RING or t.op in LAYOUT or t.op in ("pow", "cast", "eq") for t in calls)
+    ring = ring and all(isinstance(p, Literal) and p.value >= 0 for p in powers) and _counting(calls)
+    order = not numbers and all(t.op in LATTICE or t.op in LAYOUT for t in calls)
+    left = [t for side in rule.lefts for t in subterms(side)]
+    floats = any(isinstance(t, Call) and OPS[t.op].floats_only for t in left)
+    floats = floats or any(isinstance(t, Literal) and not is_whole([t.value]) for t in left)  # a fraction
+    return ring or order or floats or any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
+
+
+def _counting(calls: Sequence[Call]) -> bool:
+    """Whether all comparisons are between indices, and only their results are cast (to zeros and ones)."""
+    cast = [t for t in calls if t.op == "cast"]
+    compared = [t for t in calls if t.op == "eq"]
+    return all(isinstance(a, Call) and a.op == "iota" for t in compared for a in t.args) and all(
+        isinstance(t.args[0], Call) and t.args[0].op == "eq" for t in cast
+    )
+
+
+def _instance(rule: Rule, ranks: Mapping[str, int], world: _World) -> Instance:
+    """The instance at which z3 finds that the sides differ; float32 where the rule leaves dtypes open."""
+    values = world.wrong or {}
+    dtypes = {n: "bool" if n in world.booleans else "float32" for n in ranks}
+    attrs = {n: v for n, v in values.items() if n not in ranks}
+    attrs |= {n: "float32" for n, (op, a) in bound(rule).items() if OPS[op].attrs[a] == "dtype"}
+    return Instance({n: Type(values[n], dtypes[n]) for n in ranks}, attrs, frozenset())
+
+
+def _prove(rule: Rule, real: bool, suspects: list[Instance]) -> tuple[bool, str]:
+    matched = asked = 0
+    until = perf_counter() + SECONDS
+    for ranks, fixed in structures(rule, real):
+        asked += 1
+        if asked > QUESTIONS:
+            return False, "too many ranks, axes and permutations"
+        try:
+            world = _World(rule, ranks, fixed, real, until)
+            found = world.holds()
+        except Reject:
+            continue
+        if found is False:
+            if world.wrong is not None:
+                suspects.append(_instance(rule, ranks, world))
+            return False, f"z3 does not show it at ranks {ranks}"
+        matched += found is True
+    functions = "over the reals" if real else "for any elementwise functions"
+    return matched > 0, f"z3: all sizes, offsets and elements {functions}, {matched} patterns of ranks and axes"

@@ -1,0 +1,257 @@
+"""Unknowns of an SMT proof (smt/prove.py): tensors with symbolic shapes, attributes, guards, assumptions, and solver
+queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import count
+from math import inf
+from time import perf_counter
+from typing import Any
+
+from ...egraph.ir.ops import OPS
+from ...egraph.ir.pattern import FUNCTIONS, Attr, Call, Name, Value, subterms
+from ...egraph.ir.rule import Rule
+from ..semantics.function_facts import Functions
+from ..semantics.solver import Beyond, z3
+from ..semantics.structures import bits, booleans
+from ..semantics.sums import Many
+
+COST = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is sound
+EFFORT = 1_500_000  # z3 resource limit per query: about half a second, independent of the machine's load
+SMALL = 4  # largest size and attribute in examples
+MILLISECONDS = 5000  # hard time limit per query
+NAMES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+)
+BOOL, OTHER = 0, 1000  # codes of dtypes; those of variables are unknowns above OTHER
+
+
+class Reject(Exception):
+    """Raised when a term has no value at these ranks and axes."""
+
+
+@dataclass
+class Sym:
+    """A value with a symbolic shape; `at` maps an index to the z3 term of the element. `dtype` is a code, `boolean` the
+    element sort."""
+
+    shape: tuple[Any, ...]
+    dtype: Any
+    at: Callable[[Sequence[Any]], Any]
+    boolean: bool = False
+
+
+@dataclass
+class Facts:
+    """`said`: assumed or owed formulas. `undefined`: conditions under which an element has no finite value."""
+
+    said: list[Any] = field(default_factory=list)
+    undefined: list[Any] = field(default_factory=list)
+
+
+class Unknowns:
+    """The unknowns of a rule at given ranks, axes and permutations, and the values of attribute expressions over
+    them."""
+
+    def __init__(
+        self, rule: Rule, ranks: Mapping[str, int], fixed: Mapping[str, Any], real: bool, until: float = inf
+    ) -> None:
+        self.until = until
+        self.z, self.rule, self.real = z3(), rule, real
+        self.facts = Facts()
+        z = self.z
+        self.sort = z.RealSort() if real else z.DeclareSort("Value")
+        self.env: dict[str, Any] = dict(fixed)
+        self.opened = _has_unknown_attributes(rule)  # then composites are decomposed
+        self.summed = count()
+        self.functions = Functions(z)
+        self.given: list[Any] = []  # guards, and bounds of the index at which elements are read
+        self.ranges: dict[str, tuple[Any, Any]] = {}  # index variables by name, with their sizes
+        self.names: list[tuple[Many, list[Any], Any]] = []
+        self.ones: dict[int, tuple[Any, bool]] = {}
+        self.mentioned: dict[int, tuple[Any, frozenset[str]]] = {}  # by term id; holding the term keeps its id valid
+        binary = bits(rule)
+        self.booleans = booleans(rule) | binary
+        for name, rank in ranks.items():
+            shape = tuple(z.Int(f"{name}.{i}") for i in range(rank))
+            self.facts.said += [d >= 0 for d in shape]
+            boolean = name in self.booleans
+            function = z.Function(name, *[z.IntSort()] * rank, z.BoolSort() if boolean else self.sort)
+            code = z.IntVal(BOOL) if boolean and name not in binary else z.Int(f"dtype.{name}")
+            if not boolean:
+                self.facts.said.append(code > OTHER)
+            self.env[name] = Sym(shape, code, _reader(function), boolean)
+
+    def function(self, name: str, *sorts: Any) -> Any:
+        """An uninterpreted function."""
+        return self.z.Function(name, *sorts)
+
+    def ask(self, facts: Sequence[Any]) -> Any:
+        """The solver's answer for the conjunction of facts; Beyond after the rule's time limit."""
+        if perf_counter() > self.until:
+            raise Beyond("it takes too long")
+        solver = self.z.Solver()
+        solver.set("timeout", MILLISECONDS)
+        solver.set("rlimit", EFFORT)
+        solver.add(*(f for f in facts if f is not True))
+        return solver.check()
+
+    def example(self, facts: Sequence[Any]) -> dict[str, Any] | None:
+        """A model with small sizes and attributes, by the names of the rule's variables (shapes for tensors).
+
+        None if z3 finds none.
+        """
+        z, found = self.z, {}
+        unknown = [
+            n
+            for v in self.env.values()
+            for n in (v.shape if isinstance(v, Sym) else v if isinstance(v, tuple) else (v,))
+        ]
+        solver = z.Solver()
+        solver.set("timeout", MILLISECONDS)
+        solver.set("rlimit", EFFORT)
+        solver.add(
+            *(f for f in facts if f is not True),
+            *(z.And(n >= (-SMALL if n.is_real() else 0), n <= SMALL) for n in unknown if z.is_expr(n)),
+        )
+        if solver.check() != z.sat:
+            return None
+        model = solver.model()
+
+        def number(n: Any) -> Any:
+            if not z.is_expr(n):
+                return n
+            value = model.eval(n, model_completion=True)
+            return (
+                value.as_long()
+                if z.is_int_value(value)
+                else float(value.approx(20).as_fraction() if z.is_algebraic_value(value) else value.as_fraction())
+            )
+
+        for name, value in self.env.items():
+            parts = value.shape if isinstance(value, Sym) else value
+            found[name] = tuple(map(number, parts)) if isinstance(parts, tuple) else number(parts)
+        return found
+
+    def value(self, attr: Attr) -> Any:
+        """The value of an attribute expression over unknowns; Beyond if unsupported, Reject if it has no value."""
+        z = self.z
+        if isinstance(attr, Value):
+            return attr.value
+        if isinstance(attr, Name):
+            if attr.name not in self.env:
+                raise Beyond(f"{attr.name} has no value")
+            return self.env[attr.name]
+        args = [self.value(a) for a in attr.args]
+        f = attr.function
+        if f in COST:
+            return True
+        if f in ("rank", "size", "shape", "volume", "fits", "dtype", "scalar", "floating"):
+            return self.about(f, args)
+        symbolic = any(z.is_expr(x) for a in args for x in (a if isinstance(a, tuple) else (a,)))
+        if f in ("eq", "ne"):
+            same = self.equal(*args)
+            return same if f == "eq" else (z.Not(same) if z.is_expr(same) else not same)
+        if f == "floordiv" and symbolic:
+            self.facts.said.append(args[1] > 0)
+            return args[0] / args[1]
+        if f in ("min", "max") and symbolic:
+            return z.If((args[0] <= args[1]) == (f == "min"), *args)
+        if f in ("at", "drop", "insert", "replace", "compose", "permuted", "index", "inverse", "contains", "identity"):
+            places = args[1:2] if f not in ("compose", "permuted", "inverse", "identity", "index", "contains") else args
+            if f != "permuted" and any(
+                z.is_expr(p) or (isinstance(p, tuple) and any(map(z.is_expr, p))) for p in places
+            ):
+                raise Beyond(f"{f} at an unknown place")
+        try:
+            return FUNCTIONS[f](*args)
+        except (IndexError, ValueError, ZeroDivisionError, KeyError) as error:
+            raise Reject from error
+
+    def about(self, f: str, args: Sequence[Any]) -> Any:
+        """A function of a tensor's type: rank, size, shape, volume, dtype, or a condition on them."""
+        z, x = self.z, args[0]
+        if f == "rank":
+            return len(x.shape)
+        if f == "size":
+            if z.is_expr(args[1]):
+                raise Beyond("the size of an unknown axis")
+            if not -len(x.shape) <= args[1] < len(x.shape):
+                raise Reject
+            return x.shape[args[1]]
+        if f == "shape":
+            return x.shape
+        if f == "volume":
+            found = reduce(lambda a, b: a * b, x.shape, z.IntVal(1))
+            for k, size in enumerate(x.shape):  # consequences that z3 does not find by itself
+                others = z.And(*(d == 1 for j, d in enumerate(x.shape) if j != k), True)
+                self.facts.said.append(z.Implies(z.And(found == size, size > 0), others))
+            return found
+        if f == "dtype":
+            return x.dtype
+        if f == "scalar":
+            return z.And(*(d == 1 for d in x.shape)) if x.shape else True
+        if f == "floating":
+            return z.Function("floating", z.IntSort(), z.BoolSort())(x.dtype)
+        other = args[1]
+        if len(x.shape) != len(other.shape):
+            return False
+        return z.And(*(z.Or(a == 1, a == b) for a, b in zip(x.shape, other.shape))) if x.shape else True
+
+    def equal(self, a: Any, b: Any) -> Any:
+        """Equality of numbers, vectors or dtypes, as a formula or a Python bool."""
+        if isinstance(a, tuple) or isinstance(b, tuple):
+            if not (isinstance(a, tuple) and isinstance(b, tuple)) or len(a) != len(b):
+                return False
+            parts = [self.equal(x, y) for x, y in zip(a, b)]
+            if any(p is False for p in parts):
+                return False
+            parts = [p for p in parts if p is not True]
+            return self.z.And(*parts) if parts else True
+        a, b = (self.code(x) if isinstance(x, str) else x for x in (a, b))
+        if not self.real and any(self.z.is_expr(x) and str(x).startswith("number ") for x in (a, b)):
+            raise Beyond("a condition on a number")
+        return a == b
+
+    def code(self, dtype: str) -> Any:
+        """The integer code of a dtype."""
+        return self.z.IntVal(BOOL if dtype == "bool" else OTHER + 1 + NAMES.index(dtype))
+
+    def number(self, value: Any, dtype: Any) -> Any:
+        """A constant or unknown number as an element of a dtype, to which it may be rounded."""
+        z = self.z
+        if self.real:
+            if z.is_expr(value):
+                return value
+            if value != value or value in (float("inf"), float("-inf")):
+                raise Beyond("an infinite constant")
+            return z.RealVal(value)
+        code = value if z.is_expr(value) else z.Int(f"number {float(value)!r}")
+        return self.function("number", z.IntSort(), z.IntSort(), self.sort)(code, dtype)
+
+
+def _reader(function: Any) -> Callable[[Sequence[Any]], Any]:
+    return lambda i: function(*i)
+
+
+def _has_unknown_attributes(rule: Rule) -> bool:
+    """Whether an elementwise composite op has an attribute that is not a literal value."""
+    terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)]
+    return any(
+        OPS[t.op].composite and OPS[t.op].law == "pointwise" and any(not isinstance(a, Value) for _, a in t.attrs)
+        for t in terms
+    )

@@ -1,0 +1,127 @@
+"""Operations on terms of the rule language: printing, renaming, and substitution of attributes and variables."""
+
+from __future__ import annotations
+
+from ...egraph.ir.ops import OPS
+from ...egraph.ir.pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, subterms
+
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "floordiv": "//",
+    "mod": "%",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+}
+
+
+def render_attr(attr: Attr) -> str:
+    """An attribute expression or guard as text in the rule language."""
+    if isinstance(attr, Value):
+        return repr(attr.value)
+    if isinstance(attr, Name):
+        return attr.name
+    parts = [render_attr(a) for a in attr.args]
+    if attr.function == "vec":
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    if attr.function == "at":
+        return f"{parts[0]}[{parts[1]}]"
+    if attr.function in _INFIX:
+        nested = [f"({p})" if isinstance(a, Apply) and a.function in _INFIX and attr.function not in ("eq", "ne", "lt", "le", "add")
+                  else p for a, p in zip(attr.args, parts)]  # fmt: skip
+        return f" {_INFIX[attr.function]} ".join(nested)
+    return f"{attr.function}({', '.join(parts)})"
+
+
+def render(term: Term) -> str:
+    """A term as text in the rule language, without attributes that have their default value."""
+    if isinstance(term, Var):
+        return term.name
+    if isinstance(term, Literal):
+        return f"lit({term.value!r}, {term.like})" if term.like else repr(term.value)
+    defaults = OPS[term.op].defaults
+    given = [
+        f"{n}={render_attr(a)}"
+        for n, a in term.attrs
+        if not (isinstance(a, Value) and n in defaults and defaults[n] == a.value)
+    ]
+    name = f"{term.op}_" if term.op in ("and", "or", "not", "xor") else term.op
+    return f"{name}({', '.join([*map(render, term.args), *given])})"
+
+
+def outline(term: Term) -> str:
+    """A term's ops as text, without attributes and variable names."""
+    if isinstance(term, Call):
+        return f"{term.op}({','.join(map(outline, term.args))})"
+    return "." if isinstance(term, Var) else repr(term.value)
+
+
+def _renamed(attr: Attr, names: dict[str, str]) -> Attr:
+    if isinstance(attr, Name):
+        return Name(names.get(attr.name, attr.name))
+    return Apply(attr.function, tuple(_renamed(a, names) for a in attr.args)) if isinstance(attr, Apply) else attr
+
+
+def rename(term: Term, names: dict[str, str]) -> Term:
+    """The term with tensor variables renamed."""
+    if isinstance(term, Var):
+        return Var(names[term.name])
+    if isinstance(term, Call):
+        return Call(
+            term.op, tuple(rename(a, names) for a in term.args), tuple((n, _renamed(a, names)) for n, a in term.attrs)
+        )
+    return term
+
+
+def substitute(term: Term, old: tuple[str, Attr], new: Attr) -> Term:
+    """The term with an attribute value replaced wherever an attribute of that name has it."""
+    if not isinstance(term, Call):
+        return term
+    attrs = tuple((n, new if (n, a) == old else _inside(a, old, new)) for n, a in term.attrs)
+    return Call(term.op, tuple(substitute(a, old, new) for a in term.args), attrs)
+
+
+def _inside(attr: Attr, old: tuple[str, Attr], new: Attr) -> Attr:
+    """An attribute expression with a permutation replaced inside, as in `(1, 0)[i]`."""
+    if old[0] != "perm" or not isinstance(attr, Apply):
+        return attr
+    return new if attr == old[1] else Apply(attr.function, tuple(_inside(a, old, new) for a in attr.args))
+
+
+def along(term: Term, axis: Attr, new: Attr) -> Term:
+    """The term with an axis replaced in the sizes that its attributes use."""
+
+    def change(attr: Attr) -> Attr:
+        if not isinstance(attr, Apply):
+            return attr
+        if attr.function == "size" and attr.args[1] == axis:
+            return Apply("size", (attr.args[0], new))
+        return Apply(attr.function, tuple(map(change, attr.args)))
+
+    if not isinstance(term, Call):
+        return term
+    return Call(term.op, tuple(along(a, axis, new) for a in term.args), tuple((n, change(a)) for n, a in term.attrs))
+
+
+def replace_use(term: Term, old: str, new: str, which: int) -> Term:
+    """The term with use number `which` (from the left, from 0) of a variable renamed; unchanged if there are fewer
+    uses."""
+    count = -1
+
+    def walk(t: Term) -> Term:
+        nonlocal count
+        if t == Var(old):
+            count += 1
+            return Var(new) if count == which else t
+        return Call(t.op, tuple(map(walk, t.args)), t.attrs) if isinstance(t, Call) else t
+
+    return walk(term)
+
+
+def slots(term: Term) -> list[tuple[str, Attr]]:
+    """The distinct (attribute, expression) pairs of a term whose value is not a variable, in order."""
+    found = [(n, a) for t in subterms(term) if isinstance(t, Call) for n, a in t.attrs if not isinstance(a, Name)]
+    return list(dict.fromkeys(found))

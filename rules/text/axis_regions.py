@@ -1,0 +1,156 @@
+"""Division of axes into regions at concat and split positions, propagated to all aligned axes."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+from .linear_equations import Affine, quotient
+from .shape_families import Typing
+from .signs import Open, Signs, Unprovable
+from .terms import Axis, Typed
+
+PLACES = 16  # limit on cuts per axis
+
+
+class Regions:
+    """The cut positions of every axis, closed under alignment."""
+
+    def __init__(self, typing: Typing, signs: Signs) -> None:
+        self.signs = signs
+        self.places: dict[Axis, list[Affine]] = {}
+        self.aligned: list[tuple[Axis, Axis]] = []
+        self.copies: list[tuple[Axis, Axis, int]] = []
+        self.framed: list[tuple[Axis, Axis, Affine]] = []  # (axis, axis inside of it, start of the inner axis)
+        self.seen: set[int] = set()
+        for term in typing.terms:
+            self.visit(term)
+        for left, right in typing.pairs:
+            self.aligned += zip(left.axes, right.axes)
+        self.close()
+
+    def visit(self, term: Typed) -> None:
+        """Collects the axes, alignments and cuts of a term."""
+        if id(term) in self.seen:
+            return
+        self.seen.add(id(term))
+        for a in term.args:
+            self.visit(a)
+        for axis in term.axes:
+            self.axis(axis)
+        axes = [a.axes for a in term.args]
+        if term.op == "matmul":
+            self.aligned += [(axes[0][-1], axes[1][-2])]
+        elif term.op in ("Iconv", "Cpool", "Imatmul"):
+            self.aligned += [(term.axes[0], term.axes[1])]
+        elif term.op == "batchnorm":
+            self.aligned += [(axes[0][1], a[0]) for a in axes[1:]]
+        elif term.op == "conv2d":
+            groups = term.params["groups"]
+            self.copies.append((axes[0][1], axes[1][1], groups))
+            for j in range(1, groups):
+                self.add(term.axes[1], axes[1][0].size * quotient(j, groups))
+        elif term.op == "merge":
+            n = term.params["count"]
+            self.copies.append((term.axes[1], axes[0][1], n))
+            for j in range(1, n):
+                self.add(term.axes[0], term.axes[0].size * quotient(j, n))
+        elif term.op == "enlarge":
+            for i, low in enumerate(enlarged(term)):
+                self.framed.append((term.axes[2 + i], axes[0][2 + i], low))
+
+    def axis(self, axis: Axis) -> None:
+        """Registers an axis and its parts."""
+        if axis in self.places:
+            return
+        self.places[axis] = []
+        for part in (*(axis.cut or ()), *axis.same):
+            self.axis(part)
+
+    def add(self, axis: Axis, place: Affine) -> bool:
+        """Adds a cut; returns whether it is new."""
+        self.axis(axis)
+        place = self.signs.reduce(place)
+        if place in self.places[axis] or self.signs.nonnegative(place * -1):
+            return False
+        if self.signs.nonnegative(place - axis.size):
+            return False
+        if len(self.places[axis]) == PLACES:
+            raise Unprovable("the cuts of an axis multiply")
+        self.places[axis].append(place)
+        return True
+
+    def close(self) -> None:
+        """Propagates cuts along alignments to a fixed point."""
+        changed = True
+        while changed:
+            new = [self.carry(*pair) for pair in self.aligned]
+            new += [self.repeat(*item) for item in self.copies]
+            new += [self.frame(*item) for item in self.framed]
+            for axis in list(self.places):
+                new += [self.carry(axis, other) for other in axis.same]
+                new.append(axis.cut is not None and self.inherit(axis, *axis.cut))
+            changed = any(new)
+
+    def carry(self, a: Axis, b: Axis) -> bool:
+        """Copies cuts between two aligned axes; returns whether any is new."""
+        return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
+
+    def inherit(self, whole: Axis, left: Axis, right: Axis) -> bool:
+        """Exchanges cuts between a concatenated axis and its parts; returns whether any is new."""
+        new = [self.add(whole, left.size), *(self.add(whole, p) for p in list(self.places[left]))]
+        new += [self.add(whole, left.size + p) for p in list(self.places[right])]
+        for p in list(self.places[whole]):
+            if self.signs.nonnegative(left.size - p):
+                new.append(self.add(left, p))
+            elif self.signs.nonnegative(p - left.size):
+                new.append(self.add(right, p - left.size))
+            else:
+                raise Open(p, left.size)
+        return any(new)
+
+    def frame(self, whole: Axis, part: Axis, start: Affine) -> bool:
+        """Exchanges cuts between an axis and one inside of it; the borders become cuts if the inner axis has any."""
+        inside = [p for p in self.places[whole] if self.signs.nonnegative(p - start - 1)]
+        new = [self.add(part, p - start) for p in inside if self.signs.nonnegative(start + part.size - p - 1)]
+        cuts = [start, start + part.size, *(start + p for p in self.places[part])] if self.places[part] else []
+        return any([*new, *(self.add(whole, p) for p in cuts)])
+
+    def repeat(self, whole: Axis, part: Axis, times: int) -> bool:
+        """Exchanges cuts between an axis and another one that it repeats `times` times."""
+        new = [self.add(whole, part.size * j) for j in range(1, times)]
+        new += [self.add(whole, part.size * j + p) for j in range(times) for p in list(self.places[part])]
+        for p in list(self.places[whole]):
+            for j in range(times):
+                if self.signs.nonnegative(p - part.size * j) and self.signs.nonnegative(part.size * (j + 1) - p):
+                    new.append(self.add(part, p - part.size * j))
+                    break
+            else:
+                border = next((b for j in range(1, times) if not self.ordered(p, b := part.size * j)), None)
+                raise Open(p, border) if border is not None else Unprovable("a cut outside of all groups")
+        return any(new)
+
+    def ordered(self, p: Affine, q: Affine) -> bool:
+        """Whether the order of two positions is provable."""
+        return self.signs.nonnegative(q - p) or self.signs.nonnegative(p - q)
+
+    def of(self, axis: Axis) -> list[tuple[Affine, Affine]]:
+        """(start, size) of an axis's regions, in order; raises Open if the order of two cuts depends on the sizes."""
+        places = [Affine.of(0)]
+        rest = list(self.places[axis])
+        while rest:
+            first = next((p for p in rest if all(self.signs.nonnegative(q - p) for q in rest)), None)
+            if first is None:
+                p, q = next((p, q) for p, q in combinations(rest, 2) if not self.ordered(p, q))
+                raise Open(p, q)
+            rest.remove(first)
+            places.append(first)
+        places.append(self.signs.reduce(axis.size))
+        return [(a, self.signs.reduce(b - a)) for a, b in pairwise(places)]
+
+
+def enlarged(term: Typed) -> list[Affine]:
+    """Number of zeros before an enlarged kernel, per spatial axis."""
+    return [term.numbers["before_" + i] for i in "hw"]
+
+
+__all__ = ["Regions", "enlarged"]

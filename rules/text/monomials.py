@@ -1,0 +1,104 @@
+"""Polynomials over symbolic elements: monomials with factors at symbolic indices, summed over some of these (see
+`symbolic.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from .linear_equations import ZERO, Affine
+
+CONDITIONS = ("delta", "guard")  # factors with value 0 or 1
+
+
+@dataclass(frozen=True)
+class Index:
+    """An affine symbolic index: offset + sum of coefficient × index variable."""
+
+    offset: Affine
+    parts: tuple[tuple[int, int], ...] = ()
+
+    def plus(self, other: Index, factor: int = 1) -> Index:
+        """self + factor × other."""
+        total = dict(self.parts)
+        for v, c in other.parts:
+            total[v] = total.get(v, 0) + factor * c
+        return Index(self.offset + other.offset * factor, tuple(sorted((v, c) for v, c in total.items() if c)))
+
+    def put(self, variable: int, value: Index) -> Index:
+        """The index with a value substituted for a variable."""
+        c = dict(self.parts).get(variable)
+        if c is None:
+            return self
+        return Index(self.offset, tuple(p for p in self.parts if p[0] != variable)).plus(value, c)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of a monomial. `kind`: input, f, max, delta (index = 0), guard (0 <= index < size)."""
+
+    kind: str
+    name: str = ""
+    indices: tuple[Index, ...] = ()
+    sums: tuple[Sum, ...] = ()
+    bound: tuple[int, ...] = ()  # index variables of a maximum
+    size: Affine = ZERO
+
+    def put(self, variable: int, value: Index) -> Factor:
+        """The factor with a value substituted for an index variable."""
+        indices = tuple(i.put(variable, value) for i in self.indices)
+        sums = tuple(tuple(m.put(variable, value) for m in s) for s in self.sums)
+        return Factor(self.kind, self.name, indices, sums, self.bound, self.size)
+
+
+@dataclass(frozen=True)
+class Monomial:
+    """coefficient × factors, summed over the bound index variables."""
+
+    coefficient: Fraction
+    factors: tuple[Factor, ...] = ()
+    bound: tuple[int, ...] = ()
+
+    def times(self, other: Monomial) -> Monomial:
+        """The product of two monomials."""
+        return Monomial(self.coefficient * other.coefficient, self.factors + other.factors, self.bound + other.bound)
+
+    def put(self, variable: int, value: Index) -> Monomial:
+        """The monomial with a value substituted for an index variable."""
+        return Monomial(self.coefficient, tuple(f.put(variable, value) for f in self.factors), self.bound)
+
+
+Sum = tuple[Monomial, ...]
+
+
+def never_negative(terms: Sum) -> bool:
+    """Whether a sum consists of relu and sigmoid values and squares with positive coefficients only."""
+
+    def alone(factor: Factor) -> bool:
+        if factor.kind == "max":
+            return never_negative(factor.sums[0])
+        return factor.kind in CONDITIONS or (factor.kind == "f" and factor.name in ("relu", "sigmoid"))
+
+    return all(m.coefficient > 0 and all(alone(f) or m.factors.count(f) % 2 == 0 for f in m.factors) for m in terms)
+
+
+def variables_of(factor: Factor) -> set[int]:
+    """Index variables that occur in a factor."""
+    inner = {v for s in factor.sums for m in s for f in m.factors for v in variables_of(f)}
+    return inner | {v for i in factor.indices for v, _ in i.parts}
+
+
+def shared(terms: Sum) -> list[Factor]:
+    """The delta and guard factors that all monomials share, on indices that are not bound."""
+    first, *others = terms
+    return [f for f in first.factors if f.kind in CONDITIONS and all(f in m.factors for m in others)
+            and not any(v in m.bound for m in terms for i in f.indices for v, _ in i.parts)]  # fmt: skip
+
+
+def without(factors: tuple[Factor, ...], some: Sequence[Factor]) -> tuple[Factor, ...]:
+    """The factors that are not in `some`."""
+    return tuple(f for f in factors if f not in some)
+
+
+__all__ = ["CONDITIONS", "Factor", "Index", "Monomial", "Sum", "never_negative", "shared", "variables_of", "without"]

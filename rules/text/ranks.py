@@ -1,0 +1,128 @@
+"""Rank inference for the terms of a text rule: unification of equal ranks, and choices for free ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .tensat import Apply, Input, Number, Term
+from .terms import NoMeaning, perm_of
+
+MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
+
+
+class Ranks:
+    """Ranks of all subterms: equal ranks are unified (union-find), the rest are chosen."""
+
+    def __init__(self, attrs: Mapping[str, Any]) -> None:
+        self.attrs = attrs
+        self.parent: dict[int, int] = {}
+        self.rank: dict[int, int] = {}
+        self.above: dict[int, int] = {}  # strict lower bound of a rank
+        self.matrix: set[int] = set()  # operands of matmul
+        self.bare: set[int] = set()  # concatenated or split along an axis without a stated rank
+        self.names: dict[int, list[str]] = {}
+        self.inputs: dict[str, int] = {}
+        self.ones: dict[int, int] = {}  # rank of each Iewmul by term id
+
+    def new(self) -> int:
+        """A fresh rank variable."""
+        self.parent[len(self.parent)] = len(self.parent)
+        return len(self.parent) - 1
+
+    def find(self, i: int) -> int:
+        """The representative of a rank variable."""
+        while self.parent[i] != i:
+            i = self.parent[i]
+        return i
+
+    def join(self, *items: int) -> int:
+        """Unifies rank variables; returns the representative."""
+        first = self.find(items[0])
+        for item in items[1:]:
+            other = self.find(item)
+            if other != first:
+                self.parent[other] = first
+                if other in self.rank:
+                    self.set(first, self.rank[other])
+                self.above[first] = max(self.above.get(first, -1), self.above.get(other, -1))
+                self.names[first] = self.names.get(first, []) + self.names.get(other, [])
+                for marks in (self.matrix, self.bare):
+                    if other in marks:
+                        marks.add(first)
+        return first
+
+    def set(self, i: int, rank: int) -> int:
+        """Fixes a rank; NoMeaning if it is already fixed to another value."""
+        i = self.find(i)
+        if self.rank.setdefault(i, rank) != rank:
+            raise NoMeaning(f"a value would have rank {rank} and rank {self.rank[i]}")
+        return i
+
+    def value(self, name: str, term: Apply) -> Any:
+        """The value of a parameter."""
+        found = term.param(name)
+        return self.attrs[found] if isinstance(found, str) else found
+
+    def visit(self, term: Term) -> int:
+        """The rank variable of a term, with the constraints of its operator added."""
+        if isinstance(term, Number):
+            return self.set(self.new(), 0)
+        if isinstance(term, Input):
+            if term.name not in self.inputs:
+                self.inputs[term.name] = self.new()
+                self.names[self.inputs[term.name]] = [term.name]
+            return self.inputs[term.name]
+        args = [self.visit(a) for a in term.args]
+        op = term.op
+        if op in ("conv2d", "poolmax", "poolavg", "enlarge", "merge", "Iconv", "Cpool", "batchnorm"):
+            for i, a in enumerate(args):
+                self.set(a, 1 if op == "batchnorm" and i else 4)
+            return self.set(self.new(), 4)
+        if op == "smul":
+            self.set(args[1], 0)
+            return args[0]
+        if op == "transpose":
+            given = self.value("perm", term)
+            perm = perm_of(given) if given is not None else (1, 0)
+            if perm is None:
+                raise NoMeaning(f"{given} is not a permutation")
+            return self.set(args[0], len(perm))
+        if op == "reshape":
+            shape = self.value("shape", term)
+            return self.set(self.new(), len(shape) if isinstance(shape, tuple) else 1)
+        if op == "Imatmul":
+            return self.set(self.new(), 2)
+        if op == "Iewmul":
+            self.ones[id(term)] = self.new()
+            return self.ones[id(term)]
+        joined = self.join(*args)
+        if op == "matmul":
+            self.above[joined] = max(self.above.get(joined, -1), 1)
+            self.matrix.add(joined)
+        if op in ("concat", "split_0", "split_1"):
+            axis, ndim = self.value("axis", term), self.value("ndim", term)
+            self.above[joined] = max(self.above.get(joined, -1), axis)
+            if ndim is not None:
+                self.set(joined, ndim)
+            else:
+                self.bare.add(joined)
+        return joined
+
+    def options(self, i: int) -> list[int]:
+        """The possible values of a rank."""
+        i = self.find(i)
+        above = self.above.get(i, -1)
+        if i in self.rank:
+            return [self.rank[i]] if self.rank[i] > above else []
+        if i in self.matrix:
+            found = [2] if i in self.bare else [2, 3]
+        elif i in self.bare:
+            numbers = [int(n[6:]) for n in self.names.get(i, ()) if n.startswith("input_") and n[6:].isdigit()]
+            found = [4 if any(n > MATRIX for n in numbers) else 2] if numbers else [2, 4, 3]
+        else:
+            found = [2, 4, 3]
+        return [r for r in found if r > above]
+
+
+__all__ = ["Ranks"]

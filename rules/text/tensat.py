@@ -1,0 +1,428 @@
+"""Parser for TASO's and Tensat's substitution languages: rules as text, one per line or two lines per rule.
+
+    (matmul 0 ?a (concat 1 2 ?b ?c))=>(concat 1 2 (matmul 0 ?a ?b) (matmul 0 ?a ?c))      S-expressions, one-way
+    matmul(a,concat(1,b,c))==concat(1,matmul(a,b),matmul(a,c))                            calls, two-way
+
+Equations may follow one another without a separator. In a file of pairs, two consecutive S-expression lines form one
+multi-pattern rule: both left sides must match at once, and each equals its right side. `?x` in the position of a
+parameter (a stride, an axis, an activation) is a parameter variable. The semantics of the operators are in
+`text/shapes.py`, which yields a rule's sides as tensors at concrete shapes.
+
+`SIGNATURES` lists the forms of each operator: the slot `.` is a tensor, `:` a scalar tensor or a number, and a name is
+a parameter. The form is chosen by the number of arguments and by the positions of numbers: `(enlarge KH KW W)` is
+TASO's, `(enlarge W LIKE)` is Tensat's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...errors import RuleError
+
+_WINDOW = "kernel_h kernel_w stride_h stride_w pad"
+_POOL = (f"{_WINDOW} .", f". {_WINDOW}", f". {_WINDOW} act", f"{_WINDOW} act .")
+SIGNATURES: dict[str, tuple[str, ...]] = {
+    "matmul": ("act . .", ". ."),
+    "conv2d": ("stride_h stride_w pad act . .",),
+    "concat": ("axis ndim . .", "axis . ."),
+    "concat3": ("axis ndim . . .",),
+    "concat4": ("axis ndim . . . .",),
+    "concat5": ("axis ndim . . . . .",),
+    "split": ("axis .",),
+    "split_0": (".", "axis ."),
+    "split_1": (".", "axis ."),
+    "ewadd": (". .",),
+    "ewmul": (". .",),
+    "smul": (". :",),
+    "relu": (".",),
+    "tanh": (".",),
+    "sigmoid": (".",),
+    "transpose": (".", ". perm shuffle", ". perm", "perm ."),
+    "poolmax": _POOL,
+    "poolavg": _POOL,
+    "enlarge": ("kernel_h kernel_w .", ". ."),
+    "merge": (". count", "count ."),
+    "reshape": (". shape", "shape ."),
+    "batchnorm": (". . . . .",),
+    "noop": (". .",),
+    "Iconv": ("kernel_h kernel_w",),
+    "Cpool": ("kernel_h kernel_w",),
+    "Imatmul": ("",),
+    "Iewmul": ("",),
+}
+ALIASES = {
+    "conv": "conv2d", "scalar_mul": "smul", "scalar_mul_0": "smul", "merge_gconv": "merge", "maxpool": "poolmax",
+    "pool2d_max": "poolmax", "avgpool": "poolavg", "pool2d_avg": "poolavg", "const_iconv": "Iconv", "iconv": "Iconv",
+    "const_pool": "Cpool", "cpool": "Cpool", "const_imm": "Imatmul", "imatmul": "Imatmul", "const_one": "Iewmul",
+    "iewmul": "Iewmul", "concat2": "concat",
+}  # fmt: skip
+CONSTANTS = ("Iconv", "Cpool", "Imatmul", "Iewmul")
+#: Allowed values of each parameter; None: any integer from 0 on (from 1 for `POSITIVE`). `VECTOR` parameters are
+#: written d1_d2… or as a number.
+VECTOR = ("perm", "shape")
+RANGES: dict[str, tuple[int, ...] | None] = {
+    "act": (0, 1, 2, 3), "pad": (0, 1), "shuffle": (0, 1), "axis": None, "ndim": None, "stride_h": None,
+    "stride_w": None, "kernel_h": None, "kernel_w": None, "count": None,
+}  # fmt: skip
+POSITIVE = ("stride_h", "stride_w", "kernel_h", "kernel_w", "count", "ndim")
+Param = int | str | tuple[int, ...]  # a number, the name of a parameter variable, or a vector
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor variable."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"?{self.name}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number used as a scalar tensor."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.value:g}"
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An operator with parameters and operands. The halves of a split are `split_0` and `split_1` of a tensor along
+    `axis`."""
+
+    op: str
+    params: tuple[tuple[str, Param], ...]
+    args: tuple[Term, ...]
+
+    def param(self, name: str) -> Param | None:
+        """The value of a parameter, or None if the form used has none."""
+        return next((v for n, v in self.params if n == name), None)
+
+    def __str__(self) -> str:
+        shown = ["_".join(map(str, v)) if isinstance(v, tuple) else f"?{v}" if isinstance(v, str) else str(v)
+                 for _, v in self.params]  # fmt: skip
+        return f"({' '.join([self.op, *shown, *map(str, self.args)])})"
+
+
+Term = Input | Number | Apply
+
+
+@dataclass(frozen=True)
+class TextRule:
+    """A rule in this language: `lefts[i]` equals `rights[i]` for every i, once all left sides match. `both` is set for
+    equations.
+
+    `problem` says why a well-formed rule cannot be interpreted (an unknown operator or code); it then has no sides.
+    `text` is the rule as written in the file, with the lines of a pair joined by a newline; `line` is the number of the
+    first line.
+    """
+
+    text: str
+    line: int
+    lefts: tuple[Term, ...] = ()
+    rights: tuple[Term, ...] = ()
+    both: bool = False
+    problem: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Tensor variables in order of first use."""
+        return tuple(dict.fromkeys(n.name for n in self._nodes() if isinstance(n, Input)))
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Parameter variables, each with the parameter that it stands for ('act', 'stride_h', …)."""
+        calls = [n for n in self._nodes() if isinstance(n, Apply)]
+        return {v: k for c in calls for k, v in c.params if isinstance(v, str)}
+
+    def at(self, values: Mapping[str, Param]) -> TextRule:
+        """The rule with values substituted for parameter variables."""
+
+        def put(term: Term) -> Term:
+            if not isinstance(term, Apply):
+                return term
+            params = tuple((n, values.get(v, v) if isinstance(v, str) else v) for n, v in term.params)
+            return Apply(term.op, params, tuple(map(put, term.args)))
+
+        return replace(self, lefts=tuple(map(put, self.lefts)), rights=tuple(map(put, self.rights)))
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether a side contains a constant whose size follows from its context."""
+        return any(isinstance(n, Apply) and n.op in CONSTANTS for n in self._nodes())
+
+    @property
+    def convolutions(self) -> int:
+        """The number of distinct convolutions."""
+        return len({n for n in self._nodes() if isinstance(n, Apply) and n.op == "conv2d"})
+
+    def _nodes(self) -> Iterator[Term]:
+        for side in (*self.lefts, *self.rights):
+            yield from nodes(side)
+
+
+def nodes(term: Term) -> Iterator[Term]:
+    """The subterms of a term, operands first."""
+    if isinstance(term, Apply):
+        for a in term.args:
+            yield from nodes(a)
+    yield term
+
+
+# ---------------------------------------------------------------- tokens
+_TOKEN = re.compile(r"\s*(=>|==|[(),]|[^\s(),=]+)")
+_INT, _REAL, _VECTOR = re.compile(r"-?\d+"), re.compile(r"-?\d+\.\d*(e-?\d+)?"), re.compile(r"\d+(_\d+)+")
+_NAME = re.compile(r"\??[A-Za-z_][A-Za-z0-9_]*")
+_GLUED = re.compile(r"\b(input_\d+|Imatmul|Iewmul)(?=[A-Za-z])")
+DEPTH = 200
+
+
+class _Unknown(Exception):
+    """Raised for a well-formed rule with an unknown operator or parameter value."""
+
+
+@dataclass
+class _Raw:
+    """A parsed term before resolution: a head with arguments (None for an atom)."""
+
+    head: str
+    args: list[_Raw] | None = field(default=None)
+
+
+class _Reader:
+    """Tokenizer and recursive-descent parser for one line."""
+
+    def __init__(self, text: str, line: int) -> None:
+        self.text, self.line, self.at = text, line, 0
+        if "==" in text:
+            text = _GLUED.sub(r"\1 ", text)  # separates a side that is a bare variable from the next equation
+        self.tokens: list[str] = []
+        end = 0
+        for m in _TOKEN.finditer(text):
+            if m.start() != end:
+                break
+            self.tokens.append(m.group(1))
+            end = m.end()
+        if text[end:].strip():
+            raise self.error(f"cannot read {text[end:].strip()[:20]!r}")
+
+    def error(self, message: str) -> RuleError:
+        """A RuleError that names the line."""
+        shown = self.text if len(self.text) <= 160 else self.text[:157] + "..."
+        return RuleError(f"line {self.line}: {message}", where=shown, hint="a rule is LHS=>RHS or lhs(…)==rhs(…)")
+
+    @property
+    def more(self) -> bool:
+        """Whether tokens are left."""
+        return self.at < len(self.tokens)
+
+    def peek(self) -> str:
+        """The next token, or '' at the end."""
+        return self.tokens[self.at] if self.more else ""
+
+    def next(self) -> str:
+        """Consumes and returns a token."""
+        if not self.more:
+            raise self.error("the rule ends in the middle of a term")
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def expect(self, token: str) -> None:
+        """Consumes a token that must be this one."""
+        found = self.next()
+        if found != token:
+            raise self.error(f"{found!r} where {token!r} was expected")
+
+    def term(self, depth: int = 0) -> _Raw:
+        """Parses a term in either style."""
+        if depth > DEPTH:
+            raise self.error(f"terms are nested more than {DEPTH} deep")
+        token = self.next()
+        if token == "(":
+            head, args = self.next(), []
+            if not _NAME.fullmatch(head) or head.startswith("?"):
+                raise self.error(f"{head!r} is not the name of an operator")
+            while self.peek() != ")":
+                args.append(self.term(depth + 1))
+            self.expect(")")
+            return _Raw(head, args)
+        if not any(p.fullmatch(token) for p in (_NAME, _INT, _REAL, _VECTOR)):
+            raise self.error(f"{token!r} is neither a name nor a number")
+        if self.peek() == "(" and _NAME.fullmatch(token) and not token.startswith("?") and self.calls:
+            self.next()
+            args = [self.term(depth + 1)] if self.peek() != ")" else []
+            while args and self.peek() != ")":
+                self.expect(",")
+                args.append(self.term(depth + 1))
+            self.expect(")")
+            return _Raw(token, args)
+        return _Raw(token)
+
+    @property
+    def calls(self) -> bool:
+        """Whether the line is written in call style, where `name (` begins a call; in S-expressions it is an atom and a
+        list."""
+        return "==" in self.tokens
+
+
+# ---------------------------------------------------------------- resolution
+def _resolved(raw: _Raw, reader: _Reader) -> Term:
+    """The resolved term. _Unknown for an unknown operator, or one with unexpected arguments."""
+    if raw.args is None:
+        return _atom(raw.head, reader)
+    op = ALIASES.get(raw.head, raw.head)
+    if op not in SIGNATURES:
+        raise _Unknown(f"no operator is called {raw.head!r}")
+    for form in SIGNATURES[op]:
+        slots = form.split()
+        if len(slots) == len(raw.args) and all(_suits(s, a) for s, a in zip(slots, raw.args)):
+            return _applied(op, slots, raw, reader)
+    forms = " or ".join(f"({op}{' ' + f if f else ''})" for f in SIGNATURES[op])
+    raise _Unknown(f"{op} is written {forms}, with . for a tensor")
+
+
+def _atom(head: str, reader: _Reader) -> Term:
+    op = ALIASES.get(head, head)
+    if op in ("Imatmul", "Iewmul"):
+        return Apply(op, (), ())
+    if _INT.fullmatch(head) or _REAL.fullmatch(head):
+        return Number(float(head))
+    if not _NAME.fullmatch(head):
+        raise reader.error(f"{head!r} where a tensor was expected")
+    return Input(head.lstrip("?"))
+
+
+def _suits(slot: str, raw: _Raw) -> bool:
+    number = raw.args is None and bool(_INT.fullmatch(raw.head) or _REAL.fullmatch(raw.head))
+    if slot == ".":
+        return not number and not (raw.args is None and _VECTOR.fullmatch(raw.head))
+    if slot == ":":
+        return raw.args is not None or not _VECTOR.fullmatch(raw.head)
+    if raw.args is not None:
+        return False
+    return bool(
+        _INT.fullmatch(raw.head) or _NAME.fullmatch(raw.head) or (slot in VECTOR and _VECTOR.fullmatch(raw.head))
+    )
+
+
+def _applied(op: str, slots: Sequence[str], raw: _Raw, reader: _Reader) -> Term:
+    assert raw.args is not None
+    params = tuple((s, _param(s, a.head, reader)) for s, a in zip(slots, raw.args) if s not in ".:")
+    args = tuple(_resolved(a, reader) for s, a in zip(slots, raw.args) if s in ".:")
+    if op in ("split_0", "split_1") and not params:  # (split_0 (split AXIS T)): one operator that yields one half
+        pair = args[0]
+        if not isinstance(pair, Apply) or pair.op != "split":
+            raise _Unknown(f"{op} takes a half of a (split AXIS T)")
+        params, args = pair.params, pair.args
+    if any(isinstance(a, Apply) and a.op == "split" for a in args):
+        raise _Unknown(f"{op} of both halves of a split")
+    if any(isinstance(a, Apply) and a.op == "noop" for a in args) and op != "noop":
+        raise _Unknown(f"{op} of a noop, which has no value")
+    return Apply("concat" if op.startswith("concat") else op, params, args)
+
+
+def _param(slot: str, head: str, reader: _Reader) -> Param:
+    if _VECTOR.fullmatch(head):
+        return tuple(map(int, head.split("_")))
+    if not _INT.fullmatch(head):
+        return head.lstrip("?")
+    value = int(head)
+    allowed = RANGES.get(slot)
+    if value < (slot in POSITIVE) or value > 1 << 16 or (allowed is not None and value not in allowed):
+        raise _Unknown(f"{slot} has no value {value}")
+    return value
+
+
+def _outputs(term: Term) -> list[Term]:
+    """The output terms of a side: a noop combines several."""
+    if isinstance(term, Apply) and term.op == "noop":
+        return [o for a in term.args for o in _outputs(a)]
+    return [term]
+
+
+def _rule(reader: _Reader, start: int, left: _Raw, right: _Raw, both: bool) -> TextRule:
+    text = reader.text.strip() if not both else _spelled(left) + "==" + _spelled(right)
+    try:
+        lefts, rights = _outputs(_resolved(left, reader)), _outputs(_resolved(right, reader))
+    except _Unknown as unknown:
+        return TextRule(text, reader.line, both=both, problem=str(unknown))
+    rule = TextRule(text, reader.line, tuple(lefts), tuple(rights), both)
+    problem = ""
+    if len(lefts) != len(rights):
+        problem = f"{len(lefts)} outputs on the left, {len(rights)} on the right"
+    elif any(isinstance(t, Number) or (isinstance(t, Apply) and t.op == "split") for t in (*lefts, *rights)):
+        problem = "a side is a number or both halves of a split"
+    elif clash := sorted(set(rule.inputs) & set(rule.attributes)):
+        problem = f"{', '.join(clash)} stand for tensors and for parameters"
+    return TextRule(text, reader.line, both=both, problem=problem) if problem else rule
+
+
+def _spelled(raw: _Raw) -> str:
+    return raw.head if raw.args is None else f"{raw.head}({','.join(map(_spelled, raw.args))})"
+
+
+# ---------------------------------------------------------------- files
+def is_text(line: str) -> bool:
+    """Whether a line is written in one of these languages rather than that of `egraph/ir/pattern.py`."""
+    text = line.strip()
+    if "?" in text:
+        return True
+    if "=>" not in text and "->" not in text:
+        return True  # equations, or text that is not a rule in any language
+    head = re.match(r"\(\s*([A-Za-z_]\w*)(?:\s+[\w(]|\s*\))", text)
+    atom = re.match(r"(Imatmul|Iewmul)\s*=>", text)
+    return bool(atom) or (head is not None and ALIASES.get(head.group(1), head.group(1)) in SIGNATURES)
+
+
+def blank(line: str) -> bool:
+    """Whether a line has no rule: empty, or a comment that begins with `#`."""
+    return not line.strip() or line.lstrip().startswith("#")
+
+
+def parse_line(text: str, line: int) -> list[TextRule]:
+    """The rules of one line: one `LHS=>RHS`, or any number of equations. RuleError names the line."""
+    reader = _Reader(text, line)
+    arrow = "==" if reader.calls else "=>"
+    found = []
+    while True:
+        start = reader.at
+        left = reader.term()
+        if reader.peek() != arrow:
+            raise reader.error(f"{reader.peek() or 'the end'!r} where {arrow!r} was expected")
+        reader.next()
+        right = reader.term()
+        found.append(_rule(reader, start, left, right, arrow == "=="))
+        if not reader.more:
+            return found
+        if arrow == "=>":
+            raise reader.error(f"{reader.peek()!r} after the end of the rule")
+
+
+def paired(first: TextRule, second: TextRule) -> TextRule:
+    """Two rules combined into one multi-pattern rule: both left sides must match."""
+    return TextRule(
+        f"{first.text}\n{second.text}", first.line, first.lefts + second.lefts, first.rights + second.rights,
+        problem=first.problem or second.problem,
+    )  # fmt: skip
+
+
+def read(text: str, pairs: bool = False) -> list[TextRule]:
+    """The rules of a file in Tensat's format, in file order.
+
+    With `pairs`, two consecutive rules form one. Blank lines and lines that begin with `#` are skipped. RuleError names
+    the line that cannot be parsed; a well-formed rule with an unknown operator is returned with its `problem`.
+    """
+    found = [r for i, line in enumerate(text.splitlines(), 1) if not blank(line) for r in parse_line(line, i)]
+    return pair_up(found) if pairs else found
+
+
+def pair_up(rules: Sequence[TextRule]) -> list[TextRule]:
+    """Consecutive rules joined two by two; RuleError if one is left over."""
+    if len(rules) % 2:
+        raise RuleError(f"line {rules[-1].line}: this line has no second one to make a pair", where=rules[-1].text)
+    return [paired(a, b) for a, b in zip(rules[::2], rules[1::2])]

@@ -1,0 +1,134 @@
+"""Typed terms of text rules (symbolic sizes per axis), and backtracking over open choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import isqrt
+from typing import Any
+
+from .linear_equations import Affine
+from .tensat import Param
+
+FACTORINGS = 12  # limit on factorizations per reshaped value
+
+
+class NoMeaning(Exception):
+    """Raised when a side has no value under the current choices, whatever the sizes."""
+
+
+# ---------------------------------------------------------------- axes and typed terms
+@dataclass(eq=False)
+class Axis:
+    """One axis of a value: its size, and the two parts if it is a concatenation. An `open` axis may be cut anywhere,
+    once."""
+
+    size: Affine
+    cut: tuple[Axis, Axis] | None = None
+    open: bool = False
+    same: tuple[Axis, ...] = ()  # the operands' axes that this axis stems from
+
+    def cuts(self) -> list[tuple[Axis, Axis]]:
+        """All concatenations that this axis stems from, as (left part, right part)."""
+        return [self.cut] if self.cut else [c for a in self.same for c in a.cuts()]
+
+    def openings(self) -> list[Axis]:
+        """The open axes that this axis stems from."""
+        return [self] if self.open else [o for a in self.same for o in a.openings()]
+
+
+@dataclass(eq=False)
+class Typed:
+    """A term with symbolic sizes per axis. `numbers` holds further sizes that its semantics need (a cut, paddings)."""
+
+    op: str
+    axes: list[Axis]
+    args: tuple[Typed, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, Affine] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> list[Affine]:
+        """Sizes of the axes."""
+        return [a.size for a in self.axes]
+
+
+def subterms(terms: Iterable[Typed]) -> list[Typed]:
+    """The terms and all their subterms, each once."""
+    found: dict[int, Typed] = {}
+    rest = list(terms)
+    while rest:
+        term = rest.pop()
+        if id(term) not in found:
+            found[id(term)] = term
+            rest += term.args
+    return list(found.values())
+
+
+# ---------------------------------------------------------------- choices
+class Choices:
+    """Backtracking enumeration: answers to questions asked in a fixed order; `next` moves to the next untried
+    combination."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.sizes: list[int] = []
+        self.at = 0
+
+    def choose(self, options: Sequence[Any]) -> Any:
+        """One of the options."""
+        if not options:
+            raise NoMeaning("nothing fits")
+        if self.at == len(self.taken):
+            self.taken.append(0)
+            self.sizes.append(len(options))
+        found = options[self.taken[self.at]]
+        self.at += 1
+        return found
+
+    def next(self) -> bool:
+        """Moves to the next combination; False at the end."""
+        del self.taken[self.at :], self.sizes[self.at :]
+        self.at = 0
+        while self.taken and self.taken[-1] + 1 == self.sizes[-1]:
+            self.taken.pop()
+            self.sizes.pop()
+        if not self.taken:
+            return False
+        self.taken[-1] += 1
+        return True
+
+
+def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yields factorizations of a number into `count` factors, balanced ones first; at most FACTORINGS per first
+    factor."""
+    if count < 2:
+        yield from [(number,) * count] if count or number == 1 else []
+        return
+    small = [d for d in range(1, min(isqrt(number), 1 << 12) + 1) if number % d == 0]
+    each = number ** (1 / count)
+    for first in sorted({*small, *(number // d for d in small)}, key=lambda d: (d == 1, max(d / each, each / d))):
+        yield from ((first, *rest) for rest in islice(factorings(number // first, count - 1), FACTORINGS))
+
+
+def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
+    """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank); None if
+    it is none."""
+    if isinstance(value, tuple):
+        return value if sorted(value) == list(range(len(value))) else None
+    assert isinstance(value, int)
+    found = tuple(map(int, str(value)))
+    if len(found) > 1 and sorted(found) == list(range(len(found))):
+        return found
+    for base in (2, 3, 4, 5):
+        digits, rest = [], value
+        for _ in range(base):
+            rest, digit = divmod(rest, base)
+            digits.append(digit)
+        if not rest and sorted(digits) == list(range(base)):
+            return tuple(digits[::-1])
+    return None
+
+
+__all__ = ["FACTORINGS", "Axis", "Choices", "NoMeaning", "Typed", "factorings", "perm_of", "subterms"]

@@ -1,0 +1,534 @@
+"""The command line. Results go to stdout, progress and logs to stderr; `--json` prints exactly one JSON document.
+
+Each command returns an `Answer`; `run` prints the answer or the raised error and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .. import __version__
+from .rules import app as rules_app
+from .console import Answer, Console, Json, Out, Terminated, Verbose, terminated, text_of, working, writable
+from ..errors import CostStoreError, ExtractionError, Interrupted, TensorGraphsError, TooLargeError, UsageError
+from ..writing import is_stream, write_text
+
+if TYPE_CHECKING:
+    from ..egraph.ir.rule import Rule
+
+SCHEMA = 1
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Find the fastest form of a tensor program by e-graph rewriting and measured kernel costs.",
+)  # fmt: skip
+db = typer.Typer(no_args_is_help=True, help="The store of measured kernel costs.", rich_markup_mode=None)
+app.add_typer(db, name="db")
+app.add_typer(rules_app, name="rules")
+
+Model = Annotated[
+    str, typer.Argument(help="a .onnx, .pt2 or .safetensors file (with a graph), or a folder with config.json")
+]
+Dims = Annotated[
+    list[str] | None, typer.Option("--dim", help="NAME=INT: size of a free dimension to optimize at; repeatable")
+]
+Fix = Annotated[
+    list[str] | None, typer.Option("--fix", help="NAME=INT: compile a free dimension for this size only; repeatable")
+]
+Backend = Annotated[str, typer.Option(help="auto, numpy, torch, c, gpu, cuda, triton, triton-only or generated")]
+Budget = Annotated[float, typer.Option(help="time limit of the whole optimization in seconds")]
+ToleranceOption = Annotated[
+    str, typer.Option(help="allowed error: eager, fast, exact, or a relative error such as 1e-3")
+]
+CostDb = Annotated[Path | None, typer.Option(help="folder of the store of measured kernel costs")]
+Trust = Annotated[
+    bool, typer.Option("--trust-model", help="allow model formats that can run code while loading (.pt2)")
+]
+Seed = Annotated[int, typer.Option(help="random seed of the verification inputs")]
+Nodes = Annotated[int, typer.Option(help="maximum number of e-nodes per block")]
+Iterations = Annotated[int, typer.Option(help="maximum number of saturation iterations per block")]
+Beam = Annotated[
+    int | None,
+    typer.Option(
+        help="e-nodes per e-class that rewriting continues from (beam width); 0: all; default 4; larger values are rounded to 8, 32 or all"
+    ),
+]
+Slack = Annotated[
+    float,
+    typer.Option(help="keep e-nodes whose cost exceeds the best of their e-class by at most this many kernel launches"),
+]
+Effort = Annotated[
+    int,
+    typer.Option(
+        help="0: no rewriting; 1: rewriting within these limits; each further level adds a run with doubled limits"
+    ),
+]
+MemoryLimit = Annotated[
+    float | None, typer.Option(help="maximum bytes of all kernel outputs and scratch memory together")
+]
+ErrorBudget = Annotated[float | None, typer.Option(help="maximum sum of the kernels' measured relative errors")]
+
+
+# ---------------------------------------------------------------- arguments
+def _sizes(dims: list[str] | None) -> dict[str, int]:
+    found = {}
+    for item in dims or []:
+        name, sep, size = item.partition("=")
+        if not sep or not size.lstrip("-").isdigit():
+            raise UsageError(f"the size {item!r} is not NAME=INT")
+        found[name] = int(size)
+    return found
+
+
+def _own_rules(file: Path | None) -> list[Rule]:
+    """Rules of a file in this project's own rule syntax."""
+    if file is None:
+        return []
+    from ..rules.files.check_file import OwnRule, read
+
+    found = []
+    for line in read(text_of(file)):
+        if not isinstance(line, OwnRule) or line.rule is None:
+            why = line.problem if isinstance(line, OwnRule) else "this is Tensat's format"
+            raise UsageError(
+                f"line {line.line} is no rule to rewrite with: {why}",
+                where=str(file),
+                hint="name: left => right if condition",
+            )
+        found.append(line.rule)
+    return found
+
+
+def _tolerance(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        if text not in ("eager", "fast", "exact"):
+            raise UsageError(f"--tolerance {text!r}", hint="eager, fast, exact, or a relative error") from None
+        return text
+
+
+# ---------------------------------------------------------------- commands
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"tensor-graphs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")] = False,
+) -> None:  # fmt: skip
+    """Global options, given before a command."""
+
+
+@app.command()
+def optimize(
+    model: Model, output: Out = None, dim: Dims = None, fix: Fix = None, backend: Backend = "auto", budget: Budget = 60.0,
+    tolerance: ToleranceOption = "eager", costdb: CostDb = None,
+    verify: Annotated[bool, typer.Option(help="compare the result with a float64 run of the original")] = True,
+    measure: Annotated[bool, typer.Option(help="measure kernels that the cost store does not contain")] = True,
+    seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
+    effort: Effort = 1, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
+    rules: Annotated[Path | None, typer.Option(help="file of additional rewrite rules, one per line")] = None,
+    again: Annotated[bool, typer.Option("--again", help="search again instead of reusing the cached plan of an earlier search")] = False,
+    report: Annotated[Path | None, typer.Option(help="write an HTML report to this file")] = None,
+    trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Optimize a model and write the compiled program to a folder. Loading the folder needs no search."""
+    from ..pipeline import optimize as pipeline
+    from ..egraph.saturate.saturate import Limits
+
+    limits = Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack)
+    writable(output or default_output(model), folder=True)
+    if report is not None:
+        writable(report)
+    with working(verbose, as_json) as progress:
+        program = pipeline.optimize(
+            model, dims=_sizes(dim), fixed=_sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
+            verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
+            memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=_own_rules(rules), again=again,
+        )  # fmt: skip
+        folder = program.save(output or default_output(model))
+    found = program.report
+    found.source = str(folder / "program.py")
+    if report is not None:
+        write_text(report, found.html())
+    stopped = Interrupted("stopped on request; the best plan so far was written", where=str(folder))
+    return Answer({"report": found, "output": str(folder)}, str(found), stopped if progress.stopped else None)
+
+
+def default_output(model: str) -> Path:
+    """Default output folder: `MODEL-optimized` in the current directory."""
+    return Path(f"{Path(model).stem or 'model'}-optimized")
+
+
+@app.command()
+def saturate(
+    model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="e-graph JSON file to write (.json or .json.gz)")],
+    dim: Dims = None, backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None,
+    nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3, effort: Effort = 1,
+    trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Run rewriting only; write the saturated e-graph with its candidate kernels and prices for `extract`."""
+    from ..pipeline import optimize as pipeline
+    from ..egraph.saturate.saturate import Limits
+    from ..explorer.egraph_file import write
+
+    if is_stream(output):
+        raise UsageError(f"{output} is no file", hint="the model is written beside the e-graph: name a file")
+    writable(output)
+    with working(verbose, as_json) as progress:
+        explorer = pipeline.saturate(
+            model, dims=_sizes(dim), backend=backend, budget=budget, costdb=costdb, trust=trust_model, progress=progress,
+            limits=Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack), effort=effort,
+        )  # fmt: skip
+        write(output, explorer)
+    document = {
+        "output": str(output), "inputs": [f"{t.attr('name')}: {t.type}" for t in explorer.graph.inputs], "e_nodes": len(explorer.view), "classes": explorer.view.n_classes,
+        "candidates": len(explorer.choice.hypergraph.candidates), "stopped": explorer.view.report.stopped,
+    }  # fmt: skip
+    text = _lines(document) + (f"\n{explorer.view.report.rule_table()}" if verbose else "")
+    stopped = Interrupted("stopped on request; what was found so far was written", where=str(output))
+    return Answer(document, text, stopped if progress.stopped else None)
+
+
+def _lines(document: Mapping[str, Any]) -> str:
+    width = max(map(len, document))
+    shown = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in document.items()}
+    return "\n".join(f"{k:>{width}}  {v}" for k, v in shown.items())
+
+
+@app.command()
+def extract(
+    file: Annotated[Path, typer.Argument(help="e-graph JSON file (.json or .json.gz)")], output: Out = None,
+    time_limit: Annotated[float, typer.Option(help="time limit of the solvers in seconds")] = 10.0,
+    method: Annotated[str, typer.Option(help="solver: auto, greedy, cp-sat, highs or frontier")] = "auto",
+    verify: Annotated[bool, typer.Option(help="compare the program with the model stored beside the file")] = True,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Extract the cheapest term of an e-graph, with a proven lower bound of its cost. Writes the program if the file
+    describes one.
+    """
+    from ..explorer.egraph_file import read
+    from ..extract.solve.serialize import to_json
+    from ..extract.solve.solve import solve
+
+    found = read(file)
+    if output is not None and not found.describes_program:
+        raise UsageError("this e-graph describes no program", where=str(file), hint="leave -o out, or use `saturate`")
+    if output is not None:
+        writable(output, folder=True)
+    console = Console(verbose, quiet=as_json and not verbose)
+    with console.live():
+        console.say("extract", f"{found.problem.n_nodes} nodes in {found.problem.n_classes} classes")
+        try:
+            solution = solve(found.problem, method=method, time_limit=time_limit)  # type: ignore[arg-type]
+        except ExtractionError as error:
+            raise ExtractionError(error.message, where=f"{file}: {error.where}", hint=error.hint) from None
+        document = to_json(found.problem, solution)
+        unit = {"cost": " µs", "lower bound": " µs"} if found.describes_program else {}
+        text = "\n".join(f"{k:>12}  {v}{unit.get(k, '')}" for k, v in solution.summary().items())
+        if found.describes_program:
+            console.say("program", "")
+            program = found.program(solution, verify=verify)
+            priced = found.priced(solution)
+            document |= {"unit": "us", "kernels": {n: {"count": count, "us": us} for n, (count, us) in priced.items()}}
+            kinds = [f"{count} {n} ({us:.1f} µs)" for n, (count, us) in priced.items()]
+            text += f"\n{'kernels':>12}  {', '.join(kinds) or 'none'}"
+            document["output"] = str(program.save(output or default_output(str(file))))
+            text += f"\n{'written to':>12}  {document['output']}"
+    return Answer(document, text)
+
+
+@app.command()
+def explain(
+    target: Annotated[str, typer.Argument(help="a saved program's folder, or a model")], dim: Dims = None,
+    steps: Annotated[bool, typer.Option("--steps", help="list every rule application, block by block")] = False,
+    backend: Backend = "auto", trust_model: Trust = False, as_json: Json = False,
+) -> Answer:  # fmt: skip
+    """Show a saved program's kernels and costs, or a model's operators, sizes and blocks."""
+    from . import explain as explaining
+
+    return Answer(*explaining.explain(target, _sizes(dim), backend, trust=trust_model, steps=steps))
+
+
+@app.command()
+def profile(
+    model: Model, paths: Annotated[int, typer.Option(help="number of distinct plans to time")] = 5, dim: Dims = None,
+    backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None, trust_model: Trust = False,
+    diversity: Annotated[float, typer.Option(help="minimum share of a plan's time in kernels that any other plan does not have, 0 to 1")] = 0.05,
+    resume: Annotated[bool, typer.Option("--resume", help="reuse the times of an earlier sweep of this model")] = False,
+    workers: Annotated[int, typer.Option(help="worker processes for rewriting; 0: one per core")] = 0,
+    jobs: Annotated[Path | None, typer.Option(help="measure nothing; write the unmeasured kernels of the best plans to this file, for `measure`")] = None,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Measure kernels that the cost store does not contain, then time the best few plans end to end."""
+    from ..explorer import profile as sweep
+
+    if jobs is not None:
+        writable(jobs)
+    with working(verbose, as_json) as progress:
+        if jobs is not None:
+            from ..explorer.export_jobs import write_lacking
+
+            count = write_lacking(model, jobs, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model)
+            return Answer({"jobs": count, "output": str(jobs)}, f"{count} kernels to measure written to {jobs}")
+        document, text = sweep.profile(
+            model, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model, resume=resume, workers=workers,
+            diversity=diversity,
+        )  # fmt: skip
+    stopped = Interrupted("stopped on request; what was measured is kept", where=model, hint="go on with --resume")
+    return Answer(document, text, stopped if progress.stopped else None)
+
+
+@app.command()
+def measure(
+    jobs: Annotated[Path, typer.Argument(help="job file of kernels to measure, written by `profile --jobs`")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the result shards; kernels already in it are skipped")],
+    device: Annotated[str, typer.Option(help="cuda, or cpu to run the jobs in Triton's interpreter (test only)")] = "cuda",
+    workers: Annotated[int, typer.Option(help="compiler processes; 0: one per core")] = 0,
+    schedules: Annotated[int, typer.Option(help="maximum number of schedules tried per kernel")] = 16,
+    seconds: Annotated[float, typer.Option(help="stop after about this many seconds")] = math.inf,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Measure the kernels of a job file on this machine. `db merge` imports the resulting shards on another machine."""
+    from ..backends.tuning.jobs import measure_jobs, read_jobs
+
+    if device not in ("cuda", "cpu"):
+        raise UsageError(f"--device {device!r}", hint="cuda or cpu")
+    with working(verbose, as_json) as progress:
+        found = measure_jobs(
+            read_jobs(jobs), output, device=device, workers=workers or None, schedules=schedules, seconds=seconds,
+            say=partial(progress.say, "measure"), stop=lambda: progress.stopped,
+        )  # fmt: skip
+    text = (
+        f"{found.measured} measured, {found.known} were known, {len(found.bad)} are no jobs; rows: {dict(found.rows)}"
+        f"\nto plan for this GPU elsewhere: TENSOR_GRAPHS_GPU={found.gpu!r}"
+    )
+    stopped = Interrupted(
+        "stopped on request; what was measured is kept", where=str(output), hint="the same again goes on"
+    )
+    return Answer({"output": str(output), **found.to_json()}, text, stopped if progress.stopped else None)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> Answer:
+    """Print versions, devices and the cost store's state, for a bug report."""
+    from .explain import doctor as examine
+
+    document = examine()
+    return Answer(document, "\n".join(f"{k:>14}  {v}" for k, v in document.items()))
+
+
+@db.command("stats")
+def db_stats(costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Count rows by kernel family, and report the held-out error of the cost model (predictions for unmeasured
+    shapes).
+    """
+    found = _store(costdb).stats()
+    return Answer({"stats": found.to_json()}, repr(found))
+
+
+@db.command("failures")
+def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """List kernels and schedules whose measurement failed (wrong result, fault, compile error, spill), by kind, with an
+    example.
+    """
+    from ..costdb.store.failed import failed
+
+    found = failed(_store(costdb).root)
+    return Answer({"failures": found.to_json()}, repr(found))
+
+
+@db.command("check")
+def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Verify every shard's checksum and move damaged shards aside. Exits with 2 if any was damaged."""
+    found = _store(costdb).check()
+    wrong = CostStoreError(
+        f"{len(found.bad_shards)} bad shards: {', '.join(sorted(set(found.bad_shards.values())))}", where=found.root,
+        hint="they were set aside; the others are used",
+    )  # fmt: skip
+    return Answer({"check": found.to_json()}, repr(found), wrong if found.bad_shards else None)
+
+
+@db.command("merge")
+def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Import another store's shards."""
+    found = _store(costdb).merge(other)
+    return Answer({"merge": found.to_json()}, repr(found))
+
+
+@db.command("compact")
+def db_compact(costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Merge the many small shards of a store into one per device, which loads faster."""
+    found = _store(costdb).compact()
+    return Answer({"compact": found.to_json()}, repr(found))
+
+
+@db.command("export")
+def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Write all rows as one Parquet file."""
+    rows = _store(costdb).export(path)
+    return Answer({"rows": rows, "output": str(path)}, f"{rows} rows written to {path}")
+
+
+def _store(costdb: Path | None) -> Any:
+    from .. import settings
+    from ..costdb.store.store import Store, default_root
+
+    return Store(costdb or settings.current().costdb or default_root())
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit the process with the outcome's exit code; never returns."""
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # the source line of a warning is internal
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, terminated)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot encode are escaped
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line and return its exit code.
+
+    0 ok, 1 internal error, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130 interrupted, 143 terminated.
+    """
+    try:
+        return _run(arguments, "--json" in arguments)
+    except BrokenPipeError:  # the reader of the pipe has closed: not an error
+        _discard_output()
+        return 0
+    except OSError as error:  # standard output cannot take the error's document: a full disk
+        _discard_output()
+        with suppress(OSError):
+            print(f"error: standard output cannot be written: {error.strerror or error}", file=sys.stderr, flush=True)
+        return UsageError.exit_code
+
+
+def _discard_output() -> None:
+    """Direct standard output to nowhere, so that flushing what it holds at exit does not fail."""
+    with suppress(OSError, AttributeError):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(arguments: list[str], as_json: bool) -> int:
+    """`run`, with the OSErrors of printing an error."""
+    try:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # stdout holds the JSON document only
+            answer = app(args=arguments, standalone_mode=False, prog_name="tensor-graphs")
+        if answer == 130:  # how Typer passes KeyboardInterrupt on
+            raise KeyboardInterrupt
+        if not isinstance(answer, Answer):  # --help
+            return answer if isinstance(answer, int) else 0
+        return _finish(as_json, answer)
+    except BrokenPipeError:
+        raise
+    except SystemExit as leaving:
+        return int(leaving.code or 0) if isinstance(leaving.code, int | None) else 1
+    except BaseException as error:
+        return _fail(as_json, *_described(error))
+
+
+def _closing() -> None:
+    """Ignore SIGTERM and SIGINT from here on, so that the output document is printed completely."""
+    if signal.getsignal(signal.SIGTERM) is terminated:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _finish(as_json: bool, answer: Answer) -> int:
+    """Print an answer, and the error that ended the command early, if any."""
+    _closing()
+    if answer.error is None:
+        print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
+        return 0
+    if not as_json:
+        print(answer.text, flush=True)
+    return _fail(as_json, answer.error.exit_code, answer.error.to_json(), str(answer.error), answer.document)
+
+
+def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
+    """Exit code, JSON object and text of an error."""
+    if isinstance(error, TensorGraphsError):
+        return error.exit_code, error.to_json(), f"error: {error}"
+    if hasattr(error, "format_message"):  # an error of Typer's parser, from whichever copy of Click it uses
+        known = UsageError(error.format_message(), where="command line", hint="see --help")
+        return 2, known.to_json(), f"error: {known}"
+    if isinstance(error, Terminated):
+        return 143, Interrupted("terminated").to_json(), "terminated"
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return 130, Interrupted("interrupted").to_json(), "interrupted"
+    if isinstance(error, MemoryError):
+        short = TooLargeError(f"memory ran out: {error or 'an allocation failed'}", where=_place(error),
+                              hint="give a smaller input, or more memory")  # fmt: skip
+        return short.exit_code, short.to_json(), f"error: {short}"
+    if isinstance(error, OSError) and error.filename is not None:
+        known = UsageError(error.strerror or str(error), where=str(error.filename))
+        return 2, known.to_json(), f"error: {known}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        known = UsageError(f"a file could not be written: {error.strerror}", hint="make room, or write elsewhere")
+        return 2, known.to_json(), f"error: {known}"
+    import traceback
+
+    trace = "".join(traceback.format_exception(error))
+    hint = "this is a bug; please report it with the command and the output of `tensor-graphs doctor`"
+    bug = TensorGraphsError(f"{type(error).__name__}: {error}", where=_place(error), hint=hint)
+    return 1, bug.to_json(), f"{trace}\n{hint}"
+
+
+def _place(error: BaseException) -> str:
+    """Module, line and function where an error was raised."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def _plain(value: Any) -> Any:
+    """Convert to plain JSON data: NaN and infinities become null, array scalars numbers, other objects text."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in value]
+    if hasattr(value, "to_json"):
+        return _plain(value.to_json())
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _dump(document: Mapping[str, Any]) -> str:
+    return json.dumps(_plain({"schema": SCHEMA, **document}), allow_nan=False)
+
+
+def _fail(
+    as_json: bool, code: int, error: dict[str, str], text: str, document: Mapping[str, Any] | None = None
+) -> int:  # fmt: skip
+    _closing()
+    if as_json:
+        print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)
+    print(text, file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

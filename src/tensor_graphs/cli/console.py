@@ -1,0 +1,142 @@
+"""Shared parts of the commands: progress on stderr, signal handling, answers, input and output files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import TensorGraphsError, UsageError
+from ..plain import Malformed, read_bytes
+from ..progress import Progress
+from ..writing import is_stream
+
+Json = Annotated[bool, typer.Option("--json", help="print exactly one JSON document on stdout")]
+Out = Annotated[Path | None, typer.Option("-o", "--output", help="output file or folder")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print progress on stderr")]
+
+
+class Console:
+    """Progress display on stderr: a spinner if stderr is a terminal, one line per stage with -v, else nothing."""
+
+    def __init__(self, verbose: bool, quiet: bool = False) -> None:
+        self.verbose, self.quiet, self._status = verbose, quiet, None  # type: tuple[bool, bool, Any]
+
+    def say(self, stage: str, message: str) -> None:
+        """Report the start of a stage, or an event in it."""
+        text = f"{stage}: {message}" if message else stage
+        if self._status is not None:
+            self._status.update(text)
+        elif self.verbose:
+            print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def live(self) -> Iterator[Console]:
+        """Context that shows the spinner."""
+        if self.quiet or self.verbose or not sys.stderr.isatty():
+            yield self
+            return
+        from rich.console import Console as Rich
+
+        with Rich(stderr=True).status("starting") as status:
+            self._status = status
+            try:
+                yield self
+            finally:
+                self._status = None
+
+
+@contextmanager
+def working(verbose: bool, as_json: bool) -> Iterator[Progress]:
+    """Context for a long command: shows progress and handles Ctrl-C and SIGTERM. Yields the Progress, whose `stopped`
+    is set by a signal.
+    """
+    console = Console(verbose, quiet=as_json and not verbose)
+    progress = Progress(console.say)
+    with interruptible(progress), console.live():
+        yield progress
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived outside a search: unwinds the stack so that temporary files are removed."""
+
+
+def terminated(number: int, frame: FrameType | None) -> None:
+    """SIGTERM handler outside of searches."""
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt cleaning up
+    raise Terminated
+
+
+@contextmanager
+def interruptible(progress: Progress) -> Iterator[None]:
+    """On the first Ctrl-C or SIGTERM set `progress.stopped` (keep the best result so far); on the second, quit."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if progress.stopped:
+            for s in old:
+                signal.signal(s, signal.SIG_DFL)  # if this exception is swallowed, the next signal kills the process
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+        progress.stopped = True
+        with suppress(OSError):  # print() is not reentrant in a signal handler
+            os.write(2, b"stopping, keeping the best so far (again to quit)\n")
+
+    # Python allows signal handlers in the main thread only
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for s, handler in old.items():
+            signal.signal(s, handler)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Result of a command: JSON fields and text. `error` is set if the command ended early with a partial result."""
+
+    document: Mapping[str, Any]
+    text: str
+    error: TensorGraphsError | None = None
+
+
+def writable(target: Path, *, folder: bool = False) -> None:
+    """Check before the work starts that the result can be written. UsageError if the target is occupied or its folder
+    is not writable.
+    """
+    from ..backends.program.program import refuse_occupied
+
+    if folder:
+        refuse_occupied(target)
+    elif target.is_dir():
+        raise UsageError(f"{target} is a folder", hint="name a file")
+    if not folder and is_stream(target):
+        return
+    place = Path(os.path.realpath(target)) if target.is_symlink() else target.absolute()
+    above = next(p for p in place.parents if p.exists())
+    try:  # create a file to find out: permission bits do not tell for root or for special file systems
+        with TemporaryDirectory(prefix=".tensor_graphs-", dir=above):
+            pass
+    except OSError as problem:
+        raise UsageError(f"nothing can be written in {above}: {problem.strerror}", hint="name another place") from None
+
+
+def text_of(file: Path) -> str:
+    """Content of a UTF-8 text file. UsageError if it is not text, larger than 64 MiB, or not a regular file."""
+    try:
+        return read_bytes(file, 1 << 26).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError("this is no text", where=str(file), hint="one rule per line, in UTF-8") from None
+    except Malformed as problem:
+        raise UsageError(str(problem), where=str(file)) from None

@@ -1,0 +1,421 @@
+"""The file between `saturate` and `extract`: egraph-serialize JSON whose e-nodes are candidate kernels.
+
+Each class is a value in one layout (`c12`, or `c12@1,8` for strides that are not row-major). Each node is a kernel,
+named with its operands, at its cost in µs. The additional top-level key `tensor_graphs` holds what turns a solution
+into a program: the algebraic e-graph, and the name and sha256 of the model (graph and weights), a safetensors file
+beside the JSON.
+
+The file is untrusted input: nothing in it is executed. A kernel is only a name; its meaning comes from matching the
+installed backends' templates against the algebraic e-graph again, each of whose nodes is type-checked first. The
+resulting program is compared with the model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..backends.program.program import Program
+from ..backends.registry import backend
+from ..egraph.ir import dtypes
+from ..egraph.ir.dims import concrete
+from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.ops import OPS, Type, infer
+from ..egraph.view.view import EGraphView, SaturationReport
+from ..errors import BadModelError, DeviceUnavailableError, ExtractionError, ShapeError, TensorGraphsError, UsageError, VerificationError
+from .explorer import Explorer, place
+from ..extract.candidates.candidates import Hypergraph
+from ..extract.model.kernel import Candidate, Priced
+from ..extract.search.plan import plan_of
+from ..extract.solve.problem import Extraction, Problem, reachable
+from ..extract.search.encoding import Rows
+from ..extract.search.search import Choice
+from ..extract.solve.serialize import parse_egraph, read_document, read_egraph, write_egraph
+from ..models.files.limits import check_size
+from ..models.files.native import attrs_from_json, attrs_to_json, load_graph, save_graph
+from ..pipeline.provenance import attach
+from ..pipeline.optimize import hypergraph as all_kernels
+from ..report.report import Report
+from ..pipeline.session import Options, Session
+from ..verification.verify import Verification
+from ..writing import kept_versions, named_errors, undone_on_failure
+
+KEY = "tensor_graphs"
+VERSION = 1
+GIVEN = "given"  # operator of the node of a value that needs no kernel
+PART = "part"  # operator of the node that selects one value of a multi-output kernel
+JOINED = " + "  # separator of the values of a multi-output kernel in its class name
+SOURCES = ("measured", "predicted", "bound")
+_MEMBERS = {
+    "version": int,
+    "model": dict,
+    "backends": list,
+    "classes": list,
+    "nodes": list,
+    "roots": list,
+    "sources": dict,
+}
+
+
+# ---------------------------------------------------------------- writing
+def write(path: str | Path, explorer: Explorer) -> None:
+    """Write the e-graph with its kernels to `path`, and the model beside it (`.model.safetensors`): both, or neither.
+
+    Raises UnwritableError if they cannot be written.
+    """
+    path = Path(path)
+    hypergraph, prices = explorer.choice.hypergraph, explorer.choice.prices
+    rows = Rows(hypergraph, [p.us for p in prices])
+    problem = replace(
+        rows.problem,
+        node_ids=tuple(f"k{i}" for i in range(rows.problem.n_nodes)),
+        class_ids=(*(place(hypergraph.view, v) for v in rows.vertices), *_bundles(hypergraph.view, rows)),
+    )
+    names = [GIVEN if i < 0 else spelled(hypergraph.view, hypergraph.candidates[i]) for i in rows.candidate]
+    parts = len(list(hypergraph.numbered.parts))
+    names[len(names) - parts :] = [PART] * parts
+    sources = {f"k{n}": prices[i].source for n, i in enumerate(rows.candidate) if i >= 0}
+    model = model_path(Path(os.path.realpath(path)))
+    with named_errors(path), undone_on_failure(model):
+        save_graph(_with_leaves(explorer), model)
+        record = {
+            "version": VERSION, "model": {"file": model.name, "sha256": _sha256(model)},
+            "backends": list(dict.fromkeys(c.template.backend for c in hypergraph.candidates)),
+            **_view_to_json(hypergraph.view), "sources": sources,
+        }  # fmt: skip
+        write_egraph(path, problem, ops=names, extra={KEY: record})
+
+
+def made_by(view: EGraphView, candidate: Candidate) -> str:
+    """Class name of a candidate: the value it computes, or all values of a multi-output kernel."""
+    return JOINED.join(place(view, v) for v in candidate.outputs)
+
+
+def _bundles(view: EGraphView, rows: Rows) -> list[str]:
+    vertices = list(rows.vertices)
+    return [JOINED.join(place(view, vertices[v]) for v in bundle) for bundle in rows.bundles]
+
+
+def model_path(path: Path) -> Path:
+    """Path of the model file beside an e-graph file."""
+    return path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + ".model.safetensors")
+
+
+def spelled(view: EGraphView, candidate: Candidate) -> str:
+    """A candidate kernel as text: template name and operands."""
+    return f"{candidate.template.name}({', '.join(f'{o}={place(view, v)}' for o, v in candidate.inputs)})"
+
+
+def _with_leaves(explorer: Explorer) -> Graph:
+    """The model with leaves that only the view has as additional outputs, so that one file holds all data."""
+    used = set(explorer.work.nodes())
+    extra = [t for t in dict.fromkeys(explorer.view.tensors.values()) if t not in used]
+    names = tuple(f"leaf {i}" for i in range(len(extra)))
+    return replace(
+        explorer.work, outputs=(*explorer.work.outputs, *extra), names=(*explorer.graph.names, *names),
+        structure=explorer.graph.structure, name=explorer.graph.name,
+    )  # fmt: skip
+
+
+def _leaf_key(op: str, attrs: Sequence[tuple[str, Any]]) -> tuple[str, str]:
+    named = dict(attrs)
+    return op, str(named.get("name", named.get("digest", "")))
+
+
+def _view_to_json(view: EGraphView) -> dict[str, Any]:
+    cls = view.cls.tolist()
+    return {
+        "classes": [[t.dtype, list(concrete(t.shape)), bool(w)] for t, w in zip(view.types, view.weight)],
+        "nodes": [[op, attrs_to_json(op, view.attrs[i]), cls[i], view.kids(i).tolist()] for i, op in enumerate(view.op)],
+        "roots": list(view.roots), "own": [] if view.own is None else np.flatnonzero(view.own).tolist(),
+        "original": np.flatnonzero(view.original).tolist(),
+    }  # fmt: skip
+
+
+def _sha256(path: Path) -> str:
+    """A file's SHA-256 in hex; "" if the file does not exist."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        total = sha256()
+        while chunk := file.read(1 << 20):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+# ---------------------------------------------------------------- reading
+@dataclass(frozen=True)
+class EGraphFile:
+    """A parsed e-graph file: the extraction problem, each node's operator, and the `tensor_graphs` record, if
+    present.
+    """
+
+    path: Path
+    problem: Problem
+    ops: tuple[str, ...]
+    record: Mapping[str, Any] | None
+
+    @property
+    def describes_program(self) -> bool:
+        """Whether a solution can be turned into a program."""
+        return self.record is not None
+
+    def program(self, found: Extraction, *, verify: bool = True) -> Program:
+        """The program that a solution of `problem` stands for.
+
+        Raises UsageError if the file describes no program, BadModelError if the model file is missing, changed or
+        malformed, ExtractionError if the e-graph is malformed or names a kernel that does not match, VerificationError
+        if the program computes something else than the model.
+        """
+        if self.record is None:
+            raise UsageError(
+                "this e-graph describes no program",
+                where=str(self.path),
+                hint="leave -o out, or write one with saturate",
+            )
+        view, graph = self._view(self.record, self._model(self.record))
+        try:
+            plan = plan_of(self._choice(self.record, view, found), graph)
+            program = Program(plan)
+        except TensorGraphsError as error:
+            error.where = error.where or str(self.path)
+            raise
+        program.report = Report.of_plan(plan)
+        attach(program, graph)
+        if verify:
+            program.report.verification = _check(program, graph, str(self.path)).to_json()
+        return program
+
+    def priced(self, found: Extraction) -> dict[str, tuple[int, float]]:
+        """Map each price source to (number of kernels, their µs) in a solution, without views. Empty if the file
+        describes no program.
+        """
+        counted: dict[str, tuple[int, float]] = {}
+        sources = self.record["sources"] if self.record is not None else {}
+        for node in reachable(self.problem, found.choice):
+            source = sources.get(self.problem.node_name(node))
+            if source in SOURCES and not self.ops[node].startswith("view."):
+                count, us = counted.get(source, (0, 0.0))
+                counted[source] = count + 1, us + float(self.problem.cost[node])
+        return counted
+
+    def _model(self, record: Mapping[str, Any]) -> Graph:
+        name, digest = record["model"].get("file"), record["model"].get("sha256")
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+            raise BadModelError("the model must be named as a file beside the e-graph", where=str(self.path))
+        model = Path(os.path.realpath(self.path)).with_name(name)
+        if not model.is_file() or _sha256(model) != digest:
+            model = next((p for p in kept_versions(model) if _sha256(p) == digest), model)
+        if not model.is_file() or _sha256(model) != digest:
+            raise BadModelError(
+                "the model beside the e-graph is missing or was changed", where=str(model), hint="saturate again"
+            )
+        return load_graph(model)
+
+    def _view(self, record: Mapping[str, Any], saved: Graph) -> tuple[EGraphView, Graph]:
+        """Return (algebraic e-graph, model with the same roots)."""
+        view = _view_from_json(record, saved, f"{self.path}: {KEY}")
+        n = len(view.roots) - len(saved.updates)
+        if not 0 < n <= len(saved.outputs):
+            raise ExtractionError(f"{len(view.roots)} roots do not fit the model", where=f"{self.path}: {KEY}.roots")
+        graph = replace(saved, outputs=saved.outputs[:n], names=saved.names[:n])
+        if [view.types[r] for r in view.roots] != [t.type for t in graph.roots]:
+            raise ExtractionError("the roots' types are not the model's", where=f"{self.path}: {KEY}.roots")
+        return view, graph
+
+    def _choice(self, record: Mapping[str, Any], view: EGraphView, found: Extraction) -> Choice:
+        session = Session(Options(measure=False, budget=math.inf))  # the same candidates as `saturate` generates
+        hypergraph = all_kernels(session, view, _backends(record["backends"], str(self.path)))
+        number = {(made_by(view, c), spelled(view, c)): i for i, c in enumerate(hypergraph.candidates)}
+        prices = [Priced(math.inf, math.inf, math.inf, "bound")] * len(hypergraph.candidates)
+        chosen = []
+        for node in reachable(self.problem, found.choice):
+            if self.ops[node] in (GIVEN, PART):
+                continue
+            where = f"{self.path}: node {self.problem.node_name(node)}"
+            index = number.get((self.problem.class_name(int(self.problem.cls[node])), self.ops[node]))
+            if index is None:
+                raise ExtractionError(
+                    f"no kernel {self.ops[node][:200]} makes this class",
+                    where=where,
+                    hint="saturate again with this version",
+                )
+            cost, source = float(self.problem.cost[node]), record["sources"].get(self.problem.node_name(node))
+            if source not in SOURCES:
+                raise ExtractionError("the kernel's price has no source", where=where, hint=f"one of {SOURCES}")
+            prices[index] = Priced(cost, cost, cost, source)
+            chosen.append(index)
+        _check_roots(self.problem, hypergraph, str(self.path))
+        return Choice(hypergraph, chosen, prices, found)
+
+
+def read(path: str | Path) -> EGraphFile:
+    """Read an e-graph file, plain or gzipped. ExtractionError names the malformed part."""
+    document = read_document(path)
+    problem = parse_egraph(document, where=str(path))
+    ops = tuple(str(node.get("op", "")) for node in document["nodes"].values())
+    return EGraphFile(Path(path), problem, ops, _record(document, f"{path}: {KEY}"))
+
+
+def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", deterministic: bool = False) -> Extraction:
+    """Solve the extraction problem of an e-graph.
+
+    `source`: a path to egraph-serialize JSON, a `Problem`, or the result of `tg.saturate` (its kernels at their current
+    prices). `time_limit`: seconds. `method`: "auto", "greedy", "cp-sat", "highs" or "frontier". Returns an `Extraction`
+    with cost, lower_bound, gap, optimal, choice. Raises UsageError for any other source.
+    """
+    from ..extract.solve.solve import solve
+
+    if isinstance(source, Explorer):
+        problem = Rows(source.choice.hypergraph, [p.us for p in source.choice.prices]).problem
+    elif isinstance(source, str | Path):
+        problem = read_egraph(source)
+    elif isinstance(source, Problem):
+        problem = source
+    else:
+        raise UsageError(f"a {type(source).__name__} is no e-graph", hint="give a path, or what tg.saturate returned")
+    return solve(problem, time_limit=time_limit, method=method, deterministic=deterministic)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- checks of what was read
+def _record(document: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+    if KEY not in document:
+        return None
+    record = document[KEY]
+    if not isinstance(record, Mapping):
+        raise ExtractionError(f"{KEY} must be an object", where=where)
+    if record.get("version") != VERSION:
+        raise ExtractionError(
+            f"version {str(record.get('version'))[:40]}, this reads {VERSION}", where=where, hint="saturate again"
+        )
+    for name, kind in _MEMBERS.items():
+        if not isinstance(record.get(name), kind):
+            raise ExtractionError(f"{name} must be a {kind.__name__}", where=where)
+    return record
+
+
+def _backends(names: Sequence[Any], where: str) -> list[Any]:
+    found = []
+    for name in names:
+        try:
+            found.append(backend(str(name)))
+        except UsageError as error:
+            raise ExtractionError(error.message, where=where, hint="saturate again on this machine") from None
+        if reason := found[-1].unavailable():
+            raise DeviceUnavailableError(f"the backend {name} cannot be used: {reason}", where=where)
+    return found
+
+
+def _check_roots(problem: Problem, hypergraph: Hypergraph, where: str) -> None:
+    """Raise ExtractionError unless the solution's roots contain all outputs of the model."""
+    built = {problem.class_name(r) for r in problem.roots}
+    if missing := [p for p in (place(hypergraph.view, v) for v in hypergraph.roots) if p not in built]:
+        raise ExtractionError(f"the model's output {missing[0]} is no root class", where=where)
+
+
+def _check(program: Program, graph: Graph, where: str) -> Verification:
+    """Verify the program. VerificationError if it is wrong beyond rounding: the file then claims equalities that do not
+    hold.
+    """
+    from ..pipeline.verify_or_retry import run_flat
+    from ..extract.model.work import graph_flops
+    from ..verification.verify import verify
+
+    flops = graph_flops(list(graph.roots))
+    verdict = verify(graph, lambda values: run_flat(program, values), flops=flops, device=program.tensors)
+    if verdict.miscompiled:
+        raise VerificationError(
+            verdict.worst.said,
+            where=where, hint="the e-graph says equal what is not; saturate again",
+        )  # fmt: skip
+    return verdict
+
+
+def _whole(value: Any, limit: int, what: str, where: str) -> int:
+    if type(value) is not int or not 0 <= value < limit:
+        raise ExtractionError(f"{what} is {str(value)[:40]!r}, not within 0..{limit - 1}", where=where)
+    return value
+
+
+def _row(value: Any, kinds: tuple[type, ...], where: str) -> Any:
+    if not isinstance(value, list) or [type(v) for v in value] != list(kinds):
+        raise ExtractionError(f"expected a list of {', '.join(k.__name__ for k in kinds)}", where=where)
+    return value
+
+
+def _types(rows: Sequence[Any], where: str) -> tuple[list[Type], list[bool]]:
+    types, weight = [], []
+    for i, row in enumerate(rows):
+        place_ = f"{where}.classes[{i}]"
+        dtype, shape, fixed = _row(row, (str, list, bool), place_)
+        if dtype not in dtypes.DTYPES:
+            raise ExtractionError(f"there is no dtype {dtype[:40]!r}", where=place_)
+        types.append(Type(tuple(_whole(d, 1 << 62, "a size", place_) for d in shape), dtype))
+        check_size(types[-1].shape, dtype, what="a class", where=place_)
+        weight.append(fixed)
+    return types, weight
+
+
+def _view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGraphView:
+    types, weight = _types(record["classes"], where)
+    leaves = {_leaf_key(t.op, t.attrs): t for t in saved.nodes() if t.is_leaf}
+    leaves |= {_leaf_key(t.op, t.attrs): t for t in saved.inputs}
+    ops: list[str] = []
+    attrs: list[tuple[tuple[str, Any], ...]] = []
+    owners: list[int] = []
+    kids: list[list[int]] = []
+    tensors: dict[int, Tensor] = {}
+    for i, row in enumerate(record["nodes"]):
+        at = f"{where}.nodes[{i}]"
+        op, values, owner, below = _row(row, (str, dict, int, list), at)
+        ops.append(op)
+        attrs.append(attrs_from_json(op, values, at))
+        owners.append(_whole(owner, len(types), "a class", at))
+        kids.append([_whole(k, len(types), "a class", at) for k in below])
+        if (leaf := _typed(op, attrs[-1], types[owner], [types[k] for k in below], leaves, at)) is not None:
+            tensors[i] = leaf
+    roots = tuple(_whole(r, len(types), "a root", where) for r in record["roots"])
+    off = np.cumsum([0, *map(len, kids)]).astype(np.int32)
+    flat = np.array([k for row in kids for k in row], np.int32)
+    own = _flags(record, "own", len(ops), "an e-node", where)  # e-nodes of the original model
+    # e-classes of the original model: some kernels are generated for these only
+    original = _flags(record, "original", len(types), "a class", where)
+    return EGraphView(ops, attrs, np.array(owners, np.int32), off, flat, types, np.array(weight, np.bool_), roots,
+                      SaturationReport(), tensors, {}, original, own=own)  # fmt: skip
+
+
+def _flags(
+    record: Mapping[str, Any], name: str, size: int, what: str, where: str
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Boolean array of length `size`, True at the indices in list `name` of the record (missing: none)."""
+    found = np.zeros(size, np.bool_)
+    if not isinstance(written := record.get(name, []), list):
+        raise ExtractionError(f"{name} must be a list", where=where)
+    found[[_whole(i, size, what, f"{where}.{name}") for i in written]] = True
+    return found
+
+
+def _typed(
+    op: str, attrs: Sequence[tuple[str, Any]], owner: Type, below: list[Type], leaves: Mapping[tuple[str, str], Tensor],
+    where: str,
+) -> Tensor | None:  # fmt: skip
+    """Type-check a node; return the model's leaf for a leaf node, else None. ExtractionError if the types disagree."""
+    try:
+        found = infer(OPS[op], below, dict(attrs))
+    except (ShapeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ExtractionError(f"{op} does not fit its operands: {error}", where=where) from None
+    if found != owner:
+        raise ExtractionError(f"{op} is {found}, its class {owner}", where=where)
+    if op not in ("input", "param", "state", "constant"):
+        return None
+    leaf = leaves.get(_leaf_key(op, attrs))
+    if leaf is None or leaf.type != owner:
+        raise ExtractionError(f"the model has no such {op}", where=where)
+    return leaf

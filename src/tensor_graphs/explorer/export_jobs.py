@@ -1,0 +1,59 @@
+"""Export of tuning jobs: the unmeasured kernels of a model's best plans, to be measured on another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from .. import settings
+from ..backends.tuning.jobs import write_jobs
+from ..backends.registry import select
+from ..extract.model.kernel import Candidate
+from ..extract.search.state import RIVALS
+from ..extract.search.search import Choice, alternatives
+from ..pipeline.optimize import choose, hypergraph, prepare, saturated
+from ..pipeline.prices import CostPricer
+from ..progress import Progress
+from ..pipeline.session import Options, Session, open_store
+from ..pipeline.source import as_graph
+
+
+def write_lacking(
+    model: str, path: Path, plans: int, dims: Mapping[str, int], name: str, budget: float, costdb: Path | None,
+    progress: Progress, *, trust: bool = False,
+) -> int:  # fmt: skip
+    """Write the unmeasured kernels of the best `plans` plans and their unmeasured rivals as jobs; return the number of
+    jobs.
+
+    With the setting `gpu` (a GPU elsewhere), plans are made for that GPU whether or not this machine has one.
+    """
+    session = Session(Options(backend=name, budget=budget, costdb=costdb, measure=False), progress)
+    graph = as_graph(model, dims=dims, trust=trust)
+    backends = select("gpu" if name == "auto" and settings.current().gpu else name)
+    prepared = prepare(session, graph, dims)
+    view, _, _ = saturated(session, prepared.work)
+    found = hypergraph(session, view, backends)
+    with open_store(session) as store:
+        choice = choose(session, found, CostPricer(store), None)
+    return write_jobs(path, lacking(choice, plans))
+
+
+def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
+    """Unmeasured candidates of the best `plans` choices, best choice first, each with its RIVALS cheapest unmeasured
+    rivals.
+    """
+    candidates, prices = choice.hypergraph.candidates, choice.prices
+    makers: dict[object, list[int]] = {}
+    for i, c in enumerate(candidates):
+        if not c.is_view and prices[i].source not in ("measured", "failed"):
+            for v in c.outputs:
+                makers.setdefault(v, []).append(i)
+    for found in [choice, *alternatives(choice, plans)]:
+        for i in found.chosen:
+            rivals = [
+                j
+                for v in candidates[i].outputs
+                for j in sorted(makers.get(v, ()), key=lambda j: prices[j].low)[:RIVALS]
+            ]
+            wanted = [i] if prices[i].source not in ("measured", "failed") and not candidates[i].is_view else []
+            yield from (candidates[j] for j in dict.fromkeys([*wanted, *rivals]))

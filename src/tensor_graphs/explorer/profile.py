@@ -1,0 +1,279 @@
+"""End-to-end timing of the best few plans of a model, since kernel times do not add up exactly.
+
+Results are stored, so that an interrupted sweep can resume.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..pipeline import optimize as pipeline
+from .. import settings
+from ..pipeline.verify_or_retry import run_flat
+from ..backends.tuning.keys import key_of
+from ..backends.program.program import Program
+from ..verification.diagnose import meaning
+from ..egraph.ir.graph import Graph, structural_digest
+from ..errors import UsageError
+from ..extract.model.kernel import Plan
+from ..extract.search.search import variants
+from ..plain import decode, read_bytes, strict_json
+from ..pipeline.plan_file import priced_steps
+from ..progress import Progress
+from ..pipeline.source import as_graph, bound, sizes_of
+from ..pipeline.timing import clock_of, interleaved
+from ..verification.verify import index_bounds, sample_inputs
+from ..writing import replacing_raw
+
+LARGEST = 1 << 26  # maximum bytes of a file of times
+LEAST, MOST = 0.2, 3.0  # minimum and maximum seconds of timing per plan
+SEARCHING = 0.6  # fraction of the budget for `optimize`
+CHOOSING = 0.3  # fraction of the then remaining time for enumerating plans
+ROUNDS = 3  # minimum rounds of a plan and the best plan: two warm-ups, one counted
+# plans are alike if less than this fraction of either's estimated time is in kernels that the other lacks
+DIVERSITY = 0.05
+NAMED = 4  # maximum kernels listed per line
+
+
+def plan_digest(plan: Plan) -> str:
+    """Plan identity: 32 hex digits of the terms and kernels on this machine, independent of value ids."""
+    kernels = sorted(key_of(s.template, s.call).digest for s in plan.steps if not s.is_view)
+    roots = [structural_digest(root).hex() for root in meaning(plan)[0]]
+    return blake2b("\n".join([*roots, *kernels]).encode(), digest_size=16).hexdigest()
+
+
+@dataclass
+class Times:
+    """End-to-end times of plans in µs by digest, stored in a file that is replaced after every plan."""
+
+    file: Path
+    us: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file: Path) -> Times:
+        """Load the times of an earlier sweep; empty if the file is missing or malformed."""
+        with suppress(OSError, ValueError):
+            found = decode(dict[str, float], strict_json(read_bytes(file, LARGEST)))
+            return cls(file, {k: v for k, v in found.items() if v > 0})
+        return cls(file)
+
+    def add(self, digest: str, us: float) -> None:
+        """Store one time. Write errors are ignored: they only cost a later sweep its resume data."""
+        self.us[digest] = us
+        with suppress(OSError), replacing_raw(self.file) as file:
+            file.write(json.dumps(self.us).encode())
+
+
+def times_file(graph: Graph, backend: str) -> Path:
+    """The file of a model's times in the cache folder, named by a hash of the graph's structure and backend."""
+    digest = blake2b(backend.encode(), digest_size=12)
+    for root in graph.roots:
+        digest.update(structural_digest(root))
+    return settings.private("sweeps") / f"{digest.hexdigest()}.json"
+
+
+def profile(
+    model: str, count: int, dims: Mapping[str, int], backend: str, budget: float, costdb: Path | None,
+    progress: Progress, *, trust: bool = False, resume: bool = False, workers: int = 0, diversity: float = DIVERSITY,
+) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """Optimize a model (which measures missing kernels), then time the best `count` distinct plans end to end; return
+    (JSON document, text).
+
+    Each plan is timed interleaved with the best one. `budget`: seconds for everything; it is exceeded at most by the
+    mandatory work of `optimize` and by the current plan (a build and three rounds). Programs are not verified, as none
+    is returned. `diversity`: minimum fraction of estimated time that one of any two plans spends in kernels that the
+    other lacks; more similar plans are skipped. `resume`: reuse times of an earlier sweep. `workers`: rewriting
+    processes (0: the setting); kernels are always timed one at a time.
+    """
+    if count < 1 or workers < 0:
+        raise UsageError(
+            f"{count} paths, {workers} workers", hint="at least one path, and no negative number of workers"
+        )
+    until = time.monotonic() + budget
+    with settings.override(**({"workers": workers} if workers else {})):
+        free = as_graph(model, trust=trust)
+        graph, _ = bound(free, sizes_of(free, dims))  # plans for one size: the measured kernels are those they call
+        first = pipeline.optimize(
+            graph, backend=backend, budget=SEARCHING * budget, costdb=costdb, again=True, progress=progress, verify=False,
+        )  # fmt: skip
+        left = max(until - time.monotonic(), LEAST)
+        explorer = pipeline.saturate(graph, backend=backend, costdb=costdb, budget=left / 2)
+        left = max(until - time.monotonic(), LEAST)
+        found = pipeline.runnable(explorer, variants(explorer.choice, seconds=CHOOSING * left))
+        chosen, alike = distinct(found, count, diversity)
+        chosen = [replace(p, rank=n) for n, p in enumerate(sorted(chosen, key=lambda p: p.cost))]
+    file = times_file(chosen[0].graph, backend)
+    times = Times.read(file) if resume else Times(file)
+    kept = set(times.us)
+    _time(chosen, times, until, first.device, progress)
+    rows = [_row(path, chosen[0], times, kept) for path in chosen if plan_digest(path.plan) in times.us]
+    untimed = len(chosen) - len(rows)
+    document = {
+        "paths": rows, "alike": alike, "untimed": untimed, "measured_now": first.report.measured_now, "times": str(file),
+    }  # fmt: skip
+    return document, _text(rows, alike, untimed)
+
+
+@dataclass(frozen=True)
+class Called:
+    """Calls of one kernel in a plan: count, estimated µs of all calls together, template name."""
+
+    count: int
+    us: float
+    name: str
+
+
+def kernels_of(plan: Plan) -> dict[str, Called]:
+    """The kernels of a plan by their cost store key digest."""
+    found: dict[str, Called] = {}
+    for step, call in priced_steps(plan):
+        digest = key_of(step.template, call).digest
+        before = found.get(digest, Called(0, 0.0, ""))
+        found[digest] = Called(before.count + 1, before.us + step.cost.us, step.template.name)
+    return found
+
+
+def beyond(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[float, dict[str, int]]:
+    """Return (fraction of `mine`'s estimated time in calls that `theirs` lacks, number of these calls by template
+    name).
+    """
+    more = {k: c.count - theirs[k].count if k in theirs else c.count for k, c in mine.items()}
+    us, names = 0.0, dict[str, int]()
+    for k, n in more.items():
+        if n > 0:
+            us += mine[k].us * n / mine[k].count
+            names[mine[k].name] = names.get(mine[k].name, 0) + n
+    total = sum(c.us for c in mine.values())
+    return (us / total if total else 0.0), names
+
+
+def distinct(
+    paths: Iterable[pipeline.RunnablePlan], count: int, diversity: float
+) -> tuple[list[pipeline.RunnablePlan], int]:
+    """Return (first `count` plans, pairwise unlike; number of skipped plans).
+
+    Two plans are alike if each spends less than `diversity` of its estimated time in kernels that the other lacks, or
+    if both call the same kernels.
+    """
+    chosen: list[pipeline.RunnablePlan] = []
+    known: list[dict[str, Called]] = []
+    alike = 0
+    for path in paths:
+        mine = kernels_of(path.plan)
+        apart = [max(beyond(mine, other)[0], beyond(other, mine)[0]) for other in known]
+        if all(share >= diversity and share > 0 for share in apart):
+            chosen.append(replace(path, rank=len(chosen)))
+            known.append(mine)
+            if len(chosen) == count:
+                break
+        else:
+            alike += 1
+    return chosen, alike
+
+
+def _time(
+    chosen: Sequence[pipeline.RunnablePlan], times: Times, until: float, device: str, progress: Progress
+) -> None:  # fmt: skip
+    """Time the plans without a stored time, best plan first, dividing the remaining seconds equally. Ends when the
+    previous plan's duration exceeds what is left.
+    """
+    calls, needed = _Calls(chosen[0].graph), 0.0
+    new = [p for p in chosen if plan_digest(p.plan) not in times.us]
+    for number, path in enumerate(new):
+        began = time.monotonic()
+        if progress.stopped or (number and began + needed > until):
+            return
+        progress.say("time", repr(path))
+        pair = {"best": calls.of(chosen[0]), "this": calls.of(path)} if path.rank else {"this": calls.of(path)}
+        built = time.monotonic() - began
+        seconds = min(MOST, max(LEAST, (until - time.monotonic()) / (len(new) - number)))
+        found_us = interleaved(
+            pair, seconds=seconds, least=1, clock=clock_of(device), first=calls.reset,
+            ended=lambda: time.monotonic() > until,
+        )  # fmt: skip
+        needed = built + ROUNDS * sum(found_us.values()) / 1e6
+        times.add(plan_digest(path.plan), found_us["this"])
+
+
+def _row(
+    path: pipeline.RunnablePlan, best: pipeline.RunnablePlan, times: Times, kept: Collection[str]
+) -> dict[str, Any]:  # fmt: skip
+    digest = plan_digest(path.plan)
+    mine, theirs = kernels_of(path.plan), kernels_of(best.plan)
+    share, more = beyond(mine, theirs)
+    return {
+        "path": f"path {path.rank}", "estimated_us": path.cost, "measured_us": times.us[digest],
+        "kernels": path.plan.kernels, "resumed": digest in kept, "other_kernels": share, "more": more,
+        "less": beyond(theirs, mine)[1],
+    }  # fmt: skip
+
+
+class _Calls:
+    """Plans' programs as calls without arguments on shared inputs. At most two programs hold their weights."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.inputs = sample_inputs(
+            [*graph.inputs, *graph.leaves("state")], np.random.default_rng(0), index_bounds(graph)
+        )
+        self.best: Callable[[], Any] | None = None
+        self.programs: dict[bool, Program] = {}  # keys: True for the best one, False for the latest other one
+
+    def of(self, path: pipeline.RunnablePlan) -> Callable[[], Any]:
+        """A call of the plan's program."""
+        if path.rank == 0 and self.best is not None:
+            return self.best
+        program = path.program()
+        run_flat(program, self.inputs)
+        self.programs[path.rank == 0] = program
+        values = program.near([self.inputs[n] for n in program.input_names])
+        call = lambda: program.flat(*values)
+        if path.rank == 0:
+            self.best = call
+        return call
+
+    def reset(self) -> None:
+        """Reset states, so that every call is a first one: advancing states would run past the end of their buffers."""
+        for program in self.programs.values():
+            program.reset()
+
+
+def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
+    lines = []
+    for r in rows:
+        lines.append(
+            f"{r['path']:>8}  {r['estimated_us']:>10.1f} µs estimated  {r['measured_us']:>10.1f} µs measured  "
+            f"{r['kernels']} kernels{'  (from an earlier sweep)' if r['resumed'] else ''}"
+        )
+        if r is not rows[0]:
+            lines.append(
+                f"{'':>8}  {100 * r['other_kernels']:.0f} % of its time in kernels that path 0 lacks{_changes(r)}"
+            )
+    if alike:
+        lines.append(f"{alike} further plans call nearly the same kernels as one of these: not timed")
+    if untimed:
+        lines.append(f"{untimed} further plans were not timed: the time was up (a larger --budget, or --resume)")
+    return "\n".join(lines)
+
+
+def _changes(row: Mapping[str, Any]) -> str:
+    """Text of the kernels that a plan calls more and less often than the best plan."""
+
+    def named(counts: Mapping[str, int], sign: str) -> list[str]:
+        most = sorted(counts.items(), key=lambda p: (-p[1], p[0]))
+        listed = [f"{sign}{n} {name}" for name, n in most[:NAMED]]
+        return [*listed, f"{sign}{sum(n for _, n in most[NAMED:])} others"] if most[NAMED:] else listed
+
+    found = [*named(row["more"], "+"), *named(row["less"], "-")]
+    return f": {', '.join(found)}" if found else ""
+
+
+__all__ = ["Called", "Times", "beyond", "distinct", "kernels_of", "plan_digest", "profile", "times_file"]

@@ -1,0 +1,88 @@
+"""Overlapped tuning: kernels of the unrewritten graph are measured on the GPU while the host saturates the e-graph.
+
+Saturation and matching take seconds, during which compilers and GPU would be idle, and most kernels of a good plan
+compute parts of the original graph. Their measurements are in the cost store when the search of the rewritten graph
+starts. If no time is left for that search, the hypergraph matched here is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from typing import TypeVar
+
+from ..errors import TensorGraphsError
+from ..extract.candidates.candidates import Hypergraph
+from ..extract.model.clock import Halted
+
+T = TypeVar("T")
+
+
+@dataclass
+class Meanwhile:
+    """Background matching and measuring. One thread makes hypergraphs in order (`matching`, small ones first); each is
+    searched while the next is made, the last one until `end`.
+
+    `search(hypergraph, stop, begun)`: `stop()` tells when to end, `begun()` is called when measuring starts; the next
+    hypergraph is not made before that, because both need the host. Errors are recorded in `faults` and end the work:
+    the main search repeats it and raises them.
+    """
+
+    matching: Sequence[Callable[[], Hypergraph]]
+    search: Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], None]
+    graph: Hypergraph | None = None  # the last hypergraph made
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._over = False
+        self._enough, self._begun, self._searching = Event(), Event(), Thread()
+        self._matching = Thread(target=copy_context().run, args=(self._match,), name="matching", daemon=True)
+        self._matching.start()
+
+    def matched(self) -> None:
+        """Wait until all hypergraphs are made: backends match for one caller at a time."""
+        self._matching.join()
+
+    def end(self) -> None:
+        """Stop, wait for running measurements, and release the hypergraph."""
+        self._over = True
+        self._matching.join()
+        self._stop()
+        self.graph = None
+
+    def _match(self) -> None:
+        for make in self.matching:
+            graph = None if self._over else self._tried(make)
+            self._stop()
+            if graph is None:
+                return
+            self.graph, self._enough, self._begun = graph, Event(), Event()
+            given = self._search, graph, self._enough, self._begun
+            self._searching = Thread(target=copy_context().run, args=given, name="measuring", daemon=True)
+            self._searching.start()
+            self._begun.wait()
+
+    def _stop(self) -> None:
+        self._enough.set()
+        if self._searching.ident is not None:
+            self._searching.join()
+
+    def _search(self, graph: Hypergraph, enough: Event, begun: Event) -> None:
+        self._tried(lambda: self.search(graph, enough.is_set, begun.set))
+        begun.set()
+
+    def _tried(self, work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except Halted:
+            return None
+        except TensorGraphsError as error:
+            self.faults.append(error.message)
+        except Exception as error:  # errors are recorded: this work is optional
+            self.faults.append(f"{type(error).__name__}: {error}")
+        return None
+
+
+__all__ = ["Meanwhile"]

@@ -1,0 +1,256 @@
+"""Plan cache: a search for the same model, machine and options is not repeated.
+
+A finished search stores its plan in the cache folder under a key of everything that the result depends on: the graph,
+sizes, all options but the budget, the cost store's folder, the machine with its tools, and this package's source. A
+cached plan is used only if it is still valid: same kernels, same emitted program text, and no price in the store has
+become worse. Verification holds for the weights it was made with; other weights are verified again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import settings
+from ..backends.program.emission import emit_for
+from ..backends.tuning.keys import machine_of
+from ..costdb.store import shards
+from ..costdb.keys.device import cores
+from ..costdb.store.store import Store
+from ..egraph.ir.graph import Data, Graph, load_data
+from ..errors import TensorGraphsError
+from ..extract.model.kernel import Backend, Candidate, Plan, Vertex
+from ..models.files.native import graph_to_json
+from ..plain import decode
+from .plan_file import Json, Lift, plan_from_json, plan_to_json, priced_steps
+from .prices import CostPricer
+from ..private import read_sealed, sealed
+from ..report.report import Report
+from ..writing import replacing_raw
+
+FORMAT = 1
+FOLDER = "plans"
+WORSE = 1.1  # cost ratio to the cached cost from which a plan is stale
+LARGEST = 1 << 28  # maximum bytes of a plan file
+MOST = 256  # maximum number of cached plans; the most recently used are kept
+PIECE, AHEAD = 1 << 25, 16  # bytes hashed per piece, maximum number of queued pieces
+
+
+class Stale(Exception):
+    """A cached plan cannot be reused; the text completes a sentence about the plan."""
+
+
+# ---------------------------------------------------------------- the key
+def key_of_search(graph: Graph, sizes: object, backends: Sequence[Backend], options: Mapping[str, Any]) -> str:
+    """Cache key of a search: equal only if everything that the result depends on is equal."""
+    shape, _ = graph_to_json(graph)
+    constants = [str(n.attr("digest")) for n in graph.nodes() if n.op == "constant"]
+    kernels = [(b.name, machine_of(b.name), sorted(t.identity for t in b.templates)) for b in backends]
+    parts = (
+        FORMAT,
+        shape,
+        constants,
+        sizes,
+        kernels,
+        sorted((k, repr(v)) for k, v in options.items()),
+        package_digest(),
+    )
+    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+@cache
+def package_digest() -> str:
+    """Hash of this package's source, which defines rules, kernels and emitters."""
+    root, total = Path(__file__).parents[1], blake2b(digest_size=16)
+    folders = os.walk(root, followlinks=True)  # an editable install contains links to folders
+    files = sorted(Path(folder, name) for folder, _, names in folders for name in names if not name.endswith(".pyc"))
+    for path in files:
+        total.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def content_digest(params: Mapping[str, Data]) -> str:
+    """Hash of all weights' bytes, names, shapes and dtypes.
+
+    Pieces are hashed in parallel, so that one large table does not dominate; weights are loaded one at a time and
+    released.
+    """
+
+    def hashed(flat: np.ndarray[Any, Any], start: int) -> str:
+        return sha256(flat[start : start + PIECE].data).hexdigest()
+
+    lines: list[str] = []
+    with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
+        pieces: deque[Future[str]] = deque()
+        for name in sorted(params):
+            array = np.ascontiguousarray(load_data(params[name]))
+            lines.append(f"{name} {array.dtype} {array.shape}")
+            flat = array.reshape(-1).view(np.uint8)
+            for start in range(0, flat.size, PIECE):
+                while len(pieces) >= AHEAD:  # queued pieces keep their weights in memory
+                    lines.append(pieces.popleft().result())
+                pieces.append(threads.submit(hashed, flat, start))
+        lines += [piece.result() for piece in pieces]
+    return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+# ---------------------------------------------------------------- files
+@dataclass
+class Remembered:
+    """Content of a plan file. `source`: hash of the program's text. `verified`: hash of the weights it was verified
+    with, "" if unverified.
+    """
+
+    plan: Plan
+    report: Report
+    source: str
+    verified: str
+    store: str  # `listing` of the cost store after the search
+    as_written: bool = False  # the unfused graph was the fastest found
+
+    @staticmethod
+    def of(data: Json, graph: Graph, lift: Lift | None = None) -> Remembered:
+        """Parse a plan file for a graph (`lift`: see `plan_from_json`). Stale if a kernel has changed or the file is
+        damaged.
+        """
+        try:
+            plan, report = plan_from_json(data["plan"], graph, lift), Report.of_json(data["report"])
+            source, verified, store = (str(data[key]) for key in ("source", "verified", "store"))
+            return Remembered(plan, report, source, verified, store, bool(data.get("as_written")))
+        except TensorGraphsError as error:
+            raise Stale(f"it cannot be made anew: {error.message}") from None
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise Stale(f"its file is damaged: {type(error).__name__}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How the cached search ended."""
+
+    search_stopped: str
+    cut: list[str]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The members of a plan file that decide whether the rest is parsed."""
+
+    format: int
+    budget: Any  # a number, possibly infinite
+    report: _Ended
+    plan: dict[str, Any]
+    source: str
+    verified: str
+    store: str
+    as_written: bool = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The plan cache entry of one search."""
+
+    path: Path
+
+    @staticmethod
+    def of(key: str) -> Memory:
+        """The entry of a key, in the cache folder."""
+        return Memory(settings.private(FOLDER) / f"{key}.json")
+
+    def load(self, budget: float) -> Json | None:
+        """The stored JSON; None if there is none. Stale if damaged, or if that search was cut short by a smaller budget
+        than `budget`.
+        """
+        try:
+            data = json.loads(read_sealed(self.path, LARGEST))
+            head = decode(_Head, data)
+            if head.format != FORMAT:
+                raise ValueError(f"format {head.format}")
+            whole = head.report.search_stopped == "measured" and not head.report.cut
+            ended, given = whole or float(head.budget) >= budget, float(head.budget)
+            os.utime(self.path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise Stale(f"its file cannot be read: {error}") from None
+        if not ended:
+            raise Stale(f"its search was cut short within {given:g} s, and there are {budget:g} s now")
+        return dict(data)
+
+    def write(
+        self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False,
+        lift: Lift | None = None,
+    ) -> str:  # fmt: skip
+        """Store a plan found with the cost store's current content; `as_written`: the result is the unfused graph.
+
+        The plan is parsed back first (`lift`: see `plan_from_json`). Returns the reason if it could not be stored, else
+        "".
+        """
+        try:
+            written = plan_to_json(plan)
+            data: Json = {
+                "format": FORMAT, "plan": written, "report": report.fields(), "budget": budget, "source": text_digest(source),
+                "verified": verified, "store": listing(store), "time": time.time(),
+                "as_written": as_written,
+            }  # fmt: skip
+            again = plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)
+            if emit_for(again).source != source:
+                return "its program reads otherwise when it is made anew"
+            with replacing_raw(self.path) as file:
+                file.write(sealed(json.dumps(data, separators=(",", ":")).encode()))
+            self._make_room()
+        except TensorGraphsError as error:
+            return error.message
+        except OSError as error:
+            return f"{error.strerror or error}"
+        return ""
+
+    def _make_room(self) -> None:
+        used: dict[Path, float] = {}
+        for path in self.path.parent.glob("*.json"):
+            with suppress(FileNotFoundError):  # another process may be evicting entries, too
+                used[path] = path.stat().st_mtime
+        for old in sorted(used, key=lambda p: used[p], reverse=True)[MOST:]:
+            old.unlink(missing_ok=True)
+
+
+def text_digest(source: str) -> str:
+    """Hash of a program's text."""
+    return blake2b(source.encode(), digest_size=16).hexdigest()
+
+
+# ---------------------------------------------------------------- validity of a cached plan
+def listing(root: Path) -> str:
+    """Hash of the names of a store's shards, which are content hashes."""
+    return blake2b("\n".join(sorted(s.name for s in shards.find(root))).encode(), digest_size=16).hexdigest()
+
+
+def refuse_dearer(plan: Plan, store: Store) -> None:
+    """Raise Stale unless the plan's kernels have about their old prices: all measured ones still are, and the sum has
+    not grown by WORSE.
+    """
+    found = priced_steps(plan)
+    places = [Candidate(s.template, Vertex(-1, call.output.strides), (), call) for s, call in found]
+    prices = CostPricer(store).price(places)
+    pairs = [(p, s) for p, (s, _) in zip(prices, found)]
+    if failed := {s.template.name for p, s in pairs if p.source == "failed" != s.cost.source}:
+        raise Stale(f"{', '.join(sorted(failed))} has failed since")
+    if lost := {s.template.name for p, s in pairs if p.source != "measured" == s.cost.source}:
+        raise Stale(f"what was measured of {', '.join(sorted(lost))} is not in the cost store any more")
+    before = sum(s.cost.us for _, s in pairs)
+    now = sum(
+        p.us if p.source == "measured" else s.cost.us for p, s in pairs
+    )  # predictions change with other measurements
+    if now > WORSE * before:
+        raise Stale(f"its kernels are known to take {now:.1f} µs by now, {before:.1f} µs when it was found")

@@ -1,0 +1,261 @@
+"""JSON serialization of plans: values, steps, weights and kernel names.
+
+The file contains no code. A library kernel is stored by name, a generated kernel by its term, from which it is
+generated again, a size-polymorphic C kernel by the kernel at generic sizes from which it was lifted. Each has the hash
+of its body; a kernel that is missing in this version, or has another body, is a UsageError. Sizes and types are checked
+as in model files.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..backends.c.any_size import Sized, SizedTemplate
+from ..backends.tuning.jobs import job_of, read_job, template_of_job
+from ..egraph.ir import dtypes
+from ..egraph.ir.dims import Expr
+from ..egraph.ir.graph import Data, Graph, Tensor, load_data
+from ..egraph.ir.ops import Type
+from ..errors import UsageError
+from ..extract.model.kernel import Call, Operand, Plan, Priced, Step, Template, Value
+from ..extract.model.sizes import bound_call
+from ..models.files.native import dim_from_json, dim_to_json, graph_from_json, graph_to_json
+
+LARGEST_CONSTANT = 1 << 16  # maximum bytes of a constant that the plan has and the graph lacks
+ORIGINS = ("input", "state", "weight", "kernel", "view")
+
+Json = dict[str, Any]
+Lift = Callable[[Template, Call], Sized | None]
+"""Function from a kernel at a graph's generic sizes and its call to the size-polymorphic kernel (`Symbolic.lift`)."""
+
+
+# ---------------------------------------------------------------- writing
+def plan_to_json(plan: Plan) -> Json:
+    """The plan as JSON, without its graph. UsageError if it contains something not serializable."""
+    templates: dict[Template, int] = {}
+    kernels: list[Json] = []
+    steps = []
+    for step in plan.steps:
+        if step.template not in templates:
+            templates[step.template] = len(kernels)
+            kernels.append(_kernel_out(step.template, there(plan, step.call)))
+        steps.append(_step_out(step, templates[step.template]))
+    return {
+        "values": [[_type_out(v.type), _out(v.strides), v.origin, v.name, v.base, v.carried] for v in plan.values],
+        "kernels": kernels, "steps": steps, "weights": _weights_out(plan), "outputs": list(plan.outputs),
+        "updates": dict(plan.updates), "cost": plan.cost, "lower_bound": plan.lower_bound, "sizes": dict(plan.sizes),
+    }  # fmt: skip
+
+
+def _kernel_out(template: Template, call: Call) -> Json:
+    if isinstance(template, SizedTemplate):
+        return {"identity": template.identity, "generic": job_of(template.origin, template.origin_call)}
+    return {k: v for k, v in job_of(template, call).items() if k != "call"}
+
+
+def there(plan: Plan, call: Call) -> Call:
+    """A plan's call at the sizes of the search."""
+    return bound_call(call, plan.sizes) if plan.sizes else call
+
+
+def _step_out(step: Step, kernel: int) -> Json:
+    price = step.cost
+    return {
+        "kernel": kernel, "call": _call_out(step.call), "inputs": [list(pair) for pair in step.inputs],
+        "output": step.output, "more": list(step.more), "doc": step.doc,
+        "cost": [price.us, price.low, price.high, price.source, [list(pair) for pair in price.schedule]],
+    }  # fmt: skip
+
+
+def _call_out(call: Call) -> Json:
+    return {
+        "operands": {name: _operand_out(o) for name, o in call.operands.items()},
+        "outputs": [_operand_out(o) for o in call.outputs], "attrs": {k: _out(v) for k, v in call.attrs.items()},
+        "schedule": dict(call.schedule), "tuned": {k: list(v) for k, v in call.tuned.items()},
+    }  # fmt: skip
+
+
+def _operand_out(operand: Operand) -> list[Any]:
+    return [_type_out(operand.type), _out(operand.strides)]
+
+
+def _type_out(kind: Type) -> list[Any]:
+    return [kind.dtype, _out(tuple(kind.shape))]
+
+
+def _out(value: Any) -> Any:
+    if isinstance(value, Expr):
+        return {"dim": dim_to_json(value)}
+    if isinstance(value, tuple):
+        return [_out(v) for v in value]
+    if isinstance(value, float):
+        return {"float": repr(value)}
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, np.integer):
+        return int(value)
+    raise UsageError(f"a {type(value).__name__} cannot be written into a plan's file")
+
+
+def _weights_out(plan: Plan) -> Json | None:
+    """The terms of the weights as a graph, with their constants' data: inline, or as the digest of a constant of the
+    plan's graph.
+    """
+    if not plan.weights:
+        return None
+    terms = Graph.of({str(number): term for number, term in plan.weights.items()})
+    value, arrays = graph_to_json(terms)
+    given = {n.attr("digest") for n in plan.graph.leaves("constant")}
+    constants: Json = {}
+    for i, node in enumerate(terms.nodes()):
+        if node.op != "constant":
+            continue
+        array = load_data(arrays[f"constant/{i}"])
+        if node.attr("digest") in given:
+            constants[f"constant/{i}"] = {"given": node.attr("digest")}
+        elif array.nbytes <= LARGEST_CONSTANT:
+            text = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+            constants[f"constant/{i}"] = {"dtype": node.dtype, "shape": list(array.shape), "data": text}
+        else:
+            raise UsageError(f"a plan's own constant of {array.nbytes} bytes")
+    return {"graph": value, "constants": constants}
+
+
+# ---------------------------------------------------------------- reading
+@dataclass(frozen=True)
+class _Held:
+    """An in-memory array with the interface of lazily loaded data."""
+
+    array: np.ndarray[Any, Any]
+
+    def load(self) -> np.ndarray[Any, Any]:
+        """The array."""
+        return self.array
+
+
+def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
+    """Parse the plan of a graph. `lift` is required if the graph has free dimensions and the plan has C kernels.
+
+    UsageError (or another named error) says what is malformed, or which kernel has changed.
+    """
+    try:
+        sizes = {str(k): _int(v) for k, v in data["sizes"].items()}
+        values = [_value(i, item) for i, item in enumerate(data["values"])]
+        calls = [_call(item["call"]) for item in data["steps"]]
+        first = {item["kernel"]: call for item, call in reversed(list(zip(data["steps"], calls)))}
+        templates = {
+            k: _template(data["kernels"][k], bound_call(call, sizes) if sizes else call, lift)
+            for k, call in first.items()
+        }
+        steps = [_step(item, templates[item["kernel"]], call, len(values)) for item, call in zip(data["steps"], calls)]
+        outputs = tuple(_place(v, len(values)) for v in data["outputs"])
+        updates = {str(k): _place(v, len(values)) for k, v in data["updates"].items()}
+        return Plan(
+            graph, tuple(values), tuple(steps), _weights(data["weights"], graph), outputs, updates, float(data["cost"]), float(data["lower_bound"]),
+            sizes=sizes,
+        )  # fmt: skip
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise UsageError(f"not a plan: {type(error).__name__}: {error}") from None
+
+
+def _template(item: Json, call: Call, lift: Lift | None) -> Template:
+    if "generic" not in item:
+        return template_of_job(item, call)
+    origin, (origin_call, *_) = read_job(item["generic"])
+    made = lift(origin, origin_call) if lift is not None else None
+    if made is None:
+        raise UsageError(f"{origin.name} cannot be written for every size")
+    if made.free_template.identity != item["identity"]:
+        raise UsageError(f"{origin.name} is another kernel in this version")
+    return made.free_template
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+def _place(value: Any, count: int) -> int:
+    if not 0 <= _int(value) < count:
+        raise ValueError(f"there is no value {value}")
+    return int(value)
+
+
+def _in(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_in, value))
+    if isinstance(value, dict):
+        ((kind, inner),) = value.items()
+        return float(inner) if kind == "float" else dim_from_json(inner)
+    return value
+
+
+def _type(item: Sequence[Any]) -> Type:
+    return Type(_in(item[1]), dtypes.check(str(item[0])))
+
+
+def _operand(item: Sequence[Any]) -> Operand:
+    return Operand(_type(item[0]), _in(item[1]))
+
+
+def _value(number: int, item: Sequence[Any]) -> Value:
+    kind, strides, origin, name, base, carried = item
+    if origin not in ORIGINS or not -1 <= _int(base) < number:
+        raise ValueError(f"value {number} is {origin!r} of {base}")
+    return Value(number, _type(kind), _in(strides), origin, str(name), base, carried and dtypes.check(str(carried)))
+
+
+def _call(item: Json) -> Call:
+    first, *more = map(_operand, item["outputs"])
+    return Call(
+        {str(name): _operand(o) for name, o in item["operands"].items()}, first,
+        {str(name): _in(v) for name, v in item["attrs"].items()}, {},
+        {str(name): _int(v) for name, v in item["schedule"].items()}, tuple(more),
+        {str(name): tuple(map(_int, shape)) for name, shape in item["tuned"].items()},
+    )  # fmt: skip
+
+
+def _step(item: Json, template: Template, call: Call, count: int) -> Step:
+    us, low, high, source, schedule = item["cost"]
+    inputs = tuple((str(name), _place(v, count)) for name, v in item["inputs"])
+    if set(template.operands) != set(call.operands) or len(template.terms) != len(call.outputs):
+        raise ValueError(f"{template.name} takes other operands")
+    price = Priced(float(us), float(low), float(high), str(source), tuple((str(n), _int(v)) for n, v in schedule))
+    more = tuple(_place(v, count) for v in item["more"])
+    return Step(template, call, inputs, _place(item["output"], count), price, str(item["doc"]), more)
+
+
+def _weights(item: Json | None, graph: Graph) -> Mapping[int, Tensor]:
+    if item is None:
+        return {}
+    given: dict[str, Data] = {n.attr("digest"): n.data for n in graph.leaves("constant") if n.data is not None}
+    arrays: dict[str, Any] = {}
+    for name, held in item["constants"].items():
+        if "given" in held:
+            arrays[name] = _Held(load_data(given[held["given"]]))
+        else:
+            flat = np.frombuffer(base64.b64decode(held["data"]), dtypes.numpy_dtype(dtypes.check(held["dtype"])))
+            arrays[name] = _Held(flat.reshape([_int(d) for d in held["shape"]]))
+    terms = graph_from_json(item["graph"], arrays)
+    return {int(name): term for name, term in zip(terms.names, terms.outputs, strict=True)}
+
+
+def priced_steps(plan: Plan) -> list[tuple[Step, Call]]:
+    """The steps that are not views, each with the call under which the cost store has its time.
+
+    A size-polymorphic kernel is replaced by the kernel at the searched sizes, which was measured.
+    """
+    found = []
+    for step in plan.steps:
+        if isinstance(step.template, SizedTemplate):
+            call = replace(there(plan, step.call), names={}, attrs={})
+            found.append((replace(step, template=step.template.searched), call))
+        elif not step.is_view:
+            found.append((step, replace(there(plan, step.call), names={})))
+    return found

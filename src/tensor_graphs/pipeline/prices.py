@@ -1,0 +1,126 @@
+"""Prices of candidate kernels, from the cost store's measurements and predictions for the target machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..backends.tuning.keys import key_of
+from ..backends.tuning.schedule_search import key_of_schedule
+from ..backends.tuning.trials import SCHEDULES
+from ..costdb.store import tuned
+from ..costdb.keys.key import Work
+from ..costdb.price.predict import Price, Query
+from ..costdb.store.store import Store
+from ..extract.model.kernel import Candidate, Priced
+from ..extract.model.work import call_work
+
+FAILED = Priced(math.inf, math.inf, math.inf, "failed")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One schedule of a candidate with its cost store query."""
+
+    schedule: tuple[tuple[str, int], ...]
+    query: Query
+
+
+class CostPricer:
+    """Prices candidates from a cost store; equal calls are priced once.
+
+    A kernel with schedules costs as much as its cheapest measured schedule. GPU kernels are priced with cold caches: a
+    model's weights never stay in cache there.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.forgiving = False  # price kernels whose measurement failed as if unmeasured
+        self._variants: dict[tuple[int, int], tuple[list[Variant], bool, Candidate]] = {}
+
+    def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[Variant]:
+        """Schedules of a candidate (one empty schedule if it has none): all ranked ones with `every`, else only the
+        best-ranked.
+
+        With `every` also the schedules that the store has measured. Cached per call, since candidates share calls.
+        """
+        place = (id(candidate.template), id(candidate.call))
+        made, complete, _ = self._variants.get(place, ([], False, candidate))
+        if not made or (every and not complete):
+            made = _variants(candidate, every)
+            complete = every or candidate.template.space is None
+            self._variants[place] = made, complete, candidate  # keeps the candidate alive so that ids stay unique
+        if not every or made[0].schedule == ():
+            return made
+        return [*made, *self._moved(made)]
+
+    def _moved(self, made: Sequence[Variant]) -> list[Variant]:
+        """Measured schedules of a kernel outside of the ranked ones."""
+        ranked, query, snapshot = {v.schedule for v in made}, made[0].query, self.store.snapshot
+        others = (s for s in tuned.tried(snapshot, query.key) if key_of_schedule(s) not in ranked)
+        keys = ((key_of_schedule(s), query.key.with_schedule(s)) for s in others)
+        return [Variant(s, Query(key, query.work)) for s, key in keys if snapshot.has(key.digest)]
+
+    def prepare(self, found: Iterable[Candidate]) -> None:
+        """Precompute the keys of candidates, the slowest part of pricing; may run in another thread."""
+        for candidate in found:
+            self.variants(candidate, every=False)
+
+    def on_record(self, candidate: Candidate) -> bool:
+        """Whether the store has a measurement of the candidate's kernel, for any shape and schedule."""
+        return bool(self.store.snapshot.tuned(candidate.template.identity))
+
+    def price(self, found: Sequence[Candidate]) -> list[Priced]:
+        """One price per candidate; infinite if its measurement failed."""
+        tried = self.store.snapshot.kernels()
+        asked = [self.variants(c, every=c.template.identity in tried) for c in found]
+        queries = {v.query.key.digest: v.query for variants in asked for v in variants}
+        failed = set() if self.forgiving else set(self.store.failures(queries))
+        prices = self._prices(queries)
+        return [_cheapest(variants, prices, failed) for variants in asked]
+
+    def errors(self, found: Sequence[Candidate]) -> list[float]:
+        """Relative Frobenius error of each candidate against float64, maximum over its measured schedules; 0 for views
+        and unmeasured ones.
+        """
+        asked = [[] if c.is_view else [v.query.key.digest for v in self.variants(c)] for c in found]
+        known = self.store.accuracies({digest for digests in asked for digest in digests})
+        return [max([r.rel_fro for d in digests for r in known.get(d, ())], default=0.0) for digests in asked]
+
+    def _prices(self, queries: Mapping[str, Query]) -> dict[str, Price]:
+        """Price per key digest, each in the cache regime of its device."""
+        prices: dict[str, Price] = {}
+        for regime in ("hot", "cold"):
+            part = [q for q in queries.values() if regime_of(q.key.device) == regime]
+            prices |= {q.key.digest: p for q, p in zip(part, self.store.price(part, regime=regime))} if part else {}
+        return prices
+
+
+def regime_of(device: str) -> str:
+    """Cache regime of the measurements that represent a kernel inside a program on this device: "hot" (CPU) or
+    "cold".
+    """
+    return "hot" if device.startswith("cpu") else "cold"
+
+
+def _variants(candidate: Candidate, every: bool) -> list[Variant]:
+    template, call = candidate.template, candidate.call
+    work, key = Work(*call_work(template, call)), key_of(template, call)
+    if template.space is None or call.schedule:
+        return [Variant(tuple(sorted(call.schedule.items())), Query(key, work))]
+    space = list(template.space(call))[:SCHEDULES] or [{}]
+    return [Variant(tuple(sorted(s.items())), Query(key.with_schedule(s), work)) for s in space[: None if every else 1]]
+
+
+def _cheapest(variants: Sequence[Variant], prices: Mapping[str, Price], failed: set[str]) -> Priced:
+    """Price of the cheapest measured schedule, else of the first that did not fail; FAILED if all ranked ones
+    failed.
+    """
+    known = [(v, prices[v.query.key.digest]) for v in variants]
+    measured = [(v, p) for v, p in known if p.source == "measured"]
+    hopeful = [(v, p) for v, p in known if v.query.key.digest not in failed]
+    if not measured and not hopeful:
+        return FAILED
+    best, price = min(measured, key=lambda pair: pair[1].us) if measured else hopeful[0]
+    return Priced(price.us, price.low, price.high, price.source, best.schedule)

@@ -1,0 +1,357 @@
+"""Verify-or-retry loop: build the program of the extracted plan, verify it, and extract again under stricter limits on
+failure.
+
+The attempts, from the fastest plan to the unoptimized graph, which always passes:
+
+1. If the plan stores 16-bit intermediates and a failing output has a wider dtype: store all intermediates in their
+   compute dtypes.
+2. Bound the sum of the kernels' measured rounding errors (an error budget derived from the error of the failed plan).
+3. Exclude the kernel that is least accurate when run alone, one kernel per attempt.
+4. Restrict the kernels of one family (contractions, reductions, …) to values of the original model, so that the
+   family's sums keep the original order. The family whose rewritten kernels have most flops comes first.
+5. Disable rewriting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..backends import gpu
+from ..backends.program.emit_cpu import bind_sizes
+from ..backends.runtime.marshalling import is_torch
+from ..backends.program.program import Program
+from ..verification.diagnose import Diagnosis, diagnose
+from ..egraph.ir.dtypes import HALVES
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.ops import OPS
+from ..egraph.ir.rule import Rule
+from ..egraph.view.view import Bools, EGraphView
+from ..errors import NoPlanError, TensorGraphsError, VerificationError
+from ..extract.solve.budgets import Budget, Uses, rounding
+from ..extract.candidates.candidates import Hypergraph
+from ..extract.model.clock import Halted
+from ..extract.model.kernel import Candidate, Plan
+from ..extract.search.plan import plan_of
+from ..extract.search.search import Choice
+from ..extract.model.work import call_work, graph_flops
+from ..verification.verify import FACTORS, KEPT_BYTES, Tolerance, Verification, verify
+
+MAX_ATTEMPTS = 8
+TIGHTENINGS = 3  # rounding-error budgets tried per run
+GROSS = 8.0  # multiple of the fair error above which a kernel is excluded at once, without trying a budget first
+MARGIN = 0.9  # safety factor on an error budget: random errors of another plan add up slightly differently
+REWRITES = "all rewrites"
+STORED = "values stored in fewer bits than an output has"
+MOVES = ("view", "copy")  # families of kernels that do no arithmetic
+NOTHING = Diagnosis(0.0, {}, {}, ())
+
+
+@dataclass
+class Acceptance:
+    """The verify-or-retry loop that turns a choice of kernels into a verified program.
+
+    `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `choose`: extraction,
+    solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where unmeasured. `plain`:
+    makes the hypergraph without rewriting. `stored`: makes the hypergraph of a view with every value stored in its
+    compute dtype; for None, that of the unrewritten graph. `fired`: rules that matched, named as suspects in a
+    miscompile error. `stage`: context manager that times a named stage.
+    """
+
+    graph: Graph
+    work: Graph
+    choose: Callable[[Hypergraph, Sequence[Budget]], Choice]
+    errors: Uses
+    plain: Callable[[], Hypergraph]
+    stored: Callable[[EGraphView | None], Hypergraph]
+    stage: Callable[[str], AbstractContextManager[None]]
+    say: Callable[[str], None]
+    tolerance: Tolerance = "eager"
+    seed: int = 0
+    fired: Sequence[Rule] = ()
+    plan: Callable[[Choice], Plan] | None = None  # converts a choice to a plan; None: `plan_of` at the sizes of `work`
+    # verifies a size-polymorphic program at other sizes; returns the problem or ""
+    elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
+    over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
+    late: Callable[[], bool] = lambda: False  # whether there is no time for another plan if this one fails
+    polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
+    cut: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
+    dropped: list[str] = field(default_factory=list)  # texts: what was excluded by earlier attempts
+    references: dict[int, Any] = field(default_factory=dict)
+    ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
+    tighter: Choice | None = None  # the next choice, if already solved within an error budget
+    tightened: int = 0  # number of error budgets tried
+
+    def build(self, found: Hypergraph) -> tuple[Choice, Program]:
+        """Return the best choice and its program. NoPlanError if no candidates cover the outputs any more."""
+        choice, self.tighter = self.tighter, None
+        try:
+            choice = choice or self.choose(found, ())
+        except NoPlanError:
+            if self.dropped:
+                raise _beyond_tolerance() from None
+            raise
+        with self.stage("build"):
+            if self.plan is not None:
+                return choice, Program(self.plan(choice))
+            return choice, Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
+
+    def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
+        """Return the fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended
+        verification).
+
+        When no time is left, a plan is verified on one input, and after a failure the unoptimized graph is next.
+
+        Raises VerificationError for an error that rounding does not explain, NoPlanError where no plan is within a
+        numeric or "exact" tolerance.
+        """
+        try:
+            return self._run(found)
+        finally:
+            self.references.clear()
+
+    def _run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            choice, program = self.build(found)
+            assert program.plan is not None
+            with self.stage("verify"):
+                try:
+                    verdict, wrong = self._judged(program, attempt)
+                except Halted:
+                    self.cut.append("verification")
+                    return choice, program, None
+                except TensorGraphsError:
+                    raise
+                except Exception as error:  # a compiler error, or an error of the first launch of a kernel
+                    found = self._without_untried(found, choice, error)
+                    continue
+                if verdict.passed and not wrong:
+                    return choice, program, verdict
+                last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
+                hurried = self.late() and not (wrong or last or verdict.miscompiled)
+                narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict)
+                again = narrow and not (last or hurried)
+                finding = NOTHING if wrong or hurried or again else diagnose(self.graph, fixed(program.plan))
+            if wrong and REWRITES in self.dropped:
+                raise SizesError(wrong)
+            if again:
+                found = self._drop(STORED, self.stored(found.view), *self.dropped)
+                self.say(f"over tolerance, again without {STORED}")
+                continue
+            if narrow and hurried:
+                self.dropped.append(STORED)
+            if wrong or hurried:
+                found = self._drop(REWRITES, self._plain(), *self.dropped)
+                self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
+                self.cut += ["other plans within tolerance"] if hurried else []
+                continue
+            if finding.miscompiled or (last and verdict.miscompiled):
+                raise self._miscompiled(verdict, finding)
+            if last and not finding.inaccurate:
+                if self.tolerance not in FACTORS:
+                    break
+                return choice, program, verdict.of_unoptimized()
+            found = self._less(found, choice, finding, verdict, attempt)
+            self.say(f"over tolerance, again without {self.dropped[-1]}")
+        raise _beyond_tolerance()
+
+    def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
+        """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
+        assert program.plan is not None
+        far = [
+            not o.passed and r.type.dtype not in HALVES for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
+        ]
+        return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
+
+    def _plain(self) -> Hypergraph:
+        """The hypergraph of the graph without rewriting."""
+        return self.stored(None) if STORED in self.dropped else self.plain()
+
+    def _without_untried(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
+        """Exclude kernels whose schedules were never run: all of them, or, if the rest does not cover every output,
+        those of the plan.
+
+        Returns the reduced hypergraph. Raises `error` if the plan has no such kernel.
+        """
+        untried = {
+            i for i, (c, p) in enumerate(zip(choice.hypergraph.candidates, choice.prices))
+            if not c.is_view and c.template.space is not None and p.source != "measured"
+        }  # fmt: skip
+        chosen = untried.intersection(choice.chosen)
+        if not chosen:
+            raise error
+        said = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+        self.say(f"a kernel of the plan does not run, again without {said}")
+        self.dropped.append(said)
+        candidates = choice.hypergraph.candidates
+        for left_out in (untried, chosen):
+            found = replace(choice.hypergraph, candidates=[c for i, c in enumerate(candidates) if i not in left_out])
+            try:
+                self.tighter = self.choose(found, ())
+                return found
+            except NoPlanError:
+                continue
+        raise error
+
+    def _judged(self, program: Program, attempt: int) -> tuple[Verification, str]:
+        """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
+        poll = self.polled()
+        program.check_room()  # fail on insufficient memory before references are computed
+        given, self.ahead = self.ahead(), dict
+        self.references |= given
+        verdict = verify(
+            self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed,
+            flops=graph_flops(list(self.work.roots)), references=self.references, device=program.tensors, enough=self.over,
+            poll=poll,
+        )  # fmt: skip
+        if verdict.passed and verdict.cut:
+            self.cut.append(verdict.cut)
+        verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
+        return verdict, self._wrong(program, verdict, poll)
+
+    def _wrong(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
+        """Problem of a size-polymorphic program, or "": at other sizes, or at these sizes if lifting to free sizes was
+        wrong.
+        """
+        if verdict.passed:
+            if sum(r.type.nbytes for r in self.graph.roots) > KEPT_BYTES:
+                self.references.clear()  # references of other sizes need the memory; a further attempt is rare
+            return self.elsewhere(program, poll)
+        if self.plan is None or not verdict.miscompiled:
+            return ""
+        return verdict.worst.said
+
+    def _less(
+        self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, attempt: int
+    ) -> Hypergraph:
+        """Exclude the most likely cause from the hypergraph and record it in `dropped`."""
+        if attempt < MAX_ATTEMPTS - 1:
+            if finding.inaccurate:
+                worst = finding.inaccurate[0]
+                if finding.kernels[worst] <= GROSS and self._tighten(found, choice, finding, verdict):
+                    return found
+                return self._drop(worst, found, worst)
+            if REWRITES not in self.dropped and (family := rewritten_most(choice)) is not None:
+                original = as_it_came(found.view)
+                kept = [c for c in found.candidates if c.template.family != family or original(c)]
+                return self._drop(f"rewritten {family}", replace(found, candidates=kept))
+        return self._drop(REWRITES, self._plain(), *self.dropped)
+
+    def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:
+        """Solve for a choice within a rounding-error budget and record it; return whether one was found.
+
+        Error model: the plan's error is a constant factor times the root of the sum of squared kernel errors. With the
+        same factor, a plan passes whose root is smaller by the excess of the failed plan.
+        """
+        worst = verdict.worst
+
+        def errors(of: Sequence[Candidate]) -> list[float]:
+            seen = [0.0 if c.is_view else finding.errors.get(c.template.name, 0.0) for c in of]
+            # kernels that were never measured alone: their error as diagnosed in the plan
+            return [e or s for e, s in zip(self.errors(of), seen)]
+
+        spent = math.hypot(*errors([choice.hypergraph.candidates[i] for i in choice.chosen]))
+        if self.tightened == TIGHTENINGS or not 0 < spent < math.inf or not math.isfinite(worst.excess):
+            return False
+        self.tightened += 1
+        most = spent * MARGIN / worst.excess
+        try:
+            self.tighter = self.choose(found, (rounding(most, errors),))
+        except NoPlanError:
+            return False
+        self.dropped.append(f"kernels that round by more than {most:.2g} together")
+        return True
+
+    def _drop(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
+        self.dropped.append(what)
+        return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
+
+    def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
+        worst = verdict.worst
+        return VerificationError(
+            worst.said,
+            where=finding.blame(self.fired),
+            hint="report this with the model; verify=False runs it regardless",
+        )
+
+
+class SizesError(NoPlanError):
+    """No plan is correct at every size."""
+
+
+def fixed(plan: Plan) -> Plan:
+    """Bind the plan's free dimensions to the sizes that it was chosen for."""
+    return bind_sizes(plan, plan.sizes)
+
+
+def _beyond_tolerance() -> NoPlanError:
+    return NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
+
+
+# ---------------------------------------------------------------- effect of rewriting
+def faithful(view: EGraphView) -> Bools:
+    """Per e-class: whether it is a value of the original graph, or made of such values by views and copies
+    (concatenation) only.
+    """
+    known: Bools = view.original.copy()
+    kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
+    moves = [(int(view.cls[i]), view.kids(i)) for i in np.flatnonzero(kinds).tolist()]
+    grown = True
+    while grown:
+        fresh = [c for c, kids in moves if not known[c] and known[kids].all()]
+        known[fresh] = True
+        grown = bool(fresh)
+    return known
+
+
+def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
+    """Return a predicate: the candidate computes values of the original graph from values of the original graph."""
+    known = faithful(view).tolist()
+    return lambda c: all(known[v.cls] for v in c.outputs) and all(known[v.cls] for _, v in c.inputs)
+
+
+def rewritten_most(choice: Choice) -> str | None:
+    """Family of chosen kernels with most flops on values that the original graph does not have; None if there are
+    none.
+    """
+    original = as_it_came(choice.hypergraph.view)
+    work: dict[str, float] = {}
+    for i in choice.chosen:
+        c = choice.hypergraph.candidates[i]
+        if c.template.family not in MOVES and not original(c):
+            work[c.template.family] = work.get(c.template.family, 0.0) + call_work(c.template, c.call)[0]
+    return max(work, key=lambda family: (work[family], family)) if work else None
+
+
+# ---------------------------------------------------------------- programs of a graph
+def renamed(graph: Graph, work: Graph) -> Graph:
+    """Graph that determines a program's signature: names and structure of the original model, values of the optimized
+    form.
+    """
+    return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
+
+
+def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
+    """Run a program on named inputs and states; return its outputs, then its updated states, as a flat list.
+
+    Returns tensors on the program's device if any of `values` is a tensor, else arrays.
+    """
+    program.bind()
+    for name in program.states:
+        program.set_state(name, values[name])
+    results = program.flat(*(values[n] for n in program.input_names))
+    updated = list(program.plan.updates) if program.plan else []
+    if not any(map(is_torch, values.values())):
+        return [*results, *map(program.get_state, updated)]
+    gpu.wait(program.device, f"running {program.manifest.name}")
+    return [*results, *(program.states[n].clone() for n in updated)]
+
+
+__all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "SizesError", "as_it_came", "faithful", "renamed", "rewritten_most",
+           "run_flat"]  # fmt: skip

@@ -1,0 +1,262 @@
+"""Report of an optimization: plain fields, JSON, a text table, and a self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from ..extract.model.kernel import Plan, Priced, Template
+from .timeline import Rows
+from .timeline import html as timeline_html
+
+#: What a program's calls run: the plan that was found, the unfused graph by library kernels, or the caller's module
+#: or function.
+PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
+
+
+@dataclass
+class BlockReport:
+    """One unique block: number of instances, size, and outcome of its saturation (`stopped`: the limit that ended
+    it).
+    """
+
+    instances: int
+    nodes: int
+    e_nodes: int
+    classes: int
+    stopped: str
+    iterations: int
+    seconds: float
+
+
+@dataclass
+class KernelReport:
+    """One kernel of the plan, with all its calls."""
+
+    name: str
+    backend: str
+    count: int
+    us: float  # all calls together
+    source: str  # price source: measured, predicted, bound or failed
+
+
+def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
+    """Group kernel calls by kernel and price source, most expensive first; without views."""
+    grouped: dict[tuple[str, str], KernelReport] = {}
+    for template, price in calls:
+        if template.family == "view":
+            continue
+        new = KernelReport(template.name, template.backend, 0, 0.0, price.source)
+        row = grouped.setdefault((template.name, price.source), new)
+        row.count += 1
+        row.us += price.us
+    return sorted(grouped.values(), key=lambda k: -k.us)
+
+
+@dataclass
+class Report:
+    """The result of `optimize` as data. Times in µs unless the name says seconds."""
+
+    model: str
+    backend: str
+    dims: dict[str, int] = field(default_factory=dict)  # sizes that free dimensions were bound to, or searched at
+    nodes: int = 0
+    e_nodes: int = 0
+    classes: int = 0
+    blocks: list[BlockReport] = field(default_factory=list)
+    stopped: str = ""
+    rules: dict[str, tuple[int, float]] = field(default_factory=dict)  # rule name -> (matches, seconds)
+    candidates: int = 0
+    kernels_before: int = 0
+    kernels_after: int = 0
+    kernels: list[KernelReport] = field(default_factory=list)
+    cost_us: float = 0.0
+    lower_bound_us: float = 0.0
+    optimal: bool = False
+    method: str = ""
+    # price source (measured, predicted, bound) -> number of kernels in the plan
+    priced: dict[str, int] = field(default_factory=dict)
+    measured_now: int = 0
+    optimism_us: float = 0.0
+    search_stopped: str = ""
+    remembered: bool = False  # whether the plan came from the plan cache
+    memory: list[str] = field(default_factory=list)  # why a cached plan was not used; why this plan was not cached
+    latency_before_us: float | None = None
+    latency_after_us: float | None = None
+    caller_us: float | None = None  # whole calls of the caller's module or function, if compared
+    program_us: float | None = None  # whole calls of the program, timed alongside
+    compared: str = ""  # outcome of that comparison, or why there was none
+    runs: str = PROGRAM  # what calls of the program run: PROGRAM, AS_WRITTEN or CALLER
+    verification: dict[str, Any] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    measuring: dict[str, float] = field(default_factory=dict)  # GPU only: seconds by part, and counts
+    timeline: Rows = field(default_factory=dict)  # spans of each activity, in seconds since the call
+    cut: list[str] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
+    # saturation limits, effort, rules, and the largest iteration count of a block
+    searched: dict[str, Any] = field(default_factory=dict)
+    snapshot: str = ""
+    source: str = ""  # path of the emitted source, once saved
+    warnings: list[str] = field(default_factory=list)
+    sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Report:
+        """Report of a plan that was made without a search: its kernels and their prices."""
+        kernels = kernel_rows((s.template, s.cost) for s in plan.steps)
+        priced: dict[str, int] = {}
+        for k in kernels:
+            priced[k.source] = priced.get(k.source, 0) + k.count
+        return cls(
+            plan.graph.name, " + ".join(dict.fromkeys(k.backend for k in kernels)), nodes=len(plan.graph.nodes()),
+            kernels_after=plan.kernels, kernels=kernels, cost_us=plan.cost, lower_bound_us=plan.lower_bound,
+            optimal=plan.lower_bound >= plan.cost * (1 - 1e-6), priced=priced,
+        )  # fmt: skip
+
+    def fields(self) -> dict[str, Any]:
+        """All fields as JSON values, the input of `of_json`."""
+        from dataclasses import asdict
+
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, data: Mapping[str, Any]) -> Report:
+        """Inverse of `fields`. KeyError, TypeError or ValueError for anything else."""
+        blocks = [BlockReport(**b) for b in data["blocks"]]
+        kernels = [KernelReport(**k) for k in data["kernels"]]
+        rules = {str(name): (int(matches), float(seconds)) for name, (matches, seconds) in data["rules"].items()}
+        return cls(**{**data, "blocks": blocks, "kernels": kernels, "rules": rules, "cut": list(data["cut"])})
+
+    @property
+    def instances(self) -> int:
+        """Number of block instances in the model."""
+        return sum(b.instances for b in self.blocks)
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of cost and proven lower bound."""
+        return (self.cost_us - self.lower_bound_us) / self.cost_us if self.cost_us > 0 else 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """Measured latency before divided by after; None if not measured."""
+        if not self.latency_before_us or not self.latency_after_us:
+            return None
+        return self.latency_before_us / self.latency_after_us
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields and derived values as plain data."""
+        from dataclasses import asdict
+
+        found = asdict(self)
+        found["rules"] = {n: {"matches": m, "seconds": s} for n, (m, s) in self.rules.items()}
+        found |= {"gap": self.gap, "speedup": self.speedup, "total_seconds": sum(self.seconds.values())}
+        return found
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The summary as (label, text) pairs."""
+        v = self.verification
+        rows = [
+            ("model", f"{self.model}, {self.nodes} nodes" + "".join(f", {n}={s}" for n, s in self.dims.items())),
+            ("backend", self.backend),
+            ("e-graph", f"{self.e_nodes} e-nodes in {self.classes} classes; {self.stopped}"),
+            ("blocks", f"{len(self.blocks)} unique of {self.instances}"),
+            ("kernels", f"{self.kernels_after} calls in the program ({_counted(self.priced)})"
+                        + (f"; {self.kernels_before} where each op of the simplified graph is one" if self.kernels_before else "")),
+            ("plan", f"{self.cost_us:.1f} µs, proven bound {self.lower_bound_us:.1f} µs "
+                     f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method}"
+                     f"{'; the budget ended the search' if self.search_stopped == 'budget' else ''}"
+                     f"{'; remembered from an earlier search' if self.remembered else ''})"),
+        ]  # fmt: skip
+        if self.latency_before_us and self.latency_after_us:
+            before, after = self.latency_before_us, self.latency_after_us
+            rows.append(("latency", f"{_time(before)} before, {_time(after)} after ({before / after:.2f}x)"))
+        if self.compared:
+            rows.append(("caller", self.compared))
+        if v:
+            rows.append(("error", f"{v['error_before']:.2e} before, {v['error_after']:.2e} after, {v['allowed']:.2e} allowed "
+                                  f"({'passed' if v['passed'] else 'FAILED'}, {v['seeds']} seeds)"))  # fmt: skip
+        else:
+            rows.append(("error", "not verified"))
+        if self.sizes:
+            rows.append(("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())))
+        total = sum(self.seconds.values())
+        rows.append(
+            ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))
+        )
+        if self.cut:
+            rows.append(("cut", f"the time was up: {', '.join(self.cut)}"))
+        if self.source:
+            rows.append(("source", self.source))
+        return [*rows, *(("memory", why) for why in self.memory), *(("note", w) for w in self.warnings)]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:>8}  {text}" for label, text in self.rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        body = _table([], self.rows())
+        kernels = _table(
+            ["kernel", "calls", "µs", "share", "price"],
+            [
+                (k.name, str(k.count), f"{k.us:.1f}", _bar(k.us / self.cost_us if self.cost_us else 0), k.source)
+                for k in self.kernels
+            ],
+        )
+        blocks = _table(
+            ["block", "times", "nodes", "e-nodes", "classes", "stopped", "seconds"],
+            [(str(i), str(b.instances), str(b.nodes), str(b.e_nodes), str(b.classes), f"{b.stopped} ({b.iterations})", f"{b.seconds:.2f}")
+             for i, b in enumerate(self.blocks)],
+        )  # fmt: skip
+        rules = _table(
+            ["rule", "matches", "ms"],
+            [(n, str(m), f"{1000 * s:.1f}") for n, (m, s) in sorted(self.rules.items(), key=lambda r: -r[1][1])[:40]],
+        )
+        when = timeline_html(self.timeline)
+        parts = (("Kernels", kernels), ("Blocks", blocks), ("Rules by time", rules), ("Timeline", when))
+        return body + "".join(f"<details><summary>{t}</summary>{html}</details>" for t, html in parts)
+
+    def html(self) -> str:
+        """The report as a self-contained HTML page: no script, no network."""
+        style = (
+            "body{font:14px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;color:#222}td,th{padding:.1rem .8rem;"
+            "text-align:left;vertical-align:top}summary{cursor:pointer;font-weight:600;margin-top:1rem}"
+            ".bar{display:inline-block;height:.7em;background:#4a7}"
+        )
+        return (
+            f"<!doctype html><meta charset=utf-8><title>{escape(self.model)}</title><style>{style}</style>"
+            f"<h1>{escape(self.model)}</h1>{self._repr_html_()}"
+        )
+
+
+def _counted(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in parts.items()) or "none"
+
+
+def _time(us: float) -> str:
+    return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
+
+
+class _Html(str):
+    """Text that is already HTML."""
+
+
+def _bar(share: float) -> _Html:
+    return _Html(
+        f'<span class="bar" style="display:inline-block;height:.7em;background:#4a7;width:{120 * share:.0f}px"></span> {100 * share:.0f} %'
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def cell(text: str) -> str:
+        return text if isinstance(text, _Html) else escape(text)
+
+    top = "<tr>" + "".join(f"<th>{escape(h)}</th>" for h in head) + "</tr>" if head else ""
+    return (
+        "<table>"
+        + top
+        + "".join("<tr>" + "".join(f"<td>{cell(c)}</td>" for c in r) + "</tr>" for r in rows)
+        + "</table>"
+    )

@@ -1,0 +1,247 @@
+"""Diagnosis of a plan that failed verification: wrong rewrites, wrong kernels, or rounding.
+
+Rewrites are wrong if the plan's term, evaluated in float64, differs from the model. A kernel is wrong if the terms
+agree but the kernel alone differs from its own term. Everything else is rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..backends.verification import compare, inputs as drawing
+from ..backends.verification.rounding_noise import Disturbed
+from ..backends.program.emission import device_of
+from ..backends.tuning.single_kernel import laid, run_outputs
+from ..backends.tuning.single_kernel import meanings as kernel_meanings
+from ..egraph.ir import dtypes
+from ..egraph.ir.dtypes import HALVES
+from ..egraph.ir.graph import Graph, Tensor, make
+from ..egraph.ir.interpret import evaluate
+from ..egraph.ir.pattern import Var, build
+from ..egraph.ir.rule import Rule
+from ..errors import TensorGraphsError
+from ..extract.model.kernel import Plan, Step
+from .verify import FAR, WRONG, allowed_error, misplaced, relative_error
+
+Array = np.ndarray[Any, Any]
+TOLERABLE = 1e-4  # relative error in float64 that reordered arithmetic may explain
+CANCELS = 1e-10  # the same, relative to the largest intermediate value, where the result cancels to nearly zero
+TURNS = (0, 1)  # indices of the input distributions that verification draws
+SAMPLES = 12  # random instances per fired rule
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Diagnosis of a failed plan. Maps are keyed by kernel template name.
+
+    `kernels`: error of the kernel alone, as a multiple of the rounding error that the reference interpreter is allowed.
+    `errors`: the same error as a relative error.
+    """
+
+    rewrites: float  # relative error of the plan's term in float64; 0 if it agrees with the model
+    kernels: Mapping[str, float]
+    errors: Mapping[str, float]
+    steps: tuple[str, ...]  # template names of the plan's kernels, sorted
+
+    @property
+    def wrong(self) -> list[str]:
+        """Kernels that are wrong beyond rounding."""
+        return [n for n, e in self.errors.items() if not e <= WRONG]
+
+    @property
+    def miscompiled(self) -> bool:
+        """Whether rewrites or a kernel are wrong beyond rounding."""
+        return self.rewrites > 0 or bool(self.wrong)
+
+    @property
+    def inaccurate(self) -> list[str]:
+        """Kernels less accurate than the interpreter's rounding allows, worst first."""
+        return sorted((n for n, x in self.kernels.items() if x > 1), key=lambda n: -self.kernels[n])
+
+    def blame(self, fired: Sequence[Rule] = ()) -> str:
+        """A sentence that names the suspects. `fired`: the rules that matched; those that random instances refute are
+        named.
+        """
+        if self.rewrites:
+            who = refuted(fired) or [f"none of {len(fired)} rules that matched is refuted by itself"]
+            return (
+                f"the rewrites: in float64 the plan's own meaning is off by {self.rewrites:.3g}; {'; '.join(who)}; "
+                f"its kernels are {', '.join(self.steps)}"
+            )
+        return f"the kernels: {', '.join(self.wrong) or 'none alone is wrong; the memory plan or the emitter'}"
+
+
+def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """Return (terms of the plan's outputs, then its updates; term per value id)."""
+    stored = device_of(plan) != "cpu" and any(v.carried for v in plan.values)
+    values: dict[int, Tensor] = {i: _carried(w, stored) for i, w in plan.weights.items()}
+    for value in plan.values:
+        if value.origin in ("input", "state"):
+            leaf = make(value.origin, (), {"name": value.name, "shape": value.type.shape, "dtype": value.type.dtype})
+            values[value.id] = _carried(leaf, stored)
+    for step in plan.steps:
+        for made, said in zip(step.outputs, step_meanings(step, values), strict=True):
+            values[made] = _carried(said, stored)
+    return [values[i] for i in (*plan.outputs, *plan.updates.values())], values
+
+
+def _carried(value: Tensor, stored: bool) -> Tensor:
+    """Widen a 16-bit term to float32 if the plan's storage dtypes differ from the patterns' compute dtypes
+    (model/storage_dtypes.py).
+    """
+    return make("cast", (value,), {"dtype": "float32"}) if stored and value.dtype in HALVES else value
+
+
+def step_meanings(step: Step, values: Mapping[int, Tensor]) -> list[Tensor]:
+    """Terms of one step's outputs, built over its operands' terms."""
+    operands = {o: values[i] for o, i in step.inputs}
+    if isinstance(step.template.term, Var):
+        return [operands[step.template.term.name]]
+    if step.is_view:  # a view's template names the op, its call holds the attributes
+        return [make(step.template.name.rpartition(".")[2], [values[i] for _, i in step.inputs], dict(step.call.attrs))]
+    return [build(term, operands, step.call.attrs) for term in step.template.terms]
+
+
+def diagnose(graph: Graph, plan: Plan, seed: int = 0) -> Diagnosis:
+    """Compare the plan's term with the graph in float64, and each kernel alone with its own term."""
+    ratios: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    rng = np.random.default_rng(seed)
+    for step in _distinct(plan):
+        error, allowed = kernel_error(step, rng)
+        name = step.template.name
+        errors[name] = max(errors.get(name, 0.0), error)
+        ratios[name] = max(ratios.get(name, 0.0), error / allowed)
+    steps = tuple(sorted({s.template.name for s in plan.steps if not s.is_view}))
+    return Diagnosis(rewrite_error(graph, plan, seed), ratios, errors, steps)
+
+
+def rewrite_error(graph: Graph, plan: Plan, seed: int = 0) -> float:
+    """Error of the plan's term against the graph in float64, on inputs as verification draws them; 0 if reordering
+    explains it.
+    """
+    return max(_rewrite_error(graph, plan, np.random.default_rng((seed, turn)), turn) for turn in TURNS)
+
+
+def _rewrite_error(graph: Graph, plan: Plan, rng: np.random.Generator, turn: int) -> float:
+    inputs = drawing.inputs(graph, rng, turn)
+    roots, _ = meaning(plan)
+    with np.errstate(all="ignore"):
+        exact = evaluate(graph, inputs, float64=True)
+        said = evaluate(roots, inputs, params=graph.params, float64=True)
+    said = [np.reshape(s, np.shape(e)) for s, e in zip(said, exact, strict=True)]
+    gaps = [_gap(s, e, r.dtype) for s, e, r in zip(said, exact, graph.roots)]
+    if max(gaps) <= TOLERABLE:
+        return 0.0
+    peak = _peak(graph, inputs)
+    found = [g for g, s, e in zip(gaps, said, exact) if g > TOLERABLE and not _cancels(s, e, peak)]
+    return max(found, default=0.0)
+
+
+def _gap(value: Array, exact: Array, dtype: str) -> float:
+    if not dtypes.is_float(dtype):
+        return float(np.mean(value != exact)) if np.size(value) else 0.0
+    place = compare.worst(value, exact, None, "float64", TOLERABLE / compare.PLACE)
+    return max(relative_error(value, exact), min(place.relative, 1.0) if place.ratio > 1 else 0.0)
+
+
+def _cancels(value: Array, exact: Array, peak: float) -> bool:
+    v, e = np.asarray(value, np.float64), np.asarray(exact, np.float64)
+    fine = np.isfinite(v) & np.isfinite(e)
+    return float(np.abs(v[fine] - e[fine]).max(initial=0.0)) <= CANCELS * peak
+
+
+def _peak(graph: Graph, inputs: Mapping[str, Array]) -> float:
+    """Largest finite intermediate value."""
+    nodes = [n for n in graph.nodes() if dtypes.is_float(n.dtype)]
+    with np.errstate(all="ignore"):
+        values = evaluate(nodes, inputs, params=graph.params, float64=True)
+    return max((float(np.abs(v[np.isfinite(v)]).max(initial=0.0)) for v in values), default=0.0)
+
+
+def _distinct(plan: Plan) -> list[Step]:
+    """The kernels of a plan without duplicate calls."""
+    seen: dict[Any, Step] = {}
+    for step in plan.steps:
+        key = (
+            step.template.name,
+            tuple((o, step.call.operands[o]) for o in step.template.operands),
+            tuple(step.call.attrs.items()),
+        )
+        if not step.is_view:
+            seen.setdefault(key, step)
+    return list(seen.values())
+
+
+def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
+    """Return (error of the kernel alone against float64, fair error) of the output with the largest ratio of the two.
+
+    The fair error is the interpreter's in the same dtypes plus some ulps. The error is relative for floats (of the
+    whole output, or of the worst element if that exceeds its limit), infinite if NaN or infinities are misplaced; for
+    integers and bools 1 if any element is wrong.
+    """
+    graph = Graph.of(kernel_meanings(step.template, step.call))
+    return max((_kernel_error(step, graph, rng, turn) for turn in TURNS), key=lambda pair: pair[0] / pair[1])
+
+
+def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int) -> tuple[float, float]:
+    call, roots = step.call, list(graph.outputs)
+    operands = drawing.inputs(graph, rng, turn, ("param",))
+    with np.errstate(all="ignore"):
+        # as they lie in memory: elements of a broadcast or overlapping layout share their values
+        operands = {
+            n: np.array(laid(_stored(a, call.operands[n].type.dtype), call.operands[n])) for n, a in operands.items()
+        }
+        exact = evaluate(roots, {}, params=operands, float64=True)
+        own = evaluate(roots, {}, params=operands)
+        found = run_outputs(step.template, call, operands)
+    kinds = [o.type.dtype for o in call.outputs]
+    disturbed = Disturbed(replace(graph, params=operands), {})
+    errors = [
+        _error(f, e, _stored(o, k), k, k_th, disturbed)
+        for k_th, (f, e, o, k) in enumerate(zip(found, exact, own, kinds, strict=True))
+    ]
+    return max(errors, key=lambda pair: pair[0] / pair[1])
+
+
+def _error(found: Array, exact: Array, own: Array, dtype: str, k: int, disturbed: Disturbed) -> tuple[float, float]:
+    """Return (error, fair error) of output number `k` of a kernel. `disturbed` gives the effect of rounding on that
+    output.
+    """
+    if not dtypes.is_float(dtype):
+        place = compare.differing(found, own, exact)
+        while place.ratio > 0 and disturbed.further():
+            place = compare.differing(found, own, exact, disturbed.moved[k])
+        return (1.0 if place.ratio > 0 else 0.0), 0.5
+    fair = allowed_error("fast", relative_error(own, exact), dtype)
+    if misplaced(found, exact, own):
+        return float("inf"), fair
+    error, place = relative_error(found, exact), compare.worst(found, exact, own, dtype, fair)
+    while place.ratio > 1 and error <= FAR * fair and disturbed.further():
+        place = compare.worst(found, exact, own, dtype, fair, disturbed.moved[k])
+    return (max(error, min(place.relative, 1.0)) if place.ratio > 1 else error), fair
+
+
+def _stored(array: Array, dtype: str) -> Array:
+    """Round an array's values to a storage dtype, keeping the array's own dtype."""
+    return array.astype(dtypes.numpy_dtype(dtype)).astype(array.dtype) if dtypes.is_float(dtype) else array
+
+
+def refuted(rules: Sequence[Rule], samples: int = SAMPLES) -> list[str]:
+    """Names of the rules that random instances refute, each with the reason."""
+    from ..rules.check.check import check
+
+    found = []
+    for rule in rules:
+        try:
+            verdict = check(rule, samples=samples)
+        except TensorGraphsError as error:
+            found.append(f"rule {rule.name} cannot be checked ({error.message})")
+            continue
+        if verdict.status == "refuted":
+            found.append(f"rule {rule.name} is refuted ({verdict.detail})")
+    return found

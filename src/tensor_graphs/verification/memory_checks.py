@@ -1,0 +1,97 @@
+"""Host and device memory checks: refuse by arithmetic what cannot fit, and name sizes when an allocation fails."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+
+from ..costdb.keys.device import gpu_facts
+from ..egraph.ir import dtypes
+from ..egraph.ir.dims import concrete
+from ..egraph.ir.graph import Graph, Tensor, topological
+from ..processes.memory_limits import available_bytes, host_bytes
+from ..egraph.ir.interpret import LAZY, expand_all
+from ..errors import DeviceMemoryError, TooLargeError
+
+_HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
+
+
+def in_and_out(graph: Graph) -> int:
+    """Bytes of inputs, states and results, all of which a program holds at once."""
+    return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
+
+
+def refuse_too_large(graph: Graph) -> None:
+    """TooLargeError if a graph of known sizes has inputs and results that exceed this machine's memory."""
+    if (needed := in_and_out(graph)) > (have := host_bytes()):
+        raise TooLargeError(
+            f"inputs and results take {needed} bytes, this machine has {have}", where=graph.name, hint=_HINT
+        )
+
+
+def refuse_too_large_for_gpu(graph: Graph) -> None:
+    """DeviceMemoryError if a graph of known sizes has inputs and results that exceed this machine's GPU memory. Queries
+    only its total size.
+    """
+    have = int(gpu_facts().get("memory_bytes", 0))  # 0 without a real GPU (dry run)
+    if have and (needed := in_and_out(graph)) > have:
+        raise DeviceMemoryError(
+            f"inputs and results take {needed} bytes, the GPU has {have}", where=graph.name, hint=_HINT
+        )
+
+
+def run_bytes(graph: Graph, *, float64: bool) -> int:
+    """Return a lower bound in bytes on the memory that the interpreter takes for a graph of known sizes: the largest set
+    of live results, without leaves and views.
+    """
+    roots = expand_all(graph.roots)
+    order = topological(roots)
+    uses = Counter([id(a) for node in order for a in node.args] + [id(r) for r in roots])
+    taken = {id(n): 0 if n.is_leaf or n.entry.kind == "view" or n.op in LAZY else _nbytes(n, float64) for n in order}
+    live = peak = 0
+    for node in order:
+        live += taken[id(node)]
+        peak = max(peak, live)
+        for a in node.args:
+            uses[id(a)] -= 1
+            live -= 0 if uses[id(a)] else taken[id(a)]
+    return peak
+
+
+def _nbytes(node: Tensor, float64: bool) -> int:
+    wide = float64 and dtypes.is_float(node.dtype)
+    return prod(concrete(node.shape)) * 8 if wide else node.type.nbytes
+
+
+def refuse_reference(graph: Graph) -> None:
+    """TooLargeError if the host has too little memory for a float64 run and a run in the graph's dtypes, one after the
+    other, and then for the program on copies of the inputs. Inputs are allocated already.
+    """
+    copies = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state")))
+    out = sum(t.type.nbytes for t in graph.roots)
+    wide = sum(t.type.nbytes if t.dtype in dtypes.HALVES else _nbytes(t, True) for t in graph.roots)
+    needed = max(run_bytes(graph, float64=True), wide + max(run_bytes(graph, float64=False), copies + 2 * out))
+    if needed > (have := available_bytes()):
+        raise TooLargeError(
+            f"verification takes at least {needed} bytes of memory, {have} are available", where=graph.name,
+            hint="verify=False leaves it out; give smaller sizes (dims=, fixed=), or optimize parts of the model",
+        )  # fmt: skip
+
+
+@contextmanager
+def memory_errors_named(graph: Graph) -> Iterator[None]:
+    """Convert a MemoryError of the block to a TooLargeError that names the largest value."""
+    try:
+        yield
+    except MemoryError as error:
+        largest = max((n.type for n in graph.nodes()), key=lambda kind: kind.nbytes)
+        what = f"{error or 'an allocation failed'}; the largest value, {largest}, takes {largest.nbytes} bytes"
+        raise TooLargeError(f"memory ran out: {what}", where=graph.name, hint=_HINT) from error
+
+
+__all__ = [
+    "host_bytes", "in_and_out", "memory_errors_named", "refuse_reference", "refuse_too_large", "refuse_too_large_for_gpu",
+    "run_bytes",
+]  # fmt: skip

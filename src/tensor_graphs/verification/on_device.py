@@ -1,0 +1,151 @@
+"""Verification on the program's device: inputs, both reference runs and the comparison are tensors there.
+
+The checks are those of `verify.py`, which compares arrays on the host: the graph runs in float64 and in its own dtypes,
+and every element of every output is compared in float64. For large activations, drawing inputs, copying them and
+comparing on the host dominate verification of a small graph; here only a few sums are copied to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..backends.verification.inputs import SHARE as ODD_SHARE
+from ..backends.verification.inputs import Role, odd_numbers, random_indices, roles, whole_numbers
+from ..backends.runtime.marshalling import is_torch, tensor_of
+from ..backends.verification.torch_reference import evaluate_tensors, torch_dtype
+from ..egraph.ir import dtypes
+from ..egraph.ir.dims import concrete
+from ..egraph.ir.dtypes import HALVES
+from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.interpret import expand_all
+
+if TYPE_CHECKING:
+    import torch
+
+ROOM = 8  # estimated memory of the references, their inputs and copies, as a multiple of the input and output bytes
+SHARE = 0.125  # share of device memory that verification may use; the rest is the program's
+
+
+def fits(device: str, nbytes: int) -> bool:
+    """Whether references for `nbytes` of inputs and outputs leave enough device memory for the program."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return True
+    return bool(ROOM * nbytes <= SHARE * torch.cuda.get_device_properties(device).total_memory)
+
+
+def sample_tensors(
+    leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None, device: str
+) -> dict[str, torch.Tensor]:
+    """Random inputs and states drawn on a device, distributed as in `verify.sample_inputs`.
+
+    The same generator on the same kind of device gives the same values. `bounds`: exclusive upper bounds of index
+    inputs by name.
+    """
+    import torch
+
+    drawing = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
+    found = {}
+    for leaf in leaves:
+        shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
+        if kind == "float":
+            wide = torch.float64 if leaf.dtype == "float64" else torch.float32
+            drawn = torch.randn(shape, generator=drawing, dtype=wide, device=device).to(torch_dtype(leaf.dtype))
+        elif kind == "bool":
+            drawn = torch.rand(shape, generator=drawing, device=device) < 0.5
+        else:
+            indices = random_indices(shape, max(1, (bounds or {}).get(name, 2)), rng)
+            drawn = tensor_of(np.asarray(indices.astype(dtypes.numpy_dtype(leaf.dtype)), order="C")).to(device)
+        found[name] = drawn
+    return found
+
+
+def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> dict[str, torch.Tensor]:
+    """Inputs and states drawn on a device, distributed as in `drawing.inputs`.
+
+    The same generator on the same kind of device gives the same values. `turn`: index of the input set; selects the
+    distribution.
+    """
+    import torch
+
+    drawn = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
+    known, found = roles(graph), {}
+    for leaf in (*graph.inputs, *graph.leaves("state")):
+        shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
+        role = known.get(name) or Role()
+        if kind == "bool":
+            found[name] = torch.rand(shape, generator=drawn, device=device) < 0.5
+        elif kind == "int":
+            found[name] = tensor_of(np.asarray(whole_numbers(shape, leaf.dtype, role, rng, turn), order="C")).to(device)
+        else:
+            wide = torch.float64 if leaf.dtype == "float64" else torch.float32
+            x = torch.randn(shape, generator=drawn, dtype=wide, device=device)
+            some = torch.rand(shape, generator=drawn, device=device) < ODD_SHARE if turn else None
+            if role.positive:
+                x = torch.where(some, x, x.abs() + 0.1) if turn == 2 and some is not None else x.abs() + 0.1
+            if turn == 1 and some is not None:
+                odd = torch.tensor(odd_numbers(role), dtype=wide, device=device)
+                x = torch.where(some, odd[torch.randint(len(odd), shape, generator=drawn, device=device)], x)
+            found[name] = x.to(torch_dtype(leaf.dtype))
+    return found
+
+
+def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | None:
+    """An empty cache for a graph's weights on a GPU, kept between reference runs, if memory suffices; None otherwise.
+
+    Copying the weights is most of the time of a reference run of a large model.
+    """
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return None
+    nbytes = sum(leaf.type.nbytes for leaf in graph.leaves("param"))
+    return {} if nbytes <= SHARE * torch.cuda.mem_get_info(device)[0] else None
+
+
+def reference_tensors(
+    graph: Graph, rng: np.random.Generator, device: str, poll: Callable[[], object] = lambda: None,
+    kept: dict[str, torch.Tensor] | None = None, turn: int = 0,
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
+    """Return (inputs, outputs in float64, outputs in the graph's own dtypes). torch.OutOfMemoryError if memory runs
+    out.
+
+    `kept`: cache of weights on the device, see `evaluate_tensors`. `turn`: index of the input set within one
+    verification, from 0.
+    """
+    inputs = draw(graph, rng, device, turn)
+    graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
+    wide = evaluate_tensors(graph, inputs, device, float64=True, poll=poll, kept=kept)
+    exact = [_kept(value, root.dtype) for value, root in zip(wide, graph.roots)]
+    del wide
+    return inputs, exact, evaluate_tensors(graph, inputs, device, poll=poll, kept=kept)
+
+
+def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Keep the reference of a 16-bit output in float32 unless an element overflows there (as `verify._kept`)."""
+    if dtype not in HALVES:
+        return exact
+    kept = exact.float()
+    return kept if bool((kept.isfinite() == exact.isfinite()).all()) else exact
+
+
+def near(value: Any, like: torch.Tensor) -> torch.Tensor:
+    """An output, possibly an array, as a tensor on its reference's device."""
+    found: torch.Tensor = (value if is_torch(value) else tensor_of(np.asarray(value, order="C"))).to(like.device)
+    return found
+
+
+def unequal(y: torch.Tensor, own: torch.Tensor) -> float:
+    """Fraction of unequal elements of integer or bool outputs; 1 for different shapes."""
+    if y.shape != own.shape:
+        return 1.0
+    if not own.numel():
+        return 0.0
+    y, own = (
+        x if x.is_floating_point() else x.long() for x in (y, own)
+    )  # CUDA compares no unsigned integers wider than 8 bits
+    return float((y != own).double().mean())
