@@ -89,7 +89,7 @@ def record_workload(work: Any, device: str) -> Json:
     from tensor_graphs.backends.registry import select
     from tensor_graphs.costdb.store.store import Store
     from tensor_graphs.extract.search.plan import plan_of
-    from tensor_graphs.pipeline.optimize import optimize as pipeline
+    from tensor_graphs.pipeline import optimize as pipeline
     from tensor_graphs.pipeline.prices import CostPricer
     from tensor_graphs.pipeline.session import Options, Session
     from tensor_graphs.pipeline.source import as_graph

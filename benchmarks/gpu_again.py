@@ -18,7 +18,7 @@ from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.model.kernel import Candidate, Priced, Step, Template
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.provenance import Origin, origin_of
 
 NAMES = ("torch_cuda", "triton", "nvrtc")

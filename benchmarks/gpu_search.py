@@ -49,7 +49,7 @@ def main() -> None:
     from tensor_graphs.backends.registry import select
     from tensor_graphs.backends.tuning.compile_pool import CompilePool
     from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
-    from tensor_graphs.pipeline.optimize import optimize as pipeline
+    from tensor_graphs.pipeline import optimize as pipeline
     from tensor_graphs.pipeline.session import Options, Session
     from tensor_graphs.pipeline.source import as_graph
 

@@ -17,7 +17,7 @@ from tensor_graphs.extract.model.kernel import Backend
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.models import zoo
 from tensor_graphs.models.files.taso import load_field_json
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.session import Options, Session
 
 from .common import QUICK, data, row

@@ -38,7 +38,7 @@ from tensor_graphs.extract.candidates.candidates import Hypergraph
 from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import search
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.pipeline.source import as_graph

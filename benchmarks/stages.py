@@ -22,7 +22,7 @@ from tensor_graphs.extract.model.kernel import Backend, Plan, Pricer
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.preload import SOLVERS, STORE, load_ahead
 from tensor_graphs.extract.search.search import Choice, search
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.session import Options, Session, open_store
 
 from .common import timed

@@ -23,7 +23,7 @@ import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification import inputs as drawing
-from tensor_graphs.cli.app import app as cli
+from tensor_graphs.cli import app as cli
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.strips import axes_of, stretch
@@ -38,7 +38,7 @@ from tensor_graphs.extract.solve.problem import Problem, Rows
 from tensor_graphs.extract.solve.serialize import read_egraph
 from tensor_graphs.extract.solve.solve import presolve
 from tensor_graphs.models.torch_export import export_bounds
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.processes import memory_limits as host

@@ -18,9 +18,9 @@ from tensor_graphs.egraph.ir.composite_ops import layer_norm
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.extract.model.kernel import Template
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline import plan_cache as remember
 from tensor_graphs.pipeline.optimize import UNTIMED, optimize_graph
-from tensor_graphs.pipeline.optimize import optimize as pipeline
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.progress import Progress
 from tensor_graphs.verification import verify

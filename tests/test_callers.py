@@ -16,7 +16,7 @@ from tensor_graphs import settings
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.pipeline import caller, timing
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 
 X, Y = (np.random.default_rng(i).standard_normal((4, 6)).astype(np.float32) for i in range(2))
 GIVEN: dict[str, Any] = {"backend": "numpy", "budget": 20.0, "effort": 0}

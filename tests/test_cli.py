@@ -15,10 +15,10 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs import errors
-from tensor_graphs.cli.app import app as cli
+from tensor_graphs.cli import app as cli
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.models.files.native import load_graph, save_graph
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.rules import ALL
 
 QUICK = ["--backend", "numpy", "--no-measure"]
@@ -258,7 +258,7 @@ def test_a_sweep_goes_on_where_it_ended(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensor_graphs.explorer import profile as sweep
-    from tensor_graphs.pipeline.optimize import optimize as pipeline
+    from tensor_graphs.pipeline import optimize as pipeline
 
     monkeypatch.setattr(pipeline, "_time_whole", lambda *given: None)
     short = ("--backend", "numpy", "--budget", "60", "--workers", "1")

@@ -29,7 +29,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate import worker
 from tensor_graphs.extract.model.kernel import Priced
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.progress import Progress
@@ -495,7 +495,7 @@ def test_a_full_disk_under_the_store_does_not_stop_a_run(tmp_path: Path) -> None
 
 
 def test_a_full_disk_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tensor_graphs.cli.app import app as cli
+    from tensor_graphs.cli import app as cli
     from tensor_graphs.models.files.native import save_graph
 
     x, w = tg.input("x", (4, 64)), tg.param("w", (64, 64))

@@ -37,8 +37,8 @@ from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPl
 from tensor_graphs.extract.model.kernel import Call, Operand
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline import verify_or_retry as accept
-from tensor_graphs.pipeline.optimize import optimize as pipeline
 from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json
 from tensor_graphs.pipeline.provenance import origin_of, read_origin
 from tensor_graphs.pipeline.session import Options, Session, open_store

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.cli.app import app as cli
+from tensor_graphs.cli import app as cli
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.zoo import write_checkpoint

@@ -25,8 +25,8 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph, make
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.model.clock import Halted
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline import verify_or_retry as accept
-from tensor_graphs.pipeline.optimize import optimize as pipeline
 from tensor_graphs.pipeline.overlapped_tuning import Meanwhile
 from tensor_graphs.pipeline.session import Options, Session
 

@@ -27,9 +27,9 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.composite_ops import rms_norm, softmax
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.errors import TensorGraphsError
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline import plan_cache as remember
 from tensor_graphs.pipeline import verify_or_retry as accept
-from tensor_graphs.pipeline.optimize import optimize as pipeline
 from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json, priced_steps
 from tensor_graphs.private import read_sealed, sealed
 from tensor_graphs.progress import Progress

@@ -14,7 +14,7 @@ from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.extract.search.plan import plan_of
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.pipeline.session import Options, Session, open_store
 

@@ -14,7 +14,7 @@ import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.explorer import profile as sweep
 from tensor_graphs.extract.search.search import variants
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.progress import Progress
 
 

@@ -25,8 +25,8 @@ from tensor_graphs.egraph.saturate.lift import Numbers, generic_sizes, lifted
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.extract.model.sizes import bound_call
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.any_size import Symbolic
-from tensor_graphs.pipeline.optimize import optimize as pipeline
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.verification.verify import index_bounds, relative_error, sample_inputs
 

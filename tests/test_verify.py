@@ -18,8 +18,8 @@ from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
 from tensor_graphs.extract.model.kernel import Template
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline import verify_or_retry as accept
-from tensor_graphs.pipeline.optimize import optimize as pipeline
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.rules import ALL

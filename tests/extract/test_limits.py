@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError, UsageError
+from tensor_graphs.extract.solve import solve as solving
 from tensor_graphs.extract.solve.kbest import difference, k_best
 from tensor_graphs.extract.solve.limited import within
 from tensor_graphs.extract.solve.placement import place
 from tensor_graphs.extract.solve.problem import Limit, Problem, evaluate, reachable
 from tensor_graphs.extract.solve.solve import solve
-from tensor_graphs.extract.solve.solve import solve as solving
 
 from .test_solve import brute_force
 

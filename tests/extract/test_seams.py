@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.extract.solve import frontier_dp as seams
+from tensor_graphs.extract.solve import solve as solving
 from tensor_graphs.extract.solve.cpsat import solve_cpsat
 from tensor_graphs.extract.solve.frontier import Cover
 from tensor_graphs.extract.solve.frontier_dp import Seams
 from tensor_graphs.extract.solve.greedy import best_greedy
 from tensor_graphs.extract.solve.problem import NodeSpec, Problem, Rows
 from tensor_graphs.extract.solve.solve import solve
-from tensor_graphs.extract.solve.solve import solve as solving
 
 COSTS = st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.0, 1.7, 2.0, 5.0, 40.0, 1e9])
 

@@ -15,6 +15,7 @@ from tensor_graphs.errors import ExtractionError
 from tensor_graphs.extract.model.scc import components
 from tensor_graphs.extract.solve import dominators as must
 from tensor_graphs.extract.solve import greedy
+from tensor_graphs.extract.solve import solve as solving
 from tensor_graphs.extract.solve.components import split
 from tensor_graphs.extract.solve.greedy import best_greedy, bottom_up
 from tensor_graphs.extract.solve.local_search import polish, promising
@@ -23,7 +24,6 @@ from tensor_graphs.extract.solve.problem import Problem, evaluate
 from tensor_graphs.extract.solve.serialize import parse_egraph, to_json, write_egraph
 from tensor_graphs.extract.solve.solve import presolve as presolving
 from tensor_graphs.extract.solve.solve import solve
-from tensor_graphs.extract.solve.solve import solve as solving
 
 COSTS = {
     "zero": [0.0, 0.0, 0.0, 1.0],

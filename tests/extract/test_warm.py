@@ -31,7 +31,7 @@ from tensor_graphs.extract.search.warm_start import ages, rungs, start_of, warm_
 from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem
 from tensor_graphs.extract.solve.solve import METHODS, solve
 from tensor_graphs.models import zoo
-from tensor_graphs.pipeline.optimize import optimize as pipeline
+from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.rules import ALL
 

@@ -36,7 +36,7 @@ COMMANDS = (
 
 def wrong(arguments: Sequence[str]) -> str:
     """What is wrong with how a command ends; empty if nothing is."""
-    from tensor_graphs.cli.app import app as cli
+    from tensor_graphs.cli import app as cli
 
     out, begin = io.StringIO(), time.monotonic()
     try:

@@ -19,8 +19,8 @@ from tensor_graphs.rules.check import verdicts
 from tensor_graphs.rules.check.check import verdict as own_verdict
 from tensor_graphs.rules.files.check_file import check_all, counts, parse_own, read, verdict
 from tensor_graphs.rules.semantics.prime_field import PRIMES, agreement, modular, weight
+from tensor_graphs.rules.smt import prove as smt
 from tensor_graphs.rules.smt import unknowns as smt_world
-from tensor_graphs.rules.smt.prove import prove as smt
 from tensor_graphs.rules.text.check import check_text
 from tensor_graphs.rules.text.scopes import SCOPES
 from tensor_graphs.rules.text.shapes import typings

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs import rules
-from tensor_graphs.cli.app import app as cli
+from tensor_graphs.cli import app as cli
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.graph import make
 from tensor_graphs.egraph.ir.interpret import evaluate

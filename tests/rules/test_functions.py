@@ -14,7 +14,7 @@ from tensor_graphs.rules.check.check import check
 from tensor_graphs.rules.check.piecewise_linear import decides_at
 from tensor_graphs.rules.semantics.exponents import sure
 from tensor_graphs.rules.semantics.prime_field import BITS, agreement, unrectified
-from tensor_graphs.rules.smt.prove import prove as smt
+from tensor_graphs.rules.smt import prove as smt
 
 _UNIT = "cast(eq(iota(axis=0, shape=s, dtype='int64'), iota(axis=1, shape=s, dtype='int64')), dtype=f)"
 _POOL = "kernel=k, strides=t, pads=p, dilations=d"

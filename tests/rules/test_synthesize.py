@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from tensor_graphs.cli.app import app as cli
+from tensor_graphs.cli import app as cli
 from tensor_graphs.egraph.ir import builders as api
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.pattern import build, parse_guard, parse_term, variables
