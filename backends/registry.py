@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module, metadata
@@ -14,8 +13,6 @@ from .. import settings
 from ..egraph.ir import dtypes
 from ..errors import DeviceUnavailableError, UsageError
 from ..extract.model.kernel import Backend, Call, Template
-from .program.cpu_helpers import HELPERS
-from .program.gpu_helpers import HELPERS as CUDA_HELPERS
 
 #: Backend name -> module of this package that defines its `BACKEND`.
 BUILT_IN = {
@@ -196,37 +193,3 @@ def template(backend_name: str, name: str) -> Template:
 def _by_name(backend_name: str) -> dict[str, Template]:
     extra = [_SAME_CAST] if backend_name == _SAME_CAST.backend else []
     return {t.name: t for t in (*extra, *backend(backend_name).templates)}
-
-
-@cache
-def all_helpers() -> dict[str, str]:
-    """Source of every helper function by name. Emitted code must not use these names for anything else."""
-    found = HELPERS | CUDA_HELPERS
-    for b in backends().values():
-        found |= b.helpers
-    return found
-
-
-def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
-    """Transitive closure of helper functions: `names`, the helpers in `setups` (backend, helper), and all helpers that
-    these call; sorted."""
-    known = all_helpers()
-    found: set[str] = set()
-    todo = {*names, *(name for _, name in setups)}
-    while todo:
-        found |= todo
-        called = {c for name in todo for c in _called(known[name])}
-        todo = (called & known.keys()) - found
-    return sorted(found)
-
-
-@cache
-def _called(source: str) -> frozenset[str]:
-    own = re.sub(r'r""".*?"""', "", source, flags=re.DOTALL)  # text in another language calls no Python helper
-    return frozenset(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", own))
-
-
-def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Source texts of the helpers that `helper_names` lists, in that order."""
-    known = all_helpers()
-    return (known[name] for name in helper_names(names, setups))

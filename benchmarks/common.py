@@ -94,7 +94,7 @@ def in_turn(
 
 def error(found: Any, exact: Any) -> float:
     """Relative Frobenius error."""
-    from tensor_graphs.verification.verify import relative_error
+    from tensor_graphs.verification.comparison import relative_error
 
     return relative_error(found, exact)
 

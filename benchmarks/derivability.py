@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tensor_graphs.egraph.saturate.worker import Pool
 from tensor_graphs.rules.derive.prove import LIMITS
-from tensor_graphs.rules.files.check_file import read
 from tensor_graphs.rules.files.derive_file import counts, derive_all
+from tensor_graphs.rules.files.rule_file import read
 
 HERE = Path(__file__).parent / "rules"
 OURS = ("pairs.txt", "single.txt", "strides.txt")

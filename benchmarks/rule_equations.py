@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from tensor_graphs.rules.files import rule_file
+
 from .rule_fuzz import Evaluator, Ill, Term, Value, match, show, size, variables
 
 DIGITS = 9
@@ -199,10 +201,10 @@ def drawn(name: str, seed: int, depth: int, sample: int, count: int | None) -> l
 def judged(texts: list[str], derive: bool) -> tuple[str, list[str]]:
     """Counts by verdict, and of those derived; the equations that are not refuted, or those that are not derived."""
     from tensor_graphs.egraph.saturate.worker import Pool
-    from tensor_graphs.rules.files import check_file, derive_file
+    from tensor_graphs.rules.files import derive_file
 
-    lines = [line for text in texts for line in check_file.read(text)]
-    status = [check_file.verdict(line).status for line in lines]
+    lines = [line for text in texts for line in rule_file.read(text)]
+    status = [rule_file.verdict(line).status for line in lines]
     right = [line for line, s in zip(lines, status) if s in ("proved", "tested")]
     said = f"{len(texts)} | " + " | ".join(str(status.count(s)) for s in ("proved", "tested", "refuted"))
     if not derive:

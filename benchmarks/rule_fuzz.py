@@ -631,14 +631,14 @@ def forms() -> Iterator[tuple[str, str, str]]:
 # ---------------------------------------------------------------- tables
 def check(found: list[tuple[str, str, str]]) -> None:
     """The verdicts by kind and truth, and where they disagree."""
-    from tensor_graphs.rules.files import check_file
+    from tensor_graphs.rules.files import rule_file
 
     table: dict[tuple[str, str], Counter[str]] = {}
     odd, seconds = [], []
     for kind, true, text in found:
         begin = time.perf_counter()
-        (rule,) = check_file.read(text, pairs="\n" in text)
-        verdict = check_file.verdict(rule).status
+        (rule,) = rule_file.read(text, pairs="\n" in text)
+        verdict = rule_file.verdict(rule).status
         seconds.append(time.perf_counter() - begin)
         table.setdefault((true, kind), Counter())[verdict] += 1
         if verdict != ("proved" if true == "right" else "refuted"):
@@ -656,10 +656,10 @@ def check(found: list[tuple[str, str, str]]) -> None:
 def derive(found: list[tuple[str, str, str]]) -> None:
     """How many right rules are derived, and which are not."""
     from tensor_graphs.egraph.saturate.worker import Pool
-    from tensor_graphs.rules.files import check_file, derive_file
+    from tensor_graphs.rules.files import derive_file, rule_file
 
     texts = [text for _, true, text in found if true == "right"]
-    lines = [check_file.read(text, pairs="\n" in text)[0] for text in texts]
+    lines = [rule_file.read(text, pairs="\n" in text)[0] for text in texts]
     pool = Pool(2)
     try:
         done = list(derive_file.derive_all(lines, pool))

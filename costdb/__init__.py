@@ -1,1 +1,6 @@
-"""Measured and predicted kernel costs: keys, Parquet shards, DuckDB cache, predictor."""
+"""Measured and predicted kernel costs.
+
+In: kernel keys and samples.
+Out: prices with their origin.
+Imports: nothing.
+"""

@@ -1,3 +1,6 @@
-"""Tensor graphs and their e-graphs: op table, graph IR, rewrite rule type, lowering to egglog, equality saturation,
-read-only e-graph view.
+"""Typed tensor graphs, their e-graphs, and equality saturation.
+
+In: a model as a graph.
+Out: a read-only view of a saturated e-graph.
+Imports: nothing.
 """

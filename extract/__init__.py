@@ -1,1 +1,6 @@
-"""From a saturated e-graph to a plan: candidate kernels, extraction problem, solvers, and k-best enumeration."""
+"""From a saturated e-graph to a plan: candidate kernels, the extraction problem, its solvers, the measuring search.
+
+In: a view and backends.
+Out: a plan.
+Imports: nothing.
+"""

@@ -42,8 +42,8 @@ from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.processes import memory_limits as host
+from tensor_graphs.verification import comparison, reference, verify
 from tensor_graphs.verification import memory_checks as room
-from tensor_graphs.verification import verify
 
 RNG = np.random.default_rng(0)
 
@@ -250,8 +250,8 @@ def large(expression: Callable[[Tensor], Tensor], shape: tuple[int, ...] = (6000
     return Graph.of(expression(tg.input("x", shape)))
 
 
-def verdict(graph: Graph, run: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> verify.Verification:
-    monkeypatch.setattr(verify, "LARGE_BYTES", 1 << 16)
+def verdict(graph: Graph, run: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> comparison.Verification:
+    monkeypatch.setattr(reference, "LARGE_BYTES", 1 << 16)
     monkeypatch.setattr("tensor_graphs.verification.strips.PIECE", 1 << 12)
     return verify.verify(graph, run, **options)
 
@@ -298,7 +298,7 @@ def test_memory_of_the_reference_is_estimated_from_below() -> None:
 
 @pytest.mark.parametrize("tolerance", ["eager", "exact"])
 def test_references_that_do_not_fit_are_refused_before_they_are_computed(
-    tolerance: verify.Tolerance, monkeypatch: pytest.MonkeyPatch
+    tolerance: comparison.Tolerance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = large(lambda x: tg.cumsum(tg.cumsum(x, 0), 1))
     monkeypatch.setattr(room, "available_bytes", lambda: 8 << 20)

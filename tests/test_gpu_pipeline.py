@@ -43,9 +43,11 @@ from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json
 from tensor_graphs.pipeline.provenance import origin_of, read_origin
 from tensor_graphs.pipeline.session import Options, Session, open_store
 from tensor_graphs.private import read_sealed, sealed
-from tensor_graphs.verification import diagnose, verify
+from tensor_graphs.verification import diagnose, reference
 from tensor_graphs.verification import memory_checks as room
-from tensor_graphs.verification.verify import index_bounds, relative_error, sample_inputs
+from tensor_graphs.verification.comparison import relative_error
+from tensor_graphs.verification.reference import sample_inputs
+from tensor_graphs.verification.verify import index_bounds
 
 torch = pytest.importorskip("torch")
 NO_GPU = backend("torch_cuda").unavailable()
@@ -266,13 +268,13 @@ def test_measuring_on_a_gpu_has_its_least_time_once(monkeypatch: pytest.MonkeyPa
 def test_what_is_compared_with_is_computed_while_rewriting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first input; and where that fails, verification computes it as ever."""
     seen: list[int] = []
-    plain = verify._reference
-    monkeypatch.setattr(verify, "_reference", lambda *given: seen.append(1) or plain(*given))
+    plain = reference._reference
+    monkeypatch.setattr(reference, "_reference", lambda *given: seen.append(1) or plain(*given))
     monkeypatch.setattr(pipeline, "gpu_facts", lambda: {"name": "rehearsal"})
     graph, params = block("float16")
     for failing, left in ((False, 2), (True, 3)):
         ahead = lambda graph, device, failing=failing, **more: (
-            1 / 0 if failing else verify.first_reference(graph, "cpu", **more)
+            1 / 0 if failing else reference.first_reference(graph, "cpu", **more)
         )
         monkeypatch.setattr(pipeline, "first_reference", ahead)
         program = tg.optimize(graph, params=params, backend="gpu", measure=False, budget=20)

@@ -1,14 +1,20 @@
-"""Imports go one way, and importing the package stays light."""
+"""Packages import in one direction, each says what it imports, and importing the library stays light."""
+
+from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: folder -> our folders it may import (its own is always allowed)
+FOLDERS = ("egraph", "rules", "extract", "costdb", "backends", "models")
+ORDER = ("egraph", "rules", "extract", "costdb", "backends", "models")
 ALLOWED = {
     "egraph": set(),
     "rules": {"egraph"},
@@ -17,27 +23,128 @@ ALLOWED = {
     "backends": {"egraph", "extract", "costdb"},
     "models": {"egraph", "extract", "costdb", "backends"},
 }
-SHARED = {"errors", "plain", "private", "settings", "writing"}
+BASE = {
+    "errors",
+    "settings",
+    "plain",
+    "private",
+    "writing",
+}  # modules of src/tensor_graphs that every folder may import
 
 
-def imported(file: Path) -> set[str]:
-    """Names of our packages that a file imports relatively from the package's root."""
-    found = set()
-    depth = len(file.relative_to(ROOT).parts) - 1
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level == depth + 1:
-            found |= {node.module.split(".")[0]} if node.module else {a.name for a in node.names}
+def module_files() -> Iterator[tuple[str, Path]]:
+    """Dotted names, relative to the package, and files of all modules and packages."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+    source = ROOT / "src" / "tensor_graphs"
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        if parts[0] not in FOLDERS and parts[-1] not in ("__init__", "__main__"):
+            yield ".".join(parts), path
+
+
+FILES = dict(module_files())
+
+
+def resolved(module: str, is_package: bool, node: ast.ImportFrom) -> Iterator[str]:
+    """Dotted names of our modules that a from-import names, lazy imports inside functions included."""
+    base = module.split(".") if module else []
+    base = base if is_package else base[:-1]
+    base = base[: len(base) - (node.level - 1)]
+    target = [*base, *(node.module.split(".") if node.module else [])]
+    for alias in node.names:
+        name = ".".join([*target, alias.name])
+        yield name if name in FILES else ".".join(target)
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """Our modules that a module imports, at import time or later; imports for type checking only are left out."""
+    path = FILES[module]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in typing_only:
+            found |= set(resolved(module, path.name == "__init__.py", node))
         absolute = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
         absolute += [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        assert not any((n or "").split(".")[0] == "tensor_graphs" for n in absolute), f"{file} imports absolutely"
+        assert not any((n or "").split(".")[0] == "tensor_graphs" for n in absolute), f"{path} imports absolutely"
+    return frozenset(found - {module, ""})
+
+
+def package_of(module: str) -> str:
+    """The subpackage that a module is in; a module at the top is a package of its own."""
+    return module if "." not in module or FILES[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def packages() -> dict[str, set[str]]:
+    """Subpackages and the subpackages that their modules import."""
+    found: dict[str, set[str]] = {}
+    for module in FILES:
+        own = package_of(module)
+        found.setdefault(own, set()).update(package_of(m) for m in imports_of(module) if m in FILES)
+    return {p: used - {p} for p, used in found.items()}
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in index:
+                visit(other)
+            low[node] = min(low[node], low[other] if other in stack else low[node])
+        if low[node] == index[node]:
+            component = []
+            while not component or component[-1] != node:
+                component.append(stack.pop())
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
     return found
 
 
 @pytest.mark.parametrize("folder", ALLOWED)
-def test_imports_go_one_way(folder: str) -> None:
-    for file in sorted((ROOT / folder).rglob("*.py")):
-        wrong = imported(file) - ALLOWED[folder] - SHARED - {folder}
-        assert not wrong, f"{file.relative_to(ROOT)} imports {sorted(wrong)}"
+def test_folders_import_one_way(folder: str) -> None:
+    for module in (m for m in FILES if m.split(".")[0] == folder):
+        wrong = {i.split(".")[0] for i in imports_of(module)} - ALLOWED[folder] - BASE - {folder}
+        assert not wrong, f"{module} imports {sorted(wrong)}"
+
+
+def test_no_packages_import_each_other() -> None:
+    assert cycles(packages()) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert cycles({m: {i for i in imports_of(m) if FILES.get(i)} for m in FILES}) == []
+
+
+@pytest.mark.parametrize("package", sorted(p for p in packages() if p in FILES and FILES[p].name == "__init__.py"))
+def test_a_package_states_what_it_imports(package: str) -> None:
+    text = ast.get_docstring(ast.parse(FILES[package].read_text(encoding="utf-8"))) or ""
+    stated = re.search(r"^Imports: (.*?)\.$", text, re.M | re.S)
+    assert stated, f"{package}/__init__.py has no line 'Imports: ...'"
+    names = {n for n in re.split(r"[,\s]+", stated[1]) if n and n != "nothing"}
+    used = packages()[package]
+    assert used <= names, f"{package} imports {sorted(used - names)} without stating it"
+    assert names <= used, f"{package} states imports it does not use: {sorted(names - used)}"
 
 
 @pytest.mark.parametrize("heavy", ["torch", "onnx", "ortools", "duckdb", "pyarrow", "egglog"])

@@ -11,7 +11,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.verification import verify
+from tensor_graphs.verification import comparison, verify
 
 torch = pytest.importorskip("torch", reason="values on a device are Torch's tensors")
 from tensor_graphs.backends.runtime.marshalling import array_of, tensor_of  # noqa: E402
@@ -37,8 +37,8 @@ def test_errors_are_those_of_arrays(piece: int, share: float, monkeypatch: pytes
         exact = spoiled(rng, share)
         own = np.where(rng.random(exact.shape) < 0.9, exact * 1.001, spoiled(rng, share)).astype(np.float32)
         y = [exact * 1.01, own, spoiled(rng, share), exact.copy()][turn].astype(np.float32)
-        want = verify._errors(y, exact, own)
-        got = verify._errors(*map(tensor_of, (y, exact, own)))
+        want = comparison._errors(y, exact, own)
+        got = comparison._errors(*map(tensor_of, (y, exact, own)))
         assert got[2] == want[2] and got[:2] == pytest.approx(want[:2], rel=1e-12, nan_ok=True)
 
 
@@ -81,7 +81,7 @@ def test_integers_are_compared_place_by_place(dtype: str) -> None:
     own = np.arange(40).reshape(5, 8).astype(numpy_dtype(dtype))
     y = own.copy()
     y[0, :4] = ~y[0, :4] if dtype != "bool" else np.logical_not(y[0, :4])
-    assert on_device.unequal(tensor_of(y), tensor_of(own)) == verify._unequal(y, own) == 0.1
+    assert on_device.unequal(tensor_of(y), tensor_of(own)) == comparison._unequal(y, own) == 0.1
     assert on_device.unequal(tensor_of(own), tensor_of(own)) == 0.0
     assert on_device.unequal(tensor_of(own[:2]), tensor_of(own)) == 1.0
     assert on_device.unequal(tensor_of(own[:0]), tensor_of(own[:0])) == 0.0
@@ -133,7 +133,7 @@ def test_a_full_device_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
     plain, asked = compare.Measured, iter([full, compare.Measured])
     with monkeypatch.context() as patch:
         patch.setattr(compare, "Measured", lambda *tensors: next(asked)(*tensors))
-        found = verify._measured(2 * x, x, x)
+        found = comparison._measured(2 * x, x, x)
         assert found.errors == plain(2 * x, x, x).errors == (1.0, 0.0)
     monkeypatch.setattr(on_device, "reference_tensors", full)
     verdict = verify.verify(Graph.of(tg.exp(tg.input("x", (4,)))), lambda v: [np.exp(v["x"])], device="cpu")

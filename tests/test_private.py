@@ -16,7 +16,7 @@ import pytest
 from tensor_graphs import settings
 from tensor_graphs.backends.c import helpers as c_helpers
 from tensor_graphs.backends.ir.source_text import imports_of
-from tensor_graphs.backends.registry import all_helpers
+from tensor_graphs.backends.program.helper_functions import all_helpers
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.errors import UsageError
 from tensor_graphs.private import private_folder, read_sealed, sealed, temporary_place, unsafe_folder

@@ -13,8 +13,8 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.explorer import profile as sweep
+from tensor_graphs.explorer.saturate import RunnablePlan, runnable
 from tensor_graphs.extract.search.search import variants
-from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.progress import Progress
 
 
@@ -25,8 +25,8 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield tg.saturate(tg.softmax(tg.tanh(x @ y) + x, axis=1) @ y, backend="numpy", budget=10.0)
 
 
-def found(explorer: Any) -> list[pipeline.RunnablePlan]:
-    return list(pipeline.runnable(explorer, islice(variants(explorer.choice, max_gap=20.0, seconds=5.0), 12)))
+def found(explorer: Any) -> list[RunnablePlan]:
+    return list(runnable(explorer, islice(variants(explorer.choice, max_gap=20.0, seconds=5.0), 12)))
 
 
 def test_variants_are_other_kernels_and_none_is_cheaper(explorer: Any) -> None:

@@ -28,7 +28,9 @@ from tensor_graphs.extract.model.sizes import bound_call
 from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.any_size import Symbolic
 from tensor_graphs.pipeline.session import Options, Session
-from tensor_graphs.verification.verify import index_bounds, relative_error, sample_inputs
+from tensor_graphs.verification.comparison import relative_error
+from tensor_graphs.verification.reference import sample_inputs
+from tensor_graphs.verification.verify import index_bounds
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False, "limits": tg.Limits(iterations=4, nodes=3000)}
 B, T, P = tg.dim("B", max=64), tg.dim("T", max=512), tg.dim("P", max=300)

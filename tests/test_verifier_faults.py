@@ -13,7 +13,7 @@ from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
-from tensor_graphs.verification import verify
+from tensor_graphs.verification import comparison, verify
 
 Array = np.ndarray[Any, Any]
 DEVICES = ["", "cpu"]
@@ -39,7 +39,7 @@ def spoiled(graph: Graph, fault: Callable[[list[Array], dict[str, Array]], objec
 
 def judged(
     graph: Graph, fault: Callable[[list[Array], dict[str, Array]], object], device: str = "", **options: Any
-) -> verify.Verification:
+) -> comparison.Verification:
     return verify.verify(graph, spoiled(graph, fault), device=device, **options)
 
 

@@ -23,7 +23,7 @@ from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.rules import ALL
-from tensor_graphs.verification import verify
+from tensor_graphs.verification import comparison, reference, verify
 from tensor_graphs.verification.diagnose import diagnose
 
 
@@ -183,7 +183,7 @@ def test_no_plan_within_an_impossible_tolerance() -> None:
 
 def test_the_unoptimized_graph_always_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's error may be zero by luck; then no program can have 1.25 times that."""
-    monkeypatch.setattr(verify, "allowed_error", lambda tolerance, original, dtype: 1e-12)
+    monkeypatch.setattr(comparison, "allowed_error", lambda tolerance, original, dtype: 1e-12)
     x = tg.input("x", (4, 4))
     verdict = run(tg.sum(tg.exp(x) @ x + x @ tg.exp(x))).report.verification
     assert verdict["passed"] and verdict["dropped"][-1] == accept.REWRITES and "unoptimized" in verdict["note"]
@@ -240,14 +240,14 @@ def test_a_sum_that_cancels_passes() -> None:
 def test_allowed_errors() -> None:
     ulp = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}
     for dtype, unit in ulp.items():
-        assert verify.allowed_error("eager", 1e-3, dtype) == pytest.approx(1.25e-3 + 2 * unit)
-        assert verify.allowed_error("fast", 1e-3, dtype) == pytest.approx(2e-3 + 2 * unit)
-        assert verify.allowed_error("exact", 1e-3, dtype) == 0.0
-        assert verify.allowed_error(0.25, 1e-3, dtype) == 0.25
-        assert verify.allowed_error(1, 1e-3, dtype) == 1.0
+        assert comparison.allowed_error("eager", 1e-3, dtype) == pytest.approx(1.25e-3 + 2 * unit)
+        assert comparison.allowed_error("fast", 1e-3, dtype) == pytest.approx(2e-3 + 2 * unit)
+        assert comparison.allowed_error("exact", 1e-3, dtype) == 0.0
+        assert comparison.allowed_error(0.25, 1e-3, dtype) == 0.25
+        assert comparison.allowed_error(1, 1e-3, dtype) == 1.0
     for wrong in ("loose", True, "", "0.1"):
         with pytest.raises(UsageError, match="tolerance"):
-            verify.allowed_error(wrong, 0.0, "float32")
+            comparison.allowed_error(wrong, 0.0, "float32")
 
 
 @settings(deadline=None, max_examples=40)
@@ -257,18 +257,18 @@ def test_the_relative_error_is_a_relative_error(seed: int, size: float) -> None:
     r = rng.standard_normal(50)
     gap = rng.standard_normal(50)
     gap *= size * np.linalg.norm(r) / np.linalg.norm(gap)
-    assert verify.relative_error(r + gap, r) == pytest.approx(size)
-    assert verify.relative_error((r + gap) * 1e3, r * 1e3) == pytest.approx(size)
+    assert comparison.relative_error(r + gap, r) == pytest.approx(size)
+    assert comparison.relative_error((r + gap) * 1e3, r * 1e3) == pytest.approx(size)
     spoiled = r.copy()
     spoiled[::7] = np.nan
-    assert verify.relative_error(spoiled, spoiled) == 0.0
+    assert comparison.relative_error(spoiled, spoiled) == 0.0
 
 
 def test_relative_errors_at_the_edges() -> None:
-    assert verify.relative_error(np.zeros(0), np.zeros(0)) == 0.0
-    assert verify.relative_error(np.zeros(3), np.zeros(3)) == 0.0
-    assert verify.relative_error(np.ones(4), np.zeros(4)) == 2.0  # the error itself
-    assert verify.relative_error(np.full(2, np.nan), np.full(2, np.nan)) == 0.0
+    assert comparison.relative_error(np.zeros(0), np.zeros(0)) == 0.0
+    assert comparison.relative_error(np.zeros(3), np.zeros(3)) == 0.0
+    assert comparison.relative_error(np.ones(4), np.zeros(4)) == 2.0  # the error itself
+    assert comparison.relative_error(np.full(2, np.nan), np.full(2, np.nan)) == 0.0
 
 
 NAN, INF = float("nan"), float("inf")
@@ -289,7 +289,7 @@ def test_nan_and_infinities_stand_where_a_reference_has_them(value: list[float],
     assert verdict.passed == allowed == (not verdict.miscompiled)
 
 
-def checked(graph: Graph, *outputs: Any, **options: Any) -> verify.Verification:
+def checked(graph: Graph, *outputs: Any, **options: Any) -> comparison.Verification:
     return verify.verify(graph, lambda given: list(outputs), **options)
 
 
@@ -378,7 +378,7 @@ def test_what_is_kept_of_a_float64_run_is_as_fine_as_what_it_judges(dtype: str, 
     found = verify.verify(graph, lambda v: [v["x"] * v["x"].dtype.type(3)], references=known)
     assert found.passed and {r[1][0].dtype.name for r in known.values()} == {kept}
     beyond = np.array([1.0, 1e39, np.inf])
-    assert verify._kept(beyond, "bfloat16") is beyond, "finite numbers stay finite"
+    assert reference._kept(beyond, "bfloat16") is beyond, "finite numbers stay finite"
 
 
 def test_references_that_take_memory_go_once_nothing_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +408,7 @@ def test_indices_stay_in_range() -> None:
     assert verify.index_bounds(graph) == {"i": 3, "j": 100}
     loss = tg.cross_entropy(tg.input("x", (4, 1)), tg.input("target", (4,), "int64"))
     assert verify.index_bounds(Graph.of(loss)) == {"target": 1}
-    values = verify.sample_inputs(graph.inputs, np.random.default_rng(0), verify.index_bounds(graph))
+    values = reference.sample_inputs(graph.inputs, np.random.default_rng(0), verify.index_bounds(graph))
     assert values["i"].min() >= 0 and values["i"].max() == 2
     assert values["j"].max() > 50 and set(np.unique(values["mask"])) == {0, 1}
 
@@ -416,7 +416,7 @@ def test_indices_stay_in_range() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int64", "int8", "uint8", "bool"])
 def test_sampled_inputs_have_the_types_they_should(dtype: str) -> None:
     leaves = [tg.input("x", (3, 5), dtype), tg.input("none", (0, 5), dtype), tg.input("one", (), dtype)]
-    values = verify.sample_inputs(leaves, np.random.default_rng(0))
+    values = reference.sample_inputs(leaves, np.random.default_rng(0))
     for leaf in leaves:
         found = np.asarray(values[leaf.attr("name")])
         assert found.shape == leaf.shape and found.dtype.name == dtype

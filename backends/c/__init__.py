@@ -1,1 +1,7 @@
-"""TODO."""
+"""C backend: generated kernels for the CPU, compiled by the system compiler.
+
+In: kernels of the IR.
+Out: C functions.
+Imports: backends.c.emit, backends.generate, backends.ir, egraph.ir, egraph.saturate, egraph.view, errors,
+    extract.fusion, extract.model, private.
+"""

@@ -1,1 +1,7 @@
-"""TODO."""
+"""CUDA C++ backend: schedules, ranking and emitters, compiled by NVRTC.
+
+In: kernels of the IR.
+Out: CUDA source and launches.
+Imports: backends.cuda.emit, backends.cuda.tiled_fp32, backends.cuda.warp_specialized, backends.cuda.windows,
+    backends.generate, backends.ir, backends.lowering, backends.program, egraph.ir.
+"""

@@ -29,8 +29,8 @@ from ...extract.fusion.sequence_slices import picks
 from ...extract.model.kernel import Backend, Call, Operand, Template, contiguous, output_names
 from ..ir.kernel import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
+from .lowering_jobs import Job, Reply, flat
 from .lowering_pool import LowerPool
-from .lowering_worker import Job, Reply, flat
 from .template import Emitter, Generated, Lowered, across, family_of, lying, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, uneven
 

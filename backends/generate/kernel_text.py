@@ -55,7 +55,7 @@ class KernelText:
 
 def kernel_text(template: Template, call: Call) -> KernelText:
     """The kernel text of a call; the template's kernels must work on Torch tensors."""
-    from ..registry import helper_source
+    from ..program.helper_functions import helper_source
 
     names = tuple(template.operands)
     outputs = {o: out_argument(o) for o in output_names(len(call.outputs))}

@@ -26,7 +26,7 @@ from ...costdb.keys.device import cores
 from ...extract.model.clock import Clock
 from ...processes.forks import adopted, in_forked_child
 from ...processes.memory_limits import limited_environment
-from .lowering_worker import HEAD, Job, Reply, message
+from .lowering_jobs import HEAD, Job, Reply, message
 
 MOST = 16  # maximum workers of all pools together
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker

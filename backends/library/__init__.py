@@ -1,1 +1,6 @@
-"""TODO."""
+"""Library kernels as rows: NumPy, Torch on CPU and CUDA; a null backend.
+
+In: nothing.
+Out: kernel templates.
+Imports: backends.ir, backends.runtime, egraph.ir, extract.model.
+"""

@@ -1,1 +1,7 @@
-"""TODO."""
+"""Programs: memory plan, source emission for CPU and GPU, argument marshalling, weights, manifest, runtime.
+
+In: a plan.
+Out: a callable program.
+Imports: backends, backends.ir, backends.library, backends.runtime, egraph.ir, errors, extract.model, plain,
+    private, processes, writing.
+"""

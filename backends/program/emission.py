@@ -10,7 +10,8 @@ from typing import Any
 from ...errors import UsageError
 from ...extract.model.kernel import Plan, Template
 from .. import gpu
-from .emit_cpu import Emitted, emit
+from .emit import emit
+from .emit_cpu import Emitted
 from .emit_gpu import emit_cuda
 from .execute import execute
 

@@ -40,7 +40,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 # ---------------------------------------------------------------- names of sizes
 def renamed_sizes(plan: Plan) -> Plan:
     """The plan with sizes renamed that clash with keywords, builtins or names in emitted source."""
-    from ..registry import all_helpers
+    from .helper_functions import all_helpers
 
     taken = RESERVED | set(all_helpers()) | {"memory", "offsets", "size", "take", "at"}
     clash = sorted(n for n in plan.sizes if n in taken)

@@ -67,15 +67,6 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
                    weights=dict(zip(plan.weights, terms)))  # fmt: skip
 
 
-def emit(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-    """Emit a CPU plan. With `reuse_outputs`, outputs are in the workspace and the next call overwrites them."""
-    from .emit_any_size import SizedEmitter, renamed_sizes
-
-    if plan.sizes:
-        return SizedEmitter(renamed_sizes(plan), reuse_outputs).emit()
-    return Emitter(plan, reuse_outputs).emit()
-
-
 #: Backend -> operand kind of its code: "torch" tensors or memory "address"; "numpy" arrays for all others.
 KINDS = {"torch": "torch", "c": "address"}
 POOLED = ("contraction", "conv", "attention")  # template families whose NumPy kernels use BLAS threads
@@ -130,7 +121,7 @@ class Emitter:
 
     # ------------------------------------------------------------ names and where values come from
     def _reserve(self) -> None:
-        from ..registry import all_helpers
+        from .helper_functions import all_helpers
 
         self.taken |= set(all_helpers())
         for step in self.plan.steps:
@@ -462,7 +453,7 @@ class Emitter:
 
     # ------------------------------------------------------------ the file
     def _assemble(self) -> str:
-        from ..registry import helper_source
+        from .helper_functions import helper_source
 
         if self.in_c:
             self.helpers |= {"c_library", "c_function"}

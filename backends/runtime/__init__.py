@@ -1,1 +1,6 @@
-"""TODO."""
+"""Parts of programs at run time: argument checks and marshalling, views, threads, heap settings.
+
+In: arrays and tensors of the caller.
+Out: operands of kernels.
+Imports: egraph.ir, errors, extract.model, processes.
+"""

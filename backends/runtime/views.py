@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...egraph.ir.ops import OPS, Type, infer
+from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.type_laws import infer
 from ...extract.model.kernel import Call, Code, Operand, Strides, Template, contiguous, identified, identify
 
 Attrs = Mapping[str, Any]

@@ -1,1 +1,7 @@
-"""TODO."""
+"""Triton backend: generated kernels as @triton.jit and Gluon functions.
+
+In: kernels of the IR.
+Out: Triton source and launches.
+Imports: backends.generate, backends.ir, backends.triton.emit, backends.triton.schedules,
+    backends.triton.warp_specialized, egraph.ir.
+"""

@@ -1,1 +1,8 @@
-"""TODO."""
+"""Autotuning: compile pools, CPU and GPU measuring processes, schedule search, export of jobs.
+
+In: candidate kernels.
+Out: rows of the cost store.
+Imports: backends, backends.cuda, backends.generate, backends.ir, backends.program, backends.runtime,
+    backends.triton, backends.verification, costdb.keys, costdb.store, egraph.ir, errors, extract.model, plain,
+    processes, settings, writing.
+"""

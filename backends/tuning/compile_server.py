@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...processes.child import die_with_parent, own_output
 from ...processes.memory_limits import MEMORY_EXIT, limit_own_memory
 from . import compile_worker
-from .cpu_worker import die_with_parent, own_output
 
 CHUNK = 1 << 16
 READY = 0  # reply id that is no job: the compiler is loaded

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -31,6 +31,7 @@ from ...egraph.ir.pattern import build, parse_terms
 from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.work import call_work
 from ...processes import memory_limits as host
+from ...processes.child import die_with_parent, own_output
 from ..runtime.threads import one_blas_thread
 from ..verification import compare
 from ..verification.inputs import Role, roles, whole_numbers
@@ -321,19 +322,6 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- the process
-def die_with_parent() -> None:
-    """On Linux, have the kernel kill this process when its parent ends."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-
-
-def own_output() -> TextIO:
-    """The pipe to the parent, duplicated from stdout; stdout is redirected to stderr, for prints of libraries."""
-    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return pipe
 
 
 def main(

@@ -66,7 +66,7 @@ def _helpers(template: Template) -> str:
 
 @cache
 def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
-    from ..registry import all_helpers, helper_names
+    from ..program.helper_functions import all_helpers, helper_names
 
     sources = all_helpers()
     return "\n".join(key_text(name, sources[name]) for name in helper_names((), [(backend, name) for name in setup]))

@@ -1,1 +1,6 @@
-"""TODO."""
+"""Keys of measurements: kernel identity, shapes, dtypes, strides, schedule, device, toolchain.
+
+In: a kernel call.
+Out: a digest.
+Imports: egraph.ir, errors, settings.
+"""

@@ -1,1 +1,6 @@
-"""TODO."""
+"""Prices of kernels: roofline bound, interpolation from measured neighbours.
+
+In: a key, flops and bytes.
+Out: microseconds with an interval.
+Imports: costdb.keys, costdb.reports, egraph.ir.
+"""

@@ -1,1 +1,6 @@
-"""TODO."""
+"""Small result records with JSON, text and HTML forms.
+
+In: numbers.
+Out: tables.
+Imports: nothing.
+"""

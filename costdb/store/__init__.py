@@ -1,1 +1,6 @@
-"""TODO."""
+"""The durable store: Parquet shards, DuckDB cache, in-process snapshot, calibration.
+
+In: rows.
+Out: measurements by digest.
+Imports: costdb.keys, costdb.price, costdb.reports, errors, plain, private, settings, writing.
+"""

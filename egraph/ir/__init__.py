@@ -1,1 +1,6 @@
-"""TODO."""
+"""Typed tensor graph: op table, type laws, dimensions, expressions, rule and pattern language, reference interpreter.
+
+In: op entries and builder calls.
+Out: hash-consed graphs.
+Imports: errors, processes.
+"""

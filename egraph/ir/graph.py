@@ -21,7 +21,8 @@ from ...errors import BadModelError, ShapeError, UsageError
 from ...processes.forks import Lock
 from . import dims, dtypes
 from .dims import Dim, Shape
-from .ops import OPS, Attrs, Op, Type, check_attrs, infer
+from .ops import OPS, Attrs, Op, Type, check_attrs
+from .type_laws import infer
 
 LEAVES = ("input", "param", "state", "constant")
 

@@ -15,7 +15,7 @@ Conventions that keep the algebra small:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -160,19 +160,3 @@ _CANONICAL: dict[str, Callable[[Any], Any]] = {
     "str": str,
     "dtype": dtypes.name_of,
 }
-
-
-def infer(op: Op, types: Sequence[Type], attrs: Attrs) -> Type:
-    """The result type of an op. ShapeError names the op and its operands."""
-    from .type_laws import LAWS
-
-    if len(types) != op.arity:
-        raise ShapeError(f"{op.name} takes {op.arity} operands, not {len(types)}")
-    if op.floats_only and any(not dtypes.is_float(t.dtype) for t in types):
-        raise ShapeError(f"{op.name} needs floating-point operands, not {', '.join(map(str, types))}")
-    try:
-        return LAWS[op.law](op, tuple(types), attrs)
-    except ShapeError as error:
-        if not error.where:
-            error.where = f"{op.name}({', '.join(map(str, types))}){dict(attrs) if attrs else ''}"
-        raise

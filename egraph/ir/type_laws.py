@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ...errors import ShapeError
 from . import dtypes
 from .dims import Dim, Shape, volume
 from .ops import Attrs, Op, Type
+
+if TYPE_CHECKING:
+    pass
 
 #: recurrent cell -> (number of gate row blocks in its weights, number of activations).
 GATES = {"lstm": (4, 3), "gru": (3, 2), "plain": (1, 1)}
@@ -370,3 +374,19 @@ LAWS: dict[str, Law] = {
     "same": same,
 }
 __all__ = ["LAWS", "Law", "axis_of", "broadcast", "conv_size"]
+
+
+def infer(op: Op, types: Sequence[Type], attrs: Attrs) -> Type:
+    """The result type of an op. ShapeError names the op and its operands."""
+    from .type_laws import LAWS
+
+    if len(types) != op.arity:
+        raise ShapeError(f"{op.name} takes {op.arity} operands, not {len(types)}")
+    if op.floats_only and any(not dtypes.is_float(t.dtype) for t in types):
+        raise ShapeError(f"{op.name} needs floating-point operands, not {', '.join(map(str, types))}")
+    try:
+        return LAWS[op.law](op, tuple(types), attrs)
+    except ShapeError as error:
+        if not error.where:
+            error.where = f"{op.name}({', '.join(map(str, types))}){dict(attrs) if attrs else ''}"
+        raise

@@ -1,1 +1,6 @@
-"""TODO."""
+"""Equality saturation with egglog: encoding, rule compilation, rounds under limits, beam pruning, worker processes.
+
+In: the unique blocks of a graph and rules.
+Out: saturated e-graphs as arrays.
+Imports: egraph.ir, egraph.view, errors, processes, settings.
+"""

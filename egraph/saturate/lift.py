@@ -22,7 +22,8 @@ from ...errors import ShapeError
 from ..ir import dtypes
 from ..ir.dims import Atom, Dim, Expr, Shape, bind
 from ..ir.graph import Graph, Tensor, make
-from ..ir.ops import OPS, Op, Type, infer
+from ..ir.ops import OPS, Op, Type
+from ..ir.type_laws import infer
 from ..view.view import EGraphView
 
 #: Attributes that hold axis indices, not sizes.

@@ -1,1 +1,7 @@
-"""TODO."""
+"""Solvers of the extraction problem: greedy, local search, frontier DP, CP-SAT, HiGHS, k best; presolve and lower
+    bounds.
+
+In: a problem in arrays.
+Out: a choice with a proven lower bound.
+Imports: errors, extract.model, settings, writing.
+"""

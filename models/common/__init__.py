@@ -1,1 +1,6 @@
-"""TODO."""
+"""Operator semantics shared by several importers: einsum, sampling, identities, sizes.
+
+In: builder arguments.
+Out: graph nodes.
+Imports: egraph.ir, errors.
+"""

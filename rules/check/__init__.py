@@ -1,1 +1,6 @@
-"""TODO."""
+"""Is a rule true? Randomized refutation, bit-level proofs, piecewise-linear decision, stored verdicts.
+
+In: a rule.
+Out: a verdict with evidence.
+Imports: egraph.ir, errors, rules, rules.semantics, rules.smt.
+"""

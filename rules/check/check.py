@@ -31,7 +31,8 @@ from ...egraph.ir.rule import Rule
 from ...errors import RuleError, ShapeError
 from ..semantics.exponents import sure
 from ..semantics.prime_field import BITS, PRIMES, Unsaid, agreement, finite, modular, unrectified
-from ..semantics.sample import FAILURES, Instance, instances
+from ..semantics.sample import instances
+from ..semantics.sampler import FAILURES, Instance
 
 if TYPE_CHECKING:
     from ..text.tensat import TextRule

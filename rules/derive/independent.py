@@ -20,7 +20,8 @@ from ...egraph.ir.rule import Rule
 from ...egraph.saturate.saturate import InProcess, Limits, saturate_block
 from ...egraph.view.view import EGraphView
 from ...errors import ShapeError
-from ..semantics.sample import FAILURES, Instance, instances
+from ..semantics.sample import instances
+from ..semantics.sampler import FAILURES, Instance
 
 LIMITS = Limits(nodes=1500, iterations=5, seconds=5.0)
 

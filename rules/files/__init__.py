@@ -1,1 +1,6 @@
-"""TODO."""
+"""Checking and deriving whole rule files, in worker processes.
+
+In: a rule file.
+Out: one verdict per rule.
+Imports: egraph.ir, egraph.saturate, errors, processes, rules, rules.check, rules.derive, rules.text.
+"""

@@ -25,7 +25,7 @@ from ..derive.prove import LIMITS, Claim, Prover, size_one_axes
 from ..text.check import check_text
 from ..text.shapes import instances
 from ..text.tensat import TextRule
-from .check_file import Line, OwnRule
+from .rule_file import Line, OwnRule
 
 FAMILIES, EACH = 4, 2
 """Number of shape families (ranks, parameters, groups) at which a rule must be proved, and of instances per family."""

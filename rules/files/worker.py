@@ -22,7 +22,7 @@ from typing import Any
 
 from ...processes.memory_limits import limit_own_memory, limited_environment
 from ..check.check import Verdict
-from .check_file import Line, read, verdict
+from .rule_file import Line, read, verdict
 
 RULE_S = 120.0  # deadline for one rule
 FULL = "memory is limited by the setting worker_memory"

@@ -1,1 +1,7 @@
-"""TODO."""
+"""Exact semantics for rule checking: random instances, evaluation modulo a prime, facts about functions, symbolic
+    sums.
+
+In: a rule.
+Out: instances and exact values.
+Imports: egraph.ir, errors.
+"""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.pattern import Call, Term, Var
-from .sample import INTS, NotYet, Reject, Sampler, Sizes, Want, exactly, is_int, least_rank, upto
+from .sampler import INTS, NotYet, Reject, Sampler, Sizes, Want, exactly, is_int, least_rank, upto
 
 Handler = Callable[[Sampler, Call, Want], None]
 

@@ -39,7 +39,7 @@ from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.pattern import Apply, Call, Literal, Term, Value, Var, parse_term, subterms
 from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import is_whole
-from ..semantics.sample import Instance
+from ..semantics.sampler import Instance
 from ..semantics.solver import Beyond
 from ..semantics.structures import CONTRACTIONS, LAYOUT, bound, structures
 from ..semantics.sums import Extreme, Total

@@ -23,7 +23,8 @@ import numpy as np
 from ...egraph.ir.pattern import Apply, Attr, Name, Value, holds, variables
 from ...egraph.ir.rule import Rule
 from ..check.check import confirmed, judge
-from ..semantics.sample import Instance, attempt, instances
+from ..semantics.sample import attempt, instances
+from ..semantics.sampler import Instance
 from ..semantics.solver import Beyond
 from ..smt.prove import typed
 from .terms import render_attr

@@ -33,7 +33,8 @@ from ...egraph.ir.rule import Growth, Rule
 from ...egraph.saturate.saturate import InProcess, Limits, Session, saturate_block
 from ...errors import RuleError, ShapeError
 from ..check.check import Verdict, check, verdict
-from ..semantics.sample import FAILURES, Instance, instances
+from ..semantics.sample import instances
+from ..semantics.sampler import FAILURES, Instance
 from .guards import at_rank, candidates, weakest
 from .terms import along, outline, rename, render, render_attr, replace_use, slots, substitute
 from .universe import Equality, Universe, World, worlds

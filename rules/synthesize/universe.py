@@ -29,8 +29,9 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import make, topological
 from ...egraph.ir.interpret import apply, expand_all
-from ...egraph.ir.ops import OPS, Type, infer
+from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.pattern import Apply, Attr, Call, Fact, Literal, Name, Term, Value, Var, evaluate
+from ...egraph.ir.type_laws import infer
 from ...errors import ShapeError, UsageError
 
 Array = np.ndarray[Any, Any]

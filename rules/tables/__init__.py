@@ -1,1 +1,6 @@
-"""TODO."""
+"""The rewrite rules in force, one module a family.
+
+In: nothing.
+Out: lists of rules.
+Imports: egraph.ir, errors, rules.check, rules.semantics.
+"""

@@ -31,7 +31,7 @@ from ...egraph.ir.pattern import Env, attr_variables, evaluate, holds, parse_gua
 from ...egraph.ir.rule import Rule, table
 from ...errors import ShapeError
 from ..check.check import Verdict, judge
-from ..semantics.sample import Instance
+from ..semantics.sampler import Instance
 from .output_regions import Box, volume, wrong_region
 
 Array = np.ndarray[Any, Any]

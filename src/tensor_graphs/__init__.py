@@ -20,7 +20,8 @@ __version__ = "0.1.0"
 
 #: public name -> (module, attribute of that module; "" for the module itself)
 _PUBLIC: dict[str, tuple[str, str]] = {
-    **{n: ("pipeline.optimize", n) for n in ("optimize", "saturate", "paths")},
+    **{n: ("explorer.saturate", n) for n in ("saturate", "paths")},
+    "optimize": ("pipeline.optimize", "optimize"),
     "Progress": ("progress", "Progress"),
     **{n: ("explorer.explain_rewrites", n) for n in ("explain_equality", "explain_rewrites")},
     "equivalent": ("explorer.equivalence", "equivalent"),
@@ -94,10 +95,10 @@ if TYPE_CHECKING:
     from .explorer.equivalence import equivalent as equivalent
     from .explorer.explain_rewrites import explain_equality as explain_equality
     from .explorer.explain_rewrites import explain_rewrites as explain_rewrites
+    from .explorer.saturate import paths as paths
+    from .explorer.saturate import saturate as saturate
     from .models.files.native import save_graph as save_graph
     from .models.load import load as load
     from .numeric import *  # noqa: F403
     from .pipeline.optimize import optimize as optimize
-    from .pipeline.optimize import paths as paths
-    from .pipeline.optimize import saturate as saturate
     from .progress import Progress as Progress

@@ -35,7 +35,7 @@ from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
-from tensor_graphs.verification.verify import relative_error
+from tensor_graphs.verification.comparison import relative_error
 
 from .test_cuda_cpp import _compiled_alone
 from .test_cuda_cpp import memory as cuda_memory

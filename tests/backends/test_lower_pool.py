@@ -18,8 +18,9 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate import lowering_pool as lower_pool
 from tensor_graphs.backends.generate.generator import Lowerings
+from tensor_graphs.backends.generate.lowering_jobs import Job, built, flat
 from tensor_graphs.backends.generate.lowering_pool import LowerPool
-from tensor_graphs.backends.generate.lowering_worker import Job, answer, built, flat
+from tensor_graphs.backends.generate.lowering_worker import answer
 from tensor_graphs.backends.ir.index import Axis, index
 from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
 from tensor_graphs.backends.runtime.views import view_strides

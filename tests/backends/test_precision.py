@@ -22,7 +22,7 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
 from tensor_graphs.extract.model.kernel import Template
 from tensor_graphs.pipeline.optimize import _Exact, _Within, view_of
-from tensor_graphs.verification.verify import spare
+from tensor_graphs.verification.comparison import spare
 
 torch = pytest.importorskip("torch")
 

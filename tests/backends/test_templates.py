@@ -190,7 +190,7 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
     """A copy of the operand dies in the kernel, so that the planner puts the output in its place."""
     from dataclasses import replace
 
-    from tensor_graphs.backends.program.emit_cpu import emit
+    from tensor_graphs.backends.program.emit import emit
     from tensor_graphs.backends.registry import template as find
     from tensor_graphs.backends.tuning.single_kernel import kernel_plan
     from tensor_graphs.backends.tuning.unfused import FREE

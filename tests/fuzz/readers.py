@@ -212,7 +212,7 @@ def _good_rules(folder: Path) -> list[bytes]:
 
 def _read_rules(folder: Path, content: bytes) -> None:
     from tensor_graphs.cli.console import text_of
-    from tensor_graphs.rules.files.check_file import read
+    from tensor_graphs.rules.files.rule_file import read
 
     (folder / "r.txt").write_bytes(content[: 1 << 14])
     read(text_of(folder / "r.txt"))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tensor_graphs.egraph.ir.dims import volume
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.verification.verify import index_bounds, sample_inputs
+from tensor_graphs.verification.reference import sample_inputs
+from tensor_graphs.verification.verify import index_bounds
 
 from .graphs import Grower, Kinds
 

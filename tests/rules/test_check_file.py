@@ -17,7 +17,8 @@ from tensor_graphs.errors import RuleError
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.check import verdicts
 from tensor_graphs.rules.check.check import verdict as own_verdict
-from tensor_graphs.rules.files.check_file import check_all, counts, parse_own, read, verdict
+from tensor_graphs.rules.files.check_file import check_all, counts
+from tensor_graphs.rules.files.rule_file import parse_own, read, verdict
 from tensor_graphs.rules.semantics.prime_field import PRIMES, agreement, modular, weight
 from tensor_graphs.rules.smt import prove as smt
 from tensor_graphs.rules.smt import unknowns as smt_world

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tensor_graphs.rules.check.check import Verdict
-from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.files import check_file, rule_file
 from tensor_graphs.rules.files import worker as check_worker
 from tensor_graphs.rules.files.worker import Judges
 
@@ -45,7 +45,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Judges]]:
 
 
 def test_verdicts_are_the_same(many: list[Judges]) -> None:
-    rules = check_file.read(TEXT)
+    rules = rule_file.read(TEXT)
     alone, together = (list(check_file.check_all(rules, processes=n)) for n in (1, 2))
     assert together == alone and len(together) == 7
     assert [c.verdict.status for c in alone] == [
@@ -62,7 +62,7 @@ def test_verdicts_are_the_same(many: list[Judges]) -> None:
 
 def test_stopping_ends_the_processes(many: list[Judges]) -> None:
     asked = iter([False, True] + [True] * 99)
-    found = list(check_file.check_all(check_file.read(TEXT), processes=2, stop=lambda: next(asked)))
+    found = list(check_file.check_all(rule_file.read(TEXT), processes=2, stop=lambda: next(asked)))
     assert len(found) <= 1 and len(many) == 1
 
 
@@ -76,7 +76,7 @@ def test_a_process_that_dies_costs_nothing(many: list[Judges], monkeypatch: pyte
         return process
 
     monkeypatch.setattr(Judges, "_process", dying)
-    rules = check_file.read(TEXT)[:3]
+    rules = rule_file.read(TEXT)[:3]
     assert list(check_file.check_all(rules, processes=2)) == list(check_file.check_all(rules))
 
 
@@ -84,7 +84,7 @@ def test_a_rule_that_takes_too_long_is_unknown(many: list[Judges], monkeypatch: 
     """Its process is killed; nothing is checked in this process instead."""
     monkeypatch.setattr(check_worker, "RULE_S", 0.01)
     monkeypatch.setattr(check_worker, "verdict", lambda *_, **__: pytest.fail("checked in this process"))
-    found = list(check_file.check_all(check_file.read(TEXT)[:3], processes=2))
+    found = list(check_file.check_all(rule_file.read(TEXT)[:3], processes=2))
     assert {(c.verdict.status, c.verdict.detail) for c in found} == {("unknown", "the check took more than 0.01 s")}
 
 
@@ -100,7 +100,7 @@ def test_a_rule_that_crashes_its_process_is_unknown(many: list[Judges], monkeypa
 
     monkeypatch.setattr(Judges, "_process", crashing)
     monkeypatch.setattr(check_worker, "verdict", lambda *_, **__: pytest.fail("checked in this process"))
-    found = list(check_file.check_all(check_file.read(TEXT)[:3], processes=2))
+    found = list(check_file.check_all(rule_file.read(TEXT)[:3], processes=2))
     assert all(c.verdict.status == "unknown" and "ended with code 7" in c.verdict.detail for c in found)
 
 
@@ -131,6 +131,6 @@ def test_modules_in_the_current_folder_are_not_imported(
     mark = tmp_path / "mark"
     (tmp_path / "json.py").write_text(f"open({str(mark)!r}, 'w')\nraise SystemExit\n")
     monkeypatch.chdir(tmp_path)
-    rules = check_file.read(TEXT)[:3]
+    rules = rule_file.read(TEXT)[:3]
     assert len(list(check_file.check_all(rules, processes=2))) == 3 and many[0].processes
     assert not mark.exists()

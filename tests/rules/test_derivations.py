@@ -22,7 +22,7 @@ from tensor_graphs.egraph.loops import rules as loops
 from tensor_graphs.egraph.loops.notation import Index, notation
 from tensor_graphs.rules.check.check import check, judge
 from tensor_graphs.rules.derive.loop_derivations import DERIVATIONS, Derivation
-from tensor_graphs.rules.semantics.sample import Instance
+from tensor_graphs.rules.semantics.sampler import Instance
 
 MOTION = re.compile(r"(split|merge)-(mul|sub)-(\d)-of-(\d)")
 SAMPLED = [r for r in (*loops.RULES, *loops.splits(3)) if not MOTION.fullmatch(r.name)]

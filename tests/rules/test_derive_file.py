@@ -19,7 +19,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits
 from tensor_graphs.egraph.saturate.worker import Pool
 from tensor_graphs.rules.derive.prove import LIMITS, Prover, for_proofs
-from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.files import rule_file
 from tensor_graphs.rules.files.derive_file import Derived, claims, derive, derive_all
 from tensor_graphs.rules.smt.spelling import said, spelled_out
 
@@ -80,7 +80,7 @@ WRONG = """
 
 
 def one(text: str, prover: Prover = PROVER, limits: Limits = LIMITS) -> Derived:
-    (line,) = check_file.read(text)
+    (line,) = rule_file.read(text)
     return derive(0, line, prover, SESSION, limits)
 
 
@@ -99,7 +99,7 @@ def test_wrong_rules_are_not(text: str) -> None:
 def test_samples_are_derived(name: str, pairs: bool) -> None:
     if not (SAMPLES / name).exists():
         pytest.skip(f"no samples at {SAMPLES}")
-    lines = check_file.read((SAMPLES / name).read_text(), pairs=pairs)
+    lines = rule_file.read((SAMPLES / name).read_text(), pairs=pairs)
     some = lines if pairs else lines[::5]
     pool = Pool(2)
     try:
@@ -147,7 +147,7 @@ def test_pairs_must_all_meet() -> None:
 
 
 def test_instances_are_of_different_sizes() -> None:
-    (line,) = check_file.read(
+    (line,) = rule_file.read(
         "(matmul 0 (matmul 0 ?input_1 ?input_4) ?input_5)=>(matmul 0 ?input_1 (matmul 0 ?input_4 ?input_5))"
     )
     shapes = {claim[0][0].shape for claim in claims(line)}
@@ -206,7 +206,7 @@ def test_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_stop_keeps_what_was_derived() -> None:
-    lines = check_file.read("\n".join(RIGHT[:4]))
+    lines = rule_file.read("\n".join(RIGHT[:4]))
     pool = Pool(1)
     seen: list[Derived] = []
     try:

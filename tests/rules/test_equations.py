@@ -11,7 +11,7 @@ import pytest
 from tensor_graphs.egraph.ir.graph import constant
 from tensor_graphs.egraph.saturate.saturate import InProcess
 from tensor_graphs.rules.derive.prove import Prover
-from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.files import rule_file
 from tensor_graphs.rules.files.derive_file import derive
 from tensor_graphs.rules.smt.spelling import one_value
 
@@ -40,15 +40,15 @@ def test_equations_are_found_again(found: Any) -> None:
 
 
 def test_what_is_found_is_right_or_refuted_and_derived(found: Any) -> None:
-    lines = [line for text in found.drawn("matrices", 0, 2, 400, 12) for line in check_file.read(text)]
-    right = [line for line in lines if check_file.verdict(line).status in ("proved", "tested")]
+    lines = [line for text in found.drawn("matrices", 0, 2, 400, 12) for line in rule_file.read(text)]
+    right = [line for line in lines if rule_file.verdict(line).status in ("proved", "tested")]
     assert len(right) > 4
     assert [line.text for line in right if not derive(0, line, PROVER, SESSION).derived] == []
 
 
 @pytest.mark.skipif(not FILE.exists(), reason="benchmarks/ is not part of the installed package")
 def test_strides_are_derived() -> None:
-    lines = [x for x in check_file.read(FILE.read_text(encoding="utf-8")) if not any(b in x.text for b in BEYOND)]
+    lines = [x for x in rule_file.read(FILE.read_text(encoding="utf-8")) if not any(b in x.text for b in BEYOND)]
     assert len(lines) > 40
     assert [line.text for line in lines[::10] if not derive(0, line, PROVER, SESSION).derived] == []
 

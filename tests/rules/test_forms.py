@@ -9,7 +9,7 @@ import pytest
 
 from tensor_graphs.egraph.saturate.saturate import InProcess
 from tensor_graphs.rules.derive.prove import Prover
-from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.files import rule_file
 from tensor_graphs.rules.files.derive_file import derive
 
 Form = tuple[str, str, str]
@@ -20,13 +20,13 @@ def forms(rule_fuzz: Any) -> list[Form]:
     return list(rule_fuzz.forms())
 
 
-def line(text: str) -> check_file.Line:
-    (found,) = check_file.read(text, pairs="\n" in text)
+def line(text: str) -> rule_file.Line:
+    (found,) = rule_file.read(text, pairs="\n" in text)
     return found
 
 
 def test_verdicts(forms: list[Form]) -> None:
-    found = [(truth, check_file.verdict(line(text)).status, text) for _, truth, text in forms[::3]]
+    found = [(truth, rule_file.verdict(line(text)).status, text) for _, truth, text in forms[::3]]
     counts = Counter((truth, status) for truth, status, _ in found)
     assert [text for truth, status, text in found if truth == "wrong" and status != "refuted"] == []
     assert [text for truth, status, text in found if truth == "right" and status in ("refuted", "unknown")] == []

@@ -12,7 +12,8 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.pattern import Call, subterms
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.rules.check.check import LIMITS, check, judge, mutate_guards
-from tensor_graphs.rules.semantics.sample import Instance, instances
+from tensor_graphs.rules.semantics.sample import instances
+from tensor_graphs.rules.semantics.sampler import Instance
 
 BY_NAME = {r.name: r for r in rules.EVERY}
 GROWTH = ("collects", "rearranges", "expands")

@@ -16,7 +16,7 @@ from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules.check.check import check
-from tensor_graphs.rules.files import check_file
+from tensor_graphs.rules.files import rule_file
 from tensor_graphs.rules.semantics.sample import instances
 from tensor_graphs.rules.synthesize.guards import weakest
 from tensor_graphs.rules.synthesize.synthesize import (
@@ -239,7 +239,7 @@ def test_no_found_rule_follows_from_the_others(small: Synthesis) -> None:
 def test_the_table_is_read_by_the_checker(small: Synthesis) -> None:
     text = small.text()
     assert small.command in text
-    lines = check_file.read(text)
+    lines = rule_file.read(text)
     assert [x.rule.left for x in lines] == [f.rule.left for f in small.found]
     assert [x.rule.when for x in lines] == [f.rule.when for f in small.found]
     assert [x.rule.exact for x in lines] == [f.rule.exact for f in small.found]
@@ -280,7 +280,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
     )
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] and document["stopped"] == "complete" and document["output"] == str(output)
-    assert {r["name"] for r in document["rules"]} == {x.rule.name for x in check_file.read(output.read_text())}
+    assert {r["name"] for r in document["rules"]} == {x.rule.name for x in rule_file.read(output.read_text())}
     assert all(r["known"] for r in document["rules"] if r["left"] == "add(a, b)")
     assert cli.run(["rules", "synthesize", "--ops", "nonsense"]) == 2
     assert cli.run(["rules", "synthesize", "--ops", "add", "--variables", "9"]) == 2

@@ -1,1 +1,6 @@
-"""TODO."""
+"""Tiled float32 GEMM in shared memory.
+
+In: a contraction and a schedule.
+Out: CUDA source.
+Imports: backends.cuda.emit, backends.ir, backends.lowering, egraph.ir.
+"""

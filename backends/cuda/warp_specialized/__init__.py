@@ -1,1 +1,6 @@
-"""TODO."""
+"""Warp-specialized GEMM for Hopper: producer and consumer warps, TMA, wgmma.
+
+In: a contraction and a schedule.
+Out: CUDA source.
+Imports: backends.cuda.emit, backends.ir, egraph.ir.
+"""

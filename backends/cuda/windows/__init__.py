@@ -1,1 +1,6 @@
-"""TODO."""
+"""Kernels over short windows: depthwise convolution, pooling.
+
+In: a window reduction and a schedule.
+Out: CUDA source.
+Imports: backends.cuda.emit, backends.ir, egraph.ir.
+"""

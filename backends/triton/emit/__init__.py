@@ -1,1 +1,6 @@
-"""TODO."""
+"""Triton emitter: tiles, masked loads, reduction loops, dot products.
+
+In: a kernel of the IR and a schedule.
+Out: Triton source.
+Imports: backends.ir, backends.lowering, egraph.ir.
+"""

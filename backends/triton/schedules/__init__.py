@@ -1,1 +1,6 @@
-"""TODO."""
+"""Legality and ranking of Triton schedules.
+
+In: a kernel and its shape.
+Out: schedules worth measuring.
+Imports: backends.cuda.emit, backends.ir, backends.triton.emit, egraph.ir.
+"""

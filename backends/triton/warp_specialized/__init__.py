@@ -1,1 +1,6 @@
-"""TODO."""
+"""Warp-specialized attention and convolution in Gluon.
+
+In: a kernel and a schedule.
+Out: Gluon source.
+Imports: backends.ir, backends.triton.emit, backends.triton.schedules, egraph.ir.
+"""

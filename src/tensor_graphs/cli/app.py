@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import __version__
-from .rules import app as rules_app
-from .console import Answer, Console, Json, Out, Terminated, Verbose, terminated, text_of, working, writable
 from ..errors import CostStoreError, ExtractionError, Interrupted, TensorGraphsError, TooLargeError, UsageError
 from ..writing import is_stream, write_text
+from .console import Answer, Console, Json, Out, Terminated, Verbose, terminated, text_of, working, writable
+from .rules import app as rules_app
 
 if TYPE_CHECKING:
     from ..egraph.ir.rule import Rule
@@ -98,7 +98,7 @@ def _own_rules(file: Path | None) -> list[Rule]:
     """Rules of a file in this project's own rule syntax."""
     if file is None:
         return []
-    from ..rules.files.check_file import OwnRule, read
+    from ..rules.files.rule_file import OwnRule, read
 
     found = []
     for line in read(text_of(file)):
@@ -150,8 +150,8 @@ def optimize(
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Optimize a model and write the compiled program to a folder. Loading the folder needs no search."""
-    from ..pipeline import optimize as pipeline
     from ..egraph.saturate.saturate import Limits
+    from ..pipeline import optimize as pipeline
 
     limits = Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack)
     writable(output or default_output(model), folder=True)
@@ -185,15 +185,15 @@ def saturate(
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Run rewriting only; write the saturated e-graph with its candidate kernels and prices for `extract`."""
-    from ..pipeline import optimize as pipeline
     from ..egraph.saturate.saturate import Limits
     from ..explorer.egraph_file import write
+    from ..explorer.saturate import saturate as saturated
 
     if is_stream(output):
         raise UsageError(f"{output} is no file", hint="the model is written beside the e-graph: name a file")
     writable(output)
     with working(verbose, as_json) as progress:
-        explorer = pipeline.saturate(
+        explorer = saturated(
             model, dims=_sizes(dim), backend=backend, budget=budget, costdb=costdb, trust=trust_model, progress=progress,
             limits=Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack), effort=effort,
         )  # fmt: skip

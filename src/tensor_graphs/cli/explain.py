@@ -39,8 +39,8 @@ def explain(
 
         found = explain_rewrites(target, dims=dims, backend=backend, trust=trust)
         return {"blocks": [b.to_json() for b in found]}, "\n".join(map(str, found))
-    from ..pipeline import optimize as pipeline
     from ..egraph.ir.blocks import find_blocks
+    from ..pipeline import optimize as pipeline
     from ..pipeline.session import Options, Session
     from ..pipeline.source import as_graph
 
@@ -78,8 +78,8 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
     from ..egraph.explain.explain import spelled
     from ..egraph.ir.rule import Rule
     from ..egraph.saturate.saturate import Limits
-    from ..pipeline.provenance import read_origin
     from ..explorer.explain_rewrites import explain_saved
+    from ..pipeline.provenance import read_origin
 
     searched = _report(folder / "report.json").get("searched", {})
     try:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import Answer, Json, Out, Verbose, text_of, working, writable
 from ..errors import Interrupted, TensorGraphsError, UsageError, VerificationError
 from ..writing import write_text
+from .console import Answer, Json, Out, Verbose, text_of, working, writable
 
 if TYPE_CHECKING:
-    from ..rules.files import check_file
+    from ..rules.files import rule_file
 
 app = typer.Typer(no_args_is_help=True, help="The rewrite rules.", rich_markup_mode=None)
 
@@ -37,10 +37,10 @@ def check_rules(
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Check every rule of a file: proved, tested, refuted (with a counterexample) or unknown."""
-    from ..rules.files import check_file
+    from ..rules.files import check_file, rule_file
 
     begin = time.perf_counter()
-    rules = check_file.read(text_of(file), pairs=pairs)
+    rules = rule_file.read(text_of(file), pairs=pairs)
     with working(verbose, as_json) as progress:
         found = list(check_file.check_all(rules, seed=seed, say=partial(progress.say, "check"),
                                           stop=lambda: progress.stopped, processes=min(8, os.cpu_count() or 1)))  # fmt: skip
@@ -61,12 +61,12 @@ def check_rules(
     return Answer(document, text, _unfinished(found, rules) or (wrong if strict and counts["refuted"] else None))
 
 
-def _needed(rules: Sequence[check_file.Line], seed: int) -> dict[int, list[dict[str, str]]]:
+def _needed(rules: Sequence[rule_file.Line], seed: int) -> dict[int, list[dict[str, str]]]:
     """Per index of a rule in this project's syntax: each of its conditions, and the verdict on the rule with that
     condition violated.
     """
     from ..rules.check.check import mutate_guards
-    from ..rules.files.check_file import OwnRule
+    from ..rules.files.rule_file import OwnRule
 
     return {
         i: [{"condition": text, "without": v.status, "detail": v.detail} for text, v in mutate_guards(line.rule, seed=seed)]
@@ -88,13 +88,13 @@ def derive_rules(
     from dataclasses import replace
 
     from ..egraph.saturate.worker import Pool
-    from ..rules.files import check_file, derive_file
     from ..rules.derive import prove
+    from ..rules.files import derive_file, rule_file
 
     if jobs < 0:
         raise UsageError(f"--jobs {jobs} is negative")
     limits = replace(prove.LIMITS, seconds=time_limit, iterations=rounds, nodes=nodes)
-    lines = check_file.read(text_of(file), pairs=pairs)
+    lines = rule_file.read(text_of(file), pairs=pairs)
     found = []
     with closing(Pool(jobs or min(8, os.cpu_count() or 1))) as pool, working(verbose, as_json) as progress:
         for one in derive_file.derive_all(lines, pool, limits, stop=lambda: progress.stopped):
@@ -131,13 +131,13 @@ def synthesize_rules(
     """
     from ..egraph.saturate.worker import Pool
     from ..rules import ALL
-    from ..rules.files import check_file, derive_file
+    from ..rules.files import derive_file, rule_file
     from ..rules.synthesize.synthesize import synthesize
 
     if output is not None:
         writable(output)
     names = tuple(op.strip() for op in ops.split(",") if op.strip())
-    lines = check_file.read(text_of(compare), pairs=pairs) if compare is not None else []
+    lines = rule_file.read(text_of(compare), pairs=pairs) if compare is not None else []
     with working(verbose, as_json) as progress:
         found = synthesize(
             names, size, variables=variables, seed=seed, broadcast=broadcast, base=ALL, time_limit=time_limit,

@@ -27,25 +27,34 @@ from ..backends.registry import backend
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph, Tensor
-from ..egraph.ir.ops import OPS, Type, infer
+from ..egraph.ir.ops import OPS, Type
+from ..egraph.ir.type_laws import infer
 from ..egraph.view.view import EGraphView, SaturationReport
-from ..errors import BadModelError, DeviceUnavailableError, ExtractionError, ShapeError, TensorGraphsError, UsageError, VerificationError
-from .explorer import Explorer, place
+from ..errors import (
+    BadModelError,
+    DeviceUnavailableError,
+    ExtractionError,
+    ShapeError,
+    TensorGraphsError,
+    UsageError,
+    VerificationError,
+)
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.kernel import Candidate, Priced
-from ..extract.search.plan import plan_of
-from ..extract.solve.problem import Extraction, Problem, reachable
 from ..extract.search.encoding import Rows
+from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
+from ..extract.solve.problem import Extraction, Problem, reachable
 from ..extract.solve.serialize import parse_egraph, read_document, read_egraph, write_egraph
 from ..models.files.limits import check_size
 from ..models.files.native import attrs_from_json, attrs_to_json, load_graph, save_graph
-from ..pipeline.provenance import attach
 from ..pipeline.optimize import hypergraph as all_kernels
-from ..report.report import Report
+from ..pipeline.provenance import attach
 from ..pipeline.session import Options, Session
-from ..verification.verify import Verification
+from ..report.report import Report
+from ..verification.comparison import Verification
 from ..writing import kept_versions, named_errors, undone_on_failure
+from .explorer import Explorer, place
 
 KEY = "tensor_graphs"
 VERSION = 1
@@ -324,8 +333,8 @@ def _check(program: Program, graph: Graph, where: str) -> Verification:
     """Verify the program. VerificationError if it is wrong beyond rounding: the file then claims equalities that do not
     hold.
     """
-    from ..pipeline.verify_or_retry import run_flat
     from ..extract.model.work import graph_flops
+    from ..pipeline.verify_or_retry import run_flat
     from ..verification.verify import verify
 
     flops = graph_flops(list(graph.roots))

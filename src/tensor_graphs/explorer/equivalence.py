@@ -9,11 +9,11 @@ from typing import Any
 
 from ..egraph.ir.graph import Data, Graph, Tensor, load_data, make, rebuild
 from ..egraph.saturate.saturate import Limits
-from ..egraph.simplify.simplify import simplify
 from ..egraph.saturate.worker import default_pool
+from ..egraph.simplify.simplify import simplify
 from ..errors import ShapeError
-from ..rules.derive.prove import LIMITS, NAMED, Prover
 from ..pipeline.source import as_graph
+from ..rules.derive.prove import LIMITS, NAMED, Prover
 
 
 @lru_cache(1)

@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..pipeline import optimize as pipeline
 from ..backends.registry import select
+from ..egraph.explain.explain import Explanation, classes_of, derive, explain
+from ..egraph.explain.replay import Checked, check
 from ..egraph.ir.blocks import Blocks, Instance
 from ..egraph.ir.dims import concrete
-from ..egraph.explain.explain import Explanation, classes_of, derive, explain
 from ..egraph.ir.graph import LEAVES, Graph, Tensor, make, topological
-from ..egraph.explain.replay import Checked, check
 from ..egraph.ir.rule import Rule
 from ..egraph.saturate.saturate import Limits
 from ..egraph.saturate.union import congruent
 from ..egraph.view.view import EGraphView
 from ..errors import BadModelError, UsageError
+from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..extract.model.work import graph_flops
-from ..pipeline.provenance import origin_of, read_origin
+from ..pipeline import optimize as pipeline
 from ..pipeline.prices import CostPricer
-from ..rules import ALL
+from ..pipeline.provenance import origin_of, read_origin
 from ..pipeline.session import Options, Session, open_store
 from ..pipeline.source import as_graph
+from ..rules import ALL
 from ..verification.verify import index_bounds
 
 REPLAYED_FLOPS = 1e11  # flops above which a block is replayed only on request

@@ -11,8 +11,8 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
-from ..egraph.ir.dims import concrete
 from ..egraph.explain.explain import Explanation
+from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.pattern import Call, Var
 from ..egraph.view.view import EGraphView

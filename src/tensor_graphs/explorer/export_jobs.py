@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .. import settings
-from ..backends.tuning.jobs import write_jobs
 from ..backends.registry import select
+from ..backends.tuning.jobs import write_jobs
 from ..extract.model.kernel import Candidate
-from ..extract.search.state import RIVALS
 from ..extract.search.search import Choice, alternatives
+from ..extract.search.state import RIVALS
 from ..pipeline.optimize import choose, hypergraph, prepare, saturated
 from ..pipeline.prices import CostPricer
-from ..progress import Progress
 from ..pipeline.session import Options, Session, open_store
 from ..pipeline.source import as_graph
+from ..progress import Progress
 
 
 def write_lacking(

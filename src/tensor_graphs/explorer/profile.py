@@ -16,23 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from ..pipeline import optimize as pipeline
 from .. import settings
-from ..pipeline.verify_or_retry import run_flat
-from ..backends.tuning.keys import key_of
 from ..backends.program.program import Program
-from ..verification.diagnose import meaning
+from ..backends.tuning.keys import key_of
 from ..egraph.ir.graph import Graph, structural_digest
 from ..errors import UsageError
 from ..extract.model.kernel import Plan
 from ..extract.search.search import variants
-from ..plain import decode, read_bytes, strict_json
+from ..pipeline import optimize as pipeline
 from ..pipeline.plan_file import priced_steps
-from ..progress import Progress
 from ..pipeline.source import as_graph, bound, sizes_of
 from ..pipeline.timing import clock_of, interleaved
-from ..verification.verify import index_bounds, sample_inputs
+from ..pipeline.verify_or_retry import run_flat
+from ..plain import decode, read_bytes, strict_json
+from ..progress import Progress
+from ..verification.diagnose import meaning
+from ..verification.reference import sample_inputs
+from ..verification.verify import index_bounds
 from ..writing import replacing_raw
+from .saturate import RunnablePlan, runnable, saturate
 
 LARGEST = 1 << 26  # maximum bytes of a file of times
 LEAST, MOST = 0.2, 3.0  # minimum and maximum seconds of timing per plan
@@ -106,9 +108,9 @@ def profile(
             graph, backend=backend, budget=SEARCHING * budget, costdb=costdb, again=True, progress=progress, verify=False,
         )  # fmt: skip
         left = max(until - time.monotonic(), LEAST)
-        explorer = pipeline.saturate(graph, backend=backend, costdb=costdb, budget=left / 2)
+        explorer = saturate(graph, backend=backend, costdb=costdb, budget=left / 2)
         left = max(until - time.monotonic(), LEAST)
-        found = pipeline.runnable(explorer, variants(explorer.choice, seconds=CHOOSING * left))
+        found = runnable(explorer, variants(explorer.choice, seconds=CHOOSING * left))
         chosen, alike = distinct(found, count, diversity)
         chosen = [replace(p, rank=n) for n, p in enumerate(sorted(chosen, key=lambda p: p.cost))]
     file = times_file(chosen[0].graph, backend)
@@ -156,15 +158,13 @@ def beyond(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[fl
     return (us / total if total else 0.0), names
 
 
-def distinct(
-    paths: Iterable[pipeline.RunnablePlan], count: int, diversity: float
-) -> tuple[list[pipeline.RunnablePlan], int]:
+def distinct(paths: Iterable[RunnablePlan], count: int, diversity: float) -> tuple[list[RunnablePlan], int]:
     """Return (first `count` plans, pairwise unlike; number of skipped plans).
 
     Two plans are alike if each spends less than `diversity` of its estimated time in kernels that the other lacks, or
     if both call the same kernels.
     """
-    chosen: list[pipeline.RunnablePlan] = []
+    chosen: list[RunnablePlan] = []
     known: list[dict[str, Called]] = []
     alike = 0
     for path in paths:
@@ -181,7 +181,7 @@ def distinct(
 
 
 def _time(
-    chosen: Sequence[pipeline.RunnablePlan], times: Times, until: float, device: str, progress: Progress
+    chosen: Sequence[RunnablePlan], times: Times, until: float, device: str, progress: Progress
 ) -> None:  # fmt: skip
     """Time the plans without a stored time, best plan first, dividing the remaining seconds equally. Ends when the
     previous plan's duration exceeds what is left.
@@ -205,7 +205,7 @@ def _time(
 
 
 def _row(
-    path: pipeline.RunnablePlan, best: pipeline.RunnablePlan, times: Times, kept: Collection[str]
+    path: RunnablePlan, best: RunnablePlan, times: Times, kept: Collection[str]
 ) -> dict[str, Any]:  # fmt: skip
     digest = plan_digest(path.plan)
     mine, theirs = kernels_of(path.plan), kernels_of(best.plan)
@@ -227,7 +227,7 @@ class _Calls:
         self.best: Callable[[], Any] | None = None
         self.programs: dict[bool, Program] = {}  # keys: True for the best one, False for the latest other one
 
-    def of(self, path: pipeline.RunnablePlan) -> Callable[[], Any]:
+    def of(self, path: RunnablePlan) -> Callable[[], Any]:
         """A call of the plan's program."""
         if path.rank == 0 and self.best is not None:
             return self.best

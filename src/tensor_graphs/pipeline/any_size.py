@@ -16,29 +16,31 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
-from .verify_or_retry import run_flat
 from ..backends.c.any_size import Sized, sized
-from ..backends.program.emit_any_size import sources
 from ..backends.generate.template import Generated
+from ..backends.program.emit_any_size import sources
 from ..backends.program.program import Program
-from ..egraph.ir.size_conditions import NO_LIMIT
 from ..egraph.ir.dims import Atom, Dim, Expr, dim
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
+from ..egraph.ir.size_conditions import NO_LIMIT
 from ..egraph.saturate.lift import Lifted, Numbers, generic_sizes, is_prime, lifted
 from ..egraph.simplify.masks import canonical_masks
 from ..egraph.simplify.simplify import simplify
-from ..egraph.view.view import EGraphView
 from ..egraph.simplify.widen import widen
+from ..egraph.view.view import EGraphView
 from ..errors import ShapeError, TensorGraphsError, UsageError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.gc_pause import no_collection
 from ..extract.model.kernel import Call, Candidate, Plan, Strides, Template, Vertex, contiguous
-from ..extract.search.plan import plan_of
-from ..extract.search.search import Choice
 from ..extract.model.sizes import bound_call, holds, lifted_call
 from ..extract.model.work import graph_flops
-from ..verification.verify import FACTORS, KEPT_BYTES, OutputError, Tolerance, verify
+from ..extract.search.plan import plan_of
+from ..extract.search.search import Choice
+from ..verification.comparison import FACTORS, OutputError, Tolerance
+from ..verification.reference import KEPT_BYTES
+from ..verification.verify import verify
+from .verify_or_retry import run_flat
 
 Sizes = dict[str, int]
 PROBES = (2, 63)  # sizes at which the kernels' applicability is probed

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.runtime.marshalling import array_of, is_torch, tensor_of
 from ..backends.program.program import Program, structured
+from ..backends.runtime.marshalling import array_of, is_torch, tensor_of
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.ops import Type
 from ..report.report import CALLER, Report

@@ -8,13 +8,14 @@ from functools import partial
 
 from ..backends.program.program import Program
 from ..backends.registry import on_gpu
-from .caller import Caller, CallerProgram, compared, decided, note, unlike, values
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
 from ..report.report import CALLER, PROGRAM, Report
+from ..verification.comparison import Verification
+from ..verification.verify import verify
+from .caller import Caller, CallerProgram, compared, decided, note, unlike, values
 from .session import Session
-from ..verification.verify import Verification, verify
 
 
 def faster_of_both(

@@ -8,7 +8,7 @@ program → verify
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,58 +20,58 @@ from typing import Any
 
 import numpy as np
 
-from . import trace_check as caller_reference
 from .. import settings
-from .verify_or_retry import Acceptance, renamed, run_flat
-from ..backends.tuning.unfused import direct_plan
-from ..backends.tuning.measure_cpu import CpuMeasurer
-from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..backends.program.program import Program
 from ..backends.registry import backend, describe, eager, elsewhere, on_gpu, select, storing_narrow
-from ..backends.tuning.gpu_lock import Turns
 from ..backends.runtime.views import view_strides
-from .caller import Caller
+from ..backends.tuning.gpu_lock import Turns
+from ..backends.tuning.measure_cpu import CpuMeasurer
+from ..backends.tuning.measure_gpu import GpuMeasurer
+from ..backends.tuning.unfused import direct_plan
 from ..costdb.keys.device import gpu_facts, gpu_machine
 from ..costdb.store.store import Store
 from ..egraph.ir.blocks import Blocks, find_blocks
-from ..egraph.simplify.empty import without_empty
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
-from ..egraph.simplify.masks import canonical_masks
 from ..egraph.ir.ops import OPS
 from ..egraph.ir.pattern import Call as Application
 from ..egraph.ir.rule import Rule
 from ..egraph.saturate.saturate import Limits
-from ..egraph.simplify.simplify import simplify
 from ..egraph.saturate.union import saturate_in_stages
-from ..egraph.view.view import EGraphView, glue, view_of
-from ..egraph.simplify.widen import widen
 from ..egraph.saturate.worker import default_pool
+from ..egraph.simplify.empty import without_empty
+from ..egraph.simplify.masks import canonical_masks
+from ..egraph.simplify.simplify import simplify
+from ..egraph.simplify.widen import widen
+from ..egraph.view.view import EGraphView, glue, view_of
 from ..errors import DeviceUnavailableError, NoPlanError, ShapeError, UsageError, WorkerError
-from ..explorer.explorer import Explorer
-from ..extract.solve import budgets
-from ..extract.search.preload import SOLVERS, STORE, load_ahead
 from ..extract.candidates.candidates import Hypergraph, candidates
 from ..extract.model.clock import Clock, Halted
 from ..extract.model.gc_pause import frozen
-from ..extract.model.kernel import Backend, Call, Plan, Template
-from ..extract.search.plan import plan_of
-from ..extract.search.search import Choice, alternatives, measure_ahead, search
+from ..extract.model.kernel import Backend, Call, Template
 from ..extract.model.storage_dtypes import narrow_types
 from ..extract.model.work import graph_flops
+from ..extract.search.preload import SOLVERS, STORE, load_ahead
+from ..extract.search.search import Choice, measure_ahead, search
+from ..extract.solve import budgets
+from ..progress import Progress
+from ..report.report import AS_WRITTEN, BlockReport, Report, kernel_rows
+from ..rules import ALL
+from ..verification.comparison import Tolerance, Verification, spare
+from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
+from ..verification.reference import Reference, expected_seconds, first_reference, sampled_near
+from ..verification.verify import verify
+from . import trace_check as caller_reference
+from .any_size import Symbolic, why_fixed
+from .caller import Caller
 from .caller_or_program import faster_of_both
 from .overlapped_tuning import Meanwhile
-from .provenance import attach
-from .prices import CostPricer
-from ..progress import Progress
 from .plan_cache import Memory, Remembered, Stale, content_digest, key_of_search, listing, refuse_dearer, text_digest
-from ..report.report import AS_WRITTEN, BlockReport, Report, kernel_rows
-from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
-from ..rules import ALL
+from .prices import CostPricer
+from .provenance import attach
 from .session import Options, Session, beside_ours, kept_warnings, open_store, store_of, store_root
 from .source import as_graph, as_tuple, bound, refuse_no_sizes, sizes_of
-from .any_size import Symbolic, why_fixed
-from ..verification.verify import Reference, Tolerance, Verification, expected_seconds, first_reference, sampled_near, spare, verify
+from .verify_or_retry import Acceptance, renamed, run_flat
 
 
 # ---------------------------------------------------------------- the stages
@@ -1043,100 +1043,3 @@ def _time_whole(
 
 
 # ---------------------------------------------------------------- other entry points
-def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, Any] | None = None,
-             dims: Mapping[str, int] | None = None, backend: str | None = None, limits: Limits | None = None,
-             tolerance: Tolerance = "eager", budget: float = 60.0, costdb: str | Path | None = None,
-             memory_limit: float | None = None, error_budget: float | None = None, effort: int = 1,
-             rules: Sequence[Rule] = (), progress: Progress | None = None, example_kwargs: Mapping[str, Any] | None = None,
-             trust: bool = False) -> Explorer:  # fmt: skip
-    """Rewrite anything that `optimize` takes, without measuring; return an `Explorer`.
-
-    The Explorer holds the saturated e-graph with candidate kernels and their current prices and shows its e-classes in
-    a notebook; `.view` is the bare EGraphView. Arguments and errors as for `optimize`; `budget`: seconds for rewriting.
-    """
-    options = Options(
-        backend or settings.current().backend, tolerance, budget, limits or Limits(), costdb, measure=False,
-        memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=beside_ours(rules),
-    )  # fmt: skip
-    session = Session(options, progress or Progress())
-    with session.running():
-        with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
-            graph = as_graph(
-                source,
-                example_inputs,
-                params=params,
-                dims=dims,
-                example_kwargs=example_kwargs,
-                trust=trust,
-                budget=budget,
-            )
-        prepared = prepare(session, graph, dims)
-        view, _, _ = saturated(session, prepared.work)
-        backends = select(options.backend)
-        graphs = [hypergraph(session, v, backends) for v in (*session.smaller, view)]
-        with open_store(session) as store:
-            _, choice = _cheapest(session, graphs, CostPricer(store), None)
-    return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice)
-
-
-@dataclass(frozen=True)
-class RunnablePlan:
-    """One complete plan of a graph with its estimated cost. `program()` builds the runnable program.
-
-    `rank`: position by estimated cost, 0 is cheapest. `difference`: smallest fraction of its kernels that any single
-    earlier plan lacks (1 for the first plan).
-    """
-
-    plan: Plan
-    graph: Graph
-    rank: int
-    difference: float = 1.0
-
-    @property
-    def cost(self) -> float:
-        """Estimated cost in µs."""
-        return self.plan.cost
-
-    def program(self) -> Program:
-        """Build the runnable program of this plan (not verified)."""
-        program = Program(self.plan)
-        program.report = Report.of_plan(self.plan)
-        attach(program, self.graph)
-        return program
-
-    def __repr__(self) -> str:
-        new = f", {100 * self.difference:.0f} % of them new" if self.rank else ""
-        return f"path {self.rank}: {self.plan.kernels} kernels{new}, {self.cost:.1f} µs estimated"
-
-
-def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: Mapping[str, Any] | None = None,
-          dims: Mapping[str, int] | None = None, backend: str | None = None, max_gap: float = 0.5,
-          diversity: float = 0.0, costdb: str | Path | None = None, limits: Limits | None = None,
-          memory_limit: float | None = None, error_budget: float | None = None,
-          effort: int = 1, rules: Sequence[Rule] = (), budget: float = 60.0) -> Iterator[RunnablePlan]:  # fmt: skip
-    """Iterate over up to `count` distinct complete plans in order of estimated cost, up to (1 + `max_gap`) times the
-    cheapest.
-
-    `diversity`: minimum fraction of a plan's kernels that every earlier plan lacks. `budget`: seconds for rewriting.
-    Other arguments as for `optimize`; all plans satisfy `memory_limit` and `error_budget`.
-
-        for plan in tg.paths(f, [x], count=3):
-            print(plan, plan.program()(x))
-    """
-    explorer = saturate(
-        source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits,
-        memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=rules, budget=budget,
-    )  # fmt: skip
-    yield from runnable(explorer, alternatives(explorer.choice, count, max_gap=max_gap, diversity=diversity))
-
-
-def runnable(explorer: Explorer, choices: Iterable[Choice]) -> Iterator[RunnablePlan]:
-    """Convert choices on an explorer's e-graph to runnable plans."""
-    graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
-    seen: list[set[Any]] = []
-    for rank, choice in enumerate(choices):
-        found = [choice.hypergraph.candidates[i] for i in choice.chosen]
-        kernels = {(c.template.name, c.outputs, frozenset(v for _, v in c.inputs)) for c in found if not c.is_view}
-        new = min([len(kernels - old) / len(kernels) for old in seen if kernels], default=1.0)
-        seen.append(kernels)
-        yield RunnablePlan(replace(plan_of(choice, explorer.work), graph=graph), graph, rank, new)

@@ -26,19 +26,19 @@ import numpy as np
 from .. import settings
 from ..backends.program.emission import emit_for
 from ..backends.tuning.keys import machine_of
-from ..costdb.store import shards
 from ..costdb.keys.device import cores
+from ..costdb.store import shards
 from ..costdb.store.store import Store
 from ..egraph.ir.graph import Data, Graph, load_data
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Backend, Candidate, Plan, Vertex
 from ..models.files.native import graph_to_json
 from ..plain import decode
-from .plan_file import Json, Lift, plan_from_json, plan_to_json, priced_steps
-from .prices import CostPricer
 from ..private import read_sealed, sealed
 from ..report.report import Report
 from ..writing import replacing_raw
+from .plan_file import Json, Lift, plan_from_json, plan_to_json, priced_steps
+from .prices import CostPricer
 
 FORMAT = 1
 FOLDER = "plans"

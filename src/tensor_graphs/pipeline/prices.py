@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ..backends.tuning.keys import key_of
 from ..backends.tuning.schedule_search import key_of_schedule
 from ..backends.tuning.trials import SCHEDULES
-from ..costdb.store import tuned
 from ..costdb.keys.key import Work
 from ..costdb.price.predict import Price, Query
+from ..costdb.store import tuned
 from ..costdb.store.store import Store
 from ..extract.model.kernel import Candidate, Priced
 from ..extract.model.work import call_work

@@ -15,7 +15,6 @@ from ..backends.generate.generator import Lowerings
 from ..backends.generate.lowering_pool import LowerPool
 from ..backends.tuning.measure_cpu import CpuMeasurer
 from ..backends.tuning.measure_gpu import GpuMeasurer
-from .caller import Caller
 from ..costdb.store.store import Store, default_root
 from ..egraph.ir.memo import forget
 from ..egraph.ir.rule import Rule
@@ -24,10 +23,11 @@ from ..egraph.view.view import EGraphView
 from ..errors import UsageError, warnings_into
 from ..extract.model.clock import Clock, Halted
 from ..progress import Progress
-from ..rules import ALL
-from .any_size import Symbolic
 from ..report.timeline import Rows, timeline
-from ..verification.verify import Tolerance, allowed_error, spare
+from ..rules import ALL
+from ..verification.comparison import Tolerance, allowed_error, spare
+from .any_size import Symbolic
+from .caller import Caller
 
 LATE = 0.25  # fraction of the budget by which the search for a plan within tolerance may exceed it
 
@@ -183,8 +183,8 @@ def beside_ours(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     if not rules:
         return ALL
     from ..rules import EVERY
-    from ..rules.tables import partial
     from ..rules.check.check import require
+    from ..rules.tables import partial
 
     tried = {r.name: r for r in (*EVERY, *partial.RULES)}
     names = {r.name for r in ALL}

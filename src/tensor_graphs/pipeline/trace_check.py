@@ -24,8 +24,10 @@ from ..errors import TensorGraphsError, TraceError
 from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
 from ..models.functions.trace import is_passed_through
+from ..verification.comparison import allowed_error, misplaced, relative_error
+from ..verification.reference import sample_inputs
+from ..verification.verify import index_bounds
 from .source import bound, is_module
-from ..verification.verify import allowed_error, index_bounds, misplaced, relative_error, sample_inputs
 
 Array = np.ndarray[Any, Any]
 DRAWN = 2  # number of random inputs; 1 for large graphs

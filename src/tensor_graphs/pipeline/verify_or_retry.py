@@ -25,23 +25,25 @@ import numpy as np
 
 from ..backends import gpu
 from ..backends.program.emit_cpu import bind_sizes
-from ..backends.runtime.marshalling import is_torch
 from ..backends.program.program import Program
-from ..verification.diagnose import Diagnosis, diagnose
+from ..backends.runtime.marshalling import is_torch
 from ..egraph.ir.dtypes import HALVES
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.ops import OPS
 from ..egraph.ir.rule import Rule
 from ..egraph.view.view import Bools, EGraphView
 from ..errors import NoPlanError, TensorGraphsError, VerificationError
-from ..extract.solve.budgets import Budget, Uses, rounding
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Candidate, Plan
+from ..extract.model.work import call_work, graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..extract.model.work import call_work, graph_flops
-from ..verification.verify import FACTORS, KEPT_BYTES, Tolerance, Verification, verify
+from ..extract.solve.budgets import Budget, Uses, rounding
+from ..verification.comparison import FACTORS, Tolerance, Verification
+from ..verification.diagnose import Diagnosis, diagnose
+from ..verification.reference import KEPT_BYTES
+from ..verification.verify import verify
 
 MAX_ATTEMPTS = 8
 TIGHTENINGS = 3  # rounding-error budgets tried per run

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.verification import compare, inputs as drawing
-from ..backends.verification.rounding_noise import Disturbed
 from ..backends.program.emission import device_of
 from ..backends.tuning.single_kernel import laid, run_outputs
 from ..backends.tuning.single_kernel import meanings as kernel_meanings
+from ..backends.verification import compare
+from ..backends.verification import inputs as drawing
+from ..backends.verification.rounding_noise import Disturbed
 from ..egraph.ir import dtypes
 from ..egraph.ir.dtypes import HALVES
 from ..egraph.ir.graph import Graph, Tensor, make
@@ -25,7 +26,7 @@ from ..egraph.ir.pattern import Var, build
 from ..egraph.ir.rule import Rule
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Plan, Step
-from .verify import FAR, WRONG, allowed_error, misplaced, relative_error
+from .comparison import FAR, WRONG, allowed_error, misplaced, relative_error
 
 Array = np.ndarray[Any, Any]
 TOLERABLE = 1e-4  # relative error in float64 that reordered arithmetic may explain

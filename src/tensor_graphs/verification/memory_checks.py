@@ -11,9 +11,9 @@ from ..costdb.keys.device import gpu_facts
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph, Tensor, topological
-from ..processes.memory_limits import available_bytes, host_bytes
 from ..egraph.ir.interpret import LAZY, expand_all
 from ..errors import DeviceMemoryError, TooLargeError
+from ..processes.memory_limits import available_bytes, host_bytes
 
 _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..backends.verification.inputs import SHARE as ODD_SHARE
 from ..backends.verification.inputs import Role, odd_numbers, random_indices, roles, whole_numbers
-from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..backends.verification.torch_reference import evaluate_tensors, torch_dtype
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.runtime.marshalling import array_of, is_torch
 from ..backends.verification import inputs as drawing
 from ..backends.verification.compare import Worst
-from ..backends.runtime.marshalling import array_of, is_torch
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph, Tensor, load_data
 from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.strips import Axes, axes_of, stretch
 from ..errors import VerificationError
-from .verify import Array, OutputError, Tolerance, Verification, compare_output, of_all
+from .comparison import Array, OutputError, Tolerance, Verification, compare_output, of_all
 
 PIECE = 1 << 22  # maximum elements of a strip
 LEAST = 6  # random strips of each output that are compared even without remaining time, besides the first and last

@@ -1,0 +1,74 @@
+"""Messages between the lowering pool and its worker processes: jobs, replies, and terms as flat lists."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from ...egraph.ir.graph import Tensor, make, topological
+from ...extract.model.kernel import Call
+
+Flat = tuple[list[tuple[str, tuple[int, ...], dict[str, Any]]], list[int]]
+
+
+# transposed weights, whether the output is channels-last, number of the precision
+Form = tuple[tuple[str, ...], bool, int]
+
+
+HEAD = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A fusion group to lower with the generators `names`; or, with `form`, calls of one form of one generator.
+
+    `limit`: permitted relative error. `images`: names of operands and results that are images.
+    """
+
+    names: tuple[str, ...]
+    terms: Flat
+    calls: tuple[Call, ...]
+    weights: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    limit: float = 0.0
+    form: Form | None = None
+
+
+# Per generator: (name, [(form, call key, pickled kernel or None)], answers). The answers are [(form, flops, size)] of
+# the forms that compute the group; None for jobs with a `form`.
+Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, float, int]] | None]]
+
+
+def flat(terms: Sequence[Tensor]) -> Flat:
+    """Terms as (nodes in topological order with argument indices, indices of the terms).
+
+    Needed because tensors compare by identity, which pickling does not preserve.
+    """
+    nodes = topological(terms)
+    number = {t: n for n, t in enumerate(nodes)}
+    return [(t.op, tuple([number[a] for a in t.args]), dict(t.attrs)) for t in nodes], [number[t] for t in terms]
+
+
+def built(found: Flat) -> tuple[Tensor, ...]:
+    """The terms that `flat` encoded."""
+    made: list[Tensor] = []
+    for op, args, attrs in found[0]:
+        made.append(make(op, [made[a] for a in args], attrs))
+    return tuple([made[n] for n in found[1]])
+
+
+def read(stream: IO[bytes]) -> Any:
+    """The next message of a stream. EOFError at the end of input."""
+    head = stream.read(HEAD.size)
+    if len(head) < HEAD.size:
+        raise EOFError
+    return pickle.loads(stream.read(HEAD.unpack(head)[0]))
+
+
+def message(data: object) -> bytes:
+    """A message: pickled data with a length prefix."""
+    body = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
+    return HEAD.pack(len(body)) + body

@@ -1,0 +1,15 @@
+"""Emission of CPU programs: of one size, or of any size."""
+
+from __future__ import annotations
+
+from ...extract.model.kernel import Plan
+from .emit_cpu import Emitted, Emitter
+
+
+def emit(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+    """Emit a CPU plan. With `reuse_outputs`, outputs are in the workspace and the next call overwrites them."""
+    from .emit_any_size import SizedEmitter, renamed_sizes
+
+    if plan.sizes:
+        return SizedEmitter(renamed_sizes(plan), reuse_outputs).emit()
+    return Emitter(plan, reuse_outputs).emit()

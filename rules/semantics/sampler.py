@@ -1,0 +1,424 @@
+"""Sampler of one random instance of a rule: types and attribute values drawn from the root of each left side down."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...egraph.ir import builders as api
+from ...egraph.ir import dtypes
+from ...egraph.ir.graph import Tensor
+from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.pattern import (
+    Apply,
+    Attr,
+    Call,
+    Fact,
+    Literal,
+    Name,
+    Term,
+    Value,
+    Var,
+    attr_names,
+    build,
+    evaluate,
+    holds,
+    subterms,
+)
+from ...egraph.ir.rule import Rule
+from ...egraph.ir.type_laws import infer
+from ...errors import ShapeError
+
+Sizes = frozenset[Any] | None  # allowed sizes of one axis; None allows any
+
+
+SIZES = (1, 2, 3, 4, 6)
+
+
+FLOATS = ("float32", "float32", "float32", "float64", "float16")
+
+
+INTS = ("int64", "int32", "int8", "uint8")
+
+
+FAILURES = (
+    IndexError,
+    ValueError,
+    KeyError,
+    ZeroDivisionError,
+    TypeError,
+)  # raised by attribute expressions that have no value
+
+
+class Reject(Exception):
+    """Raised when the current attempt cannot be completed to an instance."""
+
+
+class NotYet(Exception):
+    """Raised when an attribute expression reads a variable that has no value yet."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Concrete types and attribute values for the variables of a rule.
+
+    `weights` names the tensors that are parameters. `bounds` maps integer tensors that are used as indices to their
+    exclusive upper bound.
+    """
+
+    types: Mapping[str, Type]
+    attrs: Mapping[str, Any]
+    weights: frozenset[str]
+    bounds: Mapping[str, int] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """One leaf per tensor variable: params for weights, inputs otherwise."""
+        return {n: (api.param if n in self.weights else api.input)(n, t.shape, t.dtype) for n, t in self.types.items()}
+
+    def env(self) -> dict[str, Any]:
+        """The environment for evaluating attribute expressions and guards."""
+        return {**self.attrs, **{n: Fact(t, n in self.weights) for n, t in self.types.items()}}
+
+    def sides(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
+        """(left, right) of each pair of sides; ShapeError or one of `FAILURES` if a side has no type."""
+        tensors = self.tensors()
+        return [(build(a, tensors, self.attrs), build(b, tensors, self.attrs)) for a, b in zip(rule.lefts, rule.rights)]
+
+    def __str__(self) -> str:
+        tensors = [f"{n}: {t}{' (weight)' if n in self.weights else ''}" for n, t in sorted(self.types.items())]
+        return "; ".join([*tensors, *(f"{n} = {v!r}" for n, v in sorted(self.attrs.items()))])
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a subterm's context allows: sizes per axis (None: any rank) and the dtype."""
+
+    shape: tuple[Sizes, ...] | None
+    dtype: str
+
+
+def exactly(shape: Sequence[Any]) -> tuple[Sizes, ...]:
+    """Allowed sizes for exactly this shape."""
+    return tuple(frozenset((d,)) for d in shape)
+
+
+def upto(shape: Sequence[Any]) -> tuple[Sizes, ...]:
+    """Allowed sizes for shapes that broadcast to this one."""
+    return tuple(frozenset((1, d)) for d in shape)
+
+
+def meet(a: Sizes, b: Sizes) -> Sizes:
+    """The intersection of two sets of allowed sizes."""
+    return b if a is None else a if b is None else a & b
+
+
+class Sampler:
+    """One attempt at sampling an instance."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        guards: Sequence[Attr],
+        rng: random.Random,
+        handlers: Mapping[str, Callable[[Sampler, Call, Want], object]],
+    ) -> None:
+        self.rule, self.guards, self.rng, self.handlers = rule, list(guards), rng, handlers
+        self.reads = [frozenset(attr_names(g)) for g in self.guards]
+        self.attrs: dict[str, Any] = {}
+        self.types: dict[str, Type] = {}
+        self.bounds: dict[str, int] = {}
+        self.pool = rng.sample(SIZES, rng.randint(1, 4)) + ([0] if rng.random() < 0.07 else [])
+        self.floating = {
+            n for g in self.guards if isinstance(g, Apply) and g.function == "floating" for n in attr_names(g)
+        }
+        self.float = rng.choice(FLOATS)
+        self.thin = rng.choice((0.0, 0.08, 0.08, 0.4))  # probability that an axis is smaller than its context allows
+        self.ranks = _least_ranks(self.guards)
+        self.dtypes = {
+            g.args[0].args[0].name: g.args[1].value
+            for g in self.guards
+            if isinstance(g, Apply) and g.function == "eq" and isinstance(g.args[0], Apply) and g.args[0].function == "dtype"
+            and isinstance(g.args[0].args[0], Name) and isinstance(g.args[1], Value)
+        }  # fmt: skip
+        self.weights = {
+            v.name for t in rule.lefts for v in subterms(t) if isinstance(v, Var) and self.is_weight(v.name)
+        }
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a tensor variable is a parameter: as the guards demand, else at random."""
+        for g in self.guards:
+            if isinstance(g, Apply) and g.function in ("weight", "active") and g.args == (Name(name),):
+                return g.function == "weight"
+        return self.rng.random() < 0.25
+
+    # ------------------------------------------------------------ what is known so far
+    @property
+    def env(self) -> dict[str, Any]:
+        """Values of all variables chosen so far."""
+        return {**self.attrs, **{n: Fact(t, n in self.weights) for n, t in self.types.items()}}
+
+    def value(self, attr: Attr) -> Any:
+        """The value of an expression; raises NotYet if a variable is missing, Reject if the expression has no value."""
+        env = self.env
+        if any(n not in env for n in attr_names(attr)):
+            raise NotYet
+        try:
+            return evaluate(attr, env)
+        except FAILURES as error:
+            raise Reject from error
+
+    def known(self, term: Term, rank: int | None = None) -> Type | None:
+        """The type of a subterm whose variables all have values, else None. Raises Reject if the subterm is ill
+        typed."""
+        if isinstance(term, Var):
+            return self.types.get(term.name)
+        if isinstance(term, Literal):
+            return None
+        found = [self.known(a) for a in term.args]
+        if any(t is None and not isinstance(a, Literal) for t, a in zip(found, term.args)):
+            return None
+        like = next((t for t in found if t is not None), None)
+        if found and like is None:
+            return None
+        types = [t or Type((1,) * like.rank, like.dtype) for t in found] if like else []
+        try:
+            return infer(OPS[term.op], types, {n: self.value(a) for n, a in term.attrs})
+        except NotYet:
+            return None
+        except (ShapeError, *FAILURES) as error:
+            raise Reject from error
+
+    def accept(self, name: str) -> bool:
+        """Whether all guards that read this variable and can be evaluated now hold."""
+        env = self.env
+        return all(
+            holds([g], env) for g, reads in zip(self.guards, self.reads) if name in reads and reads <= env.keys()
+        )
+
+    # ------------------------------------------------------------ choices
+    def pick(self, sizes: Sizes) -> int:
+        """One of the allowed sizes, mostly the largest, so that broadcasting stays the exception."""
+        if sizes is None:
+            return self.rng.choice(self.pool)
+        if not sizes:
+            raise Reject
+        return int(min(sizes) if self.rng.random() < self.thin else max(sizes))
+
+    def regroup(self, volume: int, rank: int | None = None) -> tuple[int, ...]:
+        """A random shape with a given number of elements."""
+        rank = rank if rank is not None else self.rng.randint(1, 4)
+        shape = [1] * rank
+        if not rank:
+            return ()
+        if volume == 0:
+            shape = [self.rng.choice(self.pool) for _ in range(rank)]
+            shape[self.rng.randrange(rank)] = 0
+            return tuple(shape)
+        factor = 2
+        while volume > 1:
+            while volume % factor:
+                factor += 1
+            shape[self.rng.randrange(rank)] *= factor
+            volume //= factor
+        return tuple(shape)
+
+    def attr(self, call: Call, name: str, propose: Callable[[], Any]) -> Any:
+        """The value of an attribute: given, solved from a guard, or proposed until the guards accept it."""
+        attr = dict(call.attrs)[name]
+        if not isinstance(attr, Name) or attr.name in self.attrs:
+            return self.value(attr)
+        for _ in range(24):
+            found, value = self.solved(attr.name)
+            self.attrs[attr.name] = value if found else propose()
+            if self.accept(attr.name):
+                return self.attrs[attr.name]
+            if found:
+                break
+        self.attrs.pop(attr.name, None)
+        raise Reject
+
+    def solved(self, name: str) -> tuple[bool, Any]:
+        """(True, value) if a guard `name == …` determines an attribute variable, else (False, None)."""
+        for g, reads in zip(self.guards, self.reads):
+            if name in reads and isinstance(g, Apply) and g.function == "eq":
+                for mine, other in (g.args, g.args[::-1]):
+                    if mine == Name(name) and name not in set(attr_names(other)):
+                        try:
+                            return True, self.value(other)
+                        except NotYet:
+                            continue
+        return False, None
+
+    def variable(self, name: str, want: Want) -> Type:
+        """Draws a type for a tensor variable; raises Reject if no draw satisfies the guards."""
+        for _ in range(16):
+            self.types.pop(name, None)
+            shape = self.narrowed(name, want)
+            if shape is None:
+                shape = (None,) * max(self.ranks.get(name, 0), self.rng.choices((0, 1, 2, 3, 4), (1, 6, 10, 8, 6))[0])
+                shape = self.narrowed(name, Want(shape, want.dtype)) or ()
+            self.types[name] = Type(tuple(map(self.pick, shape)), want.dtype)
+            if self.accept(name):
+                return self.types[name]
+        self.types.pop(name, None)
+        raise Reject
+
+    def narrowed(self, name: str, want: Want) -> tuple[Sizes, ...] | None:
+        """The wanted shape, narrowed by the guards that relate this variable to known ones."""
+        shape = want.shape
+        for g, reads in zip(self.guards, self.reads):
+            if name not in reads or not isinstance(g, Apply):
+                continue
+            for args in (g.args, g.args[::-1]) if g.function == "eq" else (g.args,):
+                with suppress(NotYet):
+                    shape = self.narrow(name, shape, g.function, args)
+        return shape
+
+    def narrow(self, name: str, shape: Any, function: str, args: tuple[Attr, ...]) -> Any:
+        """The wanted shape, narrowed by one guard; raises NotYet if the guard cannot be used yet."""
+        me = Name(name)
+        if function == "scalar":
+            return tuple(meet(d, frozenset((1,))) for d in shape) if shape is not None else None
+        if function == "fits":
+            other = next(a for a in args if a != me) if args != (me, me) else me
+            sizes = self.value(Apply("shape", (other,)))
+            fitting = upto(sizes) if args[0] == me else tuple(None if d == 1 else frozenset((d,)) for d in sizes)
+            return self.both(shape, fitting)
+        if function != "eq" or not isinstance(args[0], Apply):
+            return shape
+        left, right = args[0], args[1]
+        f, of = left.function, left.args
+        if left == Apply("volume", (me,)) and isinstance(right, Apply) and right.args[:1] == (me,) and shape:
+            return self.line(shape, self.value(right.args[1]))
+        if left == Apply("shape", (me,)):
+            return self.both(shape, exactly(self.value(right)))
+        if left == Apply("rank", (me,)):
+            return self.both(shape, (None,) * self.value(right))
+        if f == "size" and of[0] == me and shape:
+            return self.at(shape, self.value(of[1]), self.value(right))
+        if f in ("drop", "replace") and of[0] == Apply("shape", (me,)):
+            sizes, i = list(self.value(right)), self.value(of[1])
+            spot = i % (len(sizes) + (f == "drop"))
+            head, tail = exactly(sizes[:spot]), exactly(sizes[spot + (f == "replace") :])
+            return self.both(shape, (*head, None, *tail))
+        return shape
+
+    def line(self, shape: tuple[Sizes, ...], axis: int) -> tuple[Sizes, ...]:
+        """The shape with every axis except one restricted to size 1."""
+        ones = tuple(meet(d, frozenset((1,))) for d in shape)
+        if not -len(shape) <= axis < len(shape):
+            raise Reject
+        return (*ones[: axis % len(shape)], shape[axis], *ones[axis % len(shape) + 1 :])
+
+    def both(self, a: tuple[Sizes, ...] | None, b: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
+        """The intersection of two shapes of allowed sizes; Reject if the ranks differ."""
+        if a is None:
+            return b
+        if len(a) != len(b):
+            raise Reject
+        return tuple(map(meet, a, b))
+
+    def at(self, shape: tuple[Sizes, ...], axis: int, size: int) -> tuple[Sizes, ...]:
+        """The shape with one axis restricted to one size."""
+        if not -len(shape) <= axis < len(shape):
+            raise Reject
+        axis %= len(shape)
+        return (*shape[:axis], meet(shape[axis], frozenset((size,))), *shape[axis + 1 :])
+
+    # ------------------------------------------------------------ terms
+    def term(self, term: Term, want: Want) -> Type:
+        """Samples the variables of a term that have no values yet, and returns its type; Reject if the context does not
+        allow it."""
+        found = self.known(term)
+        if found is None:
+            if isinstance(term, Var):
+                return self.fit(self.variable(term.name, want), want)
+            if isinstance(term, Literal):
+                return self.fit(Type((1,) * len(want.shape or ()), want.dtype), want)
+            self.handlers[OPS[term.op].law](self, term, want)
+            found = self.known(term)
+            if found is None:
+                raise Reject
+        return self.fit(found, want)
+
+    def fit(self, found: Type, want: Want) -> Type:
+        """The type if it satisfies the wanted sizes and dtype, else Reject."""
+        if found.dtype != want.dtype:
+            raise Reject
+        if want.shape is not None and (
+            len(want.shape) != found.rank or any(s is not None and d not in s for s, d in zip(want.shape, found.shape))
+        ):
+            raise Reject
+        return found
+
+    def dtype_for(self, *terms: Term) -> str:
+        """A dtype for subterms that must agree: the known one, else a float dtype or sometimes an integer or bool
+        dtype."""
+        for t in terms:
+            found = self.known(t)
+            if found is not None:
+                return found.dtype
+            if isinstance(t, Var) and t.name in self.dtypes:
+                return str(self.dtypes[t.name])
+            if isinstance(t, Call) and isinstance(given := dict(t.attrs).get("dtype"), Value):
+                return str(given.value)
+        if any(_needs_float(t, self.floating) for t in terms) or self.rng.random() < 0.7:
+            return self.float
+        return self.rng.choice(INTS) if self.rng.random() < 0.8 else "bool"
+
+
+def _least_ranks(guards: Sequence[Attr]) -> dict[str, int]:
+    """The lowest rank of each variable at which the axes named by number in guards exist."""
+    found: dict[str, int] = {}
+    stack = list(guards)
+    while stack:
+        attr = stack.pop()
+        if isinstance(attr, Apply):
+            stack += attr.args
+            if attr.function == "size":
+                variable, axis = attr.args
+                if isinstance(variable, Name) and isinstance(axis, Value):
+                    need = axis.value + 1 if axis.value >= 0 else -axis.value
+                    found[variable.name] = max(found.get(variable.name, 0), need)
+    return found
+
+
+def _needs_float(term: Term, floating: set[str]) -> bool:
+    """Whether a subterm must have a floating dtype."""
+    if isinstance(term, Var):
+        return term.name in floating
+    if isinstance(term, Literal):
+        return term.value != term.value or abs(term.value) == float("inf") or term.value != int(term.value)
+    entry = OPS[term.op]
+    if entry.law in ("compare", "arg_reduce", "along_index", "cast", "leaf"):
+        return False
+    args = term.args[1:] if entry.law == "where" else term.args[:1] if entry.kind == "index" else term.args
+    return entry.floats_only or any(_needs_float(a, floating) for a in args)
+
+
+def least_rank(term: Term) -> int:
+    """A lower bound on a subterm's rank that follows from its ops."""
+    if not isinstance(term, Call):
+        return 0
+    law = OPS[term.op].law
+    own = {"matmul": 2, "linear": 2, "conv": 3, "pool": 3, "channel_norm": 2, "attention": 3, "concat": 1, "slice": 1,
+           "pad": 1, "same": 1, "along": 1, "norm": 1, "rope": 1}.get(law, 0)  # fmt: skip
+    follows = OPS[term.op].pointwise or law in (
+        "reduce",
+        "slice",
+        "pad",
+        "concat",
+        "permute",
+        "same",
+        "broadcast_to",
+        "along",
+    )
+    return int(max([own, *(map(least_rank, term.args) if follows else ())]))
+
+
+def is_int(dtype: str) -> bool:
+    """Whether a dtype is an integer dtype."""
+    return dtypes.category(dtype) == "int"

@@ -1,0 +1,12 @@
+"""Command line: `tensor-graphs optimize`, `saturate`, `extract`, `explain`, `profile`, `measure`, `db`, `rules`.
+
+In: arguments.
+Out: text or one JSON document, and an exit code.
+Imports: backends, backends.program, backends.tuning, costdb.keys, costdb.store, egraph.explain, egraph.ir,
+    egraph.saturate, egraph.view, errors, explorer, extract.solve, pipeline, plain, progress, rules, rules.check,
+    rules.derive, rules.files, rules.synthesize, settings, writing.
+"""
+
+from .app import main
+
+__all__ = ["main"]

@@ -1,0 +1,10 @@
+"""Views of a search beside its program: saturated e-graphs, explanations of rewrites, the best few plans, e-graph
+    files, equivalence proofs.
+
+In: the sources that `optimize` takes.
+Out: an `Explorer`, explanations, plans.
+Imports: backends, backends.program, backends.runtime, backends.tuning, costdb.keys, costdb.store, egraph.explain,
+    egraph.ir, egraph.saturate, egraph.simplify, egraph.view, errors, extract.candidates, extract.model,
+    extract.search, extract.solve, models.files, pipeline, plain, progress, report, rules, rules.derive, settings,
+    verification, writing.
+"""

@@ -1,0 +1,265 @@
+"""Tolerances, verdicts, and comparison of an output with its references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..backends.runtime.marshalling import array_of, is_torch
+from ..backends.verification import compare
+from ..backends.verification.compare import Worst
+from ..egraph.ir import dtypes
+from ..errors import UsageError
+
+Array = np.ndarray[Any, Any]
+
+
+Tolerance = str | float
+
+
+Values = dict[str, Any]  # inputs and states by name: arrays, or tensors on one device
+
+
+FACTORS = {"eager": 1.25, "fast": 2.0}
+
+
+MISCOMPILE = 1e3  # a miscompile has more than this multiple of the allowed error
+
+
+WRONG = 0.02  # and more than this error in absolute terms
+
+
+FAR = 10.0  # multiple of the allowed norm error above which elements are not reconsidered
+
+
+ODD = 4.0  # slack for inputs with a few large values, which dominate an output's norm
+
+
+NOWHERE = Worst()
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """Errors of one output, worst over seeds."""
+
+    name: str
+    plan: float  # relative Frobenius error of the program against float64
+    original: float  # the same of the unoptimized graph in its own dtypes
+    allowed: float
+    finite: bool = True  # NaN and infinities are only where allowed
+    discrete: bool = False  # integers, bools, or bitwise comparison: `plan` is the fraction of unequal elements
+    off: float | None = None  # relative error of floats that are compared bitwise
+    worst: Worst = NOWHERE  # the element or slice with the largest error relative to its own limit
+
+    @property
+    def passed(self) -> bool:
+        """Whether the norm, every slice and every element are within tolerance, and NaN and infinities in place."""
+        return self.finite and self.excess <= 1
+
+    @property
+    def excess(self) -> float:
+        """Error divided by the allowed error: of the norm, or of the worst element or slice if larger. Above 1 it
+        fails.
+        """
+        whole = self.plan / self.allowed if self.allowed else (math.inf if self.plan else 0.0)
+        return whole if self.discrete else max(whole, self.worst.ratio)
+
+    @property
+    def said(self) -> str:
+        """Description of the error as text."""
+        away = f"is off by {self.plan:.3g}" if self.finite else "has NaN or infinities where they may not be"
+        place = f" ({self.worst.said if not self.discrete else self.worst.where})" if self.worst.where else ""
+        return f"output {self.name!r} {away}, allowed {self.allowed:.3g}{place}"
+
+    @property
+    def miscompiled(self) -> bool:
+        """Whether the error is larger than rounding explains."""
+        if not self.finite:
+            return True
+        if self.off is not None:
+            return not self.off <= max(MISCOMPILE * self.original, WRONG)
+        if self.discrete:
+            return self.plan > 0
+        local = self.worst.ratio > MISCOMPILE and self.worst.relative > WRONG
+        return local or not self.plan <= max(MISCOMPILE * self.allowed, WRONG)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Verdict on one program."""
+
+    outputs: tuple[OutputError, ...]
+    seeds: int
+    tolerance: Tolerance
+    note: str = ""
+    attempts: int = 1
+    dropped: tuple[str, ...] = field(default_factory=tuple)  # what earlier attempts excluded
+    left_out: int = 0  # number of inputs skipped for lack of time
+    compared: float = 1.0  # smallest fraction of an output's elements that were compared
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output is within tolerance."""
+        return all(o.passed for o in self.outputs)
+
+    @property
+    def miscompiled(self) -> bool:
+        """Whether some output is wrong beyond rounding."""
+        return any(o.miscompiled for o in self.outputs)
+
+    @property
+    def cut(self) -> str:
+        """What was skipped for lack of time, as text."""
+        if self.compared < 1.0:
+            return f"verification of {100 * (1 - self.compared):.3g} % of the outputs' elements"
+        return f"verification on {self.left_out} of {self.left_out + self.seeds} inputs" if self.left_out else ""
+
+    @property
+    def worst(self) -> OutputError:
+        """The output with the largest excess."""
+        return max(self.outputs, key=lambda o: (not o.finite, o.excess))
+
+    def of_unoptimized(self) -> Verification:
+        """The verdict if the program is the unoptimized graph itself: its own error on this backend becomes the allowed
+        error.
+
+        The interpreter's error may be smaller by chance, for example for an output of one element.
+        """
+        outputs = tuple(
+            replace(o, original=max(o.original, o.plan), allowed=max(o.allowed, o.plan),
+                    worst=replace(o.worst, ratio=min(o.worst.ratio, 1.0)))
+            for o in self.outputs
+        )  # fmt: skip
+        note = "the unoptimized graph: rewritten ones lost more than the interpreter's rounding allows"
+        return replace(self, outputs=outputs, note="; ".join(filter(None, (self.note, note))))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        w = self.worst
+        return {
+            "passed": self.passed, "error_before": w.original, "error_after": w.plan, "allowed": w.allowed,
+            "seeds": self.seeds, "tolerance": self.tolerance, "note": self.note, "dropped": list(self.dropped),
+            "worst_place": w.worst.where, "worst_place_over_limit": w.worst.ratio,
+            "places_that_rounding_decides": sum(o.worst.exempt for o in self.outputs),
+            "compared": self.compared,
+        }  # fmt: skip
+
+
+PIECE = 1 << 20  # elements compared at a time, to avoid float64 copies of whole outputs
+
+
+def _pieces(*arrays: Array) -> Iterator[list[Array]]:
+    """Corresponding flat slices of equally shaped arrays, in float64."""
+    flat = [np.asarray(a).reshape(-1) for a in arrays]
+    for start in range(0, flat[0].size, PIECE):
+        yield [a[start : start + PIECE].astype(np.float64) for a in flat]
+
+
+def relative_error(value: Array, reference: Array) -> float:
+    """‖value − reference‖ / ‖reference‖ in float64 over the finite elements; ‖value‖ for a reference of zeros."""
+    return compare.Measured(np.asarray(value), np.asarray(reference, np.float64), None).errors[0]
+
+
+def misplaced(value: Array, reference: Array, original: Array) -> bool:
+    """Whether NaN, +inf, -inf or a finite number is where neither the reference nor the original run has it."""
+    dtype = dtypes.name_of(np.asarray(original).dtype)
+    return any(compare.misplaced(np, v, r, o, dtype).any() for v, r, o in _pieces(value, reference, original))
+
+
+def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
+    """Largest relative error that the tolerance allows for an output of `dtype`. `original`: error of the unoptimized
+    graph.
+
+    UsageError for an invalid tolerance.
+    """
+    if isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and tolerance >= 0:
+        return float(tolerance)
+    if tolerance == "exact":
+        return 0.0
+    if not isinstance(tolerance, str) or tolerance not in FACTORS:
+        raise UsageError(f"tolerance {tolerance!r}", hint='one of "eager", "fast", "exact", or a number')
+    ulp = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}.get(dtype, 2.0**-23)
+    return FACTORS[tolerance] * original + 2 * ulp
+
+
+def spare(tolerance: Tolerance) -> float:
+    """Largest relative error from rounding operands to fewer digits at which a kernel is a candidate.
+
+    A numeric tolerance itself; two float32 ulps for "eager" and "fast"; 0 for "exact".
+    """
+    return allowed_error(tolerance, 0.0, "float32")
+
+
+def of_all(found: Sequence[OutputError]) -> OutputError:
+    """The worst of one output's errors over several inputs, with the exempt elements of all of them."""
+    worst = max(found, key=lambda o: (not o.finite, o.excess))
+    return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
+
+
+def _near(y: Any, like: Any) -> Any:
+    """An output in its reference's form: an array, or a tensor on the reference's device."""
+    if is_torch(like):
+        from .on_device import near
+
+        return near(y, like)
+    return array_of(y) if is_torch(y) else np.asarray(y)
+
+
+def compare_output(
+    name: str, dtype: str, y: Any, exact: Any, own: Any, tolerance: Tolerance, slack: float = 1.0
+) -> OutputError:
+    """Compare one output with its reference, as device tensors or as arrays. `slack`: factor on the allowed error."""
+    unequal: Any = _unequal
+    if is_torch(exact):
+        from . import on_device
+
+        unequal = on_device.unequal
+    y = _near(y, exact)
+    if y.shape != exact.shape:
+        shapes = Worst(where=f"its shape is {tuple(y.shape)}, not {tuple(exact.shape)}")
+        return OutputError(name, math.inf, 0.0, 0.0, False, discrete=not dtypes.is_float(dtype), worst=shapes)
+    if not dtypes.is_float(dtype):
+        place = compare.differing(y, own, None if tolerance == "exact" else exact)
+        return OutputError(name, place.ratio, 0.0, 0.0, discrete=True, worst=place)
+    if tolerance == "exact":
+        share = unequal(y, own)
+        if not share:
+            return OutputError(name, share, 0.0, 0.0, discrete=True)
+        off, original, finite = _errors(y, exact, own)
+        return OutputError(name, share, original, 0.0, finite, discrete=True, off=off)
+    found = _measured(y, exact, own)
+    plan, original = found.errors
+    allowed = slack * allowed_error(tolerance, original, dtype)
+    return OutputError(name, plan, original, allowed, found.finite, worst=found.worst(dtype, allowed))
+
+
+def _measured(y: Any, exact: Any, own: Any) -> compare.Measured:
+    """Error measurement, on the host if device memory is insufficient."""
+    if is_torch(exact):
+        import torch
+
+        with suppress(torch.OutOfMemoryError):
+            return compare.Measured(y, exact, own)
+        y, exact, own = y.cpu(), exact.cpu(), own.cpu()
+    return compare.Measured(y, exact, own)
+
+
+def _unequal(y: Array, own: Array) -> float:
+    """Fraction of bitwise unequal elements, all NaNs being equal; 1 for different shapes."""
+    if y.shape != own.shape:
+        return 1.0
+    if not dtypes.is_float(dtypes.name_of(own.dtype)):
+        return float(np.mean(y != own)) if own.size else 0.0
+    same = ((y == own) & (np.signbit(y) == np.signbit(own))) | (np.isnan(y) & np.isnan(own))
+    return float(np.mean(~same)) if own.size else 0.0
+
+
+def _errors(y: Any, exact: Any, own: Any) -> tuple[float, float, bool]:
+    """Return (relative error of `y`, relative error of `own`, whether NaN and infinities are only where allowed)."""
+    found = _measured(y, exact, own)
+    return (*found.errors, found.finite)

@@ -1,0 +1,172 @@
+"""Verification inputs and reference runs: in float64 and in the dtypes of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ..backends.verification import inputs as drawing
+from ..backends.verification.inputs import index_bounds, random_indices
+from ..costdb.keys.device import gpu_facts
+from ..egraph.ir import dtypes
+from ..egraph.ir.dims import concrete
+from ..egraph.ir.dtypes import HALVES
+from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.interpret import evaluate, expand_all
+from .comparison import (
+    Array,
+    Values,
+)
+from .memory_checks import in_and_out, refuse_reference
+
+LARGE_FLOPS = 2e10  # flops above which one seed is used instead of three (noted in the report)
+
+
+LARGE_BYTES = 1 << 28  # bytes of inputs and outputs, likewise
+
+
+def sample_inputs(
+    leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None = None
+) -> dict[str, Array]:
+    """Random values for inputs and states: standard normal floats, fair bools, integers below `bounds[name]` (default
+    2).
+
+    Integers are distinct along each sufficiently short axis, because the order of two writes to the same index is
+    undefined.
+    """
+    found = {}
+    for leaf in leaves:
+        shape, name = concrete(leaf.shape), str(leaf.attr("name"))
+        kind = dtypes.category(leaf.dtype)
+        target = dtypes.numpy_dtype(leaf.dtype)
+        if kind == "float":
+            found[name] = np.asarray(rng.standard_normal(shape)).astype(target)
+        elif kind == "bool":
+            found[name] = np.asarray(rng.random(shape) < 0.5)
+        else:
+            found[name] = random_indices(shape, max(1, (bounds or {}).get(name, 2)), rng).astype(target)
+    return found
+
+
+def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Values:
+    """Random values for a graph's inputs: tensors on a Torch device, or arrays if `device` is "" or its memory is
+    insufficient.
+    """
+    if not device or not _fits(device, sum(t.type.nbytes for t in graph.inputs)):
+        return sample_inputs(graph.inputs, rng, index_bounds(graph))
+    from .on_device import sample_tensors
+
+    return sample_tensors(graph.inputs, rng, index_bounds(graph), device)
+
+
+KEPT_BYTES = 1 << 22  # maximum output bytes of a reference that is kept in memory between sizes
+
+
+Reference = tuple[Values, list[Any], list[Any]]  # (inputs, float64 run, own-dtype run)
+
+
+def first_reference(
+    graph: Graph, device: str, *, seed: int = 0, poll: Callable[[], object] = lambda: None
+) -> dict[int, Reference]:  # fmt: skip
+    """Reference of the first input, computed on a device before the program exists, for `references` of `verify`. Empty
+    if device memory is insufficient. Raises Halted through `poll`.
+    """
+    if _unsigned(graph) or not _fits(device, 3 * in_and_out(graph)):
+        return {}
+    import torch
+
+    from .on_device import reference_tensors
+
+    with suppress(torch.OutOfMemoryError):
+        draw = np.random.default_rng((seed, 0))
+        return {0: reference_tensors(graph, draw, device, poll, _weights_there(graph, device))}
+    return {}
+
+
+def _expanded(graph: Graph) -> Graph:
+    return graph.with_roots(expand_all(graph.roots, wide_means=True))
+
+
+def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
+    """Approximate seconds of verification on one input: two runs, each writing every value once and reading it once or
+    twice.
+    """
+    nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
+    rates = (DEVICE_FLOPS, DEVICE_BYTES) if on_gpu else (HOST_FLOPS, HOST_BYTES)
+    return 2 * flops / rates[0] + 4 * nbytes / rates[1]
+
+
+def _unsigned(graph: Graph) -> bool:
+    """Whether unsigned integers occur that Torch cannot compare."""
+    return any(n.dtype in ("uint16", "uint32", "uint64") for n in graph.nodes())
+
+
+def _fits(device: str, nbytes: int) -> bool:
+    from .on_device import fits
+
+    return fits(device, nbytes)
+
+
+def _weights_there(graph: Graph, device: str) -> dict[str, Any] | None:
+    if not device:
+        return None
+    from .on_device import room_for_weights
+
+    return room_for_weights(graph, device)
+
+
+def _reference(
+    graph: Graph, rng: np.random.Generator, device: str, bitwise: bool, poll: Callable[[], object],
+    weights: dict[str, Any] | None = None, turn: int = 0,
+) -> Reference:  # fmt: skip
+    """Return (inputs, float64 run, own-dtype run): tensors on `device`, or arrays, computed on a GPU if there is one
+    and `bitwise` is false. `turn`: index of the input set.
+    """
+    if device:
+        import torch
+
+        from .on_device import reference_tensors
+
+        with suppress(torch.OutOfMemoryError):
+            return reference_tensors(graph, rng, device, poll, weights, turn)
+        if weights is not None:
+            weights.clear()
+        torch.cuda.empty_cache()  # fall back to the host: more memory, but slower
+    inputs = drawing.inputs(graph, rng, turn)
+    if bitwise and turn == 2:
+        inputs = drawing.special_floats(inputs, rng)
+    graph = graph.with_roots(expand_all(graph.roots, wide_means=not bitwise))
+    if not bitwise and not device and gpu_facts():
+        import torch
+
+        from ..backends.verification.torch_reference import evaluate_graph
+
+        with suppress(torch.OutOfMemoryError):
+            return inputs, evaluate_graph(graph, inputs, float64=True), evaluate_graph(graph, inputs)
+        torch.cuda.empty_cache()
+    refuse_reference(graph)
+    with np.errstate(all="ignore"):
+        wide = evaluate(graph, inputs, float64=True, poll=poll)
+        exact = [_kept(r, root.dtype) for r, root in zip(wide, graph.roots)]
+        del wide
+        return inputs, exact, evaluate(graph, inputs, whole=bitwise, poll=poll)
+
+
+def _kept(exact: Array, dtype: str) -> Array:
+    """Keep a float64 result in float32 beside 16-bit outputs, whose ulp is at least 2**13 times that of float32, unless
+    an element overflows.
+    """
+    if dtype not in HALVES:
+        return exact
+    with np.errstate(over="ignore"):
+        kept = exact.astype(np.float32)
+    return kept if np.array_equal(np.isfinite(kept), np.isfinite(exact)) else exact
+
+
+HOST_FLOPS, HOST_BYTES = 2e10, 1e9  # flops and bytes of reference runs per second on the host, roughly
+
+
+DEVICE_FLOPS, DEVICE_BYTES = 1e13, 1e11  # the same on a GPU
