@@ -1,8 +1,5 @@
 """Rewrite rules as tables of data, and the machinery that proves or refutes them.
 
-`ALL` holds every rule applied to models, in a fixed order; to add a rule, add a row to a table. `EVERY` also holds the
-rules that only proofs use.
-
 In: rule rows or rule files.
 Out: rules in force, verdicts.
 Imports: egraph.ir, rules.tables.

@@ -26,6 +26,8 @@ ALLOWED = {
 BASE = {
     "errors",
     "settings",
+    "progress",
+    "processes",
     "plain",
     "private",
     "writing",

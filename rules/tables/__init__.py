@@ -2,5 +2,5 @@
 
 In: nothing.
 Out: lists of rules.
-Imports: egraph.ir, errors, rules.check, rules.semantics.
+Imports: egraph.ir, errors.
 """

@@ -18,9 +18,9 @@ from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_b
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.check.check import judge
+from tensor_graphs.rules.check.partial import PARTIAL, RULES, Partial, difference, drawn, verify
 from tensor_graphs.rules.derive.independent import holds
 from tensor_graphs.rules.tables.output_regions import corrected, joined, pieces, restricted, volume, whole, wrong_region
-from tensor_graphs.rules.tables.partial import PARTIAL, RULES, Partial, difference, drawn, verify
 
 BY_NAME = {p.rule.name: p for p in PARTIAL}
 

@@ -2,5 +2,5 @@
 
 In: nothing.
 Out: limits and guards of processes.
-Imports: backends.runtime, backends.tuning, backends.verification, egraph.ir, extract.model, settings.
+Imports: settings.
 """

@@ -30,9 +30,9 @@ from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import Env, attr_variables, evaluate, holds, parse_guard, variables
 from ...egraph.ir.rule import Rule, table
 from ...errors import ShapeError
-from ..check.check import Verdict, judge
 from ..semantics.sampler import Instance
-from .output_regions import Box, volume, wrong_region
+from ..tables.output_regions import Box, volume, wrong_region
+from .check import Verdict, judge
 
 Array = np.ndarray[Any, Any]
 
