@@ -48,3 +48,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("word", ["optimize", "saturate", "extract", "explain", "profile", "doctor", "db", "rules"])
 def test_every_command_is_documented(word: str) -> None:
     assert f"tensor-graphs {word}" in (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_source_files_named_in_documents_exist(path: Path) -> None:
+    for name in re.findall(r"`([\w/]+/\w+\.(?:py|cuh|sh))\b", path.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists() or (ROOT / "src/tensor_graphs" / name).exists(), f"{path.name} names {name}"
