@@ -15,15 +15,12 @@ from ..check.check import verdict as own_verdict
 from ..text.check import check_text
 from ..text.tensat import TextRule, blank, is_text, paired, parse_line
 
+DEPTH = 100  # levels of nesting of a rule; checks recurse over them
 SAMPLES = 16
 
 
 _ARROW = re.compile(r"<=>|<->|=>|->")
-
-
 _NAMED = re.compile(r"\s*([A-Za-z][\w-]*)\s*:\s*(?=\S)")
-
-
 _GUARDS = re.compile(r"\s(?:if|when)\s")
 
 
@@ -54,13 +51,29 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
     return [p.strip() for p in (*parts, text[start:])]
 
 
+def _depth(tree: ast.AST) -> int:
+    """Levels of nesting of a syntax tree, counted without recursion."""
+    level, depth = [tree], 0
+    while level:
+        level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
+    return depth
+
+
+def _tree(text: str, line: int, what: str) -> ast.Expression:
+    """Syntax tree of a side or a condition. RuleError if it is not an expression or is nested too deeply."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RuleError(f"line {line}: cannot parse {text!r}: {error}", hint=f"a {what} is one expression") from None
+    if _depth(tree) > DEPTH:
+        raise RuleError(f"line {line}: a {what} is nested deeper than {DEPTH} levels", hint="split the rule")
+    return tree
+
+
 def _unknown_op(sides: Sequence[str], line: int) -> str:
     """The first op of the sides that is not in the op table, or ''. RuleError if a side is not an expression."""
     for side in sides:
-        try:
-            tree = ast.parse(side.strip(), mode="eval")
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise RuleError(f"line {line}: cannot parse {side!r}: {error}", hint="a side is one expression") from None
+        tree = _tree(side, line, "side")
         inside = {
             id(n) for c in ast.walk(tree) if isinstance(c, ast.Call) for k in c.keywords for n in ast.walk(k.value)
         }
@@ -91,6 +104,8 @@ def parse_own(text: str, line: int) -> OwnRule:
     if problem := _unknown_op([*lefts, *rights], line):
         return OwnRule(text.strip(), line, None, f"no op is called {problem!r}")
     when = tuple(g for g in _split(guards[0], (",", " and ")) if g) if guards else ()
+    for guard in when:
+        _tree(guard, line, "condition")
     single = len(lefts) == len(rights) == 1
     rule = Rule(named.group(1) if named else f"line-{line}", lefts[0] if single else tuple(lefts),
                 rights[0] if single else tuple(rights), when=when, exact=bool(claims.strip()),

@@ -560,3 +560,10 @@ def test_a_changed_rule_is_checked_again() -> None:
     assert verdicts.key(rule) not in verdicts.stored()
     assert verdicts.of(rule).status == "refuted"
     assert "| **all** | 1 | 0 | 0 | 1 | 0 |" in verdicts.table([rule])
+
+
+@pytest.mark.parametrize("deep", ["-" * 6000 + "x", "neg(" * 150 + "x" + ")" * 150, "(" * 5000 + "x" + ")" * 5000])
+@pytest.mark.parametrize("line", ["{} => x", "add(x, 0.0) => {}", "add(x, x) => mul(x, 2.0) if {} == 1"])
+def test_deeply_nested_rules_are_refused_by_name(line: str, deep: str) -> None:
+    with pytest.raises(RuleError, match="line 1"):
+        read(line.format(deep))
