@@ -14,14 +14,13 @@ FOLDERS = ("egraph", "rules", "extract", "backends", "costdb", "models")
 
 def expected() -> set[str]:
     """Every Python file that must be in the wheel, and nothing that must not."""
-    found = {f"tensor_graphs/{p.name}" for p in (ROOT / "src/tensor_graphs").iterdir() if p.is_file()}
-    for folder in FOLDERS:
-        found |= {
-            f"tensor_graphs/{p.relative_to(ROOT).as_posix()}"
-            for p in (ROOT / folder).rglob("*")
-            if p.is_file() and "__pycache__" not in p.parts
-        }
-    return found
+    source = ROOT / "src/tensor_graphs"
+    folders = [ROOT / name for name in FOLDERS]
+    folders += [p for p in source.iterdir() if p.is_dir() and p.name not in FOLDERS]  # the six are links here
+    found = {p.relative_to(source) for p in source.iterdir() if p.is_file()}
+    for folder in folders:
+        found |= {p.relative_to(folder.parent) for p in folder.rglob("*") if p.is_file()}
+    return {f"tensor_graphs/{p.as_posix()}" for p in found if "__pycache__" not in p.parts}
 
 
 def main() -> None:
