@@ -25,6 +25,7 @@ from .backends.program import Program, structured
 from .egraph.graph import Graph
 from .egraph.ops import Type
 from .report import CALLER, Report
+from .room import eager_bytes, lacking
 from .timing import Run, is_surely_faster, sampled, wall_us
 
 SHARE_S, LEAST_S = 1.0, 0.1  # seconds of timing: maximum, and minimum even if the budget is exhausted
@@ -221,16 +222,18 @@ def unlike(program: Program, caller: Caller, graph: Graph) -> str:
         return "the example inputs are not the program's"
     if [tuple(x.shape) for x in given] != [shape for _, shape, _ in _specs(program, given)]:
         return "the example inputs have other sizes"
+    if missing := lacking(sum(t.type.nbytes for t in graph.roots) + eager_bytes(graph)):
+        return missing
     try:
         found = caller.outputs(given)
-        wanted = list(program.flat(*given))
+        types, shared = [_type(x) for x in found], any(_shares(x, y) for x in found for y in given)
+        del found  # large outputs of both are not held at once
+        wanted = [_type(x) for x in program.flat(*given)]
     except Exception as error:  # any error of the caller's function
         return f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
-    if [_type(x) for x in found] != [_type(x) for x in wanted]:
+    if types != wanted:
         return "it returns other types than the program"
-    if any(_shares(x, y) for x in found for y in given):
-        return "it returns its inputs' memory"
-    return ""
+    return "it returns its inputs' memory" if shared else ""
 
 
 def _specs(program: Program, given: Sequence[Any]) -> Sequence[Any]:

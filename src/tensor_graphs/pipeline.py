@@ -65,7 +65,7 @@ from .prices import CostPricer
 from .progress import Progress
 from .remember import Memory, Remembered, Stale, content_digest, key_of_search, listing, refuse_dearer, text_digest
 from .report import AS_WRITTEN, BlockReport, Report, kernel_rows
-from .room import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
+from .room import in_and_out, lacking, memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
 from .rules import ALL
 from .session import Options, Session, beside_ours, kept_warnings, open_store, store_of, store_root
 from .source import as_graph, as_tuple, bound, refuse_no_sizes, sizes_of
@@ -523,7 +523,7 @@ def _optimized(
     session.loaded()
     said = ""
     if session.options.verify and not params:
-        with session.stage("compare with the caller's function"):
+        with session.stage("compare with the caller's function"), memory_errors_named(graph):
             said = caller_reference.compare(
                 source, example_inputs, graph, sizes=sizes, kwargs=example_kwargs, seed=session.options.seed
             )
@@ -1022,6 +1022,10 @@ def _time_whole(
     pressed = session.interrupted()
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(prepared.graph, graph)))
+        most = max(sum(before.memory().values()), sum(program.memory().values()))
+        if not device and lacking(in_and_out(prepared.graph) + most):
+            session.cut.append(f"{UNTIMED}: too little memory is available")
+            return None
         inputs = sampled_near(prepared.graph, np.random.default_rng(session.options.seed), program.tensors)
         values = program.near([inputs[n] for n in program.input_names])
         until = session.now() + LOOK_S if doubted else 0.0
