@@ -23,7 +23,7 @@ import tensor_graphs as tg
 from tensor_graphs import caller_reference, cli, pipeline, room, settings, strips, verify
 from tensor_graphs.backends import drawing
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.caller import Caller, unlike
+from tensor_graphs.caller import Caller, compared, unlike
 from tensor_graphs.egraph import host
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
@@ -403,9 +403,19 @@ def test_timing_against_the_caller_is_left_out_where_memory_is_short(monkeypatch
     x = np.ones((64, 64), np.float32)
     program = tg.optimize(twice, (x,), budget=0.1, measure=False, backend="numpy")
     rival = Caller.of(twice, (x,), {})
-    assert rival is not None and not unlike(program, rival, as_graph(twice, (x,)))
+    assert rival is not None and not unlike(program, rival, as_graph(twice, (x,)), {})
     monkeypatch.setattr(room, "available_bytes", lambda: 100)
-    assert "bytes of memory, 100 are available" in unlike(program, rival, as_graph(twice, (x,)))
+    assert "bytes of memory, 100 are available" in unlike(program, rival, as_graph(twice, (x,)), {})
+
+
+def test_long_calls_are_not_repeated_for_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, calls = np.ones((64, 64), np.float32), []
+    program = tg.optimize(twice, (x,), budget=0.1, measure=False, backend="numpy")
+    rival = Caller.of(lambda x: (calls.append(1), twice(x))[1], (x,), {})
+    assert rival is not None and program.report is not None
+    for first, count in (({"caller": 2e6, "program": 3e6}, 0), ({"caller": 2.0, "program": 3.0}, 1)):
+        taken = compared(program, rival, program.report, left=0.0, ended=lambda: True, first=first)
+        assert (len(calls) > 0) == bool(count) and (taken or count)
 
 
 @pytest.mark.parametrize("place", [0, 3137, 5999])

@@ -213,8 +213,13 @@ class CallerProgram(Program):
 
 
 # ---------------------------------------------------------------- comparison
-def unlike(program: Program, caller: Caller, graph: Graph) -> str:
-    """Reason why the caller's function cannot replace the program, or "" if it can. Calls both once."""
+def unlike(
+    program: Program, caller: Caller, graph: Graph, first: dict[str, float], clock: Callable[[Run], float] = wall_us
+) -> str:  # fmt: skip
+    """Reason why the caller's function cannot replace the program, or "" if it can.
+
+    Calls both once, and writes the µs of these calls to `first`, by "caller" and "program".
+    """
     if graph.updates or program.manifest.states:
         return "the program has states of its own"
     given = caller.inputs
@@ -225,10 +230,12 @@ def unlike(program: Program, caller: Caller, graph: Graph) -> str:
     if missing := lacking(sum(t.type.nbytes for t in graph.roots) + eager_bytes(graph)):
         return missing
     try:
-        found = caller.outputs(given)
+        found: list[Any] = []
+        first["caller"] = clock(lambda: found.extend(caller.outputs(given)))
         types, shared = [_type(x) for x in found], any(_shares(x, y) for x in found for y in given)
-        del found  # large outputs of both are not held at once
-        wanted = [_type(x) for x in program.flat(*given)]
+        found.clear()  # large outputs of both are not held at once
+        first["program"] = clock(lambda: found.extend(program.flat(*given)))
+        wanted = [_type(x) for x in found]
     except Exception as error:  # any error of the caller's function
         return f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
     if types != wanted:
@@ -259,13 +266,14 @@ def _shares(x: Any, y: Any) -> bool:
 
 def compared(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
-    clock: Callable[[Run], float] = wall_us,
+    clock: Callable[[Run], float] = wall_us, first: Mapping[str, float] | None = None,
 ) -> bool:  # fmt: skip
     """Time both; return whether a `CallerProgram` and the bare function are faster than the program by more than noise.
 
     Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
     the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one round; `ended` is polled after each. Both
-    must have been called before (warm).
+    must have been called before (warm). `first`: µs of these calls; where both together took longer than the sampling may,
+    they are the samples.
     """
     given = caller.inputs
     until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
@@ -278,9 +286,11 @@ def compared(
         "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)
     }  # fmt: skip
     with _fastest(caller):
-        samples = {name: [clock(calls[name])] for name in ("caller", "program")}
+        known = first or {}
+        long = sum(known.values()) > 1e6 * (until - time.perf_counter())
+        samples = {name: [known[name] if long else clock(calls[name])] for name in ("caller", "program")}
         samples["wrapped"] = samples["caller"]
-        if not over():
+        if not (long or over()):
             times = max(1, int(SHORT_US / max(1e-3, min(samples["caller"] + samples["program"]))))
             many = {name: _repeated(call, times) for name, call in calls.items()}
             samples = sampled(many, seconds=SHARE_S, settled=LEAST_S, clock=clock, ended=over)
