@@ -227,7 +227,7 @@ def unlike(
         return "the example inputs are not the program's"
     if [tuple(x.shape) for x in given] != [shape for _, shape, _ in _specs(program, given)]:
         return "the example inputs have other sizes"
-    if missing := lacking(sum(t.type.nbytes for t in graph.roots) + eager_bytes(graph)):
+    if missing := lacking(max(sum(t.type.nbytes for t in graph.roots), eager_bytes(graph))):
         return missing
     try:
         found: list[Any] = []

@@ -128,7 +128,8 @@ def _compare_large(
         return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis"
     rng = np.random.default_rng((seed, 77))
     places = [Places(graph, root, axes, rng) for root, axes in zip(graph.outputs, cuts)]
-    needed = in_and_out(graph) + eager_bytes(graph) + max(p.taken for p in places)
+    given = sum(n.type.nbytes for n in graph.inputs)
+    needed = max(in_and_out(graph), given + eager_bytes(graph)) + max(p.taken for p in places)
     if problem := lacking(needed):
         return f"compared with its graph only: a call of the {kind} is left out, {problem}"
     values = drawing.inputs(graph, rng)
