@@ -391,7 +391,7 @@ def test_a_large_function_that_is_not_its_graph_is_refused(torch: bool, monkeypa
 def test_a_large_call_that_does_not_fit_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.ones((MANY,), np.float32)
     graph = as_graph(twice, (x,))
-    monkeypatch.setattr(room, "available_bytes", lambda: 10 << 20)
+    monkeypatch.setattr(room, "available_bytes", lambda: 7 << 20)
     called = lambda x: pytest.fail("called")
     for _ in range(2):
         assert "it may take" in caller_reference.compare(called, (x,), graph)
