@@ -28,7 +28,14 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.strips import axes_of, stretch
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.errors import ExportTimeError, ExtractionError, TooLargeError, UsageError, VerificationError
+from tensor_graphs.errors import (
+    ExportTimeError,
+    ExtractionError,
+    TooLargeError,
+    TraceError,
+    UsageError,
+    VerificationError,
+)
 from tensor_graphs.extract.fusion.groups import Regions
 from tensor_graphs.extract.fusion.repeats import Repeats
 from tensor_graphs.extract.solve import dominators as must
@@ -39,10 +46,12 @@ from tensor_graphs.extract.solve.serialize import read_egraph
 from tensor_graphs.extract.solve.solve import presolve
 from tensor_graphs.models.torch_export import export_bounds
 from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.pipeline import trace_check as caller_reference
+from tensor_graphs.pipeline.caller import Caller, compared, unlike
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.processes import memory_limits as host
-from tensor_graphs.verification import comparison, reference, verify
+from tensor_graphs.verification import comparison, reference, strips, verify
 from tensor_graphs.verification import memory_checks as room
 
 RNG = np.random.default_rng(0)
@@ -194,7 +203,11 @@ def test_large_settings_may_come_from_the_environment(monkeypatch: pytest.Monkey
 # ---------------------------------------------------------------- worker processes
 def test_a_worker_gets_a_part_of_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "host_bytes", lambda: 100 << 30)
+    monkeypatch.setattr(host, "available_bytes", lambda: 80 << 30)
     assert [host.worker_bytes(n) >> 30 for n in (1, 4, 1000)] == [60, 15, 4]
+    for available, limits in ((20, [20, 15, 4]), (2, [2, 2, 2]), (0, [1, 1, 1])):
+        monkeypatch.setattr(host, "available_bytes", lambda available=available: available << 30)
+        assert [host.worker_bytes(n) >> 30 for n in (1, 4, 1000)] == limits
     with settings.override(worker_memory=5):
         assert host.worker_bytes(4) == 5
 
@@ -223,7 +236,7 @@ def test_a_process_over_its_memory_limit_stops(device: bool, code: int) -> None:
     """With a MemoryError; a process that uses a GPU ends."""
     text = f"""
 import sys, time
-from tensor_graphs.egraph import host
+from tensor_graphs.processes import memory_limits as host
 host.limit_own_memory(device={device})
 try:
     held = []
@@ -307,8 +320,109 @@ def test_references_that_do_not_fit_are_refused_before_they_are_computed(
     monkeypatch.setattr(verify, "evaluate", lambda *_, **__: pytest.fail("computed"))
     with pytest.raises(TooLargeError, match=r"verification takes at least \d+ bytes of memory, 1048576 are available"):
         verdict(whole, right(whole), monkeypatch, seeds=1, tolerance=tolerance)
+    monkeypatch.setattr(room, "available_bytes", lambda: 4 << 20)
     stripped = large(lambda x: x + x)
     assert verdict(stripped, right(stripped), monkeypatch).passed
+
+
+def test_strips_that_do_not_fit_are_refused_before_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = large(lambda x: x + x)
+    monkeypatch.setattr(room, "available_bytes", lambda: room.in_and_out(graph) // 2)
+    monkeypatch.setattr(drawing, "inputs", lambda *_, **__: pytest.fail("drawn"))
+    with pytest.raises(TooLargeError, match="verification takes at least"):
+        verdict(graph, right(graph), monkeypatch)
+
+
+def test_intermediates_of_a_strip_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = large(lambda x: (x.reshape((6000, 1, 40)) - x[:50].reshape((1, 50, 40))).sum(axis=(1, 2)))
+    (axes,) = strips.strips_of(graph) or ()
+    monkeypatch.setattr(strips, "ROOM", 1 << 22)
+    place = strips.Places(graph, graph.roots[0], axes, np.random.default_rng(0))
+    assert place.taken <= 1 << 22 and 50 < place.count < 1000
+    assert verdict(graph, right(graph), monkeypatch, enough=lambda: True).compared > 0.1
+    monkeypatch.setattr(strips, "ROOM", 1)
+    assert strips.Places(graph, graph.roots[0], axes, np.random.default_rng(0)).count == 1
+
+
+# ---------------------------------------------------------------- the caller's own function on large inputs
+MANY = 1 << 20  # elements of an input
+
+
+def peak_of(run: Callable[[], Any]) -> int:
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def large_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller_reference, "LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(strips, "PIECE", 1 << 12)
+    monkeypatch.setattr(drawing, "DRAWN", 1 << 12)
+    monkeypatch.setattr(drawing, "PERIOD", 4099)
+
+
+def twice(x: Any) -> Any:
+    return x + x
+
+
+@pytest.mark.parametrize("torch", [False, True])
+def test_a_large_function_is_compared_within_one_set_of_inputs_and_outputs(
+    torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x: Any = np.ones((MANY,), np.float32)
+    if torch:
+        x = pytest.importorskip("torch").from_numpy(x)
+    graph, said = as_graph(twice, (x,)), []
+    large_from_here(monkeypatch)
+    peak = peak_of(lambda: said.append(caller_reference.compare(twice, (x,), graph)))
+    assert "itself, on one input, 3.12 % of the elements" in said[0]
+    assert peak < 2.5 * 4 * MANY
+
+
+@pytest.mark.parametrize("torch", [False, True])
+def test_a_large_function_that_is_not_its_graph_is_refused(torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x: Any = np.ones((MANY,), np.float32)
+    if torch:
+        x = pytest.importorskip("torch").from_numpy(x)
+    graph = as_graph(twice, (x,))
+    large_from_here(monkeypatch)
+    for other in (lambda x: x + 1.5 * x, lambda x: (x + x)[:5], lambda x: (x > 0) + 0):
+        with pytest.raises(TraceError):
+            caller_reference.compare(other, (x,), graph)
+    assert "writes" in caller_reference.compare(lambda x: x.__iadd__(x), (x,), graph) or not torch
+
+
+def test_a_large_call_that_does_not_fit_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((MANY,), np.float32)
+    graph = as_graph(twice, (x,))
+    monkeypatch.setattr(room, "available_bytes", lambda: 7 << 20)
+    called = lambda x: pytest.fail("called")
+    for _ in range(2):
+        assert "it may take" in caller_reference.compare(called, (x,), graph)
+        large_from_here(monkeypatch)
+    assert np.all(x == 1)
+
+
+def test_timing_against_the_caller_is_left_out_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((64, 64), np.float32)
+    program = tg.optimize(twice, (x,), budget=0.1, measure=False, backend="numpy")
+    rival = Caller.of(twice, (x,), {})
+    assert rival is not None and not unlike(program, rival, as_graph(twice, (x,)), {})
+    monkeypatch.setattr(room, "available_bytes", lambda: 100)
+    assert "bytes of memory, 100 are available" in unlike(program, rival, as_graph(twice, (x,)), {})
+
+
+def test_long_calls_are_not_repeated_for_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, calls = np.ones((64, 64), np.float32), []
+    program = tg.optimize(twice, (x,), budget=0.1, measure=False, backend="numpy")
+    rival = Caller.of(lambda x: (calls.append(1), twice(x))[1], (x,), {})
+    assert rival is not None and program.report is not None
+    for first, count in (({"caller": 2e6, "program": 3e6}, 0), ({"caller": 2.0, "program": 3.0}, 1)):
+        taken = compared(program, rival, program.report, left=0.0, ended=lambda: True, first=first)
+        assert (len(calls) > 0) == bool(count) and (taken or count)
 
 
 @pytest.mark.parametrize("place", [0, 3137, 5999])

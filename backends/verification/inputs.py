@@ -10,8 +10,9 @@ in the third some of the positive ones are not positive.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -274,11 +275,21 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
     return found
 
 
+def repeated(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Array]) -> Array:
+    """The array `draw(shape)`; for shapes of more than DRAWN elements, a block of PERIOD elements, repeated.
+
+    Drawing takes several times the memory of its result (float64, masks); repeating takes the result alone.
+    """
+    return np.resize(draw((PERIOD,)), shape) if math.prod(shape) > DRAWN else draw(shape)
+
+
 def _drawn(shape: tuple[int, ...], dtype: str, kind: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
-    """Values for one leaf. Leaves of more than DRAWN elements, except indices, repeat a block of PERIOD elements."""
-    if math.prod(shape) > DRAWN and not role.bound:
-        block = _drawn((PERIOD,), dtype, kind, role, rng, turn)
-        return np.resize(block, shape)
+    """Values for one leaf. Large leaves, except indices, repeat a block of values."""
+    draw = partial(_block, dtype=dtype, kind=kind, role=role, rng=rng, turn=turn)
+    return draw(shape) if role.bound else repeated(shape, draw)
+
+
+def _block(shape: tuple[int, ...], dtype: str, kind: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
     if kind == "bool":
         return np.asarray(rng.random(shape) < 0.5)
     if kind == "int":
@@ -316,6 +327,7 @@ __all__ = [
     "inputs",
     "odd_numbers",
     "random_indices",
+    "repeated",
     "roles",
     "special_floats",
     "whole_numbers",

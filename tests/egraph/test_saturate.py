@@ -409,7 +409,7 @@ def _alive(pid: int) -> bool:
 
 
 UNGUARDED = """
-from tensor_graphs.egraph import api as t
+from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import saturate_blocks

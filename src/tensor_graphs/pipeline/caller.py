@@ -25,6 +25,7 @@ from ..backends.runtime.marshalling import array_of, is_torch, tensor_of
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.ops import Type
 from ..report.report import CALLER, Report
+from ..verification.memory_checks import eager_bytes, lacking
 from .timing import Run, is_surely_faster, sampled, wall_us
 
 SHARE_S, LEAST_S = 1.0, 0.1  # seconds of timing: maximum, and minimum even if the budget is exhausted
@@ -212,8 +213,13 @@ class CallerProgram(Program):
 
 
 # ---------------------------------------------------------------- comparison
-def unlike(program: Program, caller: Caller, graph: Graph) -> str:
-    """Reason why the caller's function cannot replace the program, or "" if it can. Calls both once."""
+def unlike(
+    program: Program, caller: Caller, graph: Graph, first: dict[str, float], clock: Callable[[Run], float] = wall_us
+) -> str:  # fmt: skip
+    """Reason why the caller's function cannot replace the program, or "" if it can.
+
+    Calls both once, and writes the µs of these calls to `first`, by "caller" and "program".
+    """
     if graph.updates or program.manifest.states:
         return "the program has states of its own"
     given = caller.inputs
@@ -221,16 +227,20 @@ def unlike(program: Program, caller: Caller, graph: Graph) -> str:
         return "the example inputs are not the program's"
     if [tuple(x.shape) for x in given] != [shape for _, shape, _ in _specs(program, given)]:
         return "the example inputs have other sizes"
+    if missing := lacking(max(sum(t.type.nbytes for t in graph.roots), eager_bytes(graph))):
+        return missing
     try:
-        found = caller.outputs(given)
-        wanted = list(program.flat(*given))
+        found: list[Any] = []
+        first["caller"] = clock(lambda: found.extend(caller.outputs(given)))
+        types, shared = [_type(x) for x in found], any(_shares(x, y) for x in found for y in given)
+        found.clear()  # large outputs of both are not held at once
+        first["program"] = clock(lambda: found.extend(program.flat(*given)))
+        wanted = [_type(x) for x in found]
     except Exception as error:  # any error of the caller's function
         return f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
-    if [_type(x) for x in found] != [_type(x) for x in wanted]:
+    if types != wanted:
         return "it returns other types than the program"
-    if any(_shares(x, y) for x in found for y in given):
-        return "it returns its inputs' memory"
-    return ""
+    return "it returns its inputs' memory" if shared else ""
 
 
 def _specs(program: Program, given: Sequence[Any]) -> Sequence[Any]:
@@ -256,13 +266,14 @@ def _shares(x: Any, y: Any) -> bool:
 
 def compared(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
-    clock: Callable[[Run], float] = wall_us,
+    clock: Callable[[Run], float] = wall_us, first: Mapping[str, float] | None = None,
 ) -> bool:  # fmt: skip
     """Time both; return whether a `CallerProgram` and the bare function are faster than the program by more than noise.
 
     Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
     the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one round; `ended` is polled after each. Both
-    must have been called before (warm).
+    must have been called before (warm). `first`: µs of these calls; where both together took longer than the sampling may,
+    they are the samples.
     """
     given = caller.inputs
     until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
@@ -275,9 +286,11 @@ def compared(
         "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)
     }  # fmt: skip
     with _fastest(caller):
-        samples = {name: [clock(calls[name])] for name in ("caller", "program")}
+        known = first or {}
+        long = sum(known.values()) > 1e6 * (until - time.perf_counter())
+        samples = {name: [known[name] if long else clock(calls[name])] for name in ("caller", "program")}
         samples["wrapped"] = samples["caller"]
-        if not over():
+        if not (long or over()):
             times = max(1, int(SHORT_US / max(1e-3, min(samples["caller"] + samples["program"]))))
             many = {name: _repeated(call, times) for name, call in calls.items()}
             samples = sampled(many, seconds=SHARE_S, settled=LEAST_S, clock=clock, ended=over)

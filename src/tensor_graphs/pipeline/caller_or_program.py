@@ -31,6 +31,7 @@ def faster_of_both(
     report.compared, report.runs = "", PROGRAM if report.runs == CALLER else report.runs
     if caller is None or on_gpu(backends):
         return program
+    first: dict[str, float] = {}
     limited = options.memory_limit is not None or options.error_budget is not None
     why = (
         "allow_caller=False" if not options.allow_caller
@@ -38,13 +39,13 @@ def faster_of_both(
         else "it has no limits of memory or rounding" if limited
         else f"backend={options.backend!r} was asked for" if ("torch" if caller.torch else "numpy") not in {b.name for b in backends}
         else "Ctrl-C came" if session.progress.stopped
-        else unlike(program, caller, graph)
+        else unlike(program, caller, graph, first)
     )  # fmt: skip
     if why:
         note(report, why)
         return program
     with session.stage("compare"):
-        taken = compared(program, caller, report, left=session.left, ended=session.interrupted())
+        taken = compared(program, caller, report, left=session.left, ended=session.interrupted(), first=first)
     if not taken:
         decided(report, False)
         return program

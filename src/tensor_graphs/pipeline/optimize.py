@@ -58,7 +58,13 @@ from ..progress import Progress
 from ..report.report import AS_WRITTEN, BlockReport, Report, kernel_rows
 from ..rules import ALL
 from ..verification.comparison import Tolerance, Verification, spare
-from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
+from ..verification.memory_checks import (
+    in_and_out,
+    lacking,
+    memory_errors_named,
+    refuse_too_large,
+    refuse_too_large_for_gpu,
+)
 from ..verification.reference import Reference, expected_seconds, first_reference, sampled_near
 from ..verification.verify import verify
 from . import trace_check as caller_reference
@@ -515,7 +521,7 @@ def _optimized(
     session.loaded()
     said = ""
     if session.options.verify and not params:
-        with session.stage("compare with the caller's function"):
+        with session.stage("compare with the caller's function"), memory_errors_named(graph):
             said = caller_reference.compare(
                 source, example_inputs, graph, sizes=sizes, kwargs=example_kwargs, seed=session.options.seed
             )
@@ -1014,6 +1020,10 @@ def _time_whole(
     pressed = session.interrupted()
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(prepared.graph, graph)))
+        most = max(sum(before.memory().values()), sum(program.memory().values()))
+        if not device and lacking(in_and_out(prepared.graph) + most):
+            session.cut.append(f"{UNTIMED}: too little memory is available")
+            return None
         inputs = sampled_near(prepared.graph, np.random.default_rng(session.options.seed), program.tensors)
         values = program.near([inputs[n] for n in program.input_names])
         until = session.now() + LOOK_S if doubted else 0.0

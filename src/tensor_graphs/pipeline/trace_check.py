@@ -2,7 +2,8 @@
 
 `optimize` verifies a program against the traced graph. This module verifies the graph against the function itself,
 which it calls with arrays: the examples, where they are arrays, and random inputs, both in the inputs' dtypes and with
-smaller floats widened to float64.
+smaller floats widened to float64. A function of large arrays is called once, on random inputs, and its outputs are
+compared in strips (strips.py), so that memory for one set of inputs and outputs suffices.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
+from ..backends.runtime.marshalling import tensor_of
+from ..backends.verification import inputs as drawing
 from ..backends.verification.rounding_noise import Disturbed
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
@@ -25,11 +29,14 @@ from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
 from ..models.functions.trace import is_passed_through
 from ..verification.comparison import allowed_error, misplaced, relative_error
+from ..verification.memory_checks import eager_bytes, in_and_out, lacking, run_bytes
 from ..verification.reference import sample_inputs
+from ..verification.strips import LEAST, Part, Places, fingerprint, strips_of
 from ..verification.verify import index_bounds
 from .source import bound, is_module
 
 Array = np.ndarray[Any, Any]
+Judge = Callable[[str, Tensor, Part, Array], None]
 DRAWN = 2  # number of random inputs; 1 for large graphs
 LARGE_FLOPS = 1e9  # flops of a graph above which one input is used
 HUGE_FLOPS = 2e10  # flops of a graph above which the float64 comparison is skipped
@@ -40,6 +47,8 @@ FINE = 1e-10  # relative to the largest element
 LOOSE = {"float64": 1e-9, "float32": 2e-3}
 ENLARGED = 1e5  # growth of a rounding error that later operations may cause
 ROUNDINGS = 16.0  # allowed multiple of a program's tolerance when both run in their own dtypes
+LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
+_HELD = 12  # sets of inputs and outputs that a comparison as a whole holds at most, float64 copies counted twice
 SAME = "compared with the function itself, on {} inputs"
 
 
@@ -58,7 +67,7 @@ def compare(
     if isinstance(source, Graph | Tensor | str) or not callable(source):
         return ""
     if is_module(source) or any(type(e).__module__.partition(".")[0] == "torch" for e in given):
-        return _compare_torch(source, given, kwargs or {}, graph)
+        return _compare_torch(source, given, kwargs or {}, graph, seed)
     return _compare_function(source, given, bound(graph, sizes)[0], seed)
 
 
@@ -68,6 +77,11 @@ class _Fails(Exception):
 
 
 def _compare_function(function: Callable[..., Any], examples: Sequence[Any], graph: Graph, seed: int) -> str:
+    if is_large(graph):
+        call = lambda values: _outputs(_called(function, examples, values, copied=False), graph, function)
+        return _compare_large(_title(function), call, graph, seed, partial(_judged, function), "function")
+    if missing := lacking(_HELD * in_and_out(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True))):
+        return f"compared with its graph only: {missing}"
     leaves, bounds = list(graph.inputs), index_bounds(graph)
     rng = np.random.default_rng((seed, 77))
     flops = graph_flops(list(graph.roots))
@@ -98,6 +112,75 @@ def _compare_function(function: Callable[..., Any], examples: Sequence[Any], gra
     return SAME.format(compared) + failed
 
 
+# ---------------------------------------------------------------- large inputs and outputs
+def is_large(graph: Graph) -> bool:
+    """Whether inputs and outputs are compared once and in strips: they take more than LARGE_BYTES."""
+    return in_and_out(graph) > LARGE_BYTES
+
+
+def _compare_large(
+    title: str, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, judge: Judge, kind: str,
+) -> str:  # fmt: skip
+    """Compare a graph with one call of its function on random inputs: some strips of each output.
+
+    Raises TraceError through `judge`. The returned text says what was compared, or why nothing was.
+    """
+    cuts = strips_of(graph)
+    if cuts is None:
+        return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis"
+    rng = np.random.default_rng((seed, 77))
+    places = [Places(graph, root, axes, rng) for root, axes in zip(graph.outputs, cuts)]
+    given = sum(n.type.nbytes for n in graph.inputs)
+    needed = max(in_and_out(graph), given + eager_bytes(graph)) + max(p.taken for p in places)
+    if problem := lacking(needed):
+        return f"compared with its graph only: a call of the {kind} is left out, {problem}"
+    values = drawing.inputs(graph, rng)
+    before = fingerprint(values)
+    try:
+        with _random_state_kept():
+            found = call(values)
+    except OwnFunction as called:
+        return f"compared with its graph only: the function calls tg.{called}, which has no meaning for arrays"
+    except _Fails as problem:
+        return f"compared with its graph only: called with random inputs the {kind} raises {problem}"
+    if fingerprint(values) != before:
+        return f"compared with its graph only: the {kind} writes to its inputs"
+    for name, root, own in zip(graph.names, graph.outputs, found, strict=True):
+        _same_type(title, name, root, own, kind)
+    compared = 1.0
+    for name, own, place in zip(graph.names, found, places):
+        done = 0
+        for start in place.starts[: LEAST + 2]:
+            part = place.part(start, values)
+            judge(name, place.root, part, part.of(own))
+            done += part.stop - part.start
+        compared = min(compared, done / place.axes.size)
+    return f"compared with the {kind} itself, on one input, {100 * compared:.3g} % of the elements of each output"
+
+
+def _same_type(title: str, name: str, root: Tensor, own: Array, kind: str) -> None:
+    if own.shape != concrete(root.shape) or dtypes.name_of(own.dtype) != root.dtype:
+        raise TraceError(
+            f"output {name!r} of the {kind} is {own.dtype}{list(own.shape)}, of its graph {root.type}", where=title,
+            hint="a Python condition on shapes, types or values was decided while tracing",
+        )  # fmt: skip
+
+
+def _judged(function: Any, name: str, root: Tensor, part: Part, own: Array) -> None:
+    """Raise TraceError if a strip of a function's output differs from the graph's by more than rounding."""
+    found, sharp = part.run(float64=False), part.run(float64=True)
+    if not _near(root, found, own, own, sharp) and not _Rounding(part.graph, part.values).explains(0, own, found):
+        _refuse(function, name, own, found, part.values)
+
+
+def _judged_torch(module: Any, name: str, root: Tensor, part: Part, own: Array) -> None:
+    """The same for a Torch module or function, which may differ by LOOSE."""
+    found, sharp = part.run(float64=False), part.run(float64=True)
+    if not _alike_torch(root, own, found, sharp) and not _Rounding(part.graph, part.values).explains(0, own, found):
+        _refuse(module, name, own, found, part.values)
+
+
+# ---------------------------------------------------------------- small inputs and outputs
 def _compare_on(
     function: Callable[..., Any], examples: Sequence[Any], graph: Graph, values: Mapping[str, Array], in_float64: bool
 ) -> None:
@@ -230,10 +313,13 @@ def _near(root: Tensor, y: Array, own: Array, exact: Array, sharp: Array | None 
     return bool(relative_error(y, own) <= allowed_error("fast", 2 * relative_error(own, exact), root.dtype) * ROUNDINGS)
 
 
-def _called(function: Callable[..., Any], examples: Sequence[Any], values: Mapping[str, Array]) -> Any:
-    """Call a function with arrays in place of its examples. _Fails if it raises."""
+def _called(
+    function: Callable[..., Any], examples: Sequence[Any], values: Mapping[str, Array], copied: bool = True
+) -> Any:
+    """Call a function with arrays in place of its examples: copies, or read-only views. _Fails if it raises."""
     left = iter(values.values())
-    args = [e if is_passed_through(e) else _like(e, next(left)) for e in examples]
+    like = _like if copied else _view_like
+    args = [e if is_passed_through(e) else like(e, next(left)) for e in examples]
     token = on_arrays.set(True)
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -249,6 +335,12 @@ def _called(function: Callable[..., Any], examples: Sequence[Any], values: Mappi
 
 def _like(example: Any, values: Array) -> Any:
     return values.copy()[()] if isinstance(example, np.generic) else np.array(values)
+
+
+def _view_like(example: Any, values: Array) -> Any:
+    view = values.view()
+    view.flags.writeable = False
+    return view[()] if isinstance(example, np.generic) else view
 
 
 @contextmanager
@@ -292,7 +384,7 @@ def _title(function: Any) -> str:
 
 
 # ---------------------------------------------------------------- modules and functions of Torch
-def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph) -> str:
+def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph, seed: int) -> str:
     """Run a module on its examples. TraceError if its graph gives something else, or if the module is not
     deterministic.
     """
@@ -310,6 +402,25 @@ def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
         return "compared with its graph only: the module has state, or is in training"
     if graph_flops(list(graph.roots)) > MODULE_FLOPS or weights > MODULE_BYTES:
         return "compared with its graph only: the module is large"
+    from ..models.torch_export.arrays import to_numpy
+
+    if is_large(graph):
+
+        def call(values: Mapping[str, Array]) -> list[Array]:
+            left = iter(values.values())
+            like = lambda v: tensor_of(next(left)) if isinstance(v, torch.Tensor) else v
+            given = torch.utils._pytree.tree_map(like, (tuple(examples), dict(kwargs)))
+            try:
+                found = [to_numpy(v) for v in _run_torch(module, *given)]
+            except Exception as error:
+                raise _Fails(f"{type(error).__name__}: {error}") from error
+            if len(found) != len(graph.outputs):
+                raise _Fails("nothing, and its results are not the graph's outputs")
+            return found
+
+        return _compare_large(_title(module), call, graph, seed, partial(_judged_torch, module), "module")
+    if missing := lacking(_HELD * in_and_out(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True))):
+        return f"compared with its graph only: {missing}"
     try:
         runs = [_torch_outputs(module, examples, kwargs) for _ in range(2)]
     except Exception as error:
@@ -318,8 +429,6 @@ def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
         return f"compared with its graph only: called with its examples it raises {type(error).__name__}: {error}"
     if len(runs[0]) != len(graph.outputs):
         return "compared with its graph only: the module's results are not the graph's outputs"
-    from ..models.torch_export.arrays import to_numpy
-
     values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, tensors)}
     with np.errstate(all="ignore"):
         found, sharp = evaluate(graph, values), evaluate(graph, values, float64=True)
@@ -334,13 +443,16 @@ def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
                 f"output {name!r} of the module is {own.dtype}{list(own.shape)}, of its graph {root.type}",
                 where=_title(module),
             )
-        off = relative_error(own, sharp[i]) if dtypes.is_float(root.dtype) else 0.0
-        if (
-            off > LOOSE.get(root.dtype, 5e-2)
-            or not (dtypes.is_float(root.dtype) or _near(root, found[i], own, own, sharp[i]))
-        ) and not rounding.explains(i, own, found[i]):
+        if not _alike_torch(root, own, found[i], sharp[i]) and not rounding.explains(i, own, found[i]):
             _refuse(module, name, own, found[i], values)
     return "compared with the module itself, on its examples"
+
+
+def _alike_torch(root: Tensor, own: Array, found: Array, sharp: Array) -> bool:
+    """Whether a module's output `own` is the graph's (`found`; `sharp` in float64) up to LOOSE."""
+    if not dtypes.is_float(root.dtype):
+        return _near(root, found, own, own, sharp)
+    return relative_error(own, sharp) <= LOOSE.get(root.dtype, 5e-2)
 
 
 def _torch_outputs(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -349,9 +461,16 @@ def _torch_outputs(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
     copied = torch.utils._pytree.tree_map(
         lambda v: v.clone() if isinstance(v, torch.Tensor) else v, (tuple(examples), dict(kwargs))
     )
+    return _run_torch(module, *copied)
+
+
+def _run_torch(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Tensors that a module returns, in order, on the CPU."""
+    import torch
+
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = torch.utils._pytree.tree_leaves(module(*copied[0], **copied[1]))
+        found = torch.utils._pytree.tree_leaves(module(*args, **kwargs))
     return [v.detach().cpu() for v in found if isinstance(v, torch.Tensor)]
 
 

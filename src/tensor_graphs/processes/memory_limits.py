@@ -17,7 +17,8 @@ from pathlib import Path
 from .. import settings
 
 MEMORY_EXIT = 77  # exit code of a worker process that exceeded its memory limit
-LEAST = 4 << 30  # bytes: smallest derived limit of a worker
+LEAST = 4 << 30  # bytes: smallest derived limit of a worker, if as much is available
+STARTED = 1 << 30  # bytes: smallest derived limit of a worker at all, which its libraries need
 PART = 0.6  # part of the machine's memory that the workers of one kind may take together
 VARIABLE = "TENSOR_GRAPHS_WORKER_MEMORY"
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -58,10 +59,14 @@ def _listed(path: str) -> dict[str, int]:
 
 
 def worker_bytes(count: int = 1) -> int:
-    """Return the memory limit in bytes of one of `count` workers of a kind: the setting `worker_memory`, else derived."""
+    """Return the memory limit in bytes of one of `count` workers of a kind: the setting `worker_memory`, else derived.
+
+    A derived limit is a part of the machine's memory, and at most what is available now: this process may hold large
+    inputs and weights.
+    """
     if chosen := settings.current().worker_memory:
         return chosen
-    return max(LEAST, int(PART * host_bytes()) // max(count, 1))
+    return max(STARTED, min(available_bytes(), max(LEAST, int(PART * host_bytes()) // max(count, 1))))
 
 
 def limited_environment(count: int = 1) -> dict[str, str]:

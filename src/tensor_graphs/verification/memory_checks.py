@@ -73,11 +73,29 @@ def refuse_reference(graph: Graph) -> None:
     out = sum(t.type.nbytes for t in graph.roots)
     wide = sum(t.type.nbytes if t.dtype in dtypes.HALVES else _nbytes(t, True) for t in graph.roots)
     needed = max(run_bytes(graph, float64=True), wide + max(run_bytes(graph, float64=False), copies + 2 * out))
+    hint = "verify=False leaves it out; give smaller sizes (dims=, fixed=), or optimize parts of the model"
+    refuse_more_than_available(needed, "verification", graph, hint)
+
+
+def refuse_more_than_available(needed: int, what: str, graph: Graph, hint: str = _HINT) -> None:
+    """TooLargeError if a stage (`what`) takes more bytes than this process can still get."""
     if needed > (have := available_bytes()):
         raise TooLargeError(
-            f"verification takes at least {needed} bytes of memory, {have} are available", where=graph.name,
-            hint="verify=False leaves it out; give smaller sizes (dims=, fixed=), or optimize parts of the model",
-        )  # fmt: skip
+            f"{what} takes at least {needed} bytes of memory, {have} are available", where=graph.name, hint=hint
+        )
+
+
+def eager_bytes(graph: Graph) -> int:
+    """Return the bytes that a function of arrays takes for a graph of known sizes if it keeps every intermediate, as a
+    Python function with one name per value does; views take none.
+    """
+    return sum(n.type.nbytes for n in graph.nodes() if n.args and n.entry.kind != "view")
+
+
+def lacking(needed: int) -> str:
+    """Text that says how many bytes are missing if `needed` are not available; "" if they are."""
+    have = available_bytes()
+    return f"it may take {needed} bytes of memory, {have} are available" if needed > have else ""
 
 
 @contextmanager
@@ -92,6 +110,6 @@ def memory_errors_named(graph: Graph) -> Iterator[None]:
 
 
 __all__ = [
-    "host_bytes", "in_and_out", "memory_errors_named", "refuse_reference", "refuse_too_large", "refuse_too_large_for_gpu",
-    "run_bytes",
+    "eager_bytes", "host_bytes", "in_and_out", "lacking", "memory_errors_named", "refuse_more_than_available",
+    "refuse_reference", "refuse_too_large", "refuse_too_large_for_gpu", "run_bytes",
 ]  # fmt: skip

@@ -43,9 +43,10 @@ def sample_inputs(
         kind = dtypes.category(leaf.dtype)
         target = dtypes.numpy_dtype(leaf.dtype)
         if kind == "float":
-            found[name] = np.asarray(rng.standard_normal(shape)).astype(target)
+            draw = lambda s, target=target: np.asarray(rng.standard_normal(s)).astype(target)
+            found[name] = drawing.repeated(shape, draw)
         elif kind == "bool":
-            found[name] = np.asarray(rng.random(shape) < 0.5)
+            found[name] = drawing.repeated(shape, lambda s: np.asarray(rng.random(s) < 0.5))
         else:
             found[name] = random_indices(shape, max(1, (bounds or {}).get(name, 2)), rng).astype(target)
     return found

@@ -8,7 +8,7 @@ compared, all others while time is left; the verdict gives the fraction of eleme
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,10 @@ from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.strips import Axes, axes_of, stretch
 from ..errors import VerificationError
 from .comparison import Array, OutputError, Tolerance, Verification, compare_output, of_all
+from .memory_checks import in_and_out, refuse_more_than_available, run_bytes
 
 PIECE = 1 << 22  # maximum elements of a strip
+ROOM = 1 << 28  # maximum bytes of a strip's float64 reference with its intermediates, if a strip can be divided
 LEAST = 6  # random strips of each output that are compared even without remaining time, besides the first and last
 
 
@@ -50,35 +52,91 @@ def verify_strips(
 ) -> Verification:
     """Compare `run` with the graph on one random input, strip by strip until `enough()`; see `verify`.
 
-    VerificationError if the program writes to its inputs, which are not copied for it.
+    VerificationError if the program writes to its inputs, which are not copied for it. TooLargeError if inputs,
+    outputs and the references of one strip exceed the available memory.
     """
     rng = np.random.default_rng((seed, 0))
-    inputs = drawing.inputs(graph, rng)
-    before = _fingerprint(inputs)
-    found = [array_of(y) if is_torch(y) else np.asarray(y) for y in run(inputs)]
-    if _fingerprint(inputs) != before:
-        raise VerificationError("the program writes to its inputs", hint="report this with the model")
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
-    roots = [
-        _Root(name, root, axes, y, rng, tolerance)
-        for name, root, axes, y in zip(names, graph.roots, cuts, found, strict=True)
-    ]
-    turns = max(len(r.todo) for r in roots)
+    places = [Places(graph, root, axes, rng) for root, axes in zip(graph.roots, cuts, strict=True)]
+    refuse_more_than_available(
+        in_and_out(graph) + max(p.taken for p in places), "verification", graph, hint="verify=False leaves it out"
+    )
+    inputs = drawing.inputs(graph, rng)
+    before = fingerprint(inputs)
+    found = [array_of(y) if is_torch(y) else np.asarray(y) for y in run(inputs)]
+    if fingerprint(inputs) != before:
+        raise VerificationError("the program writes to its inputs", hint="report this with the model")
+    roots = [_Root(name, p, y, tolerance) for name, p, y in zip(names, places, found, strict=True)]
+    turns = max(len(p.starts) for p in places)
     for turn in range(turns):
         if turn >= LEAST + 2 and enough():
             break
         for root in roots:
-            root.compare(turn, graph, inputs, poll)
+            root.compare(turn, inputs, poll)
     compared = min(r.compared for r in roots)
     how = "all elements" if compared == 1 else f"{100 * compared:.3g} % of the elements of each output"
-    note = f"one input, {how} compared, in strips of up to {max(r.count for r in roots)} places"
+    note = f"one input, {how} compared, in strips of up to {max(p.count for p in places)} places"
     return Verification(tuple(r.error() for r in roots), 1, tolerance, note, compared=compared)
 
 
-def _fingerprint(arrays: Mapping[str, Array]) -> list[int]:
+def fingerprint(arrays: Mapping[str, Array]) -> list[int]:
     """Checksum of each array: sum of its bytes as 64-bit words."""
     flat = [a.reshape(-1).view(np.uint8) for a in arrays.values()]
     return [int(np.add.reduce(f[: f.size // 8 * 8].view(np.uint64))) + int(f[f.size // 8 * 8 :].sum()) for f in flat]
+
+
+class Places:
+    """The strips of one output of a graph, in the order in which they are compared: the first, the last, then random
+    ones.
+
+    `count`: indices of the axis per strip. `taken`: lower bound in bytes on the memory of one strip's references.
+    """
+
+    def __init__(self, graph: Graph, root: Tensor, axes: Axes, rng: np.random.Generator) -> None:
+        self.graph, self.root, self.axes = graph, root, axes
+        self.shape = concrete(root.shape)
+        self.count = max(1, min(axes.size, PIECE * axes.size // max(1, int(np.prod(self.shape)))))
+        while (taken := self._bytes(self.count)) > ROOM and self.count > 1:
+            self.count = max(1, min(self.count // 2, self.count * ROOM // taken))
+        self.taken = taken
+        starts = range(0, axes.size, self.count)
+        inner = rng.permutation(starts[1:-1]).tolist()
+        self.starts: list[int] = list(dict.fromkeys([starts[0], starts[-1], *inner]))
+        self._strip = axes.strip(self.count)
+
+    def _bytes(self, count: int) -> int:
+        return run_bytes(Graph.of(self.axes.strip(count).term), float64=True)
+
+    def part(self, start: int, inputs: Mapping[str, Array]) -> Part:
+        """The strip that begins at index `start` of the axis, with the slices of leaves that it reads."""
+        stop = min(start + self.count, self.axes.size)
+        strip = self._strip if stop - start == self.count else self.axes.strip(stop - start)
+        values = dict(inputs)
+        for name, (leaf, axis) in strip.reads.items():
+            values[name] = stretch(_data(leaf, self.graph, inputs), axis, start, stop)
+        return Part(replace(Graph.of(strip.term), params=self.graph.params), values, self.axes.axis, start, stop)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One strip: indices `start` to `stop` of an output's `axis`, as a graph of one output with its input values."""
+
+    graph: Graph
+    values: Mapping[str, Array]
+    axis: int
+    start: int
+    stop: int
+
+    def of(self, value: Array) -> Array:
+        """The strip's elements of a whole output."""
+        found: Array = stretch(value, self.axis, self.start, self.stop)
+        return found
+
+    def run(self, *, float64: bool, poll: Callable[[], object] = lambda: None) -> Array:
+        """The strip's elements as the interpreter computes them."""
+        with np.errstate(all="ignore"):
+            found = evaluate(self.graph, self.values, float64=float64, poll=poll)
+        return found[0]
 
 
 @dataclass
@@ -86,50 +144,35 @@ class _Root:
     """One output under comparison, and the errors of the strips so far."""
 
     name: str
-    root: Tensor
-    axes: Axes
+    places: Places
     value: Array
-    rng: np.random.Generator
     tolerance: Tolerance
     errors: list[OutputError] = field(default_factory=list)  # one per strip
-    places: int = 0  # number of compared indices of the strip axis
+    done: int = 0  # number of compared indices of the strip axis
 
     def __post_init__(self) -> None:
-        shape = concrete(self.root.shape)
-        self.count = max(1, min(self.axes.size, PIECE * self.axes.size // max(1, int(np.prod(shape)))))
-        starts = range(0, self.axes.size, self.count)
-        inner = self.rng.permutation(starts[1:-1]).tolist()
-        self.todo: list[int] = list(dict.fromkeys([starts[0], starts[-1], *inner]))
-        self.strip = self.axes.strip(self.count)
-        self.fits = self.value.shape == shape
+        self.fits = self.value.shape == self.places.shape
 
     @property
     def compared(self) -> float:
         """Fraction of the elements that were compared."""
-        return self.places / self.axes.size
+        return self.done / self.places.axes.size
 
-    def compare(self, turn: int, graph: Graph, inputs: Mapping[str, Array], poll: Callable[[], object]) -> None:
+    def compare(self, turn: int, inputs: Mapping[str, Array], poll: Callable[[], object]) -> None:
         """Compare strip number `turn`, if there is one."""
-        if turn >= len(self.todo) or not self.fits:
+        if turn >= len(self.places.starts) or not self.fits:
             return
-        start = self.todo[turn]
-        stop = min(start + self.count, self.axes.size)
-        strip = self.strip if stop - start == self.count else self.axes.strip(stop - start)
-        values = dict(inputs)
-        for name, (leaf, axis) in strip.reads.items():
-            values[name] = stretch(_data(leaf, graph, inputs), axis, start, stop)
-        with np.errstate(all="ignore"):
-            (wide,) = evaluate([strip.term], values, params=graph.params, float64=True, poll=poll)
-            (own,) = evaluate([strip.term], values, params=graph.params, poll=poll)
-        y = stretch(self.value, self.axes.axis, start, stop)
-        self.places += stop - start
-        self.errors.append(compare_output(self.name, self.root.dtype, y, wide, own, self.tolerance))
+        part = self.places.part(self.places.starts[turn], inputs)
+        wide, own = part.run(float64=True, poll=poll), part.run(float64=False, poll=poll)
+        self.done += part.stop - part.start
+        dtype = self.places.root.dtype
+        self.errors.append(compare_output(self.name, dtype, part.of(self.value), wide, own, self.tolerance))
 
     def error(self) -> OutputError:
         """The output's error: that of its worst strip."""
         if not self.fits:
-            shape, discrete = tuple(self.value.shape), not dtypes.is_float(self.root.dtype)
-            where = Worst(where=f"its shape is {shape}, not {concrete(self.root.shape)}")
+            shape, discrete = tuple(self.value.shape), not dtypes.is_float(self.places.root.dtype)
+            where = Worst(where=f"its shape is {shape}, not {self.places.shape}")
             return OutputError(self.name, float("inf"), 0.0, 0.0, False, discrete=discrete, worst=where)
         return of_all(self.errors)
 
@@ -143,4 +186,4 @@ def _data(leaf: Tensor, graph: Graph, inputs: Mapping[str, Array]) -> Array:
     return load_data(graph.params[name]) if leaf.op == "param" else inputs[name]
 
 
-__all__ = ["LEAST", "strips_of", "verify_strips"]
+__all__ = ["LEAST", "Part", "Places", "fingerprint", "strips_of", "verify_strips"]
