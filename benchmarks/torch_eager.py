@@ -91,8 +91,8 @@ def random_inputs(graph: Graph, seed: int = 0) -> Sequence[Any]:
     """NumPy values for a graph's inputs."""
     import numpy as np
 
+    from tensor_graphs.backends.verification.inputs import index_bounds
     from tensor_graphs.verification.reference import sample_inputs
-    from tensor_graphs.verification.verify import index_bounds
 
     found = sample_inputs(graph.inputs, np.random.default_rng(seed), index_bounds(graph))
     return [found[str(i.attr("name"))] for i in graph.inputs]

@@ -26,6 +26,7 @@ from tensor_graphs.backends.triton.backend import Triton
 from tensor_graphs.backends.tuning import single_kernel as single
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.cli.explain import explain_steps
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
@@ -47,7 +48,6 @@ from tensor_graphs.verification import diagnose, reference
 from tensor_graphs.verification import memory_checks as room
 from tensor_graphs.verification.comparison import relative_error
 from tensor_graphs.verification.reference import sample_inputs
-from tensor_graphs.verification.verify import index_bounds
 
 torch = pytest.importorskip("torch")
 NO_GPU = backend("torch_cuda").unavailable()
@@ -268,8 +268,8 @@ def test_measuring_on_a_gpu_has_its_least_time_once(monkeypatch: pytest.MonkeyPa
 def test_what_is_compared_with_is_computed_while_rewriting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first input; and where that fails, verification computes it as ever."""
     seen: list[int] = []
-    plain = reference._reference
-    monkeypatch.setattr(reference, "_reference", lambda *given: seen.append(1) or plain(*given))
+    plain = reference.run_references
+    monkeypatch.setattr(reference, "run_references", lambda *given: seen.append(1) or plain(*given))
     monkeypatch.setattr(pipeline, "gpu_facts", lambda: {"name": "rehearsal"})
     graph, params = block("float16")
     for failing, left in ((False, 2), (True, 3)):

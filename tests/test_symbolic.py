@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
+from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dims import bind, parse
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
@@ -30,7 +31,6 @@ from tensor_graphs.pipeline.any_size import Symbolic
 from tensor_graphs.pipeline.session import Options, Session
 from tensor_graphs.verification.comparison import relative_error
 from tensor_graphs.verification.reference import sample_inputs
-from tensor_graphs.verification.verify import index_bounds
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False, "limits": tg.Limits(iterations=4, nodes=3000)}
 B, T, P = tg.dim("B", max=64), tg.dim("T", max=512), tg.dim("P", max=300)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tensor_graphs as tg
 from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
@@ -405,10 +406,10 @@ def test_indices_stay_in_range() -> None:
         "c": tg.gather(large, j.reshape((5, 10)).T, 0), "d": mask * 2, "e": k + 1,
     }  # fmt: skip
     graph = Graph.of(outputs)
-    assert verify.index_bounds(graph) == {"i": 3, "j": 100}
+    assert index_bounds(graph) == {"i": 3, "j": 100}
     loss = tg.cross_entropy(tg.input("x", (4, 1)), tg.input("target", (4,), "int64"))
-    assert verify.index_bounds(Graph.of(loss)) == {"target": 1}
-    values = reference.sample_inputs(graph.inputs, np.random.default_rng(0), verify.index_bounds(graph))
+    assert index_bounds(Graph.of(loss)) == {"target": 1}
+    values = reference.sample_inputs(graph.inputs, np.random.default_rng(0), index_bounds(graph))
     assert values["i"].min() >= 0 and values["i"].max() == 2
     assert values["j"].max() > 50 and set(np.unique(values["mask"])) == {0, 1}
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
+from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.dims import Dim, dim
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import ShapeError, TensorGraphsError, UsageError
 from tensor_graphs.pipeline.verify_or_retry import run_flat
 from tensor_graphs.verification.reference import sample_inputs
-from tensor_graphs.verification.verify import index_bounds
 
 from .checks import SEEN, own_text
 from .graphs import Case

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.dims import volume
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.verification.reference import sample_inputs
-from tensor_graphs.verification.verify import index_bounds
 
 from .graphs import Grower, Kinds
 

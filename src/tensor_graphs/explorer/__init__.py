@@ -3,7 +3,8 @@
 
 In: the sources that `optimize` takes.
 Out: an `Explorer`, explanations, plans.
-Imports: backends, backends.program, backends.tuning, egraph.explain, egraph.ir, egraph.saturate, egraph.simplify,
-    egraph.view, errors, extract.candidates, extract.model, extract.search, extract.solve, models.files, pipeline,
-    plain, progress, report, rules, rules.derive, settings, verification, writing.
+Imports: backends, backends.program, backends.tuning, backends.verification, egraph.explain, egraph.ir,
+    egraph.saturate, egraph.simplify, egraph.view, errors, extract.candidates, extract.model, extract.search,
+    extract.solve, models.files, pipeline, plain, progress, report, rules, rules.derive, settings, verification,
+    writing.
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.registry import select
+from ..backends.verification.inputs import index_bounds
 from ..egraph.explain.explain import Explanation, classes_of, derive, explain
 from ..egraph.explain.replay import Checked, check
 from ..egraph.ir.blocks import Blocks, Instance
@@ -29,7 +30,6 @@ from ..pipeline.provenance import origin_of, read_origin
 from ..pipeline.session import Options, Session, open_store
 from ..pipeline.source import as_graph
 from ..rules import ALL
-from ..verification.verify import index_bounds
 
 REPLAYED_FLOPS = 1e11  # flops above which a block is replayed only on request
 REPLAYED_SIZE = 1 << 25  # elements of the largest value, likewise: replaying holds several float64 values per step

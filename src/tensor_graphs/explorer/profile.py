@@ -19,6 +19,7 @@ import numpy as np
 from .. import settings
 from ..backends.program.program import Program
 from ..backends.tuning.keys import key_of
+from ..backends.verification.inputs import index_bounds
 from ..egraph.ir.graph import Graph, structural_digest
 from ..errors import UsageError
 from ..extract.model.kernel import Plan
@@ -32,7 +33,6 @@ from ..plain import decode, read_bytes, strict_json
 from ..progress import Progress
 from ..verification.diagnose import meaning
 from ..verification.reference import sample_inputs
-from ..verification.verify import index_bounds
 from ..writing import replacing_raw
 from .saturate import RunnablePlan, runnable, saturate
 

@@ -23,9 +23,7 @@ from ..pipeline.session import Options, Session, beside_ours, open_store
 from ..pipeline.source import as_graph
 from ..progress import Progress
 from ..report.report import Report
-from ..verification.verify import (
-    Tolerance,
-)
+from ..verification.comparison import Tolerance
 from .explorer import Explorer
 
 

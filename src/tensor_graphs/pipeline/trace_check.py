@@ -19,6 +19,7 @@ import numpy as np
 
 from ..backends.runtime.marshalling import tensor_of
 from ..backends.verification import inputs as drawing
+from ..backends.verification.inputs import index_bounds
 from ..backends.verification.rounding_noise import Disturbed
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
@@ -32,7 +33,6 @@ from ..verification.comparison import allowed_error, misplaced, relative_error
 from ..verification.memory_checks import eager_bytes, in_and_out, lacking, run_bytes
 from ..verification.reference import sample_inputs
 from ..verification.strips import LEAST, Part, Places, fingerprint, strips_of
-from ..verification.verify import index_bounds
 from .source import bound, is_module
 
 Array = np.ndarray[Any, Any]
