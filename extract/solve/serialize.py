@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 from ... import settings
 from ...errors import ExtractionError
+from ...plain import is_file
 from ...writing import write_bytes
 from ..model.gc_pause import no_collection
 from .problem import Extraction, Problem, reachable
@@ -141,7 +143,7 @@ def read_document(path: str | Path, *, memory: int = 0) -> Any:
     """
     path = Path(path)
     where = str(path)
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not is_file(path):  # os.path.exists raises nothing
         raise ExtractionError("it is not a plain file", where=where)
     try:
         memory = memory or memory_for(path)

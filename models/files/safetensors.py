@@ -20,7 +20,7 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Data, load_data
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, UsageError
-from ...plain import read_bytes, strict_json
+from ...plain import is_file, read_bytes, strict_json
 from ...writing import replacing
 from .arrays import MappedArray
 from .inside import inside
@@ -51,7 +51,7 @@ class SafeFile:
 
 def read_json_file(path: Path, error: type[BadModelError] = BadModelError) -> dict[str, Any]:
     """Return the JSON object in a small file. Raises `error` with the file name and the cause."""
-    if not path.is_file():
+    if not is_file(path):
         raise error(f"there is no file {path.name}", where=str(path))
     try:
         found = strict_json(read_bytes(path, MAX_INDEX))
@@ -70,7 +70,7 @@ def read_header(path: Path | str) -> SafeFile:
     dtypes that are not supported.
     """
     path = Path(path)
-    if not path.is_file():
+    if not is_file(path):
         raise BadWeightsError(f"there is no file {path.name}", where=str(path))
     try:
         size = path.stat().st_size
@@ -198,7 +198,7 @@ def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, MappedArra
         plain = Path(shard).name == shard and "\0" not in shard and "\\" not in shard
         if not plain or not shard.endswith(".safetensors") or len(shard.encode(*_BYTES)) > 255:
             raise BadWeightsError(f"the shard {shard[:200]!r} is not a plain .safetensors file name", where=str(index))
-        if not (folder / shard).is_file():
+        if not is_file(folder / shard):
             raise BadWeightsError(f"the shard {shard!r} is missing", where=str(index))
         for name, array in read_header(inside(folder, shard, trust=trust)).tensors.items():
             if places.get(name) != shard:

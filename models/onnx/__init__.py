@@ -2,5 +2,5 @@
 
 In: an ONNX file.
 Out: a graph.
-Imports: egraph.ir, errors, models.common, models.files, processes.
+Imports: egraph.ir, errors, models.common, models.files, plain, processes.
 """

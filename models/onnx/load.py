@@ -28,6 +28,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim
 from ...egraph.ir.graph import Data, Graph, Tensor, load_data
 from ...errors import BadModelError, TooLargeError, UnsupportedError, UsageError
+from ...plain import is_file
 from ...processes.memory_limits import machine_memory
 from ..files.arrays import MappedArray
 from ..files.inside import inside
@@ -330,7 +331,7 @@ def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int
     except BadModelError as problem:
         raise BadModelError(f"external data at {short(location)} is reached through a symbolic link out of the folder", where=where,
                             hint="copy the data beside the model") from problem  # fmt: skip
-    if not target.is_file():
+    if not is_file(target):
         raise BadModelError(f"external data {short(location)} is missing", where=where)
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))

@@ -38,6 +38,15 @@ Natural = Annotated[int, Within(0, 1 << 62)]
 
 
 # ---------------------------------------------------------------- reading
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there; False for names that no file can have (too long, a NUL byte) and for files that
+    may not be looked at."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """Content of a regular file of at most `most` bytes; links are followed.
 
@@ -211,4 +220,4 @@ def _record(kind: Any) -> Decoder:
     return record
 
 
-__all__ = ["Malformed", "Natural", "Within", "decode", "read_bytes", "strict_json"]
+__all__ = ["Malformed", "Natural", "Within", "decode", "is_file", "read_bytes", "strict_json"]

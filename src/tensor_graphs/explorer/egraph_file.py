@@ -51,6 +51,7 @@ from ..models.files.native import attrs_from_json, attrs_to_json, load_graph, sa
 from ..pipeline.optimize import hypergraph as all_kernels
 from ..pipeline.provenance import attach
 from ..pipeline.session import Options, Session
+from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
 from ..writing import kept_versions, named_errors, undone_on_failure
@@ -150,7 +151,7 @@ def _view_to_json(view: EGraphView) -> dict[str, Any]:
 
 def _sha256(path: Path) -> str:
     """A file's SHA-256 in hex; "" if the file does not exist."""
-    if not path.is_file():
+    if not is_file(path):
         return ""
     with path.open("rb") as file:
         total = sha256()
@@ -220,9 +221,9 @@ class EGraphFile:
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
             raise BadModelError("the model must be named as a file beside the e-graph", where=str(self.path))
         model = Path(os.path.realpath(self.path)).with_name(name)
-        if not model.is_file() or _sha256(model) != digest:
+        if not is_file(model) or _sha256(model) != digest:
             model = next((p for p in kept_versions(model) if _sha256(p) == digest), model)
-        if not model.is_file() or _sha256(model) != digest:
+        if not is_file(model) or _sha256(model) != digest:
             raise BadModelError(
                 "the model beside the e-graph is missing or was changed", where=str(model), hint="saturate again"
             )
