@@ -65,7 +65,7 @@ def called(name: str, last: bool, dtype: str = "float16") -> tuple[Template, Cal
 def proposed(template: Template, call: Call) -> list[dict[str, int]]:
     found = template.lower(call)  # type: ignore[attr-defined]
     assert found is not None
-    return list(image_schedules(found.kernel, found.shape, 9))
+    return [s.numbers() for s in image_schedules(found.kernel, found.shape, 9)]
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["rows", "channels innermost"])
