@@ -71,7 +71,7 @@ class AttentionSchedule(Schedule):
     warps: int = number("consumer warps, four per 64 rows", Domain(values=(4, 8, 12)))
     stages: int = number("key tiles, and value tiles, in shared memory", Domain(2, 8, steps="step"))
     k: tuple[int, ...] = depths("tile size of each reduction axis: the key tile, and whole widths", POWERS)
-    pieces: int | None = optional("1: widths are split in two powers of two", Domain(1, 1))
+    pieces: int | None = optional("1: widths are split in two powers of two", Domain(values=(1,), steps="none"))
 
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of a program's tile."""
