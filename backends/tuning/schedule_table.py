@@ -43,8 +43,11 @@ def schedule_table(listed: Mapping[str, StrategyEmitter]) -> str:
 
 def emitters() -> dict[str, StrategyEmitter]:
     """The emitters of this package's generators that have a list of strategies, by backend name."""
-    generators = {name: b.emitter for name, b in backends().items() if isinstance(b, Generator)}
-    return {name: e for name, e in generators.items() if isinstance(e, StrategyEmitter)}
+    found: dict[str, StrategyEmitter] = {}
+    for name, backend in backends().items():
+        if isinstance(backend, Generator) and isinstance(backend.emitter, StrategyEmitter):
+            found[name] = backend.emitter
+    return found
 
 
 def _emitter(emitter: StrategyEmitter) -> str:
