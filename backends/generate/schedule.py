@@ -164,34 +164,28 @@ class Schedule:
 
     def numbers(self) -> dict[str, int]:
         """The stored form, sorted by name."""
-        return dict(sorted(self._numbers()))
+        return dict(self.key)
 
     @property
     def key(self) -> Key:
         """The hashable stored form."""
-        return tuple(sorted(self._numbers()))
-
-    def _numbers(self) -> Iterator[tuple[str, int]]:
-        if self.tag:
-            yield self.tag, 1
-        own = self.__dict__
-        for p in declared(type(self)).values():
-            value = own[p.field]
-            if p.kind == "depths":
-                yield from ((f"{p.stored}{i}", v) for i, v in enumerate(value))
-            elif p.kind == "sides":
-                yield from ((f"{p.stored}{d}", v) for d, v in value)
-            elif p.kind == "flag":
-                if value:
-                    yield p.stored, 1
-            elif value is not None:
-                yield p.stored, value
+        own, found = self.__dict__, [(self.tag, 1)] if self.tag else []
+        for name, stored, kind in _layout(cast(Any, type(self))):
+            value = own[name]
+            if value is None or value is False:
+                continue
+            if kind == "depths":
+                found += [(f"{stored}{i}", v) for i, v in enumerate(value)]
+            elif kind == "sides":
+                found += [(stored + d, v) for d, v in value]
+            else:
+                found.append((stored, int(value)))
+        return tuple(sorted(found))
 
     def but(self, **changes: Any) -> Self:
         """The schedule with some fields changed; `dataclasses.replace` without its checks, for ranking models."""
         made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made.__dict__.update(changes)
+        made.__dict__.update(self.__dict__, **changes)
         return made
 
     @property
@@ -199,11 +193,12 @@ class Schedule:
         """Whether all values are in their domains: the part of legality that depends on no kernel."""
         for p in declared(type(self)).values():
             value = self.__dict__[p.field]
-            if p.kind == "flag" or value is None:
-                continue
-            values = value if p.kind == "depths" else [v for _, v in value] if p.kind == "sides" else (value,)
-            if any(v not in p.domain for v in values):
-                return False
+            if p.kind == "number":
+                if value is not None and value not in p.domain:
+                    return False
+            elif p.kind != "flag":
+                if any(v not in p.domain for v in (value if p.kind == "depths" else dict(value).values())):
+                    return False
         return True
 
     # ------------------------------------------------------------ what other modules ask of any schedule
@@ -288,6 +283,12 @@ def _declared(schedule: Any) -> dict[str, Parameter]:
         p = dataclasses.replace(p, stored=p.stored or f.name, field=f.name)
         found[p.stored] = p
     return found
+
+
+@cache
+def _layout(schedule: Any) -> tuple[tuple[str, str, Kind], ...]:
+    """(field, stored name, kind) of each parameter."""
+    return tuple((p.field, p.stored, p.kind) for p in declared(schedule).values())
 
 
 __all__ = [

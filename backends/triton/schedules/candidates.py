@@ -112,9 +112,9 @@ def _blocks(size: int, options: Sequence[int], least: int = 1) -> list[int]:
 def _pointwise(facts: Facts) -> Ranked:
     """Elementwise kernels; ranked by elements per thread, idle SMs and coalescing."""
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64)) if facts.rows else (1,)
-    few = (1,) if facts.heavy else ()
+    few, base = (1,) if facts.heavy else (), TileSchedule(1, 1, 1, 1)
     for n, m, warps in product(_blocks(facts.n, (32, 64, 128, 256, 512, 1024, 2048, 4096)), rows, (*few, 2, 4, 8)):
-        schedule = TileSchedule(m, n, warps, 1)
+        schedule = base.but(m=m, n=n, warps=warps)
         if tiles_fit(facts, schedule):
             programs = -(-facts.m // m) * -(-facts.n // n)
             idle = (programs < MULTIPROCESSORS) * (MULTIPROCESSORS / programs) / 8
@@ -155,10 +155,11 @@ def _rows(facts: Facts) -> Ranked:
     coalescing."""
     whole = padded(facts.size)
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64, 128)) if facts.rows else (1,)
+    base = TileSchedule(1, 1, 1, 2)
     depths = [b for b in (whole, 4096, 2048, 1024, 512, 256, 128, 64, 32) if b <= whole]
     for m, k, warps in product(rows, depths, (1, 2, 4, 8, 16)):
         n = min(k, padded(facts.n)) if facts.cols else 1
-        schedule = TileSchedule(m, n, warps, 2, (k,) * len(facts.inner))
+        schedule = base.but(m=m, n=n, warps=warps, k=(k,) * len(facts.inner))
         if not tiles_fit(facts, schedule):
             continue
         programs = -(-facts.m // m)
@@ -219,9 +220,9 @@ def _squared(facts: Facts) -> Ranked:
         if not tiles_fit(facts, tile):  # fewer warps or more stages fit even less
             continue
         for warps, stages in product((4, 8), (2, 3, 4, 6, 8)):
-            schedule = tile.but(warps=warps, stages=stages)
             if not HELD[0] <= each(size, warps) <= HELD[1] or stages * staged > SHARED:
                 continue
+            schedule = tile.but(warps=warps, stages=stages)
             resident = max(1, min(SHARED // max(stages * staged, 1), 16 // warps))
             wide = 0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 >= size else 0
             for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
@@ -258,10 +259,12 @@ def _streamed(facts: Facts) -> Ranked:
     columns = (16, 32, 64, 128, 256) if facts.rows else (4, 8, 16, 32, 64, 128, 256)
     depths = _blocks(facts.size, (16, 32, 64, 128, 256, 512, 1024), 16 if facts.rows else 1)
     for n, k in product(_blocks(facts.n, columns), depths):
-        tile = n * k * facts.sums
+        tile, base = n * k * facts.sums, TileSchedule(m, n, 8, 2, facts.depths(k))
         for warps, stages in product((2, 4, 8), (2, 3, 4, 5, 6, 8) if facts.rows else (3,)):
-            schedule = TileSchedule(m, n, warps, stages, facts.depths(k))
-            if tile < 512 or each(tile, warps) < (4 if facts.rows else 8) or not tiles_fit(facts, schedule):
+            if tile < 512 or each(tile, warps) < (4 if facts.rows else 8):
+                continue
+            schedule = base.but(warps=warps, stages=stages)
+            if not tiles_fit(facts, schedule):
                 continue
             for split in facts.parts(schedule):
                 yield schedule.cut(split), _streaming(facts, schedule, tile, k, split) + 0.3 * (n * facts.width < 64)
