@@ -208,8 +208,9 @@ class Schedule:
         return 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a program's tile of a kernel of this shape, which decide what is recomputed."""
-        return 1, 1
+        """(rows, columns) of a program's tile of a kernel of this shape, which decide what is recomputed: the fields `m`
+        and `n`, 1 without them."""
+        return self.__dict__.get("m", 1), self.__dict__.get("n", 1)
 
     @property
     def forms(self) -> frozenset[str]:

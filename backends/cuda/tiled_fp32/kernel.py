@@ -65,10 +65,6 @@ class TiledSchedule(Schedule):
         """Split-K factor."""
         return self.split or 1
 
-    def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a block's tile."""
-        return self.m, self.n
-
     @property
     def threads(self) -> int:
         """Threads of a block."""

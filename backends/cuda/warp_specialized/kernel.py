@@ -53,10 +53,6 @@ class GemmSchedule(Schedule):
     group: int = number("rows of tiles rasterized together for L2 reuse", Domain(powers=True), default=8)
     early: bool = flag("programmatic dependent launch", common=True)
 
-    def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a tile."""
-        return self.m, self.n
-
     @property
     def beside(self) -> bool:
         """Whether the consumer groups split a tile of 64 rows by columns."""

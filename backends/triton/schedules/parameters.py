@@ -73,10 +73,6 @@ class AttentionSchedule(Schedule):
     k: tuple[int, ...] = depths("tile size of each reduction axis: the key tile, and whole widths", POWERS)
     pieces: int | None = optional("1: widths are split in two powers of two", Domain(values=(1,), steps="none"))
 
-    def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a program's tile."""
-        return self.m, self.n
-
     def tiling(self, shape: Shape) -> Tiling:
         """The tiling of a kernel of this shape.
 
@@ -101,10 +97,6 @@ class ConvolutionSchedule(Schedule):
     wide: int = number("filters of the first filter tile of a program", POWERS)
     k: tuple[int, ...] = depths("elements of K in a step", POWERS)
     more: int | None = optional("filters of a second, narrower filter tile", POWERS)
-
-    def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a program's tile."""
-        return self.m, self.n
 
 
 def tiling_of(shape: Shape, s: TileSchedule | AttentionSchedule, group: int, options: dict[str, Any]) -> Tiling:
