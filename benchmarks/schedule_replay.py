@@ -24,7 +24,7 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.triton import backend as triton
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule, moves
+from tensor_graphs.backends.tuning.schedule_search import Key, Moves, Schedule, ScheduleSearch, key_of_schedule
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.ops import Type
@@ -105,12 +105,14 @@ def kernel_of(emitter: Any, laid: tuple[str, ...], root: Tensor) -> tuple[Templa
     return template, Call({o: place(leaves[o]) for o in template.operands}, place(root), {})
 
 
-def around(ranked: Sequence[Schedule], fits: Callable[[Schedule], bool], count: int = COUNT) -> list[Schedule]:
+def around(
+    ranked: Sequence[Schedule], fits: Callable[[Schedule], bool], moves: Moves, count: int = COUNT
+) -> list[Schedule]:
     """The guesses, their legal neighbours, the neighbours' and so on: at most `count`, the same each time."""
     found: dict[Key, Schedule] = {key_of_schedule(s): s for s in ranked}
     ring, draw = list(ranked), random.Random(7)
     while ring and len(found) < count:
-        steps = [s for one in ring for s in moves(one)]
+        steps = [s for one in ring for *_, s in moves(one)]
         draw.shuffle(steps)
         ring = []
         for s in steps:
@@ -167,19 +169,19 @@ def read(path: Path = TABLE) -> dict[str, Times]:
 
 
 # ---------------------------------------------------------------- replaying
-def searched(template: Template, call: Call) -> tuple[list[Schedule], Callable[[Schedule], bool]]:
-    """What a search of a kernel begins with: its guesses, and what is legal."""
-    assert template.space is not None and template.fits is not None
+def searched(template: Template, call: Call) -> tuple[list[Schedule], Callable[[Schedule], bool], Moves]:
+    """The candidate schedules of a kernel, its legality and the moves of its search."""
+    assert template.space is not None and template.fits is not None and template.moves is not None
     fits = template.fits
-    return [dict(s) for s in template.space(call)], lambda s: fits(replace(call, schedule=s))
+    return [dict(s) for s in template.space(call)], lambda s: fits(replace(call, schedule=s)), template.moves
 
 
 def replayed(
-    times: Times, ranked: Sequence[Schedule], make: Callable[..., ScheduleSearch] = ScheduleSearch
+    times: Times, ranked: Sequence[Schedule], moves: Moves, make: Callable[..., ScheduleSearch] = ScheduleSearch
 ) -> list[float]:
-    """µs of what a search asks for, in order, where all that exists is in a table."""
+    """µs of the schedules that a search proposes, in order, where only the schedules of a table are legal."""
     exists = lambda s: key_of_schedule(s) in times
-    search, asked = make([s for s in ranked if exists(s)], exists), []
+    search, asked = make([s for s in ranked if exists(s)], exists, moves=moves), []
     while wanted := search.more():
         for schedule in wanted:
             asked.append(times[key_of_schedule(schedule)])
@@ -202,7 +204,8 @@ def main(arguments: Sequence[str]) -> None:
     )
     for case, times in tables.items():
         whole = partial(ScheduleSearch, count=len(times))
-        asked, best = replayed(times, searched(*kernel(case))[0], whole), min(times.values())
+        ranked, _, moves = searched(*kernel(case))
+        asked, best = replayed(times, ranked, moves, whole), min(times.values())
         ratios = [min(asked[:n]) / best for n in AFTER]
         logs = [a + math.log(r) / len(tables) for a, r in zip(logs, ratios)]
         print(f"| {case} | {len(times)} | {best:.2f} | {len(asked)} | {' | '.join(f'{r:.3f}' for r in ratios)} |")

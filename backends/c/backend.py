@@ -8,10 +8,11 @@ Kernels work on the same memory as NumPy's and Torch's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from math import prod
+from typing import Any
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
@@ -20,7 +21,9 @@ from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import PRODUCTS, REACHES, Reach
 from ...extract.model.kernel import Call
 from ..generate.generator import Asked, Generator, Lowering, Lowerings
-from ..generate.template import Generated, Launch, Lowered, Schedule, template_of
+from ..generate.schedule import Schedule
+from ..generate.strategy import Strategy, StrategyEmitter
+from ..generate.template import Generated, Launch, Lowered, template_of
 from ..ir.kernel import PROBE, Expr, Kernel, walk
 from ..ir.precision import Precision
 from ..ir.tiling import Shape
@@ -43,30 +46,49 @@ class Function:
         return f"{self.name}({', '.join(names[b] for b in self.buffers)})"
 
 
+@dataclass(frozen=True)
+class NestSchedule(Schedule):
+    """Schedule of a C loop nest: no parameters."""
+
+
+def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[Launch]:
+    """The single function of a kernel; see emit/kernel.py."""
+    doc = "" if name == PROBE else str(found.kernel)
+    made = [Function(name, emit(found.kernel, name, doc), tuple(found.kernel.buffers))]
+    if name == PROBE:
+        found.made[PROBE] = made  # c/any_size.py asks for the text under any name
+    return made
+
+
+def _efficient(kernel: Kernel, shape: Shape) -> bool:
+    """Whether a plain loop nest is efficient.
+
+    Excluded are products that read operands many times, and reductions inside other reductions.
+    """
+    inside = any(not e.axes <= set(kernel.axes) for e in kernel.reductions)
+    return not inside and all(map(_streams, kernel.reductions))
+
+
+NEST = Strategy(
+    "loop nest",
+    "C functions: one loop nest, parallel over the outermost axis.",
+    NestSchedule,
+    applies=_efficient,
+    ranked=lambda asked, count: [NestSchedule()],
+    legal=lambda kernel, shape, schedule, splits: True,
+    emit=_emit_nest,
+)
+
+
 @dataclass
-class CEmitter:
+class CEmitter(StrategyEmitter):
     """Emits one C function per kernel."""
 
     name: str = "c"
     version: str = "6"
     setup: tuple[str, ...] = ("address", "c_function", "c_library")
     needs: tuple[str, ...] = ()
-
-    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """One empty schedule if a plain loop nest is efficient, else none.
-
-        Excluded are products that read operands many times, and reductions inside other reductions.
-        """
-        inside = any(not e.axes <= set(kernel.axes) for e in kernel.reductions)
-        return [{}] if not inside and all(map(_streams, kernel.reductions)) else []
-
-    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """The single function of a kernel; see emit/kernel.py."""
-        doc = "" if name == PROBE else str(found.kernel)
-        made = [Function(name, emit(found.kernel, name, doc), tuple(found.kernel.buffers))]
-        if name == PROBE:
-            found.made[PROBE] = made  # c/any_size.py asks for the text under any name
-        return made
+    strategies: tuple[Strategy[Any], ...] = field(default=(NEST,), kw_only=True)
 
 
 def _narrow(t: Tensor) -> bool:

@@ -16,11 +16,10 @@ from typing import Protocol
 from ...egraph.ir.memo import memo
 from ..ir.tiling import MULTIPROCESSORS, divisors, padded
 
-Schedule = dict[str, int]
+Schedule = dict[str, int]  # in stored form (generate/schedule.py)
 Fixed = tuple[tuple[str, int], ...]
 Ranked = Iterator[tuple[Schedule, float]]
 
-COUNT = 16  # schedules that are measured per kernel and shape
 RESIDENT = 2048  # maximum resident threads of an SM
 REGISTERS = 96  # limit of 4-byte values per thread: more would risk spills
 SHARED = 11 << 10  # limit of values in one exchange through shared memory

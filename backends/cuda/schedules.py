@@ -1,24 +1,18 @@
-"""Candidate schedules of SIMT and skinny-GEMM CUDA kernels, best guess first, and their legality.
-
-A schedule maps names to small integers. For rows `m`, columns `n` and each reduction axis `0`, `1`, … (in the order of
-`Shape.inner`): `t` threads, `v` contiguous elements per thread (vector width) and `u` repeats, each 1 if absent.
-`split` is the split-K factor over blocks; `early` enables programmatic dependent launch; `ahead` is the prefetch
-distance in loop iterations. With `warps`, tensor cores compute the product (emit/tensor_cores.py): so many warps along K and
-`wide` along the block's `n` columns, each with `deep` chunks of 32 K elements per iteration.
-"""
+"""Schedules of SIMT and skinny-GEMM CUDA kernels: declarations, candidates (best guess first) and legality."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 
 from ...egraph.ir import dtypes
+from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
 from ..ir.index import Axis, Index
 from ..ir.kernel import Kernel, Unfusable, if_fusable, walk
 from ..ir.tiling import Shape, padded
 from .emit.thread_layout import Along, Layout, Warps, slope, together
-from .ranking import COUNT, Few, Pass, Product, Reduced, Rows, Schedule, ranked
+from .ranking import Few, Pass, Product, Reduced, Rows, ranked
 
 ROWS = 4  # maximum rows of GEMM on CUDA cores
 FEW = 32  # maximum rows of skinny GEMM on tensor cores with register fragments
@@ -26,62 +20,105 @@ MOST_AHEAD = 8  # maximum prefetch distance in iterations
 HELD = 64  # maximum elements of short reductions nested in another one
 
 
-def layout_of(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> Layout:
-    """The thread layout of a schedule for a kernel of this shape."""
-    if "warps" in schedule:
-        return _of_warps(shape, schedule)
-    names = {"m": "m", "n": "n"} | {str(i): a.name for i, a in enumerate(shape.inner) if a not in shape.joined}
-    dims = {
-        name: Along(schedule.get(f"t{key}", 1), schedule.get(f"v{key}", 1), schedule.get(f"u{key}", 1))
-        for key, name in names.items()
-    }
-    first = fastest(kernel, shape)
-    order = sorted(dims, key=lambda d: -first.get(d, 0.0))
-    return Layout({d: dims[d] for d in order}, bool(schedule.get("early")), schedule.get("ahead", 0))
+POWERS = Domain(powers=True)
+SPLIT = "split-K factor over blocks; the last block of a tile combines the partial results"
 
 
-def _of_warps(shape: Shape, schedule: Mapping[str, int]) -> Layout:
-    """Tensor-core layout; in the epilogue each thread holds two neighbouring columns of the tile."""
-    wide, n = schedule.get("wide", 1), schedule["n"]
-    warps = Warps(schedule["warps"], wide, n // (8 * wide), schedule.get("deep", 1))
-    threads = 32 * warps.along * wide
-    across = min(n // 2, threads)
-    down = min(padded(max(1, shape.m)), threads // across)
-    dims = {"n": Along(across, 2, n // (2 * across)), "m": Along(down, 1, -(-padded(max(1, shape.m)) // down))}
-    dims |= {
-        a.name: Along(1, schedule.get(f"v{i}", 1), schedule[f"u{i}"])
-        for i, a in enumerate(shape.inner)
-        if f"u{i}" in schedule
-    }
-    return Layout(dims, bool(schedule.get("early")), 0, threads, warps)
+def covered(dimension: str, *numbers: tuple[tuple[str, int], ...]) -> int:
+    """Product of a dimension's numbers, each 1 if absent."""
+    return prod(dict(n).get(dimension, 1) for n in numbers)
 
 
-OF_WARPS = {"warps", "wide", "n", "deep", "split", "early", "um"}
-OF_THREADS = {"split", "early", "ahead"}
-_ALONG = re.compile(r"[tvu](m|n|\d+)")
+@dataclass(frozen=True)
+class SimtSchedule(Schedule):
+    """Schedule of a SIMT kernel: threads, vectors and repeats along rows, columns and each reduction axis (in the order
+    of `Shape.inner`)."""
+
+    threads: tuple[tuple[str, int], ...] = sides("threads along a dimension", POWERS, "t")
+    vector: tuple[tuple[str, int], ...] = sides(
+        "contiguous elements per thread along a dimension", Domain(1, 8, powers=True), "v"
+    )
+    repeat: tuple[tuple[str, int], ...] = sides("repeats of a thread along a dimension", Domain(), "u")
+    split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
+    ahead: int | None = optional("prefetch distance of cp.async copies in loop iterations", Domain(1, MOST_AHEAD))
+    early: bool = flag("programmatic dependent launch", common=True)
+
+    @property
+    def scratch_parts(self) -> int:
+        """Split-K factor."""
+        return self.split or 1
+
+    def tile(self, shape: Shape) -> tuple[int, int]:
+        """(rows, columns) of a block's tile."""
+        return covered("m", self.threads, self.vector, self.repeat), covered(
+            "n", self.threads, self.vector, self.repeat
+        )
+
+    def layout(self, kernel: Kernel, shape: Shape) -> Layout:
+        """The thread layout for a kernel of this shape."""
+        names = {"m": "m", "n": "n"} | {str(i): a.name for i, a in enumerate(shape.inner) if a not in shape.joined}
+        own = [dict(n) for n in (self.threads, self.vector, self.repeat)]
+        dims = {name: Along(*(n.get(key, 1) for n in own)) for key, name in names.items()}
+        first = fastest(kernel, shape)
+        order = sorted(dims, key=lambda d: -first.get(d, 0.0))
+        return Layout({d: dims[d] for d in order}, self.early, self.ahead or 0)
 
 
-def legal(schedule: Mapping[str, int], shape: Shape) -> bool:
-    """Whether the numbers describe a valid layout in canonical form.
+@dataclass(frozen=True)
+class SkinnyGemmSchedule(Schedule):
+    """Schedule of a skinny GEMM on tensor cores (emit/tensor_cores.py)."""
 
-    Thread counts and vector widths must be powers of two within hardware limits, tiles must not exceed twice the rows
-    or columns rounded up to a power of two, and switches must be 0 or 1.
-    """
-    along = {k: v for k, v in schedule.items() if _ALONG.fullmatch(k)}
-    named = OF_WARPS if "warps" in schedule else OF_THREADS
-    if not set(schedule) <= named | set(along) or schedule.get("early", 0) > 1:
-        return False
-    if "warps" in schedule:
-        wide, n = schedule.get("wide", 1), schedule.get("n", 0)
-        sizes = [schedule["warps"], wide, n, schedule.get("deep", 1)]
-        return all(v > 0 and v & (v - 1) == 0 for v in sizes) and n % (8 * wide) == 0 and n <= 256 \
-            and schedule["warps"] * wide <= 32 and schedule.get("um", shape.m) == shape.m  # fmt: skip
-    threads, vectors = ([v for k, v in along.items() if k[0] == x] for x in "tv")
-    powers = all(v & (v - 1) == 0 for v in (*threads, *vectors))
-    covered = {d: prod(along.get(f"{x}{d}", 1) for x in "tvu") for d in "mn"}
-    within = all(covered[d] <= (2 * padded(size) if size > 1 else 1) for d, size in (("m", shape.m), ("n", shape.n)))
-    small = max(vectors, default=1) <= 8 and schedule.get("ahead", 0) <= MOST_AHEAD
-    return powers and within and small and prod(threads) <= 1024
+    warps: int = number("warps along K", POWERS)
+    n: int = number("columns of a block", Domain(8, 256, powers=True))
+    wide: int | None = optional("warps along columns", POWERS)
+    deep: int | None = optional("chunks of 32 K elements of a warp per iteration", POWERS)
+    vector: tuple[tuple[str, int], ...] = sides(
+        "contiguous elements per thread along a short inner reduction", Domain(1, 8, powers=True), "v"
+    )
+    repeat: tuple[tuple[str, int], ...] = sides(
+        "repeats of a thread along rows or a short inner reduction", Domain(), "u"
+    )
+    split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
+    early: bool = flag("programmatic dependent launch", common=True)
+
+    @property
+    def scratch_parts(self) -> int:
+        """Split-K factor."""
+        return self.split or 1
+
+    def tile(self, shape: Shape) -> tuple[int, int]:
+        """(rows, columns) of a block's tile."""
+        return covered("m", self.vector, self.repeat), self.n
+
+    def layout(self, kernel: Kernel, shape: Shape) -> Layout:
+        """The thread layout: in the epilogue each thread holds two neighbouring columns of the tile."""
+        wide, n, vector, repeat = self.wide or 1, self.n, dict(self.vector), dict(self.repeat)
+        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1)
+        threads = 32 * warps.along * wide
+        across = min(n // 2, threads)
+        down = min(padded(max(1, shape.m)), threads // across)
+        dims = {"n": Along(across, 2, n // (2 * across)), "m": Along(down, 1, -(-padded(max(1, shape.m)) // down))}
+        dims |= {
+            a.name: Along(1, vector.get(str(i), 1), repeat[str(i)])
+            for i, a in enumerate(shape.inner)
+            if str(i) in repeat
+        }
+        return Layout(dims, self.early, 0, threads, warps)
+
+
+def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
+    """Whether a thread layout is within hardware limits, and tiles do not exceed twice the rows or columns rounded up to
+    a power of two."""
+    sizes = zip(s.tile(shape), (shape.m, shape.n))
+    within = all(tile <= (2 * padded(size) if size > 1 else 1) for tile, size in sizes)
+    return s.valid and within and prod(t for _, t in s.threads) <= 1024
+
+
+def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
+    """Whether warps cover the columns evenly, and a block has at most 32 of them and all rows."""
+    wide = s.wide or 1
+    rows = dict(s.repeat).get("m", shape.m) == shape.m
+    return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows
 
 
 def joining(first: Layout, shape: Shape) -> Layout:
@@ -147,20 +184,38 @@ def width(kernel: Kernel, shape: Shape, dim: str) -> int:
 
 
 # ---------------------------------------------------------------- schedules
-def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[Schedule]:
-    """At most `count` schedules, best guess first; empty for kernels of other emitters (GEMM with many rows,
-    attention)."""
-    if shape.kind == "attention" or (shape.walks and not shape.joined):
-        return []
-    narrow = all(b.dtype != "float64" for b in kernel.buffers.values())  # partial results are float32
-    splits = splits and narrow and not shape.joined
-    found: list[Schedule] = []
-    if shape.kind != "contraction" or shape.m <= ROWS:
-        found = [dict(s) for s in ranked(_seen(kernel, shape, splits), count)]
-    if shape.kind == "contraction" and (few := _few(kernel, shape, splits)) is not None:
-        own = [dict(s) for s in ranked(few, count - (count // 2) * bool(found))]
-        found = [*found[: count - len(own)], *own]
-    return found
+def simt_applies(kernel: Kernel, shape: Shape) -> bool:
+    """Whether SIMT schedules are offered for a kernel: no attention, and GEMM only with few rows."""
+    return _unwalked(shape) and (shape.kind != "contraction" or shape.m <= ROWS)
+
+
+def skinny_applies(kernel: Kernel, shape: Shape) -> bool:
+    """Whether skinny GEMM is offered for a kernel: GEMM with few rows."""
+    return _unwalked(shape) and shape.kind == "contraction"
+
+
+def _unwalked(shape: Shape) -> bool:
+    """Whether no emitter of loops over whole rows is needed, as for attention."""
+    return shape.kind != "attention" and (not shape.walks or bool(shape.joined))
+
+
+def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SimtSchedule]:
+    """At most `count` schedules, best guess first. Unfusable if there is a product or a long reduction inside another
+    reduction."""
+    numbers = ranked(_seen(kernel, shape, splits and _splittable(kernel, shape)), count)
+    return [s for one in numbers if (s := SimtSchedule.parse(one)) is not None]
+
+
+def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SkinnyGemmSchedule]:
+    """At most `count` schedules, best guess first; empty unless operands are 16-bit and contiguous along K."""
+    few = _few(kernel, shape, splits and _splittable(kernel, shape))
+    numbers = ranked(few, count) if few is not None else ()
+    return [s for one in numbers if (s := SkinnyGemmSchedule.parse(one)) is not None]
+
+
+def _splittable(kernel: Kernel, shape: Shape) -> bool:
+    """Whether partial results, which are float32, can hold the values of a split reduction."""
+    return not shape.joined and all(b.dtype != "float64" for b in kernel.buffers.values())
 
 
 def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
@@ -234,4 +289,15 @@ def _short(kernel: Kernel, shape: Shape, main: Axis | None) -> tuple[tuple[str, 
     return tuple(found.items())
 
 
-__all__ = ["Schedule", "fastest", "joining", "layout_of", "legal", "schedules"]
+__all__ = [
+    "SimtSchedule",
+    "SkinnyGemmSchedule",
+    "fastest",
+    "joining",
+    "simt_applies",
+    "simt_legal",
+    "simt_schedules",
+    "skinny_applies",
+    "skinny_legal",
+    "skinny_schedules",
+]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from math import prod
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ from ..ir.tiling import Shape, repeated, shape_of
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, places, split
+from .schedule import Move, Numbers, Schedule
 from .weight_layouts import channels_last, laid_out, prepared
 
 COUNTING = f'''_counters = {{}}
@@ -46,12 +47,9 @@ CARRYING = '''def carried(x, out):
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
 CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of every stored measurement: do not change
-# optional schedule parameters (warp specialization, TMA boxes): not every kernel with the same loops supports them
-FORMS = ("roles", "boxes")
 WRITTEN_OUT = 256  # maximum nodes of a term that is written as one expression
 NESTED = 24  # maximum nesting depth of an expression in larger terms
 READ, LOOKS = 2000, 8  # maximum lowered nodes over all layout combinations; minimum number of combinations
-Schedule = dict[str, int]
 
 
 class Launch(Protocol):
@@ -84,11 +82,31 @@ class Emitter(Protocol):
     setup: tuple[str, ...]
     needs: tuple[str, ...]
 
-    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """Candidate schedules, best guess first. `splits`: whether split reduction (split-K) is legal."""
+    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
+        """Candidate schedules in stored form, best guess first. `splits`: whether split reduction (split-K) is legal."""
         ...
 
-    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
+    def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
+        """Candidate schedules in stored form for an input precision of float32 products, best guess first."""
+        ...
+
+    def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
+        """Whether a stored schedule is legal."""
+        ...
+
+    def parse(self, schedule: Numbers) -> Schedule:
+        """The typed schedule of a stored one. UsageError for a schedule with other parameters."""
+        ...
+
+    def moves(self, schedule: Numbers) -> Iterator[Move]:
+        """Moves of the schedule search from a stored schedule, legal or not."""
+        ...
+
+    def warp_specialized(self, schedule: Numbers) -> bool:
+        """Whether a stored schedule is warp specialized."""
+        ...
+
+    def launches(self, found: Lowered, schedule: Numbers, name: str) -> Sequence[Launch]:
         """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
         ...
 
@@ -132,7 +150,7 @@ class Lowered:
 
     kernel: Kernel
     shape: Shape
-    space: tuple[Schedule, ...]
+    space: tuple[Numbers, ...]  # candidate schedules in stored form, best guess first
     # kernel name -> launches
     made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)
     # number of parts -> kernels of the split reduction
@@ -197,9 +215,7 @@ class Generated(Template):
         found = self.lower(call)
         if found is None:
             return self.work
-        schedule = scheduled(found, call)
-        rows, columns = (schedule.get(d) or prod(schedule.get(f"{k}{d}", 1) for k in "tvu") for d in "mn")
-        columns = found.shape.n if schedule.get("walk") else columns
+        rows, columns = self.scheduled(call, found).tile(found.shape)
         return self.work + repeated(found.kernel, found.shape, rows, columns)
 
     def size(self, call: Call) -> int:
@@ -214,7 +230,7 @@ class Generated(Template):
             return ()
         ways = {*found.kernel.builder.ways}
         ways |= {"ROLL" for e in found.kernel.reductions if rolled(e, e.axis) is not None}
-        ways |= {"SPLIT"} if scheduled(found, call).get("split", 1) > 1 else set()
+        ways |= {"SPLIT"} if self.scheduled(call, found).scratch_parts > 1 else set()
         return tuple(sorted(ways))
 
     def alike(self, call: Call) -> Hashable | None:
@@ -234,9 +250,14 @@ class Generated(Template):
         lie = frozenset(
             (o.type.rank, min(range(o.type.rank), key=lambda i: (o.strides[i] == 0, o.strides[i]))) for o in images
         )
-        forms = frozenset(name for one in found.space for name in FORMS if one.get(name))
+        forms = frozenset(name for one in found.space for name in self.emitter.parse(one).forms)
         own = self.emitter.name, self.precision
         return *own, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
+
+    def scheduled(self, call: Call, found: Lowered) -> Schedule:
+        """The typed schedule of a call, or the best guess if it has none. UsageError for parameters that no strategy
+        has."""
+        return self.emitter.parse(stored(found, call))
 
     def lower(self, call: Call) -> Lowered | None:
         """The lowered kernel of a call; None if the terms cannot be lowered for these layouts. Cached by layout."""
@@ -266,12 +287,11 @@ class Generated(Template):
             return None
         return found
 
-    def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
+    def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
         if self.precision is IEEE:
             return self.emitter.space(kernel, shape, splits)
-        rounding = getattr(self.emitter, "rounding", None)
         worth = rounds(kernel, shape) and shape.m >= self.precision.rows
-        return rounding(kernel, shape, splits, self.precision) if rounding and worth else ()
+        return self.emitter.rounding(kernel, shape, splits, self.precision) if worth else ()
 
 
 def lying(call: Call) -> Hashable:
@@ -331,8 +351,8 @@ def _read(
         return None
 
 
-def scheduled(found: Lowered, call: Call) -> Schedule:
-    """The schedule of a call; the first candidate if none was chosen."""
+def stored(found: Lowered, call: Call) -> Numbers:
+    """The stored schedule of a call, or the best guess if it has none."""
     return dict(call.schedule) or found.space[0]
 
 
@@ -340,7 +360,7 @@ def launches(template: Generated, call: Call) -> Sequence[Launch]:
     """The launches of a call with its schedule, in execution order."""
     found = template.lower(call)
     assert found is not None
-    schedule = scheduled(found, call)
+    schedule = stored(found, call)
     key = repr((template.identity, call.operands, *call.outputs, sorted(schedule.items())))
     name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
     if name not in found.made:  # source, code and scratch all call this
@@ -365,7 +385,7 @@ def _code(template: Generated, call: Call) -> str:
     names = dict(call.names)
     found = template.lower(call)
     assert found is not None
-    parts = scheduled(found, call).get("split", 1)
+    parts = template.scheduled(call, found).scratch_parts
     if parts > 1:
         first, _ = found.halves(parts)
         for name, (start, size) in places(first.buffers)[0].items():
@@ -392,7 +412,7 @@ def _definitions(template: Generated, call: Call) -> dict[str, str]:
 def _scratch(template: Generated, call: Call) -> int:
     """Bytes of scratch memory of a call: partial results of a split reduction, else 0."""
     found = template.lower(call)
-    parts = 1 if found is None else scheduled(found, call).get("split", 1)
+    parts = 1 if found is None else template.scheduled(call, found).scratch_parts
     if found is None or parts == 1:
         return 0
     return places(found.halves(parts)[0].buffers)[1]
@@ -404,12 +424,10 @@ def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
     return found.space if found is not None else ()
 
 
-def _fits(made: Sequence[Generated], call: Call) -> bool:
-    """Whether a call's schedule is legal, by the emitter's optional method `fits(kernel, shape, schedule, splits)`."""
-    found, emitter = made[0].lower(call), made[0].emitter
-    return found is not None and bool(
-        emitter.fits(found.kernel, found.shape, call.schedule, found.cuts)  # type: ignore[attr-defined]
-    )
+def _fits(template: Generated, call: Call) -> bool:
+    """Whether a call's schedule is legal."""
+    found = template.lower(call)
+    return found is not None and template.emitter.fits(found.kernel, found.shape, call.schedule, found.cuts)
 
 
 def template_of(
@@ -437,7 +455,7 @@ def template_of(
         code=identify(lambda call: _code(made[0], call), CODE_IDENTITY), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
         source=lambda call: _definitions(made[0], call),
-        fits=partial(_fits, made) if hasattr(emitter, "fits") else None,
+        fits=lambda call: _fits(made[0], call), moves=emitter.moves, warp_specialized=emitter.warp_specialized,
         space=lambda call: _space(made[0], call), version=emitter.version, root=first, others=tuple(others), emitter=emitter,
         setup=(*emitter.setup, *(["carried"] if any(bases) else [])), prep={name: prepared(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),

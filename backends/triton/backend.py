@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import islice
+from typing import Any
 
 from ...egraph.ir.graph import Tensor
 from ..generate.generator import Generator
-from ..generate.template import CARRYING, COUNTING, Generated, Launch, Lowered, Schedule, launches, template_of
-from ..ir.kernel import Kernel
-from ..ir.precision import TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
-from ..ir.tiling import Shape, shape_of
+from ..generate.strategy import Request, Strategy, StrategyEmitter, alternating, rest_of
+from ..generate.template import CARRYING, COUNTING, Generated, Launch, Lowered, launches, template_of
+from ..ir.precision import IEEE, PRECISIONS, TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
+from ..ir.tiling import shape_of
 from .emit.kernel import emit, emit_joined
-from .schedules.candidates import COUNT, schedules, tiling_of
-from .schedules.legality import each, facts_of, legal
+from .schedules.candidates import rounding_schedules, schedules
+from .schedules.legality import FEW, facts_of, legal
+from .schedules.parameters import AttentionSchedule, ConvolutionSchedule, TileSchedule
 from .warp_specialized.attention import emit_roles
 from .warp_specialized.convolution import emit_images
-from .warp_specialized.schedules import role_schedules, roles_fit
+from .warp_specialized.schedules import attention_fits, attention_schedules, image_schedules, images_fit
 
 DESCRIBING = '''def described(x, shape, block, swizzle=0, strides=()):
     """A matrix in memory, of which a kernel reads blocks, or with strides what lies further apart or has more axes; `swizzle`: how
@@ -58,10 +59,66 @@ def held(x):
     return tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=True, pack=1)'''
 
 
+def _emit_tile(found: Lowered, s: TileSchedule, name: str) -> Sequence[Launch]:
+    """The launches of a general kernel: one, or two for a split reduction whose parts a second kernel combines."""
+    if s.scratch_parts == 1:
+        return [emit(found.kernel, s.tiling(found.shape), name, found.shape)]
+    first, second = found.halves(s.scratch_parts)
+    shape = shape_of(first)
+    tiling = s.tiling(shape)
+    if s.join:
+        return [emit_joined(first, second, tiling, name, found.shape)]
+    joining = shape_of(second, products=False)
+    best = schedules(second, joining, 1)[0].but(early=s.early)
+    return [
+        emit(first, tiling, f"{name}_parts", shape),
+        emit(second, best.tiling(joining), f"{name}_join", joining),
+    ]
+
+
+def _ranked_tiles(asked: Request, count: int) -> Sequence[TileSchedule]:
+    """Candidate schedules of general kernels, by the ranking model of schedules/candidates.py."""
+    if asked.precision is IEEE:
+        return schedules(asked.kernel, asked.shape, count, splits=asked.splits)
+    return rounding_schedules(asked.kernel, asked.shape, count, asked.splits, asked.precision)
+
+
+TILE = Strategy(
+    "tile",
+    "General Triton kernels: each program computes a tile of rows and columns.",
+    TileSchedule,
+    applies=lambda kernel, shape: True,
+    ranked=_ranked_tiles,
+    legal=lambda kernel, shape, s, splits: legal(facts_of(kernel, shape, splits), s),
+    emit=_emit_tile,
+    precisions=tuple(p.name for p in PRECISIONS),
+    wanted=rest_of,
+    merge=alternating,
+)
+ATTENTION = Strategy(
+    "warp-specialized attention",
+    "Gluon kernels of attention: one producer warp loads by TMA, consumer warp groups multiply.",
+    AttentionSchedule,
+    applies=lambda kernel, shape: shape.kind == "attention",
+    ranked=lambda asked, count: list(islice(attention_schedules(asked.kernel, asked.shape), count)),
+    legal=lambda kernel, shape, s, splits: attention_fits(kernel, shape, s),
+    emit=lambda found, s, name: [emit_roles(found.kernel, s.tiling(found.shape), name, found.shape)],
+)
+CONVOLUTION = Strategy(
+    "warp-specialized convolution",
+    "Gluon kernels of padded convolutions: TMA loads shifted boxes of the image.",
+    ConvolutionSchedule,
+    applies=lambda kernel, shape: shape.kind == "contraction",
+    ranked=lambda asked, count: list(image_schedules(asked.kernel, asked.shape)),
+    legal=lambda kernel, shape, s, splits: images_fit(kernel, shape, s),
+    emit=lambda found, s, name: [emit_images(found.kernel, s, name, found.shape)],
+)
+
+
 @dataclass
-class TritonEmitter:
-    """Emitter of Triton: one function per kernel. A split reduction is two kernels, or one whose last programs combine
-    the parts."""
+class TritonEmitter(StrategyEmitter):
+    """Emitter of Triton and Gluon: one function per kernel. A split reduction is two kernels, or one whose last programs
+    combine the parts."""
 
     name: str = "triton"
     version: str = "9"
@@ -72,52 +129,7 @@ class TritonEmitter:
     #: registers, at half the speed or less: weights are therefore transposed at load time, other operands use this
     #: precision if it is as exact.
     across: Mapping[Precision, Precision] = field(default_factory=lambda: {THREE: THREE_BRAINS, TF32: TF32})
-
-    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """Candidate schedules of warp_specialized/schedules.py and schedules/candidates.py, interleaved."""
-        roles = list(role_schedules(kernel, shape))
-        plain = schedules(kernel, shape, COUNT - len(roles), splits=splits)
-        return [s for pair in zip_longest(roles, plain) for s in pair if s is not None]  # a short run sees both
-
-    def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Schedule]:
-        """Candidate schedules in which float32 products round their operands.
-
-        On an H200 the best schedules for many rows took one line of shared memory (32 floats of K) at a time, and split
-        operands found no registers where a thread had more than 64 accumulators: 161 against 106 µs.
-        """
-        found = schedules(kernel, shape, 8 * COUNT, splits=splits)
-        if shape.kind == "contraction" and shape.m > FEW:
-            main = f"k{facts_of(kernel, shape, splits).main}"
-            most = math.inf if precision is TF32 else SUMS
-            found.sort(key=lambda s: (s[main] > LINE) + (each(s["m"] * s["n"], s) > most))
-        return [s | {"precision": precision.number} for s in found[:COUNT]]
-
-    def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
-        """Whether a schedule is legal: see schedules/legality.py and warp_specialized/schedules.py."""
-        if "roles" in schedule:
-            return roles_fit(kernel, shape, schedule)
-        return legal(facts_of(kernel, shape, splits), schedule)
-
-    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """The launches of a schedule: see emit/kernel.py, warp_specialized/attention.py and warp_specialized/convolution.py."""
-        parts = schedule.get("split", 1)
-        if schedule.get("roles"):
-            if found.shape.kind == "contraction":
-                return [emit_images(found.kernel, schedule, name, found.shape)]
-            return [emit_roles(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
-        if parts == 1:
-            return [emit(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
-        first, second = found.halves(parts)
-        shape = shape_of(first)
-        tiling = tiling_of(shape, schedule)
-        if schedule.get("join"):
-            return [emit_joined(first, second, tiling, name, found.shape)]
-        joining = shape_of(second, products=False)
-        best = schedules(second, joining, 1)[0] | {k: v for k, v in schedule.items() if k == "early"}
-        return [
-            emit(first, tiling, f"{name}_parts", shape),
-            emit(second, tiling_of(joining, best), f"{name}_join", joining),
-        ]
+    strategies: tuple[Strategy[Any], ...] = field(default=(ATTENTION, CONVOLUTION, TILE), kw_only=True)
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:
@@ -129,10 +141,6 @@ def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -
 class Triton(Generator):
     """The Triton backend."""
 
-
-FEW = 32  # maximum rows of a skinny GEMM: 16 rows of 4096 ran 4 to 9 % faster along K
-LINE = 32  # float32 elements in a line of shared memory
-SUMS = 64  # accumulators per thread that leave registers for split operands
 
 HELPERS = {
     "INTERPRETED": INTERPRETED,

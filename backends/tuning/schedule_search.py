@@ -2,7 +2,7 @@
 moves.
 
 Guesses are the first entries of the template's `space` and the best schedules of the same kernel at other shapes. Each
-further round tries neighbours of the fastest two: one parameter halved or doubled (`stages`: plus or minus one);
+further round tries neighbours of the fastest two, by the moves that the schedule declares (generate/schedule.py);
 parameters that paid off before come first. A first look tries only a few guesses: one with and one without warp
 specialization, then the rest if the result is not far from useful; or the best schedule of similar kernels, if any was
 measured.
@@ -17,12 +17,13 @@ No schedule is proposed twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-Schedule = Mapping[str, int]
+Schedule = Mapping[str, int]  # in stored form (generate/schedule.py)
 Key = tuple[tuple[str, int], ...]
+Moves = Callable[[Schedule], Iterable[tuple[str, int, Schedule]]]  # (parameter, 1 grows or -1 shrinks, schedule)
 
 COUNT = 16  # schedules measured per kernel and shape
 SEEDS = 5  # ranked guesses measured first
@@ -33,47 +34,14 @@ NEAR = 1.15  # a schedule is also a centre if it takes at most this multiple of 
 # Hoped-for improvement above the cutoff at the start; shrinks with every measured schedule. (On an H200 the best of
 # five guesses took 1.07 times as long as the best of 24 on average, 1.7 times at most.)
 SLACK = 0.75
-# guesses took 1.07 times as long as the best of 24 on average, 1.7 times at most.)
 # Multiple of the cutoff above which the first guess ends a look. (On an H200 the first guess took at most 1.5 times as
 # long as the best of 16, 1.14 times on average.)
 FAR = 1.5
-# best of 16, 1.14 times on average.)
-FIXED = ("join", "precision")  # parameters that moves keep
-SWITCHES = ("boxes", "inside", "walk", "early", "beside")  # boolean parameters: present or absent
 
 
 def key_of_schedule(schedule: Schedule) -> Key:
     """Hashable key of a schedule."""
     return tuple(sorted(schedule.items()))
-
-
-def moves(schedule: Schedule) -> Iterator[Schedule]:
-    """All schedules one move away, legal or not.
-
-    Boolean parameters are toggled first, because their gain carries over to most other schedules. Each parameter is
-    doubled and halved, `stages` changes by one. Equal loop depths (k0, k1, …) also move together, and with `n` if it is
-    equal too: kernels with shared loops need that. An unsplit reduction can become split in two, joined by the last
-    program.
-    """
-    for name in SWITCHES:
-        yield {k: v for k, v in schedule.items() if k != name} if name in schedule else {**schedule, name: 1}
-    for name, value in schedule.items():
-        if name in FIXED or name in SWITCHES:
-            continue
-        for other in (value + 1, value - 1) if name == "stages" else (2 * value, value // 2):
-            if other == 1 and name == "split":
-                yield {k: v for k, v in schedule.items() if k not in ("split", "join")}
-            elif other >= 1:
-                yield {**schedule, name: other}
-    deepest = max((v for k, v in schedule.items() if k[0] == "k"), default=1)
-    depths = [k for k, v in schedule.items() if k[0] == "k" and v == deepest]
-    for names in (depths, [*depths, "n"]) if depths else ():
-        if len(names) > 1 and all(schedule.get(k) == deepest for k in names):
-            yield {**schedule, **dict.fromkeys(names, 2 * deepest)}
-            if deepest > 1:
-                yield {**schedule, **dict.fromkeys(names, deepest // 2)}
-    if "split" not in schedule:
-        yield {**schedule, "split": 2, "join": 1}
 
 
 @dataclass
@@ -82,7 +50,8 @@ class ScheduleSearch:
 
     `ranked`: guesses, best first. `fits`: legality of any schedule; None means only ranked ones are legal. `near`: best
     schedules at other shapes. `like`: best schedules of kernels with the same loops. `known`: µs of measured schedules,
-    infinite for failures.
+    infinite for failures. `moves`: neighbours of a schedule, legal or not; None means none. `form`: schedules of
+    different forms are tried by a first look.
     """
 
     ranked: Sequence[Schedule]
@@ -92,6 +61,8 @@ class ScheduleSearch:
     known: dict[Key, float] = field(default_factory=dict)
     proposed: set[Key] = field(default_factory=set)
     like: Sequence[Schedule] = ()
+    moves: Moves | None = None
+    form: Callable[[Schedule], Hashable] | None = None
 
     @property
     def measured(self) -> list[tuple[float, Key]]:
@@ -139,9 +110,9 @@ class ScheduleSearch:
             return left or self._wanted(worth)
         if self.like:
             return left[:1]
-        first: dict[bool, Schedule] = {}
+        first: dict[Hashable, Schedule] = {}
         for s in left:
-            first.setdefault(bool(s.get("roles")), s)
+            first.setdefault(self.form(s) if self.form is not None else None, s)
         return list(first.values())
 
     def _noted(self, wanted: Iterable[Schedule], room: int) -> list[Schedule]:
@@ -195,8 +166,12 @@ class ScheduleSearch:
         """Legal untried neighbours of a schedule; moves that gained most elsewhere first."""
         assert self.fits is not None
         gains = self._gains()
-        steps = sorted(filter(self._open, moves(centre)), key=lambda s: gains.get(_step(centre, s), 0.0))
-        return filter(self.fits, steps)
+        steps = [move for move in self._moves(centre) if self._open(move[2])]
+        steps.sort(key=lambda move: gains.get(move[:2], 0.0))
+        return filter(self.fits, (schedule for *_, schedule in steps))
+
+    def _moves(self, schedule: Schedule) -> Iterable[tuple[str, int, Schedule]]:
+        return self.moves(schedule) if self.moves is not None else ()
 
     def _gains(self) -> dict[tuple[str, int], float]:
         """(parameter, direction) -> mean log ratio of times after and before, over measured pairs one move apart."""
@@ -204,18 +179,8 @@ class ScheduleSearch:
         for key, us in self.known.items():
             if us == math.inf:
                 continue
-            for other in moves(dict(key)):
+            for parameter, direction, other in self._moves(dict(key)):
                 then = self.known.get(key_of_schedule(other), math.inf)
                 if then < math.inf:
-                    pairs.setdefault(_step(dict(key), other), []).append(math.log(then / us))
+                    pairs.setdefault((parameter, direction), []).append(math.log(then / us))
         return {step: sum(found) / len(found) for step, found in pairs.items()}
-
-
-def _step(before: Schedule, after: Schedule) -> tuple[str, int]:
-    """(parameter, direction) of a move: 1 if the parameter grows, -1 if it shrinks."""
-    for name in dict.fromkeys((*before, *after)):
-        absent = 0 if name in SWITCHES else 1
-        was, now = before.get(name, absent), after.get(name, absent)
-        if name not in FIXED and was != now:
-            return name, 1 if now > was else -1
-    return "", 0

@@ -153,13 +153,15 @@ def search_of(
     if not ranked:
         return None
     fits = None if template.fits is None else lambda s: template.fits(replace(call, schedule=s))  # type: ignore[misc]
+    search = ScheduleSearch(ranked[:most], fits, count=most, moves=template.moves, form=template.warp_specialized)
     if snapshot is None:
-        return ScheduleSearch(ranked[:most], fits, count=most)
+        return search
     key = key_of(template, call)
     near = tuned.nearest(snapshot, key, Work(*call_work(template, call)), REGIME)
     legal = [s for s in near if fits is not None and fits(s)]
     known = dict(_known(snapshot, key, [*ranked[:most], *tuned.tried(snapshot, key)]))
-    return ScheduleSearch(ranked[:most], fits, [] if known else legal, most, known)
+    search.known, search.near = known, [] if known else legal
+    return search
 
 
 def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, int]]) -> Iterator[tuple[Key, float]]:

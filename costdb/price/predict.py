@@ -295,13 +295,15 @@ def _label(columns: Mapping[str, Any], name: str) -> str:
     return _form(columns["schedule"]) if name == "form" else str(columns[name])
 
 
+#: Schedule parameters with which a kernel is about as fast as without them: those that generators declare as `common`.
+COMMON = ("early", "boxes", "split", "join")
+
+
 @lru_cache(maxsize=1 << 14)
 def _form(schedule: str) -> str:
-    """Sorted names of a schedule's parameters, from JSON text, without switches that most schedules may have."""
+    """Sorted names of a schedule's parameters, from JSON text, without those of `COMMON`."""
     found = json.loads(schedule) if schedule else []
-    return repr(
-        sorted(str(n[0]) for n in found if isinstance(n, list) and n[0] not in ("early", "boxes", "split", "join"))
-    )
+    return repr(sorted(str(n[0]) for n in found if isinstance(n, list) and n[0] not in COMMON))
 
 
 @lru_cache(maxsize=1 << 14)

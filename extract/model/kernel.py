@@ -6,7 +6,7 @@ generated kernel (a fusion group lowered through the kernel IR) is a candidate w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -108,7 +108,9 @@ class Template:
     `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
     `source(call)` returns definitions (name -> text) that the call needs, for generated kernels. `space(call)` lists
     the candidate schedules, the best guess first (None: nothing to tune, and no compiler to wait for); `call.schedule`
-    is one of them, or another one for which `fits(call)` (legality) holds.
+    is one of them, or another one for which `fits(call)` (legality) holds. `moves(schedule)` gives the neighbours of a
+    schedule, legal or not: (parameter, whether it grows (1) or shrinks (-1), schedule). `warp_specialized(schedule)`:
+    whether warps of the kernel have different roles.
     `loss` is the relative error from rounding operands to fewer digits than they have in memory: the kernel is a
     candidate only where the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual
     throughput of its operands' dtype.
@@ -132,6 +134,8 @@ class Template:
     source: Callable[[Call], Mapping[str, str]] | None = None
     space: Callable[[Call], Sequence[Mapping[str, int]]] | None = None
     fits: Callable[[Call], bool] | None = None
+    moves: Callable[[Mapping[str, int]], Iterator[tuple[str, int, Mapping[str, int]]]] | None = None
+    warp_specialized: Callable[[Mapping[str, int]], bool] | None = None
     version: str = "1"
     beside: tuple[tuple[str, ...], ...] = ()
     loss: float = 0.0

@@ -28,8 +28,8 @@ from tensor_graphs.backends.cuda.warp_specialized.device_library import (
     ROLE_LIBRARY,
     product_text,
 )
-from tensor_graphs.backends.cuda.warp_specialized.kernel import Roles
-from tensor_graphs.backends.cuda.warp_specialized.schedules import role_schedules, roles_fit
+from tensor_graphs.backends.cuda.warp_specialized.kernel import GemmSchedule
+from tensor_graphs.backends.cuda.warp_specialized.schedules import gemm_schedules
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import Generated, launches, template_of
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY, cuda_text
@@ -200,7 +200,7 @@ def test_roles_compute_what_the_term_means(tmp_path: Path) -> None:
     for template, call in found:
         lowered = template.lower(call)
         assert lowered is not None
-        assert roles_fit(lowered.kernel, lowered.shape, call.schedule), call.schedule
+        assert BACKEND.emitter.fits(lowered.kernel, lowered.shape, call.schedule, False), call.schedule
     library = compiled([launched(*one).text for one in found], tmp_path)
     for template, call in found:
         limit = {"bfloat16": 6e-3, "float16": 8e-4, "float32": 1e-6}[call.output.type.dtype]
@@ -254,7 +254,7 @@ def test_few_tiles_are_in_parts_and_begin_early() -> None:
         call = Call(given, Operand(Type(root.shape, "bfloat16"), contiguous(root.shape)), {})  # type: ignore[arg-type]
         found = template.lower(call)
         assert found is not None
-        proposed = role_schedules(found.kernel, found.shape, 16)
+        proposed = [s.numbers() for s in gemm_schedules(found.kernel, found.shape, 16)]
         assert len(proposed) == 16 and proposed[0]["parts"] > 1 and proposed[1] == proposed[0] | {"early": 1}
         assert any("roles" in s for s in found.space[:3])  # a first look has one of each form
 
@@ -264,19 +264,21 @@ def test_roles_are_proposed_where_they_are_legal() -> None:
         template, call = called(name)
         found = template.lower(call)
         assert found is not None
-        proposed = role_schedules(found.kernel, found.shape, 8)
-        assert proposed and list(found.space) == role_schedules(found.kernel, found.shape, len(found.space))
+        proposed = [s.numbers() for s in gemm_schedules(found.kernel, found.shape, 8)]
+        assert proposed and list(found.space) == [
+            s.numbers() for s in gemm_schedules(found.kernel, found.shape, len(found.space))
+        ]
         fits = template.fits
         assert fits is not None and all(fits(replace(call, schedule=s)) for s in proposed)
         for change in ({"m": 96}, {"n": 72}, {"n": 512}, {"stages": 9}, {"turns": 4}, {"down": 2, "across": 2}, {"roles": 2},
                        {"warps": 4}, {"m": 256, "n": 256}, {"m": 64, "n": 80}, {"parts": 9}, {"parts": 2, "down": 2}, {"parts": 2, "turns": 2}):  # fmt: skip
-            assert not roles_fit(found.kernel, found.shape, {**BASE, **change}), change
+            assert not BACKEND.emitter.fits(found.kernel, found.shape, {**BASE, **change}, False), change
 
 
 def test_what_lies_in_shared_memory_has_room_there() -> None:
     """Five stages of 256 rows and 128 columns once passed, and wrote where nothing was."""
     asked = {
-        (m, n, stages, turns, rights): (Roles(m, n, stages, turns), rights)
+        (m, n, stages, turns, rights): (GemmSchedule(m, n, stages, turns), rights)
         for m, n, stages, turns, rights in product((64, 128, 256), COLUMNS, range(2, 9), (1, 2), (1, 2))
     }
     for key, (roles, rights) in asked.items():
@@ -286,7 +288,9 @@ def test_what_lies_in_shared_memory_has_room_there() -> None:
     template, call = called("gelu")
     found = template.lower(call)
     assert found is not None and asked[256, 128, 4, 1, 1][0].waiting(1) > 0
-    assert not roles_fit(found.kernel, found.shape, {**BASE, "m": 256, "n": 128, "stages": 5, "early": 1})
+    assert not BACKEND.emitter.fits(
+        found.kernel, found.shape, {**BASE, "m": 256, "n": 128, "stages": 5, "early": 1}, False
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
-from tensor_graphs.backends.cuda.tiled_fp32.kernel import ROOM, TILE_INTRINSICS, TILE_LIBRARY, Tiles
-from tensor_graphs.backends.cuda.tiled_fp32.schedules import tile_schedules, tiles_fit
+from tensor_graphs.backends.cuda.tiled_fp32.kernel import ROOM, TILE_INTRINSICS, TILE_LIBRARY, TiledSchedule
+from tensor_graphs.backends.cuda.tiled_fp32.schedules import tile_schedules
 from tensor_graphs.backends.generate.template import Generated, launches, template_of
 from tensor_graphs.backends.ir.precision import IEEE, THREE, Precision
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
@@ -122,7 +122,9 @@ def test_tiles_compute_what_the_term_means(tmp_path: Path, aligned: int) -> None
     kernels = built([launched(*one).text for _, *one in found], tmp_path, (f"BYTES={aligned}",))  # type: ignore[arg-type]
     for precision, template, call in found:
         lowered = template.lower(call)
-        assert lowered is not None and tiles_fit(lowered.kernel, lowered.shape, call.schedule), call.schedule
+        assert lowered is not None and BACKEND.emitter.fits(
+            lowered.kernel, lowered.shape, call.schedule, lowered.cuts
+        ), call.schedule
         given = drawn(call)
         (want,) = evaluate(template.roots, given, float64=True)
         error = np.linalg.norm(run(kernels, template, call, given) - want) / np.linalg.norm(want)
@@ -170,11 +172,11 @@ def test_what_is_proposed_is_legal_and_stays_so_by_moves(precision: Precision, m
     lowered = template.lower(Call(kinds, Operand(Type((m, n), "float32"), (n, 1)), {}))
     assert lowered is not None
     for schedule in lowered.space:
-        assert tiles_fit(lowered.kernel, lowered.shape, schedule)
-        tiles = Tiles.of(schedule)
-        assert tiles.threads <= 512 and tiles.room(True, False, 1) <= ROOM
+        assert BACKEND.emitter.fits(lowered.kernel, lowered.shape, schedule, lowered.cuts)
+        tiles = TiledSchedule.parse(schedule)
+        assert tiles is not None and tiles.threads <= 512 and tiles.room(True, False, 1) <= ROOM
     for wrong in ({"tiles": 2}, {"high": 3}, {"stages": 1}, {"deep": 4}, {"m": 512}, {"walk": 1}):
-        assert not tiles_fit(lowered.kernel, lowered.shape, {**lowered.space[0], **wrong})
+        assert not BACKEND.emitter.fits(lowered.kernel, lowered.shape, {**lowered.space[0], **wrong}, lowered.cuts)
 
 
 @pytest.mark.parametrize(

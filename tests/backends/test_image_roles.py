@@ -13,8 +13,9 @@ from tensor_graphs.backends.generate.template import template_of
 from tensor_graphs.backends.generate.weight_layouts import innermost
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.triton.backend import BACKEND
+from tensor_graphs.backends.triton.schedules.parameters import ConvolutionSchedule
 from tensor_graphs.backends.triton.warp_specialized.convolution import images_of
-from tensor_graphs.backends.triton.warp_specialized.schedules import image_schedules, images_fit
+from tensor_graphs.backends.triton.warp_specialized.schedules import image_schedules
 from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
@@ -65,7 +66,7 @@ def called(name: str, last: bool, dtype: str = "float16") -> tuple[Template, Cal
 def proposed(template: Template, call: Call) -> list[dict[str, int]]:
     found = template.lower(call)  # type: ignore[attr-defined]
     assert found is not None
-    return list(image_schedules(found.kernel, found.shape, 9))
+    return [s.numbers() for s in image_schedules(found.kernel, found.shape, 9)]
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["rows", "channels innermost"])
@@ -112,7 +113,7 @@ def test_tiles_divide_what_there_is() -> None:
         {"boxes": 1},
         {"warps": 2},
     ):
-        assert not images_fit(found.kernel, found.shape, {**first, **change}), change
+        assert not BACKEND.emitter.fits(found.kernel, found.shape, {**first, **change}, False), change
     wide = {n: Operand(Type(o.type.shape, "float32"), o.strides) for n, o in call.operands.items()}
     assert not proposed(template, Call(wide, Operand(Type(call.output.type.shape, "float32"), call.output.strides), {}))
 
@@ -121,11 +122,13 @@ def test_an_image_is_read_as_it_lies() -> None:
     template, call = called("plain", False)
     found = template.lower(call)  # type: ignore[attr-defined]
     assert found is not None
-    one = images_of(found.kernel, proposed(template, call)[0], "probe", found.shape)
+    schedule = ConvolutionSchedule.parse(proposed(template, call)[0])
+    assert schedule is not None
+    one = images_of(found.kernel, schedule, "probe", found.shape)
     p = one.image_patch
     assert (p.sizes, p.strides) == ((2, 16, 16, 64), (16384, 1024, 64, 1)) and p.block == (1, 4, 16, 64)
     rows = Operand(call.operands["a"].type, contiguous(call.operands["a"].type.shape))  # type: ignore[arg-type]
     other = template.lower(replace(call, operands={**call.operands, "a": rows}))  # type: ignore[attr-defined]
     assert other is not None
     with pytest.raises(kir.Unfusable):
-        images_of(other.kernel, proposed(template, call)[0], "probe", other.shape)
+        images_of(other.kernel, schedule, "probe", other.shape)

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import pytest
 from filelock import FileLock
 
 from tensor_graphs.backends.generate.kernel_text import KernelText, call_json, call_of_json, kernel_text
+from tensor_graphs.backends.generate.schedule import Move
 from tensor_graphs.backends.tuning import gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
@@ -62,9 +63,16 @@ def launch(call: Call) -> str:
     return f"add_kernel[({-(-n // block)},)]({x}, {y}, {out}, {n}, BLOCK={block}, num_warps={s.get('num_warps', 4)})"
 
 
+def moves(schedule: Mapping[str, int]) -> Iterator[Move]:
+    """Every number halved or doubled."""
+    for name, value in schedule.items():
+        yield Move(name, 1, {**schedule, name: 2 * value})
+        yield Move(name, -1, {**schedule, name: max(1, value // 2)})
+
+
 def template(code: object = launch, **more: object) -> Template:
     space = lambda call: [{"BLOCK": 64}, {"BLOCK": 128}, {"BLOCK": 64, "num_warps": 8}]
-    given = {"source": lambda call: SOURCE, "space": space, **more}
+    given = {"source": lambda call: SOURCE, "space": space, "moves": moves, **more}
     named = identify(code, f"test.{code.__qualname__}")  # type: ignore[arg-type, attr-defined]
     return Template("generated.add", "triton", "x + y", named, "pointwise", **given)  # type: ignore[arg-type]
 

@@ -13,8 +13,8 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.ir.tiling import padded
-from tensor_graphs.backends.triton.backend import generated, launches
-from tensor_graphs.backends.triton.warp_specialized.schedules import role_schedules, roles_fit
+from tensor_graphs.backends.triton.backend import BACKEND, generated, launches
+from tensor_graphs.backends.triton.warp_specialized.schedules import attention_schedules
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
@@ -146,15 +146,15 @@ def test_roles_are_proposed_where_they_are_legal() -> None:
     call = Call(dict.fromkeys(template.operands, narrow), narrow, {})
     found = template.lower(call)
     assert found is not None
-    proposed = list(role_schedules(found.kernel, found.shape))
+    proposed = [s.numbers() for s in attention_schedules(found.kernel, found.shape)]
     assert proposed and list(template.space(call))[: 2 * len(proposed) : 2] == proposed  # type: ignore[misc]
     fits = template.fits
     assert fits is not None and all(fits(replace(call, schedule=s)) for s in proposed)
     for change in ({"m": 64}, {"warps": 4}, {"stages": 9}, {"k1": 256}, {"boxes": 1}, {"k1": 24}, {"k0": 256}):
-        assert not roles_fit(found.kernel, found.shape, {**proposed[0], **change}), change
+        assert not BACKEND.emitter.fits(found.kernel, found.shape, {**proposed[0], **change}, False), change
     wide = Operand(Type((4, 2048, 128), "float32"), contiguous((4, 2048, 128)))
     plain = template.lower(Call(dict.fromkeys(template.operands, wide), wide, {}))
-    assert plain is not None and not list(role_schedules(plain.kernel, plain.shape))
+    assert plain is not None and not list(attention_schedules(plain.kernel, plain.shape))
 
 
 def test_one_group_computes_alone() -> None:
@@ -167,10 +167,10 @@ def test_schedules_near_those_that_are_proposed_are_legal_or_not() -> None:
     template, call = called("pieces", 64, pieces=1)
     found = template.lower(call)  # type: ignore[attr-defined]
     schedule = dict(call.schedule)
-    assert roles_fit(found.kernel, found.shape, schedule)
+    assert BACKEND.emitter.fits(found.kernel, found.shape, schedule, False)
     for name in schedule:
         for changed in (schedule[name] // 2, schedule[name] * 2):
-            assert roles_fit(found.kernel, found.shape, {**schedule, name: changed}) in (True, False)
+            assert BACKEND.emitter.fits(found.kernel, found.shape, {**schedule, name: changed}, False) in (True, False)
 
 
 def test_the_source_of_roles_is_the_golden_file(update_golden: bool) -> None:

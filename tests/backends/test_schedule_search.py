@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.kernel_text import kernel_text
+from tensor_graphs.backends.generate.schedule import Domain, Move, depths, flag, number, optional
+from tensor_graphs.backends.generate.schedule import Schedule as Declared
 from tensor_graphs.backends.triton.backend import generated
 from tensor_graphs.backends.triton.schedules import candidates as triton_space
 from tensor_graphs.backends.triton.schedules import legality as triton_fits
@@ -24,7 +28,6 @@ from tensor_graphs.backends.tuning.schedule_search import (
     Schedule,
     ScheduleSearch,
     key_of_schedule,
-    moves,
 )
 from tensor_graphs.backends.tuning.trials import Measured, Try, rows_of, search_of
 from tensor_graphs.costdb.store.store import Store
@@ -34,6 +37,31 @@ from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex,
 from tensor_graphs.pipeline.prices import CostPricer
 
 NAMES = ("m", "n", "k0", "warps")
+
+
+@dataclass(frozen=True)
+class Toy(Declared):
+    """Four parameters; `m` alone where there are no others."""
+
+    m: int = number("rows", Domain(1, 256, powers=True))
+    n: int | None = optional("columns", Domain(1, 256, powers=True))
+    k: tuple[int, ...] = depths("depths", Domain(powers=True))
+    warps: int | None = optional("warps", Domain(1, 16, powers=True))
+    stages: int | None = optional("stages", Domain(1, 8, steps="step"))
+    split: int | None = optional("parts", Domain(2), drops=True, starts=2, companions=("join",))
+    join: bool = flag("joined", fixed=True)
+
+
+def moves(schedule: Schedule) -> Iterator[Move]:
+    """Moves of a stored schedule of `Toy`."""
+    found = Toy.parse(schedule)
+    assert found is not None
+    return found.moves()
+
+
+def search(ranked: Sequence[Schedule], *arguments: Any, **more: Any) -> ScheduleSearch:
+    """A search among schedules of `Toy`."""
+    return ScheduleSearch(ranked, *arguments, moves=moves, form=lambda s: "roles" in s, **more)
 
 
 def fits(schedule: Schedule) -> bool:
@@ -53,13 +81,13 @@ def distance(best: Schedule, schedule: Schedule) -> float:
 RANKED = [{"m": 16 << i % 3, "n": 32 << i % 4, "k0": 16 << i % 2, "warps": 4 << i % 2} for i in range(12)]
 
 
-def run(search: ScheduleSearch, cost: object, worth: float = math.inf, cut: int = 10**9) -> list[Schedule]:
+def run(one: ScheduleSearch, cost: object, worth: float = math.inf, cut: int = 10**9) -> list[Schedule]:
     """The schedules measured, in order, until the search ends or `cut` of them."""
     asked: list[Schedule] = []
-    while (wanted := search.more(worth)) and len(asked) < cut:
+    while (wanted := one.more(worth)) and len(asked) < cut:
         for schedule in wanted:
             asked.append(schedule)
-            search.told(schedule, cost(schedule))  # type: ignore[operator]
+            one.told(schedule, cost(schedule))  # type: ignore[operator]
     return asked
 
 
@@ -67,7 +95,7 @@ def run(search: ScheduleSearch, cost: object, worth: float = math.inf, cut: int 
                                    "k0": st.sampled_from([32, 64, 128]), "warps": st.sampled_from([2, 4, 8])}))  # fmt: skip
 def test_moves_find_what_the_ranking_misses(best: Schedule) -> None:
     cost = lambda s: distance(best, s)
-    asked = run(ScheduleSearch(RANKED, fits), cost)
+    asked = run(search(RANKED, fits), cost)
     assert len(asked) == len({key_of_schedule(s) for s in asked}) <= COUNT
     assert all(map(fits, asked))
     found, ranked = min(map(cost, asked)), min(map(cost, RANKED))
@@ -80,43 +108,43 @@ def test_moves_find_what_the_ranking_misses(best: Schedule) -> None:
 def test_a_search_that_was_cut_goes_on_as_if_it_had_not_been(data: st.DataObject) -> None:
     """What is proposed follows from what is known: the same results, however they came, give the same proposals."""
     cost = lambda s: math.inf if hash(key_of_schedule(s)) % 5 == 0 else distance(RANKED[3], s)
-    whole = run(ScheduleSearch(RANKED, fits), cost)
+    whole = run(search(RANKED, fits), cost)
     cut = data.draw(st.integers(0, len(whole)))
-    first = ScheduleSearch(RANKED, fits)
+    first = search(RANKED, fits)
     before = run(first, cost, cut=cut)
-    after = run(ScheduleSearch(RANKED, fits, known=dict(first.known)), cost)
+    after = run(search(RANKED, fits, known=dict(first.known)), cost)
     assert before + after == whole
-    ended = ScheduleSearch(RANKED, fits, known={**first.known, **{key_of_schedule(s): cost(s) for s in after}})
+    ended = search(RANKED, fits, known={**first.known, **{key_of_schedule(s): cost(s) for s in after}})
     assert ended.more() == []
 
 
 def test_a_hopeless_kernel_is_left_after_the_guesses() -> None:
-    assert len(run(ScheduleSearch(RANKED, fits), lambda s: 100.0, worth=10.0)) == SEEDS
-    assert len(run(ScheduleSearch(RANKED, fits), lambda s: 9.0, worth=10.0)) == COUNT
-    assert run(ScheduleSearch(RANKED, fits), lambda s: 9.0, worth=0.0) == []
+    assert len(run(search(RANKED, fits), lambda s: 100.0, worth=10.0)) == SEEDS
+    assert len(run(search(RANKED, fits), lambda s: 9.0, worth=10.0)) == COUNT
+    assert run(search(RANKED, fits), lambda s: 9.0, worth=0.0) == []
 
 
 def test_where_all_guesses_fail_the_others_are_tried() -> None:
     good = key_of_schedule(RANKED[-1])
-    asked = run(ScheduleSearch(RANKED, fits), lambda s: 5.0 if key_of_schedule(s) == good else math.inf)
+    asked = run(search(RANKED, fits), lambda s: 5.0 if key_of_schedule(s) == good else math.inf)
     assert RANKED[-1] in asked and len(asked) <= 2 * COUNT
-    assert run(ScheduleSearch(RANKED), lambda s: math.inf) == RANKED
+    assert run(search(RANKED), lambda s: math.inf) == RANKED
 
 
 def test_what_was_best_nearby_is_a_guess() -> None:
     near = {"m": 16, "n": 256, "k0": 64, "warps": 2}
-    assert near in ScheduleSearch(RANKED, fits, near=[near]).more()
+    assert near in search(RANKED, fits, near=[near]).more()
 
 
 def test_a_first_look_is_a_few_guesses_and_the_search_goes_on_from_them() -> None:
-    search = ScheduleSearch(RANKED, fits)
-    assert search.more(look=True) == RANKED[:1]
-    search.told(RANKED[0], 9.0)
-    assert search.more(worth=8.0, look=True) == RANKED[1:LOOK], "it is not far from being of use"
-    search.told(RANKED[1], 7.0)
-    search.told(RANKED[2], math.inf)
-    assert search.more(look=True) == [] and search.more()[: SEEDS - LOOK] == RANKED[LOOK:SEEDS]
-    failed = ScheduleSearch(RANKED, fits)
+    one = search(RANKED, fits)
+    assert one.more(look=True) == RANKED[:1]
+    one.told(RANKED[0], 9.0)
+    assert one.more(worth=8.0, look=True) == RANKED[1:LOOK], "it is not far from being of use"
+    one.told(RANKED[1], 7.0)
+    one.told(RANKED[2], math.inf)
+    assert one.more(look=True) == [] and one.more()[: SEEDS - LOOK] == RANKED[LOOK:SEEDS]
+    failed = search(RANKED, fits)
     for _ in range(2):
         for s in failed.more(look=True):
             failed.told(s, math.inf)
@@ -127,25 +155,25 @@ def test_a_first_look_is_a_few_guesses_and_the_search_goes_on_from_them() -> Non
 
 
 def test_a_first_look_ends_where_the_first_guess_is_far_from_being_of_use() -> None:
-    search = ScheduleSearch(RANKED, fits)
-    search.told(*search.more(look=True), 15.1)
-    assert search.more(worth=10.0, look=True) == [] and search.more(worth=10.1, look=True) == RANKED[1:LOOK]
+    one = search(RANKED, fits)
+    one.told(*one.more(look=True), 15.1)
+    assert one.more(worth=10.0, look=True) == [] and one.more(worth=10.1, look=True) == RANKED[1:LOOK]
 
 
 def test_a_first_look_sees_the_best_guess_of_each_form() -> None:
     roles = {"roles": 1, "m": 64, "n": 64}
     wide = [{**roles, "m": m} for m in (128, 256)]
-    assert ScheduleSearch([roles, *wide, *RANKED]).more(look=True) == [roles]
-    assert ScheduleSearch([roles, RANKED[0], {**roles, "m": 128}]).more(look=True) == [roles, RANKED[0]]
+    assert search([roles, *wide, *RANKED]).more(look=True) == [roles]
+    assert search([roles, RANKED[0], {**roles, "m": 128}]).more(look=True) == [roles, RANKED[0]]
 
 
 def test_what_was_best_in_kernels_like_it_is_all_of_a_first_look_and_begins_a_search() -> None:
     like = [{"m": 16, "n": 256, "k0": 64, "warps": 2}, {"m": 32, "n": 256, "k0": 64, "warps": 2}]
-    search = ScheduleSearch(RANKED, fits, like=like)
-    assert search.more(look=True) == like[:1]
-    search.told(like[0], 5.0)
-    assert search.more(look=True) == [] and search.more()[0] == like[1]
-    failed = ScheduleSearch(RANKED, fits, like=like)
+    one = search(RANKED, fits, like=like)
+    assert one.more(look=True) == like[:1]
+    one.told(like[0], 5.0)
+    assert one.more(look=True) == [] and one.more()[0] == like[1]
+    failed = search(RANKED, fits, like=like)
     failed.told(like[0], math.inf)
     assert failed.more(look=True)
 
@@ -153,16 +181,16 @@ def test_what_was_best_in_kernels_like_it_is_all_of_a_first_look_and_begins_a_se
 def test_where_moves_from_the_fastest_are_used_up_those_from_others_near_it_lead_on() -> None:
     times = {1: 10.0, 2: 10.5, 4: 11.0, 8: 11.2, 16: 9.0, 32: 20.0, 64: 8.0}
     legal = lambda s: set(s) == {"m"} and s["m"] in times
-    asked = run(ScheduleSearch([{"m": 1}], legal), lambda s: times[s["m"]])
+    asked = run(search([{"m": 1}], legal), lambda s: times[s["m"]])
     assert [s["m"] for s in asked] == [1, 2, 4, 8, 16, 32], "what is far from the fastest leads nowhere"
 
 
 def test_moves_change_one_thing_and_can_be_undone() -> None:
     start = {"m": 16, "n": 32, "k0": 32, "k1": 32, "k2": 8, "stages": 3, "warps": 4}
-    steps = list(moves(start))
+    steps = [s for *_, s in moves(start)]
     assert {**start, "split": 2, "join": 1} in steps and {**start, "k0": 64, "k1": 64} in steps
     assert {**start, "stages": 4} in steps and {**start, "m": 8} in steps
-    assert all(key_of_schedule(start) in map(key_of_schedule, moves(s)) for s in steps)
+    assert all(key_of_schedule(start) in (key_of_schedule(back) for *_, back in moves(s)) for s in steps)
 
 
 # ---------------------------------------------------------------- Triton's space
@@ -196,7 +224,7 @@ def test_what_is_ranked_fits_and_so_do_moves_that_can_be_written(kind: str) -> N
     ranked = [dict(s) for s in template.space(call)]
     fitting = lambda s: template.fits(replace(call, schedule=s))  # type: ignore[misc]
     assert ranked and all(map(fitting, ranked))
-    legal = [s for s in moves(ranked[0]) if fitting(s)]
+    legal = [s for *_, s in template.moves(ranked[0]) if fitting(s)]  # type: ignore[misc]
     assert legal and all(template.source(replace(call, schedule=s)) for s in legal)  # type: ignore[misc]
     for wrong in ({"m": 3}, {"warps": 64}, {"n": 1 << 20}, {"stages": 0}, {"what": 2}):
         assert not fitting({**ranked[0], **wrong})
@@ -218,7 +246,7 @@ def test_moves_in_cuda_give_other_kernels(kind: str) -> None:
     )
     text = lambda s: re.sub(r"_[0-9a-f]{10}", "", kernel_text(template, replace(call, schedule=s)).text)
     for s in ranked[:3]:
-        assert text(s) not in {text(m) for m in moves(s) if fitting(m)}
+        assert text(s) not in {text(m) for *_, m in template.moves(s) if fitting(m)}  # type: ignore[misc]
 
 
 def leaves(root: Tensor) -> dict[str, Tensor]:
@@ -235,13 +263,13 @@ def test_a_store_knows_schedules_of_this_shape_and_the_best_of_others(tmp_path: 
         return generated(root), Call({"x": operand(leaves(root)["x"])}, operand(root), {})
 
     template, call = at(256)
-    search = search_of(template, call, COUNT, store.snapshot)  # type: ignore[arg-type]
-    assert search is not None and not search.near
-    moved = next(s for s in moves(search.ranked[0]) if search.fits and search.fits(s) and s not in search.ranked)
-    tries = [Try(replace(call, schedule=s), cold=[us] * 3) for s, us in ((search.ranked[0], 5.0), (moved, 2.0))]
+    first = search_of(template, call, COUNT, store.snapshot)  # type: ignore[arg-type]
+    assert first is not None and not first.near
+    moved = next(s for *_, s in first.moves(first.ranked[0]) if first.fits(s) and s not in first.ranked)  # type: ignore[misc]
+    tries = [Try(replace(call, schedule=s), cold=[us] * 3) for s, us in ((first.ranked[0], 5.0), (moved, 2.0))]
     store.add(rows_of(Measured(template, call, tries)))  # type: ignore[arg-type]
     again = search_of(template, call, COUNT, store.snapshot)  # type: ignore[arg-type]
-    assert again is not None and again.known == {key_of_schedule(search.ranked[0]): 5.0, key_of_schedule(moved): 2.0}
+    assert again is not None and again.known == {key_of_schedule(first.ranked[0]): 5.0, key_of_schedule(moved): 2.0}
     assert not again.near and again.more()
     place = Candidate(template, Vertex(0, call.output.strides), (), call)  # type: ignore[arg-type]
     price = CostPricer(store).price([place])[0]

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import ClassVar
 
+from ...generate.schedule import Domain, Schedule, flag, number, optional
 from ...ir.index import Axis, index
 from ...ir.kernel import Expr, Kernel, Unfusable
 from ...ir.precision import IEEE, PRECISIONS, THREE
@@ -29,36 +31,39 @@ from ..emit.thread_layout import Along, Layout
 
 _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
 TILE_INTRINSICS, TILE_LIBRARY = _TEXT[0], "".join(_TEXT)
+POWERS = Domain(powers=True)
 HOW = {IEEE: "FUSED", THREE: "THREE"}
 ROOM = 226 << 10  # limit of dynamic shared memory of a block in bytes
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """Schedule parameters of a tiled GEMM.
+class TiledSchedule(Schedule):
+    """Schedule of a tiled float32 GEMM."""
 
-    `m`, `n`: block tile; `deep`: K elements per stage; `stages`: pipeline depth; `high`, `wide`: tile of a thread, or
-    of a warp on tensor cores; `group`: rows of tiles rasterized together for L2 reuse; `precision`: index in
-    `PRECISIONS`; `split`: split-K factor, the last block of a tile combines the partial sums; `early`: programmatic
-    dependent launch.
-    """
+    tag: ClassVar[str] = "tiles"
 
-    m: int
-    n: int
-    deep: int
-    high: int
-    wide: int
-    stages: int
-    group: int = 8
-    precision: int = 0
-    split: int = 1
-    early: bool = False
+    m: int = number("rows of a block's tile", POWERS)
+    n: int = number("columns of a block's tile", POWERS)
+    deep: int = number("K elements per stage", POWERS)
+    high: int = number("rows of a thread's tile, or of a warp's on tensor cores", POWERS)
+    wide: int = number("columns of a thread's tile, or of a warp's on tensor cores", POWERS)
+    stages: int = number("pipeline depth", Domain(2, 6, steps="step"))
+    group: int = number("rows of tiles rasterized together for L2 reuse", POWERS, default=8)
+    precision: int | None = optional(
+        "input precision of products on tensor cores, an index of `PRECISIONS`; CUDA cores without it",
+        Domain(values=(THREE.number,), steps="none"),
+    )
+    split: int | None = optional(
+        "split-K factor over blocks; the last block of a tile combines the partial sums",
+        Domain(2, powers=True), drops=True, starts=2, companions=("join",), common=True,
+    )  # fmt: skip
+    join: bool = flag("there with `split`", fixed=True, common=True)
+    early: bool = flag("programmatic dependent launch", common=True)
 
-    @staticmethod
-    def of(schedule: Mapping[str, int]) -> Tiles:
-        """The parameters of a schedule (tiled_fp32/schedules.py)."""
-        names = {k: v for k, v in schedule.items() if k not in ("tiles", "early", "join")}
-        return Tiles(**names, early=bool(schedule.get("early")))
+    @property
+    def scratch_parts(self) -> int:
+        """Split-K factor."""
+        return self.split or 1
 
     @property
     def threads(self) -> int:
@@ -91,14 +96,14 @@ class Side:
     words: int
 
 
-def emit_tiles(kernel: Kernel, shape: Shape, tiles: Tiles, name: str) -> CudaLaunch:
+def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> CudaLaunch:
     """The launch of a GEMM with given tiles. Unfusable unless its operands are plain float32 matrices."""
-    if tiles.split == 1:
+    if tiles.scratch_parts == 1:
         return _Tiles(kernel, shape, tiles, name).tiles()
     axes = {e.axis for e in shape.dots}
     if len(axes) != 1 or (kernel.reductions and {e.axis for e in kernel.reductions} != axes):
         raise Unfusable("parts of more than products along one axis")
-    first, second = split(kernel, axes.pop(), tiles.split)
+    first, second = split(kernel, axes.pop(), tiles.scratch_parts)
     own, inner = shape_of(first), tuple(dict.fromkeys(e.axis for e in second.reductions))
     parts = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch), joined={})
     after = replace(shape, joined={}, inner=inner, outer=inner, dots={})
@@ -106,7 +111,7 @@ def emit_tiles(kernel: Kernel, shape: Shape, tiles: Tiles, name: str) -> CudaLau
     return _Tiles(first, parts, tiles, name).tiles(joining)
 
 
-def _joining(t: Tiles) -> Layout:
+def _joining(t: TiledSchedule) -> Layout:
     """The thread layout in which the last block combines a tile's partial sums: contiguous along the columns."""
     across = min(t.n // 4, t.threads)
     down = min(t.m, t.threads // across)
@@ -117,7 +122,7 @@ def _joining(t: Tiles) -> Layout:
 class _Tiles(Function):
     """Emitter of a tiled GEMM. The inherited frame is that of the epilogue."""
 
-    def __init__(self, kernel: Kernel, shape: Shape, tiles: Tiles, name: str) -> None:
+    def __init__(self, kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> None:
         s = tiles
         dims = {"n": Along(4, 2, s.wide // 8), "m": Along(8, 1, s.high // 8)}
         if not s.precision:
@@ -178,7 +183,7 @@ class _Tiles(Function):
         if room > ROOM or blocks >= 1 << 31:
             raise Unfusable("tiles that are too large, or too many")
         numbers = (
-            HOW[PRECISIONS[t.precision]], t.m, t.n, t.deep, t.high, t.wide, t.stages, rights, str(self.left.along).lower(),
+            HOW[PRECISIONS[t.precision or 0]], t.m, t.n, t.deep, t.high, t.wide, t.stages, rights, str(self.left.along).lower(),
             str(self.right[0].along).lower(), self.left.words, min(r.words for r in self.right),
         )  # fmt: skip
         self._places(counts)
@@ -225,7 +230,7 @@ class _Tiles(Function):
             f"    const int {d}_0 = {' + '.join(x for x in (f'tile_{d} * {self.tile[d]}', last._thread(d)) if x)};"
             for d in "mn"
         ]
-        first, *lines = last.as_last(blocks, self.t.split, self.counter, 0)
+        first, *lines = last.as_last(blocks, self.t.scratch_parts, self.counter, 0)
         return [first, "    {", *places, *lines, "    }"]
 
     def _places(self, counts: Mapping[str, int]) -> None:
@@ -244,4 +249,4 @@ class _Tiles(Function):
         self.line(f"const int tile_n = tile % {self.t.group * across} / height;")
 
 
-__all__ = ["TILE_INTRINSICS", "TILE_LIBRARY", "Tiles", "emit_tiles"]
+__all__ = ["TILE_INTRINSICS", "TILE_LIBRARY", "TiledSchedule", "emit_tiles"]

@@ -1,15 +1,9 @@
-"""Candidate schedules of tiled float32 GEMM (tiled_fp32/kernel.py) by a cost model, and their legality.
-
-`tiles` is 1. `m`, `n`: block tile; `deep`: K elements per stage; `stages`: pipeline depth. `high`, `wide`: tile of a
-thread, or of a warp on tensor cores where `precision` is not 0. `group`: rows of tiles rasterized together. `split`:
-split-K factor; the last block of a tile combines the partial sums (`join`). `early`: programmatic dependent launch.
-"""
+"""Candidate schedules of tiled float32 GEMM (`TiledSchedule`, tiled_fp32/kernel.py) by a cost model, and their legality."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import product
 from math import ceil, prod
 
@@ -17,9 +11,8 @@ from ....egraph.ir.memo import memo
 from ...ir.kernel import PROBE, Kernel, if_fusable
 from ...ir.precision import Precision
 from ...ir.tiling import MULTIPROCESSORS, Shape, padded
-from .kernel import ROOM, Tiles, emit_tiles
+from .kernel import ROOM, TiledSchedule, emit_tiles
 
-NAMES = {"tiles", "m", "n", "deep", "high", "wide", "stages", "group"}
 LEAST = 5  # least rows and columns of a GEMM that is worth tiling
 THREADS = 64, 512  # least and most threads of a block
 HELD, PARTED = 128, 64  # limits of accumulators per thread: CUDA cores, split operands (more spilled)
@@ -35,12 +28,17 @@ BEGIN, JOIN, BYTES = (
 PARTS = (2, 4, 8, 16)
 
 
-def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precision) -> list[dict[str, int]]:
-    """At most `count` schedules, best guess first; empty if tiling does not apply to the kernel."""
-    if shape.kind != "contraction" or shape.m < LEAST or shape.n < LEAST:
+def applies(kernel: Kernel, shape: Shape) -> bool:
+    """Whether tiling is offered for a kernel: a GEMM with enough rows and columns."""
+    return shape.kind == "contraction" and shape.m >= LEAST and shape.n >= LEAST
+
+
+def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precision) -> list[TiledSchedule]:
+    """At most `count` schedules, best guess first; empty if the kernel cannot be written so."""
+    if not applies(kernel, shape):
         return []
     size, batch = max(a.size for a in shape.inner), prod(a.size for a in shape.batch)
-    chosen: list[dict[str, int]] = []
+    chosen: list[TiledSchedule] = []
     for _, schedule in _ranked(shape.m, shape.n, size, batch, len({d.right for d in shape.dots.values()}), precision):
         if len(chosen) == count:
             break
@@ -51,20 +49,14 @@ def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precisio
     return chosen
 
 
-def tiles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
+def tiles_fit(kernel: Kernel, shape: Shape, s: TiledSchedule) -> bool:
     """Whether a schedule is legal: registers and shared memory suffice, and the kernel can be emitted."""
-    if not NAMES <= set(schedule) <= NAMES | {"early", "precision", "split", "join"} or schedule["tiles"] != 1:
+    if not s.valid or s.join != (s.split is not None):
         return False
-    if (schedule.get("split", 1) > 1) != bool(schedule.get("join")):
-        return False
-    sizes = [v for k, v in schedule.items() if k not in ("stages", "precision")]
-    if any(v < 1 or v & (v - 1) for v in sizes) or not 2 <= schedule["stages"] <= 6:
-        return False
-    tiles = Tiles.of(schedule)
-    return _whole(tiles) and if_fusable(emit_tiles, kernel, shape, tiles, PROBE) is not None
+    return _whole(s) and if_fusable(emit_tiles, kernel, shape, s, PROBE) is not None
 
 
-def _whole(t: Tiles) -> bool:
+def _whole(t: TiledSchedule) -> bool:
     """Whether threads and warps divide the tile evenly and stay within the accumulator limits."""
     high, wide = (16, 8) if t.precision else (4, 4)
     even = t.high % high == t.wide % wide == t.deep % (8 if t.precision else 4) == 0
@@ -87,31 +79,19 @@ SHARES = {
 @memo(1024)
 def _ranked(
     rows: int, columns: int, size: int, batch: int, rights: int, precision: Precision
-) -> tuple[tuple[float, dict[str, int]], ...]:
+) -> tuple[tuple[float, TiledSchedule], ...]:
     """(estimated cycles, schedule), best first."""
     found = _estimates(rows, columns, size, batch, rights, precision)
-    return tuple(sorted(found, key=lambda pair: (pair[0], sorted(pair[1].items()))))
+    return tuple(sorted(found, key=lambda pair: (pair[0], pair[1].key)))
 
 
 def _estimates(
     rows: int, columns: int, size: int, batch: int, rights: int, precision: Precision
-) -> Iterator[tuple[float, dict[str, int]]]:
+) -> Iterator[tuple[float, TiledSchedule]]:
     """(estimated cycles, schedule) of every candidate."""
-    own = {"precision": precision.number} if precision.number else {}
     tall, broad = ([x for x in (16, 32, 64, 128, 256) if x < 2 * padded(max(16, n))] for n in (rows, columns))
     for m, n, deep, (high, wide), stages in product(tall, broad, (16, 32), SHARES[bool(precision.number)], (3, 4)):
-        schedule = {
-            "tiles": 1,
-            "m": m,
-            "n": n,
-            "deep": deep,
-            "high": high,
-            "wide": wide,
-            "stages": stages,
-            "group": 8,
-            **own,
-        }
-        t = Tiles.of(schedule)
+        t = TiledSchedule(m, n, deep, high, wide, stages, 8, precision.number or None)
         if high > m or wide > n or not _whole(t) or t.held * rights > HELD or (deep > 16 and deep >= 2 * size):
             continue
         room = t.room(True, False, rights)
@@ -123,19 +103,24 @@ def _estimates(
         splits = [p for p in PARTS if size % p == 0 and size // p >= 8 * deep and blocks * p <= 4 * MULTIPROCESSORS]
         for split in (1, *splits) if blocks < MULTIPROCESSORS else (1,):
             share = ceil(blocks * split / MULTIPROCESSORS)
-            parts = {"split": split, "join": 1} if split > 1 else {}
-            yield _cycles(replace(t, split=split), size, rights, share, resident, precision), schedule | parts
+            schedule = t.but(split=split, join=True) if split > 1 else t
+            yield _cycles(schedule, size, rights, share, resident, precision), schedule
 
 
-def _cycles(t: Tiles, size: int, rights: int, share: int, resident: int, precision: Precision) -> float:
+def _cycles(t: TiledSchedule, size: int, rights: int, share: int, resident: int, precision: Precision) -> float:
     """Estimated cycles of an SM for `share` blocks, of which `resident` run at once."""
     warps = min(share, resident) * t.threads / 32
     slow = (1 + READ[precision.name] * (1 / t.high + 1 / t.wide)) * math.sqrt(max(1.0, BUSY / warps))
     multiplied = t.m * t.n * rights * size / RATE[precision.name] * slow
     brought = (t.m + t.n * rights) * size * 4 / BYTES * (0.2 if share > 1 else 0.4)
     short = bool(t.precision) and t.deep < 32
-    joined = JOIN + t.m * t.n * rights * 4 * t.split / BYTES if t.split > 1 else 0.0
-    return share * (multiplied + brought) / t.split + joined + BEGIN + 0.02 * (abs(t.stages - 3) + short) * multiplied
+    joined = JOIN + t.m * t.n * rights * 4 * t.scratch_parts / BYTES if t.scratch_parts > 1 else 0.0
+    return (
+        share * (multiplied + brought) / t.scratch_parts
+        + joined
+        + BEGIN
+        + 0.02 * (abs(t.stages - 3) + short) * multiplied
+    )
 
 
-__all__ = ["tile_schedules", "tiles_fit"]
+__all__ = ["applies", "tile_schedules", "tiles_fit"]

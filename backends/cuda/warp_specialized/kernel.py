@@ -14,8 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 from ....egraph.ir.dtypes import HALVES, itemsize
+from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.index import Axis, Index
 from ...ir.kernel import PROBE, Expr, Kernel, Store, Unfusable, if_fusable
 from ...ir.tensor_maps import Box, as_one, box
@@ -35,30 +37,21 @@ THREADS = 128 * (1 + GROUPS)
 
 
 @dataclass(frozen=True)
-class Roles:
-    """Schedule parameters of a warp-specialized GEMM.
+class GemmSchedule(Schedule):
+    """Schedule of a warp-specialized GEMM."""
 
-    `m`, `n`: tile shape; `stages`: pipeline depth. `turns`: 2 for ping-pong consumers, 1 for cooperative ones. `down`,
-    `across`: cluster size along M (multicast of the right operand) and along N (multicast of the left operand), at most
-    2 together. `parts`: cluster size along K (split-K reduced through distributed shared memory). `group`: rows of
-    tiles rasterized together for L2 reuse. `early`: programmatic dependent launch.
-    """
+    tag: ClassVar[str] = "roles"
+    warp_specialized: ClassVar[bool] = True
 
-    m: int
-    n: int
-    stages: int
-    turns: int = 1
-    down: int = 1
-    across: int = 1
-    parts: int = 1
-    group: int = 8
-    early: bool = False
-
-    @staticmethod
-    def of(schedule: Mapping[str, int]) -> Roles:
-        """The parameters of a schedule (warp_specialized/schedules.py)."""
-        names = {k: v for k, v in schedule.items() if k not in ("roles", "early")}
-        return Roles(**names, early=bool(schedule.get("early")))
+    m: int = number("rows of a tile", Domain(64, 256, powers=True))
+    n: int = number("columns of a tile, per right-hand matrix", Domain(values=COLUMNS))
+    stages: int = number("pipeline depth", Domain(2, 8, steps="step"))
+    turns: int = number("2: consumers alternate between tiles (ping-pong), 1: they share one", Domain(1, 2), default=1)
+    down: int = number("cluster size along M: multicast of the right operand", Domain(1, 2), default=1)
+    across: int = number("cluster size along N: multicast of the left operand", Domain(1, 2), default=1)
+    parts: int = number("cluster size along K: split-K through distributed shared memory", Domain(1, 8), default=1)
+    group: int = number("rows of tiles rasterized together for L2 reuse", Domain(powers=True), default=8)
+    early: bool = flag("programmatic dependent launch", common=True)
 
     @property
     def beside(self) -> bool:
@@ -114,13 +107,13 @@ class Side:
     along: bool
 
 
-def emit_roles(kernel: Kernel, shape: Shape, roles: Roles, name: str) -> CudaLaunch:
+def emit_roles(kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> CudaLaunch:
     """The launch of a GEMM with given tiles. Unfusable unless its operands are plain 16-bit matrices that TMA can
     load."""
     return _Roles(kernel, shape, roles, name).roles()
 
 
-def readable(kernel: Kernel, shape: Shape, roles: Roles) -> bool:
+def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
     """Whether TMA can load the operands of a product in these tiles."""
     return if_fusable(_Roles, kernel, shape, roles, PROBE) is not None
 
@@ -128,7 +121,7 @@ def readable(kernel: Kernel, shape: Shape, roles: Roles) -> bool:
 class _Roles(Function):
     """Emitter of a warp-specialized GEMM. The inherited frame is that of the epilogue."""
 
-    def __init__(self, kernel: Kernel, shape: Shape, roles: Roles, name: str) -> None:
+    def __init__(self, kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> None:
         layout = Layout({"n": Along(4, 2, PIECE // 8), "m": Along(8, 1, 2)}, roles.early)
         super().__init__(kernel, layout, name, shape)
         self.r, self.tile = roles, {"m": roles.m, "n": roles.n}

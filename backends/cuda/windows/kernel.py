@@ -15,6 +15,7 @@ from itertools import product
 from math import gcd, prod
 
 from ....egraph.ir.dtypes import HALVES, itemsize
+from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.index import WIDE, Axis, Index, index
 from ...ir.kernel import Builder, Expr, Kernel, Store, Unfusable, below_maximum, walk
 from ...ir.simplify import SIMPLIFY, as_index
@@ -28,15 +29,14 @@ NAMES = ("x", "y", "z")  # sides of a box, from the contiguous axis outwards
 
 
 @dataclass(frozen=True)
-class Strip:
-    """Schedule parameters: results per thread along the last three axes (`x` the last), threads of a block, early
-    launch (0 or 1)."""
+class WindowSchedule(Schedule):
+    """Schedule of a short-window kernel: a thread's box of results, and the threads of a block."""
 
-    x: int
-    y: int = 1
-    z: int = 1
-    threads: int = 128
-    early: int = 0
+    x: int = number("results per thread along the contiguous axis", Domain())
+    y: int = number("results per thread along the axis before it", Domain(), default=1)
+    z: int = number("results per thread along the axis before that", Domain(), default=1)
+    threads: int = number("threads of a block", Domain(32, 512), default=128)
+    early: bool = flag("programmatic dependent launch", common=True)
 
     def tiles(self, kernel: Kernel) -> dict[Axis, tuple[Axis, int]]:
         """Tiled axes: axis -> (axis over the boxes, elements per thread)."""
@@ -51,7 +51,7 @@ def is_windowed(kernel: Kernel) -> bool:
     return bool(kernel.reductions) and reduced and plain and not any(map(below_maximum, kernel.exprs))
 
 
-def emit_windows(kernel: Kernel, strip: Strip, name: str) -> CudaLaunch:
+def emit_windows(kernel: Kernel, strip: WindowSchedule, name: str) -> CudaLaunch:
     """The launch of a kernel over windows. Unfusable if it is no such kernel or too large."""
     if not is_windowed(kernel):
         raise Unfusable("a kernel not of windows alone")
@@ -144,7 +144,7 @@ def covering(places: Sequence[int], width: int) -> tuple[int, int]:
 class Unrolled:
     """Emitter of a kernel in which each thread computes a box of results; holds the text emitted so far."""
 
-    def __init__(self, kernel: Kernel, strip: Strip, name: str) -> None:
+    def __init__(self, kernel: Kernel, strip: WindowSchedule, name: str) -> None:
         self.kernel, self.strip, self.name, self.builder = kernel, strip, name, Builder()
         self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
         self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)

@@ -1,12 +1,8 @@
-"""Candidate schedules of short-window kernels (windows/kernel.py), best guess first, and their legality.
-
-`x`, `y`, `z`: results per thread along the contiguous axis and the two axes before it; `threads`: threads of a block;
-`early`: programmatic dependent launch.
-"""
+"""Candidate schedules of short-window kernels (`WindowSchedule`, windows/kernel.py), best guess first, and their
+legality."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, gcd, prod
@@ -16,11 +12,8 @@ from ....egraph.ir.memo import memo
 from ...ir.index import Axis, Division, Index, index
 from ...ir.kernel import Expr, Kernel
 from ...ir.tiling import MULTIPROCESSORS
-from .kernel import is_windowed
+from .kernel import WindowSchedule, is_windowed
 
-Schedule = dict[str, int]
-
-NAMES = {"x", "y", "z", "threads"}
 MOST = 800  # limit of window elements that a thread reduces: more means long code and few threads
 BOX = 64  # limit of results per thread
 THREADS = 128  # threads of a block
@@ -30,19 +23,15 @@ VECTOR = 16  # bytes between neighbouring threads up to which a warp's access st
 ACCESS, OWN, BEGIN = 3, 6, 20  # instructions per access, per result and per thread besides the reductions
 
 
-def window_schedules(kernel: Kernel, count: int) -> list[Schedule]:
+def window_schedules(kernel: Kernel, count: int) -> list[WindowSchedule]:
     """At most `count` schedules, best guess first (with `early`, the best quarter also without); empty unless all
     reductions are over windows."""
-    if not is_windowed(kernel):
-        return []
-    return [dict(s) for s in _ranked(Work.of(kernel), count)]
+    return list(_ranked(Work.of(kernel), count)) if is_windowed(kernel) else []
 
 
-def windows_fit(kernel: Kernel, schedule: Mapping[str, int]) -> bool:
+def windows_fit(kernel: Kernel, s: WindowSchedule) -> bool:
     """Whether a schedule is legal: boxes of results no larger than the axes, and bounded work per thread."""
-    if not NAMES <= set(schedule) <= NAMES | {"early"} or schedule.get("early", 0) > 1 or not is_windowed(kernel):
-        return False
-    return 32 <= schedule["threads"] <= 512 and _fits(Work.of(kernel), tuple(schedule[k] for k in "xyz"))
+    return s.valid and is_windowed(kernel) and _fits(Work.of(kernel), (s.x, s.y, s.z))
 
 
 def _fits(work: Work, box: tuple[int, ...]) -> bool:
@@ -97,13 +86,12 @@ class Work:
 
 
 @memo(1024)
-def _ranked(work: Work, count: int) -> tuple[Schedule, ...]:
+def _ranked(work: Work, count: int) -> tuple[WindowSchedule, ...]:
     """Candidate schedules by estimated time."""
-    boxes = (dict(zip("xyz", box)) for box in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if _fits(work, box))
-    ranked = sorted(boxes, key=lambda s: (work.us(tuple(s.values())), sorted(s.items())))
+    boxes = [box for box in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if _fits(work, box)]
+    ranked = [WindowSchedule(*box, THREADS) for box in sorted(boxes, key=lambda box: (work.us(box), box))]
     plain = ranked[: count // 4]
-    early = [s | {"early": 1} for s in ranked[: count - len(plain)]]
-    return tuple({**s, "threads": THREADS} for s in (*early, *plain))
+    return (*(s.but(early=True) for s in ranked[: count - len(plain)]), *plain)
 
 
 def _read(kernel: Kernel, e: Expr, last: tuple[Axis, ...]) -> Read:

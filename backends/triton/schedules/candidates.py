@@ -1,99 +1,104 @@
 """Candidate Triton schedules, best guess first: a grid of parameters and an analytical ranking for each kind of kernel.
 
-schedules/legality.py defines schedules and decides legality; illegal schedules are never compiled. The constants were fitted
+schedules/parameters.py declares schedules, schedules/legality.py decides legality; illegal schedules are never compiled. The constants were fitted
 to times measured on an H200. Lower ranks are better.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, product
 from math import log2, prod
 from operator import itemgetter
 
 from ....egraph.ir.memo import memo
+from ...generate.schedule import Key
+from ...generate.strategy import COUNT
 from ...ir.kernel import Kernel
-from ...ir.precision import PRECISIONS
-from ...ir.tiling import MULTIPROCESSORS, Shape, Tiling, padded
-from .legality import LITTLE, SHARED, Facts, Numbers, Schedule, each, facts_of, legal, tiles_fit
+from ...ir.precision import TF32, Precision
+from ...ir.tiling import MULTIPROCESSORS, Shape, padded
+from .legality import FEW, LITTLE, SHARED, Facts, each, facts_of, legal, tiles_fit
+from .parameters import TileSchedule
 
-COUNT = 16  # schedules that are measured per kernel and shape
+LINE = 32  # float32 elements in a line of shared memory
+SUMS = 64  # accumulators per thread that leave registers for split operands
 SMALL = 2048  # elements of a small program: launching one takes about 1.2 ns, as long as moving 5 KiB
 THOUSANDS = 4096  # number of programs beyond which this launch cost counts
 SEGMENT = 64  # contiguous rows to be written at once: a norm took 9.6 us with 64, 20 with 8
-Ranked = Iterator[tuple[Schedule, float]]
-Key = tuple[tuple[str, int], ...]
+Ranked = Iterator[tuple[TileSchedule, float]]
 
 
-def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
-    """The tiling of a schedule for a kernel of this shape."""
-    k = {a: min(schedule.get(f"k{i}", padded(a.size)), padded(a.size)) for i, a in enumerate(shape.inner)}
-    m, n = (schedule[x] if group else 1 for x, group in (("m", shape.rows), ("n", shape.cols)))
-    options = {
-        "precision": PRECISIONS[schedule.get("precision", 0)].name,
-        "boxes": bool(schedule.get("boxes", 0)),
-        "inside": bool(schedule.get("inside", 0)),
-        "walk": bool(schedule.get("walk", 0)),
-        "early": bool(schedule.get("early", 0)),
-        "beside": bool(schedule.get("beside", 0)),
-    }
-    return Tiling(m, n, k, schedule["warps"], schedule["stages"], schedule.get("group", 1), options)
-
-
-def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[Schedule]:
+def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[TileSchedule]:
     """At most `count` schedules, best guess first; empty if none is legal. `splits`: whether the reduction may be
     split."""
     facts = facts_of(kernel, shape, splits)
-    found = _begun([dict(key) for key in _ranked(facts, count)], count)
-    together = [s | {"beside": 1} for s in found if facts.beside > 1]
+    found = _begun(_ranked(facts, count), count)
+    together = [s.but(beside=True) for s in found if facts.beside > 1]
     fitting = [s for s in together if legal(facts, s)]
     return [*fitting[:1], *found[:1], *fitting[1:], *found[1:]][:count] if fitting else found
 
 
-def _begun(ranked: Sequence[Schedule], count: int) -> list[Schedule]:
+def rounding_schedules(
+    kernel: Kernel, shape: Shape, count: int, splits: bool, precision: Precision
+) -> list[TileSchedule]:
+    """At most `count` schedules in which float32 products round their operands, best guess first.
+
+    On an H200 the best schedules for many rows took one line of shared memory (32 floats of K) at a time, and split
+    operands found no registers where a thread had more than 64 accumulators: 161 against 106 µs.
+    """
+    found = schedules(kernel, shape, 8 * count, splits=splits)
+    if shape.kind == "contraction" and shape.m > FEW:
+        main = facts_of(kernel, shape, splits).main
+        most = math.inf if precision is TF32 else SUMS
+        found.sort(key=lambda s: (s.k[main] > LINE) + (each(s.m * s.n, s.warps) > most))
+    return [s.but(precision=precision.number) for s in found[:count]]
+
+
+def _begun(ranked: Sequence[TileSchedule], count: int) -> list[TileSchedule]:
     """The ranked schedules with programmatic dependent launch, except the first and, at the end, the next best ones
     without it.
 
     On an H200 early launch saved 5 to 14 % for split attention and for row kernels with few programs; row kernels with
     tens of thousands of programs took twice as long.
     """
-    early = [s | {"early": 1} for s in ranked][: count - count // 4]
+    early = [s.but(early=True) for s in ranked][: count - count // 4]
     return [*ranked[:1], *early, *ranked[1:]][:count]
 
 
 @memo(4096)
-def _ranked(facts: Facts, count: int) -> tuple[Key, ...]:
+def _ranked(facts: Facts, count: int) -> tuple[TileSchedule, ...]:
     """Ranked candidate schedules of a kernel's facts, at most `count`."""
     found = sorted(_KINDS[facts.kind](facts), key=itemgetter(1))
     return tuple(_varied(_ordered(found), count))
 
 
-def _ordered(found: Sequence[tuple[Schedule, float]]) -> Iterator[Key]:
-    """The distinct schedules by rank, ties by their numbers. Lazy: of hundreds of legal schedules only the first few
+def _ordered(found: Sequence[tuple[TileSchedule, float]]) -> Iterator[TileSchedule]:
+    """The distinct schedules by rank, ties by their stored form. Lazy: of hundreds of legal schedules only the first few
     are wanted."""
     seen: set[Key] = set()
     for _, alike in groupby(found, key=itemgetter(1)):
-        for key in sorted({tuple(sorted(schedule.items())) for schedule, _ in alike} - seen):
+        keys = {schedule.key: schedule for schedule, _ in alike}
+        for key in sorted(keys.keys() - seen):
             seen.add(key)
-            yield key
+            yield keys[key]
 
 
-def _varied(ordered: Iterable[Key], count: int) -> Iterator[Key]:
+def _varied(ordered: Iterable[TileSchedule], count: int) -> Iterator[TileSchedule]:
     """The first `count` schedules with at most four per (m, n, split) tile; then the others to fill up."""
     alike: dict[tuple[int, int, int], int] = {}
     taken = 0
     later = []
-    for key in ordered:
+    for s in ordered:
         if taken >= count:
             return
-        s = dict(key)
-        tile = s["m"], s["n"], s.get("split", 1)
+        tile = s.m, s.n, s.scratch_parts
         alike[tile] = alike.get(tile, 0) + 1
         if alike[tile] > 4:
-            later.append(key)
+            later.append(s)
         else:
             taken += 1
-            yield key
+            yield s
     yield from later[: count - taken]
 
 
@@ -104,23 +109,18 @@ def _blocks(size: int, options: Sequence[int], least: int = 1) -> list[int]:
     return kept or [limit if limit < options[0] else options[0]]
 
 
-def _cut(schedule: Schedule, parts: int) -> Schedule:
-    """The schedule with a split reduction whose last program combines the parts."""
-    return schedule | {"split": parts, "join": 1} if parts > 1 else schedule
-
-
 def _pointwise(facts: Facts) -> Ranked:
     """Elementwise kernels; ranked by elements per thread, idle SMs and coalescing."""
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64)) if facts.rows else (1,)
-    few = (1,) if facts.heavy else ()
+    few, base = (1,) if facts.heavy else (), TileSchedule(1, 1, 1, 1)
     for n, m, warps in product(_blocks(facts.n, (32, 64, 128, 256, 512, 1024, 2048, 4096)), rows, (*few, 2, 4, 8)):
-        schedule = {"m": m, "n": n, "warps": warps, "stages": 1}
+        schedule = base.but(m=m, n=n, warps=warps)
         if tiles_fit(facts, schedule):
             programs = -(-facts.m // m) * -(-facts.n // n)
             idle = (programs < MULTIPROCESSORS) * (MULTIPROCESSORS / programs) / 8
             short = max(0.0, log2(SEGMENT / min(m, n))) / 4 if facts.turned else 0.0
             wanted = max(1, min(8, WRITTEN // facts.beside))
-            own = _own(facts, each(m * n, schedule), wanted, facts.m * facts.n * facts.batch)
+            own = _own(facts, each(m * n, warps), wanted, facts.m * facts.n * facts.batch)
             yield schedule, own + idle + short
 
 
@@ -141,12 +141,12 @@ def _own(facts: Facts, own: float, wanted: int, elements: int) -> float:
 def _windows(facts: Facts) -> Ranked:
     """Short windows (pooling, depthwise convolution): each program holds many results and iterates over the window
     elements."""
-    ones = {f"k{i}": 1 for i in range(len(facts.inner))}
+    ones = (1,) * len(facts.inner)
     for m, warps in product(_blocks(facts.m, (64, 128, 256, 512, 1024, 2048)), (1, 2, 4, 8)):
-        schedule = {"m": m, "n": 1, "warps": warps, "stages": 1, **ones}
+        schedule = TileSchedule(m, 1, warps, 1, ones)
         if tiles_fit(facts, schedule):
             idle = max(0.0, MULTIPROCESSORS / -(-facts.m // m) - 1) / 8
-            held = each(m, schedule) / (4 if facts.single else 6)
+            held = each(m, warps) / (4 if facts.single else 6)
             yield schedule, abs(log2(held)) / 4 + idle + abs(warps - 4) / 16
 
 
@@ -155,10 +155,11 @@ def _rows(facts: Facts) -> Ranked:
     coalescing."""
     whole = padded(facts.size)
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64, 128)) if facts.rows else (1,)
+    base = TileSchedule(1, 1, 1, 2)
     depths = [b for b in (whole, 4096, 2048, 1024, 512, 256, 128, 64, 32) if b <= whole]
     for m, k, warps in product(rows, depths, (1, 2, 4, 8, 16)):
-        schedule = {"m": m, "n": min(k, padded(facts.n)) if facts.cols else 1, "warps": warps, "stages": 2}
-        schedule |= {f"k{i}": k for i in range(len(facts.inner))}
+        n = min(k, padded(facts.n)) if facts.cols else 1
+        schedule = base.but(m=m, n=n, warps=warps, k=(k,) * len(facts.inner))
         if not tiles_fit(facts, schedule):
             continue
         programs = -(-facts.m // m)
@@ -166,7 +167,7 @@ def _rows(facts: Facts) -> Ranked:
         for split in facts.parts(schedule):
             narrow = 0.1 * log2(16 / warps) if programs * split <= MULTIPROCESSORS else 0.0
             rank = (
-                _own(facts, each(m * k, schedule), 16, facts.m * facts.size)
+                _own(facts, each(m * k, warps), 16, facts.m * facts.size)
                 + 0.6 * (k < whole)
                 + idle / split
                 + 0.2 * (split > 1)
@@ -175,7 +176,7 @@ def _rows(facts: Facts) -> Ranked:
             small = max(0.0, log2(SMALL / (m * k))) / 4 if programs * split > THOUSANDS else 0.0
             short = max(0.0, log2(SEGMENT / m)) / 4 if facts.turned else 0.0
             thin = _thin(facts, m * k, programs * split, warps) / 4 if k < whole else 0.0
-            yield _cut(schedule, split), rank + small + short + thin
+            yield schedule.cut(split), rank + small + short + thin
 
 
 def _thin(facts: Facts, tile: int, programs: int, warps: int) -> float:
@@ -207,7 +208,6 @@ def _squared(facts: Facts) -> Ranked:
     Loads of tiles cost more than their products; a program's prologue and epilogue are hidden only by other programs on
     the same SM. Small products are bound by the latency of dependent loads, so deep pipelines help.
     """
-    more = {"boxes": 1} if facts.boxed else {}
     work = 1.4 * facts.m * facts.n * facts.size * facts.sums * facts.batch / RATE / MULTIPROCESSORS
     rows = _blocks(facts.m, (32, 64, 128, 256), 16)[-3:]
     for m, n, k in product(rows, _blocks(facts.n, (32, 64, 128, 256), 16), _blocks(facts.size, (32, 64, 128), 16)):
@@ -215,14 +215,14 @@ def _squared(facts: Facts) -> Ranked:
         programs, size = prod(tiles) * facts.batch, m * n * facts.sums
         full = programs * m * n / (facts.m * facts.n * facts.batch)  # padding overhead: computed per existing element
         again = _again(facts, *tiles) + 0.5 * any(by % k for by in facts.periods)
-        tile = {"m": m, "n": n, "group": 8 if tiles[0] > 1 else 1, **more, **facts.depths(k)}
+        tile = TileSchedule(m, n, 8, 2, facts.depths(k), 8 if tiles[0] > 1 else 1, boxes=facts.boxed)
         staged = facts.staged(tile)
-        if not tiles_fit(facts, tile | {"warps": 8, "stages": 2}):  # fewer warps or more stages fit even less
+        if not tiles_fit(facts, tile):  # fewer warps or more stages fit even less
             continue
         for warps, stages in product((4, 8), (2, 3, 4, 6, 8)):
-            schedule = tile | {"warps": warps, "stages": stages}
-            if not HELD[0] <= each(size, schedule) <= HELD[1] or stages * staged > SHARED:
+            if not HELD[0] <= each(size, warps) <= HELD[1] or stages * staged > SHARED:
                 continue
+            schedule = tile.but(warps=warps, stages=stages)
             resident = max(1, min(SHARED // max(stages * staged, 1), 16 // warps))
             wide = 0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 >= size else 0
             for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
@@ -239,7 +239,7 @@ def _squared(facts: Facts) -> Ranked:
                 reads = (m + n * facts.sums) * facts.size * facts.width / split * -(-waves // 1) / NEAR
                 us = max(rank * work, waits, reads) * (LOW if m < 64 else 1.0)
                 us += (JOIN + 0.25 * split) * (split > 1) + CROWD * (warps == 8 and size <= 64 * 64)
-                yield _cut(schedule, split), us
+                yield schedule.cut(split), us
 
 
 def _again(facts: Facts, tiles_m: int, tiles_n: int) -> float:
@@ -259,30 +259,32 @@ def _streamed(facts: Facts) -> Ranked:
     columns = (16, 32, 64, 128, 256) if facts.rows else (4, 8, 16, 32, 64, 128, 256)
     depths = _blocks(facts.size, (16, 32, 64, 128, 256, 512, 1024), 16 if facts.rows else 1)
     for n, k in product(_blocks(facts.n, columns), depths):
-        tile = n * k * facts.sums
+        tile, base = n * k * facts.sums, TileSchedule(m, n, 8, 2, facts.depths(k))
         for warps, stages in product((2, 4, 8), (2, 3, 4, 5, 6, 8) if facts.rows else (3,)):
-            schedule = {"m": m, "n": n, "warps": warps, "stages": stages, **facts.depths(k)}
-            if tile < 512 or each(tile, schedule) < (4 if facts.rows else 8) or not tiles_fit(facts, schedule):
+            if tile < 512 or each(tile, warps) < (4 if facts.rows else 8):
+                continue
+            schedule = base.but(warps=warps, stages=stages)
+            if not tiles_fit(facts, schedule):
                 continue
             for split in facts.parts(schedule):
-                yield _cut(schedule, split), _streaming(facts, schedule, tile, k, split) + 0.3 * (n * facts.width < 64)
+                yield schedule.cut(split), _streaming(facts, schedule, tile, k, split) + 0.3 * (n * facts.width < 64)
 
 
-def _streaming(facts: Facts, s: Schedule, tile: int, k: int, split: int) -> float:
+def _streaming(facts: Facts, s: TileSchedule, tile: int, k: int, split: int) -> float:
     """Estimated µs in which a skinny GEMM reads its right sides, in tiles of `tile` elements."""
     size, width = facts.size, facts.width
-    tiles = -(-facts.n // s["n"]) * facts.batch
-    shared = s["stages"] * (s["m"] * k + tile) * width if facts.rows else 0
-    resident = max(1, min(SHARED // shared if shared else 16, 64 // s["warps"]))
+    tiles = -(-facts.n // s.n) * facts.batch
+    shared = s.stages * (s.m * k + tile) * width if facts.rows else 0
+    resident = max(1, min(SHARED // shared if shared else 16, 64 // s.warps))
     share = tiles * split / MULTIPROCESSORS  # programs per SM
-    ahead = max(1, min(s["stages"] - 1, size // split // k)) if facts.rows else 1
+    ahead = max(1, min(s.stages - 1, size // split // k)) if facts.rows else 1
     waiting = min(share, resident) * tile * width * ahead
     busy = -(-share // resident) * resident / share if share > resident else -(-share // 1) / share
     dense = width * size * facts.n * facts.sums * facts.batch
-    reread = tiles * s["m"] * size * width
+    reread = tiles * s.m * size * width
     joining = (0.3 + 0.2 * split if facts.rows else 1.0 + 0.03 * split) * (split > 1)
     read = dense / BANDWIDTH * busy / min(1.0, waiting / IN_FLIGHT) ** 0.7
-    return float(read + reread / CACHE + joining + 0.1 * abs(s["warps"] - 4))
+    return float(read + reread / CACHE + joining + 0.1 * abs(s.warps - 4))
 
 
 RATE, FROM_CACHE, LATENCY = (
@@ -295,19 +297,17 @@ RATE, FROM_CACHE, LATENCY = (
 def _behind(facts: Facts) -> Ranked:
     """Back-to-back GEMMs (a product of another product's result). The rank is the estimated time in µs: throughput of
     an SM, at least its programs' latency."""
-    more = {"boxes": 1} if facts.boxed else {}
     rows, columns = _blocks(facts.m, (16, 32, 64, 128), 16), _blocks(facts.n, (32, 64, 128, 256), 16)
     for m, n, k in product(rows, columns, _blocks(facts.size, (32, 64, 128, 256), 16)):
         tiles = -(-facts.n // n)
-        tile = {"m": m, "n": n, **more, **facts.depths(k)}
+        tile = TileSchedule(m, n, 8, 2, facts.depths(k), boxes=facts.boxed)
         first = sum(
             prod(facts.inner[i] for i in x.inner) * (m if x.rows else 1) * x.itemsize for x in facts.loads if not x.cols
         )
         after = facts.middle * n * facts.width
         for warps, stages, walk in product((4, 8), (2, 3, 4), (0, 1) if tiles > 1 else (0,)):
-            schedule = tile | {"warps": warps, "stages": stages, **({"walk": 1} if walk else {})}
-            if not walk and tiles > 1:
-                schedule["group"] = 8
+            group = 8 if not walk and tiles > 1 else None
+            schedule = tile.but(warps=warps, stages=stages, walk=bool(walk), group=group)
             if not tiles_fit(facts, schedule):
                 continue
             each_walks = tiles if walk else 1
@@ -317,7 +317,7 @@ def _behind(facts: Facts) -> Ranked:
             loaded = first + each_walks * (after + 2 * m * n * facts.width)
             worked = 2 * m * facts.middle * (facts.size + each_walks * n)
             waits = 2 * LATENCY + (-(-facts.size // k) + (each_walks if walk else 0)) * LATENCY / stages
-            tight = 0.1 * share if each(m * (n * facts.sums + facts.middle), schedule) > HELD[1] else 0
+            tight = 0.1 * share if each(m * (n * facts.sums + facts.middle), warps) > HELD[1] else 0
             busy = max(1.0, share) * max(worked / RATE * (1 if m >= 64 else 2), loaded / FROM_CACHE)
             yield schedule, max(busy, -(-share // resident) * waits) + waits / 4 + tight
 
@@ -326,10 +326,10 @@ def _attention(facts: Facts) -> Ranked:
     """Attention; ranked by SM utilization, tile shape, latency and spills."""
     n = facts.columns
     many = facts.m > 16
-    own = facts.rest | ({"boxes": 1} if facts.boxed else {})
     rows = _blocks(facts.m, (16, 32, 64, 128), 16) if facts.rows else (1,)
     for m, k, warps, stages in product(rows, _blocks(facts.size, (32, 64, 128, 256), 16), (4, 8), (2, 3, 4)):
-        schedule = {"m": m, "n": n, "warps": warps, "stages": stages, f"k{facts.main}": k, **own}
+        own = tuple(facts.rest.get(i, k) for i in range(len(facts.inner)))
+        schedule = TileSchedule(m, n, warps, stages, own, boxes=facts.boxed)
         if not tiles_fit(facts, schedule):
             continue
         programs, stage = facts.programs(schedule), 2 * k * facts.head * facts.width
@@ -338,20 +338,20 @@ def _attention(facts: Facts) -> Ranked:
         for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
             busy = programs * split / MULTIPROCESSORS
             later = 0 if many else -(-busy // resident) - 1  # waves whose first loads nothing hides
-            registers = OWN + each(m * (n + k + facts.head // 2), schedule)
+            registers = OWN + each(m * (n + k + facts.head // 2), warps)
             together = min(SHARED // shared, int(65536 / (32 * warps * registers)))  # resident programs per SM
             waves = busy / max(1, together) if many else 0.0
             uneven = -(-waves // 1) / waves - 1 if waves > 1 else 0.0  # the last wave's programs run alone
             rank = (
                 (1 / busy if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * many
                 + 0.1 * abs(log2(k / (64 if many else 128))) + 0.1 * abs(stages - 3) + 0.12 * later + 0.5 * uneven
-                + (0.3 if each(m * n, schedule) > 64 else 0) + 0.1 * (split > 1)
+                + (0.3 if each(m * n, warps) > 64 else 0) + 0.1 * (split > 1)
                 + (0.4 if many and min(SHARED // shared, 2) * warps < 8 else 0)
             )  # fmt: skip
-            beside = {"inside": 1} if facts.boxed and m <= LITTLE and k * split < facts.size else {}
-            yield schedule | beside | ({"split": split} if split > 1 else {}), rank
+            inside = schedule.but(inside=facts.boxed and m <= LITTLE and k * split < facts.size)
+            yield inside.but(split=split if split > 1 else None), rank
             if split > 1:
-                yield _cut(schedule | beside, split), rank + 0.05 * split
+                yield inside.cut(split), rank + 0.05 * split
 
 
 _KINDS: Mapping[str, Callable[[Facts], Ranked]] = {

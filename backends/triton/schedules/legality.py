@@ -1,15 +1,7 @@
-"""Legality of Triton schedules: tile sizes within the axes, register and shared-memory limits.
+"""Legality of Triton schedules (`TileSchedule`): tile sizes within the axes, register and shared-memory limits.
 
-A schedule maps names to small integers: rows `m` and columns `n` of a program's tile; `k0`, `k1`, … tile size of each
-reduction axis in the order of `Shape.inner`; `warps`; `stages` (software pipelining); `group` (rows of tiles rasterized
-together for L2 reuse); `split` (split-K factor over programs; with `join` the last program combines the parts, without
-it a second kernel does); `precision` of float32 products; `boxes` (loads use TMA tensor maps); `inside` (with boxes:
-loop-invariant loads are issued inside the loop, after its prologue copies); `walk` (one program iterates over all
-columns of the second product of a chain); `early` (programmatic dependent launch); `beside` (interleaved results are
-joined in registers and written at once).
-
-This is the only module that decides legality: schedules/candidates.py ranks legal schedules, schedule_search.py searches among
-them.
+This is the only module that decides legality: schedules/candidates.py ranks legal schedules, schedule_search.py searches
+among them.
 """
 
 from __future__ import annotations
@@ -26,14 +18,11 @@ from ...ir.kernel import Expr, Kernel
 from ...ir.tensor_maps import describable
 from ...ir.tiling import MULTIPROCESSORS, Shape, divisors, padded
 from ..emit.row_stores import rows as rows_of
-
-Schedule = dict[str, int]
-Numbers = Mapping[str, int]
+from .parameters import TileSchedule
 
 SHARED = 227 * 1024  # bytes of shared memory of a program
 TILE = 1 << 15  # elements of the largest tile in registers
 WHOLE = 1 << 14  # longest row that a tile holds whole
-WARPS, STAGES, GROUP = 16, 8, 32  # maxima: warps of a program, pipeline stages, rows of tiles in a rasterization group
 EACH = 256  # maximum accumulator elements per thread
 FEW = 32  # maximum rows of a skinny GEMM, which is bound by reading its right side once
 LITTLE = 16  # maximum rows of a tile that can be read again in every loop iteration at no cost
@@ -41,23 +30,11 @@ PARTS = (2, 3, 4, 8, 16, 32, 64)
 LEAST = 64  # least elements of a part of a split reduction
 ABREAST = 64  # maximum elements per thread of interleaved results
 HEAVY = 64  # operations per element beyond which small programs may pay
-OPTIONAL = {"group", "split", "join", "precision", "boxes", "inside", "walk", "early", "beside"}
-COUNTS = {
-    "stages",
-    "split",
-    "join",
-    "precision",
-    "boxes",
-    "inside",
-    "walk",
-    "early",
-    "beside",
-}  # all others are powers of two
 
 
-def each(elements: float, schedule: Numbers) -> float:
-    """Elements per thread of a tile of `elements`."""
-    return elements / (32 * schedule["warps"])
+def each(elements: float, warps: int) -> float:
+    """Elements per thread of a tile of `elements` in a program of so many warps."""
+    return elements / (32 * warps)
 
 
 def within(value: int, size: int, least: int = 1) -> bool:
@@ -139,52 +116,52 @@ class Facts:
         return max(16, padded(self.n)) if self.n <= 512 else 128
 
     @cached_property
-    def rest(self) -> Schedule:
-        """Tile sizes of attention's reduction axes except that of its loop: whole."""
-        return {f"k{i}": max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
+    def rest(self) -> Mapping[int, int]:
+        """Tile sizes of attention's reduction axes except that of its loop, by index: whole."""
+        return {i: max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
 
     @cached_property
     def head(self) -> int:
         """The widest side of attention's tiles, except along the loop."""
         return max([self.columns, *self.rest.values()])
 
-    def programs(self, s: Numbers) -> int:
+    def programs(self, s: TileSchedule) -> int:
         """Number of programs without split-K."""
-        return -(-self.m // s["m"]) * -(-self.n // s["n"]) * self.batch
+        return -(-self.m // s.m) * -(-self.n // s.n) * self.batch
 
-    def depths(self, k: int) -> Schedule:
+    def depths(self, k: int) -> tuple[int, ...]:
         """Tile sizes of a product's reduction axes: `k` for the main one, short others whole."""
-        return {
-            f"k{i}": min(k, padded(size)) if i == self.main or size > 256 else max(16 if self.rows else 1, padded(size))
+        return tuple(
+            min(k, padded(size)) if i == self.main or size > 256 else max(16 if self.rows else 1, padded(size))
             for i, size in enumerate(self.inner)
-        }
+        )
 
-    def staged(self, s: Numbers) -> int:
+    def staged(self, s: TileSchedule) -> int:
         """Bytes of shared memory per pipeline stage, of the loop that needs most."""
         tiles = self._tiles(s)
-        walked = [i for i, size in enumerate(self.inner) if s[f"k{i}"] < size]
+        walked = [i for i, size in enumerate(self.inner) if s.k[i] < size]
         return max((sum(nbytes for nbytes, x in tiles if i in x.inner) for i in walked), default=0)
 
-    def unstaged(self, s: Numbers) -> int:
+    def unstaged(self, s: TileSchedule) -> int:
         """Bytes of shared memory of product operands outside of loops, all live at once."""
-        whole = {i for i, size in enumerate(self.inner) if s[f"k{i}"] >= size}
+        whole = {i for i, size in enumerate(self.inner) if s.k[i] >= size}
         return sum(nbytes for nbytes, x in self._tiles(s) if x.inner and whole.issuperset(x.inner))
 
-    def _tiles(self, s: Numbers) -> list[tuple[int, Load]]:
+    def _tiles(self, s: TileSchedule) -> list[tuple[int, Load]]:
         """(bytes of the tile, load) for each load."""
         return [
-            (prod(s[f"k{i}"] for i in x.inner) * (s["m"] if x.rows else 1) * (s["n"] if x.cols else 1) * x.itemsize, x)
+            (prod(s.k[i] for i in x.inner) * (s.m if x.rows else 1) * (s.n if x.cols else 1) * x.itemsize, x)
             for x in self.loads
         ]
 
-    def parts(self, s: Numbers) -> Iterator[int]:
+    def parts(self, s: TileSchedule) -> Iterator[int]:
         """Legal split factors, 1 (no split) first: at most 8 programs per SM in total, and each part at least one tile
         long."""
         yield 1
         rows = self.kind == "rows" and not self.cols
         if not self.splits or not (rows or self.product):
             return
-        k, programs = s[f"k{self.main}"], self.programs(s) if self.product else -(-self.m // s["m"])
+        k, programs = s.k[self.main], self.programs(s) if self.product else -(-self.m // s.m)
         if rows and k >= padded(self.size):
             return
         for count in divisors(self.size, PARTS) if rows else PARTS:
@@ -259,112 +236,101 @@ def _boxed(load: Expr) -> bool:
     return describable((*slow[:1], fast), dtypes.itemsize(load.value[3]))
 
 
-def legal(facts: Facts, schedule: Numbers) -> bool:
-    """Whether a schedule is legal: exactly the kernel's parameters, in range, and tiles that fit."""
-    wanted = {"m", "n", "warps", "stages", *(f"k{i}" for i in range(len(facts.inner)))}
-    if not wanted <= set(schedule) <= wanted | OPTIONAL or ("boxes" in schedule and not facts.boxed):
+def legal(facts: Facts, s: TileSchedule) -> bool:
+    """Whether a schedule is legal: values in their domains, the kernel's parameters, and tiles that fit."""
+    if not s.valid or len(s.k) != len(facts.inner) or (s.boxes and not facts.boxed):
         return False
-    if ("inside" in schedule and facts.kind != "attention") or ("walk" in schedule and not facts.middle):
+    if (s.inside and facts.kind != "attention") or (s.walk and not facts.middle) or (s.join and s.split is None):
         return False
-    if "beside" in schedule and (
-        facts.beside == 1 or each(schedule["m"] * schedule["n"] * facts.beside, schedule) > ABREAST
-    ):
+    if s.beside and (facts.beside == 1 or each(s.m * s.n * facts.beside, s.warps) > ABREAST):
         return False
-    sizes = [v for name, v in schedule.items() if name not in COUNTS]
-    if any(v < 1 or v & (v - 1) for v in sizes) or not 1 <= schedule["stages"] <= STAGES or schedule["warps"] > WARPS:
-        return False
-    parts = schedule.get("split", 1)
-    if parts == 1 and "join" in schedule:
-        return False
-    return tiles_fit(facts, schedule) and parts in facts.parts(schedule)
+    return tiles_fit(facts, s) and s.scratch_parts in facts.parts(s)
 
 
-def tiles_fit(facts: Facts, schedule: Numbers) -> bool:
+def tiles_fit(facts: Facts, s: TileSchedule) -> bool:
     """Whether the tiles of a schedule with valid parameters fit: the part of `legal` that depends on the kernel's
     kind."""
-    return _KINDS[facts.kind](facts, schedule)
+    return _KINDS[facts.kind](facts, s)
 
 
-def _pointwise(facts: Facts, s: Numbers) -> bool:
+def _pointwise(facts: Facts, s: TileSchedule) -> bool:
     """Legality of elementwise kernels."""
-    size = s["m"] * s["n"]
-    fine = within(s["n"], facts.n, min(32, padded(facts.n))) and (
-        within(s["m"], facts.m) if facts.rows else s["m"] == 1
-    )
-    alone = not OPTIONAL & s.keys() - {"early", "beside"} and s["stages"] == 1
-    least = 32 * s["warps"] if facts.heavy else 256
-    return fine and alone and (least <= size <= TILE // 2 or (s["n"] >= facts.n and s["m"] >= facts.m and size < 256)) \
-        and each(size, s) <= 64  # fmt: skip
+    size = s.m * s.n
+    fine = within(s.n, facts.n, min(32, padded(facts.n))) and (within(s.m, facts.m) if facts.rows else s.m == 1)
+    plain = s.stages == 1 and not (s.group or s.split or s.precision or s.boxes or s.inside or s.walk)
+    least = 32 * s.warps if facts.heavy else 256
+    return fine and plain and (least <= size <= TILE // 2 or (s.n >= facts.n and s.m >= facts.m and size < 256)) \
+        and each(size, s.warps) <= 64  # fmt: skip
 
 
-def _windows(facts: Facts, s: Numbers) -> bool:
+def _windows(facts: Facts, s: TileSchedule) -> bool:
     """Legality of short-window reductions."""
-    ones = all(v == 1 for name, v in s.items() if name[0] == "k" or name in ("n", "stages"))
-    return ones and not {"split", "group"} & s.keys() and within(s["m"], facts.m, min(64, padded(facts.m))) \
-        and (1 <= each(s["m"], s) <= 32 or s["m"] >= facts.m)  # fmt: skip
+    ones = all(v == 1 for v in (*s.k, s.n, s.stages))
+    return ones and s.split is None and s.group is None and within(s.m, facts.m, min(64, padded(facts.m))) \
+        and (1 <= each(s.m, s.warps) <= 32 or s.m >= facts.m)  # fmt: skip
 
 
-def _rows(facts: Facts, s: Numbers) -> bool:
+def _rows(facts: Facts, s: TileSchedule) -> bool:
     """Legality of row reductions."""
-    depths = {v for name, v in s.items() if name[0] == "k"}
-    if len(depths) > 1 or "group" in s or s["stages"] != 2:
+    depths = {*s.k}
+    if len(depths) > 1 or s.group is not None or s.stages != 2:
         return False
     k = depths.pop() if depths else 1
     whole = k >= padded(facts.size)
-    if not within(k, facts.size) or (whole and k > WHOLE) or s["n"] != (min(k, padded(facts.n)) if facts.cols else 1):
+    if not within(k, facts.size) or (whole and k > WHOLE) or s.n != (min(k, padded(facts.n)) if facts.cols else 1):
         return False
-    rows = within(s["m"], facts.m) if facts.rows else s["m"] == 1
-    held = each(s["m"] * k, s)
-    return rows and s["m"] * k <= TILE and (1 <= held <= 128 or (held < 1 and s["warps"] == 1)) \
-        and (whole or s["m"] * k >= 256)  # fmt: skip
+    rows = within(s.m, facts.m) if facts.rows else s.m == 1
+    held = each(s.m * k, s.warps)
+    return rows and s.m * k <= TILE and (1 <= held <= 128 or (held < 1 and s.warps == 1)) \
+        and (whole or s.m * k >= 256)  # fmt: skip
 
 
-def _contraction(facts: Facts, s: Numbers) -> bool:
+def _contraction(facts: Facts, s: TileSchedule) -> bool:
     """Legality of GEMM, skinny GEMM and GEMV."""
-    k = s[f"k{facts.main}"]
-    if facts.depths(k).items() - s.items() or (s.get("split", 1) > 1 and not s.get("join")):
+    k = s.k[facts.main]
+    if facts.depths(k) != s.k or (s.scratch_parts > 1 and not s.join):
         return False
     if not within(k, facts.size, min(16, padded(facts.size)) if facts.rows else 1):
         return False
     if not facts.rows:  # GEMV: no tensor cores
-        return s["m"] == 1 and s["stages"] == 3 and "group" not in s and within(s["n"], facts.n, 4) \
-            and 4 <= each(s["n"] * k * facts.sums, s) <= 128  # fmt: skip
-    size, right = s["m"] * s["n"] * facts.sums, s["n"] * k * facts.sums
+        return s.m == 1 and s.stages == 3 and s.group is None and within(s.n, facts.n, 4) \
+            and 4 <= each(s.n * k * facts.sums, s.warps) <= 128  # fmt: skip
+    size, right = s.m * s.n * facts.sums, s.n * k * facts.sums
     if facts.middle:
         return _behind(facts, s)
-    if facts.few and (s["m"] != padded(max(facts.m, 16)) or "group" in s or right > TILE):
+    if facts.few and (s.m != padded(max(facts.m, 16)) or s.group is not None or right > TILE):
         return False
-    if facts.few and (s["stages"] - 1) * facts.staged(s) > SHARED:  # another loop inside the product's
+    if facts.few and (s.stages - 1) * facts.staged(s) > SHARED:  # another loop inside the product's
         return False
-    staged = (s["m"] * k + right) * facts.width if facts.few else facts.staged(s)
-    tiles = within(s["m"], facts.m, 16) and within(s["n"], facts.n, 16) and s["n"] <= 256 and s.get("group", 1) <= GROUP
-    return tiles and s["stages"] * staged <= SHARED and size <= (TILE if facts.single else 2 * TILE) \
-        and each(size, s) <= EACH and 2 <= s["warps"] <= 8  # fmt: skip
+    staged = (s.m * k + right) * facts.width if facts.few else facts.staged(s)
+    tiles = within(s.m, facts.m, 16) and within(s.n, facts.n, 16) and s.n <= 256
+    return tiles and s.stages * staged <= SHARED and size <= (TILE if facts.single else 2 * TILE) \
+        and each(size, s.warps) <= EACH and 2 <= s.warps <= 8  # fmt: skip
 
 
-def _behind(facts: Facts, s: Numbers) -> bool:
+def _behind(facts: Facts, s: TileSchedule) -> bool:
     """Legality of back-to-back GEMMs whose intermediate result stays in registers."""
-    held, after = s["m"] * (s["n"] * facts.sums + facts.middle), s["n"] * facts.middle * facts.width
-    if "walk" in s and ("group" in s or s["n"] >= facts.n):
+    held, after = s.m * (s.n * facts.sums + facts.middle), s.n * facts.middle * facts.width
+    if s.walk and (s.group is not None or s.n >= facts.n):
         return False
-    shared = max(s["stages"] * facts.staged(s), after * (s["stages"] if "walk" in s else 1), facts.unstaged(s))
-    tiles = within(s["m"], facts.m, 16) and within(s["n"], facts.n, 16) and s["n"] <= 256 and s.get("group", 1) <= GROUP
-    return tiles and shared <= SHARED and each(held, s) <= EACH and s["m"] * s["n"] <= TILE and 2 <= s["warps"] <= 8
+    shared = max(s.stages * facts.staged(s), after * (s.stages if s.walk else 1), facts.unstaged(s))
+    tiles = within(s.m, facts.m, 16) and within(s.n, facts.n, 16) and s.n <= 256
+    return tiles and shared <= SHARED and each(held, s.warps) <= EACH and s.m * s.n <= TILE and 2 <= s.warps <= 8
 
 
-def _attention(facts: Facts, s: Numbers) -> bool:
+def _attention(facts: Facts, s: TileSchedule) -> bool:
     """Legality of attention."""
-    k = s[f"k{facts.main}"]
-    if facts.rest.items() - s.items() or s["n"] != facts.columns or "group" in s:
+    k = s.k[facts.main]
+    if any(s.k[i] != size for i, size in facts.rest.items()) or s.n != facts.columns or s.group is not None:
         return False
-    if "inside" in s and ("boxes" not in s or s["m"] > LITTLE or k * s.get("split", 1) >= facts.size):
+    if s.inside and (not s.boxes or s.m > LITTLE or k * s.scratch_parts >= facts.size):
         return False
-    if not within(k, facts.size, 16) or k > 256 or not (within(s["m"], facts.m, 16) if facts.rows else s["m"] == 1):
+    if not within(k, facts.size, 16) or k > 256 or not (within(s.m, facts.m, 16) if facts.rows else s.m == 1):
         return False
-    shared = (s["m"] + s["stages"] * 2 * k) * facts.head * facts.width
-    return shared <= SHARED and each(s["m"] * s["n"], s) <= 128 and 2 <= s["warps"] <= 8
+    shared = (s.m + s.stages * 2 * k) * facts.head * facts.width
+    return shared <= SHARED and each(s.m * s.n, s.warps) <= 128 and 2 <= s.warps <= 8
 
 
-_KINDS: dict[str, Callable[[Facts, Numbers], bool]] = {
+_KINDS: dict[str, Callable[[Facts, TileSchedule], bool]] = {
     "pointwise": _pointwise, "rows": _rows, "windows": _windows, "contraction": _contraction, "attention": _attention,
 }  # fmt: skip

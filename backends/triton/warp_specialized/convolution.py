@@ -24,6 +24,7 @@ from ...ir.tensor_maps import describable
 from ...ir.tiling import Shape, Tiling
 from ..emit.kernel import Function
 from ..emit.spelling import ITEMSIZE, TRITON, Launch, Tile, names_it
+from ..schedules.parameters import ConvolutionSchedule
 from .spelling import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout
 
 DEPTHS = (64, 32)  # K elements of a step: a line of shared memory
@@ -364,13 +365,13 @@ class Images:
         return ["    " + line for line in lines]
 
 
-def emit_images(kernel: Kernel, schedule: Mapping[str, int], name: str, shape: Shape) -> ImageLaunch:
+def emit_images(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> ImageLaunch:
     """The launch of a warp-specialized convolution. Unfusable unless the kernel is one product of images and filters,
     both 16-bit, in tiles that divide the output."""
     return images_of(kernel, schedule, name, shape).launch()
 
 
-def images_of(kernel: Kernel, schedule: Mapping[str, int], name: str, shape: Shape) -> Images:
-    """The convolution of a schedule: `tall` positions per program, `wide` filters and `more` beside them."""
-    pieces = tuple(n for n in (schedule["wide"], schedule.get("more", 0)) if n)
-    return Images(kernel, shape, name, schedule["tall"], pieces, schedule["stages"], schedule["k0"])
+def images_of(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> Images:
+    """The convolution of a schedule. Unfusable as in `emit_images`."""
+    pieces = tuple(n for n in (schedule.wide, schedule.more) if n)
+    return Images(kernel, shape, name, schedule.tall, pieces, schedule.stages, schedule.k[0])

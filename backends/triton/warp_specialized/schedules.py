@@ -1,21 +1,19 @@
 """Candidate schedules of warp-specialized Gluon kernels and their legality.
 
-`roles` is 1. `pieces`: whether attention widths are split in two powers of two. `warps`: consumer warps, four per 64
-rows of a program. Attention (warp_specialized/attention.py): `stages` is the number of key tiles, and of value tiles, in shared
-memory. Convolution (warp_specialized/convolution.py): `tall` positions per program, `wide` filters and `more` in a second tile;
-`stages` is the pipeline depth in steps of K.
+Attention (warp_specialized/attention.py): `AttentionSchedule`. Convolution (warp_specialized/convolution.py):
+`ConvolutionSchedule`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 from math import prod
 
 from ...ir.kernel import PROBE, Kernel, if_fusable
 from ...ir.tiling import MULTIPROCESSORS, Shape, padded
-from ..schedules.candidates import tiling_of
-from ..schedules.legality import SHARED, Schedule
+from ..schedules.legality import SHARED
+from ..schedules.parameters import AttentionSchedule, ConvolutionSchedule
 from .attention import emit_roles
 from .convolution import DEPTHS, images_of
 from .spelling import GROUP
@@ -31,20 +29,16 @@ BEHIND = 34 << 10  # bytes of shared memory to transpose results
 MOST_STAGES = 6
 
 
-def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
-    """Candidate schedules, best guess first: large key tiles, as many stages as fit."""
-    if shape.kind == "contraction":
-        yield from image_schedules(kernel, shape)
+def attention_schedules(kernel: Kernel, shape: Shape) -> Iterator[AttentionSchedule]:
+    """Candidate schedules of attention, best guess first: large key tiles, as many stages as fit."""
     if shape.kind != "attention" or not shape.rows or shape.n > WIDEST:
         return
     main = max(shape.outer, key=lambda a: a.size)
-    inner = {f"k{i}": padded(a.size) for i, a in enumerate(shape.inner)}
     if main.size < LONG or max(a.size for a in shape.rows) < GROUP:
         return
-    own = f"k{shape.inner.index(main)}"
     sizes = [shape.n, *(a.size for a in shape.inner if a != main)]
-    more = {"pieces": 1} if any(len(widths(size)) > 1 for size in sizes) else {}
-    first, second = (64, 32) if padded(shape.n) == WIDEST and not more else (128, 64)
+    pieces = 1 if any(len(widths(size)) > 1 for size in sizes) else None
+    first, second = (64, 32) if padded(shape.n) == WIDEST and not pieces else (128, 64)
     found = [(first, 2), (second, 2)]
     rows = prod(a.size for a in (*shape.rows, *shape.batch))
     if (
@@ -52,16 +46,15 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
     ):  # few programs, and the longest one dominates: also shorter ones
         found.append((first, 1))
     for keys, groups in found:
+        k = tuple(keys if a == main else padded(a.size) for a in shape.inner)
         for stages in (4, 3, 2):
-            schedule = {
-                "m": groups * GROUP, "n": padded(shape.n), "warps": 4 * groups, "stages": stages, "roles": 1, **inner, own: keys, **more,
-            }  # fmt: skip
-            if roles_fit(kernel, shape, schedule):
+            schedule = AttentionSchedule(groups * GROUP, padded(shape.n), 4 * groups, stages, k, pieces)
+            if attention_fits(kernel, shape, schedule):
                 yield schedule
                 break
 
 
-def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[Schedule]:
+def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[ConvolutionSchedule]:
     """Candidate schedules of a padded convolution, best guess first, ranked by waves of programs and by how often tiles
     are loaded."""
     if shape.kind != "contraction" or len(shape.dots) != 1 or not any(e.op == "load" and e.args for e in kernel.exprs):
@@ -69,7 +62,7 @@ def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[Sc
     ((product_, dot),) = shape.dots.items()
     rows = any(e.args for e in dot.left if e.op == "load")  # positions are rows, else columns
     m, n = (shape.m, shape.n) if rows else (shape.n, shape.m)
-    found: list[tuple[float, Schedule]] = []
+    found: list[tuple[float, ConvolutionSchedule]] = []
     for tall, (wide, more), depth in product((2 * GROUP, GROUP), WIDTHS, DEPTHS):
         across = wide + more
         stages = min(MOST_STAGES, (SHARED - BEHIND) // (2 * depth * (tall + across)), product_.axis.size // depth)
@@ -77,9 +70,8 @@ def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[Sc
             continue
         waves = -(-(m // tall * (n // across)) // MULTIPROCESSORS)
         rank = waves * tall * across * (0.4 + 40 * (1 / tall + 1 / across)) * (1 + 0.2 * (depth == DEPTHS[1]))
-        sides = {"m": tall, "n": across} if rows else {"m": across, "n": tall}
-        schedule = {"roles": 1, "tall": tall, "wide": wide, "stages": stages, "k0": depth, "warps": tall // 16, **sides}
-        found.append((rank, schedule | ({"more": more} if more else {})))
+        sides = (tall, across) if rows else (across, tall)
+        found.append((rank, ConvolutionSchedule(*sides, tall // 16, stages, tall, wide, (depth,), more or None)))
     kept = 0
     for _, schedule in sorted(found, key=lambda pair: pair[0]):
         if kept < count and images_fit(kernel, shape, schedule):
@@ -87,59 +79,41 @@ def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[Sc
             yield schedule
 
 
-def images_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
+def images_fit(kernel: Kernel, shape: Shape, s: ConvolutionSchedule) -> bool:
     """Whether a schedule of a warp-specialized convolution is legal."""
-    wanted = {"roles", "tall", "wide", "stages", "k0", "warps", "m", "n"}
-    if not wanted <= set(schedule) <= wanted | {"more"} or schedule["roles"] != 1:
+    if shape.kind != "contraction" or len(s.k) != 1 or s.warps != s.tall // 16 or not s.valid:
         return False
-    tall, wide, more, depth = schedule["tall"], schedule["wide"], schedule.get("more", 0), schedule["k0"]
-    across = wide + more
-    if (
-        tall not in (GROUP, 2 * GROUP)
-        or schedule["warps"] != tall // 16
-        or (wide, more) not in WIDTHS
-        or depth not in DEPTHS
-    ):
+    across, (depth,) = s.wide + (s.more or 0), s.k
+    if (s.wide, s.more or 0) not in WIDTHS or depth not in DEPTHS or {s.m, s.n} != {s.tall, across}:
         return False
-    if {schedule["m"], schedule["n"]} != {tall, across} or not 2 <= schedule["stages"] <= MOST_STAGES:
+    if 2 * s.stages * depth * (s.tall + across) + BEHIND > SHARED:
         return False
-    if 2 * schedule["stages"] * depth * (tall + across) + BEHIND > SHARED:
-        return False
-    found = if_fusable(images_of, kernel, schedule, PROBE, shape)
+    found = if_fusable(images_of, kernel, s, PROBE, shape)
     if found is None or if_fusable(found.launch) is None:
         return False
-    return schedule["m"] == (tall if found.positions == shape.rows else across)
+    return s.m == (s.tall if found.positions == shape.rows else across)
 
 
-def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
-    """Whether a schedule of a warp-specialized kernel is legal."""
-    if shape.kind == "contraction":
-        return images_fit(kernel, shape, schedule)
-    wanted = {"m", "n", "warps", "stages", "roles", *(f"k{i}" for i in range(len(shape.inner)))}
-    if (
-        not wanted <= set(schedule) <= wanted | {"pieces"}
-        or schedule["roles"] != 1
-        or schedule["warps"] not in (4, 8, 12)
-        or shape.kind != "attention"
-        or any(schedule[f"k{i}"] > padded(a.size) for i, a in enumerate(shape.inner))  # duplicates a smaller schedule
-        or any(v & (v - 1) for name, v in schedule.items() if name not in ("warps", "stages"))
-    ):
+def attention_fits(kernel: Kernel, shape: Shape, s: AttentionSchedule) -> bool:
+    """Whether a schedule of warp-specialized attention is legal."""
+    if shape.kind != "attention" or len(s.k) != len(shape.inner) or not s.valid:
         return False
-    tiling = tiling_of(shape, schedule)
+    if any(k > padded(a.size) for k, a in zip(s.k, shape.inner)):  # duplicates a smaller schedule
+        return False
+    tiling = s.tiling(shape)
     keys = max((k for a, k in tiling.k.items() if k < a.size), default=0)
     width = max((k for a, k in tiling.k.items() if k >= a.size), default=0)
     columns = tiling.n
-    if schedule.get("pieces"):
+    if s.pieces:
         width = max((sum(w for _, w in widths(a.size)) for a, k in tiling.k.items() if k >= a.size), default=0)
         columns = sum(w for _, w in widths(shape.n))
     if (
         not 16 <= keys <= SCORES
-        or not 2 <= schedule["stages"] <= 8
         or not 16 <= width <= WIDEST
         or columns + keys > WIDEST + (KEYS_BESIDE if columns == WIDEST else 0)
     ):
         return False
-    turned = 0 if columns == width > WIDE_RESULT and not schedule.get("pieces") else columns // 2
-    if 2 * (tiling.m * (width + turned) + schedule["stages"] * keys * (width + columns)) > SHARED:
+    turned = 0 if columns == width > WIDE_RESULT and not s.pieces else columns // 2
+    if 2 * (tiling.m * (width + turned) + s.stages * keys * (width + columns)) > SHARED:
         return False
     return if_fusable(emit_roles, kernel, tiling, PROBE, shape) is not None

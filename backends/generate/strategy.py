@@ -1,0 +1,182 @@
+"""Strategies: the ways in which an emitter writes kernels, as a list of data that the emitter iterates over.
+
+A strategy names its schedule class (generate/schedule.py), says for which kernels it offers candidate schedules, ranks
+them, decides legality, and emits. `StrategyEmitter` derives from the list what templates and the schedule search ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Generic, TypeVar
+
+from ...errors import UsageError
+from ..ir.kernel import Kernel
+from ..ir.precision import IEEE, Precision
+from ..ir.tiling import Shape
+from .schedule import Move, Numbers, Schedule
+from .template import Launch, Lowered
+
+COUNT = 16  # candidate schedules of a kernel
+S = TypeVar("S", bound=Schedule)
+Merge = Callable[[Sequence[Schedule], Sequence[Schedule], int], Sequence[Schedule]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A kernel whose candidate schedules are wanted. `splits`: whether its longest reduction may be split. `precision`:
+    input precision of float32 matrix products."""
+
+    kernel: Kernel
+    shape: Shape
+    splits: bool
+    precision: Precision = IEEE
+
+
+def after(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
+    """Candidates after those of earlier strategies, of which as many are dropped as do not fit into `count`."""
+    return [*found[: count - len(own)], *own]
+
+
+def alternating(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
+    """Candidates alternating with those of earlier strategies, which come first: a short search sees both."""
+    return [s for pair in zip_longest(found, own) for s in pair if s is not None]
+
+
+def every_third(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
+    """At most `count` candidates: two of earlier strategies, then one of this one, and so on."""
+    threes = zip_longest(found[::2], found[1::2], own)
+    return [s for three in threes for s in three if s is not None][:count]
+
+
+def all_of(count: int, found: int) -> int:
+    """`count` candidates, however many earlier strategies found."""
+    return count
+
+
+def rest_of(count: int, found: int) -> int:
+    """As many candidates as earlier strategies left of `count`."""
+    return count - found
+
+
+def if_none(count: int, found: int) -> int:
+    """`count` candidates if earlier strategies found none, else none."""
+    return 0 if found else count
+
+
+@dataclass(frozen=True)
+class Strategy(Generic[S]):
+    """One way to write kernels.
+
+    `name` and `meaning` (a sentence) describe it in docs/schedules.md. `schedule`: its schedule class. `applies`:
+    whether candidates are offered for a kernel. `ranked(request, count)`: at most `count` candidate schedules, the best
+    guess of the ranking model first; Unfusable if the kernel cannot be written at all. `legal(kernel, shape, schedule,
+    splits)`: whether any schedule of the class is legal. `emit(lowered, schedule, name)`: its launches, in execution
+    order; Unfusable if the kernel cannot be emitted.
+    `precisions`: names of the input precisions of float32 products that it offers. `wanted(count, found)`: number of
+    candidates that it is asked for where earlier strategies found `found`; `merge(found, own, count)`: their order.
+    `alone`: later strategies are not asked if it has candidates.
+    """
+
+    name: str
+    meaning: str
+    schedule: type[S]
+    applies: Callable[[Kernel, Shape], bool]
+    ranked: Callable[[Request, int], Sequence[S]]
+    legal: Callable[[Kernel, Shape, S, bool], bool]
+    emit: Callable[[Lowered, S, str], Sequence[Launch]]
+    precisions: tuple[str, ...] = (IEEE.name,)
+    wanted: Callable[[int, int], int] = all_of
+    merge: Merge = after
+    alone: bool = False
+
+
+@dataclass
+class StrategyEmitter:
+    """Emitter (generate/template.py) whose kernels are written by the strategies of a list.
+
+    The names of a stored schedule's parameters tell which strategy it belongs to: the first one whose class parses it.
+    """
+
+    strategies: tuple[Strategy[Any], ...] = field(default=(), kw_only=True)
+
+    def candidates(self, request: Request, count: int = COUNT) -> Sequence[Schedule]:
+        """At most `count` candidate schedules of a kernel, best guess first; empty if no strategy applies."""
+        found: Sequence[Schedule] = ()
+        for strategy in self.strategies:
+            wanted = strategy.wanted(count, len(found))
+            if wanted < 1 or request.precision.name not in strategy.precisions:
+                continue
+            if strategy.applies(request.kernel, request.shape):
+                own = strategy.ranked(request, wanted)
+                found = strategy.merge(found, own, count) if own else found
+                if own and strategy.alone:
+                    break
+        return found
+
+    def find(self, schedule: Numbers) -> tuple[Strategy[Any], Schedule] | None:
+        """The strategy of a stored schedule and the parsed schedule; None if no strategy has these parameters."""
+        for strategy in self.strategies:
+            if (parsed := strategy.schedule.parse(schedule)) is not None:
+                return strategy, parsed
+        return None
+
+    def parse(self, schedule: Numbers) -> Schedule:
+        """The typed schedule of a stored one. UsageError if no strategy has its parameters."""
+        return self._found(schedule)[1]
+
+    def _found(self, schedule: Numbers) -> tuple[Strategy[Any], Schedule]:
+        found = self.find(schedule)
+        if found is None:
+            raise UsageError(
+                f"no strategy has a schedule with the parameters {', '.join(sorted(schedule)) or '(none)'}",
+                where=type(self).__name__,
+                hint="docs/schedules.md lists the parameters of each strategy",
+            )
+        return found
+
+    # ------------------------------------------------------------ Emitter
+    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[dict[str, int]]:
+        """Candidate schedules in stored form, best guess first."""
+        return self.rounding(kernel, shape, splits, IEEE)
+
+    def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[dict[str, int]]:
+        """Candidate schedules in stored form for an input precision of float32 matrix products, best guess first."""
+        return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
+
+    def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
+        """Whether a stored schedule is legal: parameters of a strategy, values in their domains, and the strategy's
+        legality."""
+        found = self.find(schedule)
+        return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
+
+    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
+        """The launches of a stored schedule. UsageError for parameters of no strategy; Unfusable if the kernel cannot be
+        emitted."""
+        strategy, parsed = self._found(schedule)
+        return strategy.emit(found, parsed, name)
+
+    def moves(self, schedule: Numbers) -> Iterator[Move]:
+        """Moves of the schedule search from a stored schedule, legal or not; none from a schedule of no strategy."""
+        found = self.find(schedule)
+        return iter(()) if found is None else found[1].moves()
+
+    def warp_specialized(self, schedule: Numbers) -> bool:
+        """Whether a stored schedule is warp specialized."""
+        found = self.find(schedule)
+        return found is not None and found[1].warp_specialized
+
+
+__all__ = [
+    "COUNT",
+    "Request",
+    "Strategy",
+    "StrategyEmitter",
+    "after",
+    "all_of",
+    "alternating",
+    "every_third",
+    "if_none",
+    "rest_of",
+]
