@@ -16,8 +16,7 @@ from ...egraph.ir.dims import Expr, concrete
 from ...egraph.ir.ops import OPS, Op
 from ...extract.model.kernel import Call, Code, Operand, Template, identified, identify
 from ..ir.source_text import dtype_text, literal
-from ..runtime.views import NUMPY as VIEW_CODE
-from ..runtime.views import VIEWS, spelled
+from ..runtime.views import numpy_code, spelled, view_templates
 from .numpy_helpers import HELPERS
 from .scratch import Room, Rooms, one_at, shape_of, wide, with_rooms, work
 
@@ -403,10 +402,9 @@ def _copied_view(op: str) -> Callable[[Call], str]:
     """A view op as a copy, for layouts without such a view."""
 
     def code(call: Call) -> str:
-        view = VIEW_CODE[op]
         if op == "reshape":
             return f"np.copyto({call.names['out']}.reshape({_shape(call.operands['x'])}), {call.names['x']})"
-        return f"np.copyto({call.names['out']}, {spelled(view, call)})"
+        return f"np.copyto({call.names['out']}, {spelled(numpy_code(op), call)})"
 
     identify(code, f"numpy.copied[{op}]")
     return code
@@ -430,7 +428,7 @@ def _layout() -> list[Template]:
     return [
         row("copy", "x", "np.copyto({out}, {x})", family="copy", **more),
         *(row(op, _copied_pattern(op), _copied_view(op), family="copy", setup=v.setup, **more)
-          for v in VIEWS for op in [v.name.rpartition(".")[2]]),
+          for v in view_templates() for op in [v.name.rpartition(".")[2]]),
         *(row(f"concat{n if n > 2 else ''}", pattern, f"np.concatenate(({parts}), {{axis}}, out={{out}})", family="copy", **more)
           for n, pattern, parts in concats()),
         row("pad2", "pad(pad(x, axis=a, lo=k, hi=l, value=value), axis=b, lo=m, hi=n, value=value)",
@@ -459,7 +457,7 @@ class NumpyBackend:
     @cached_property
     def templates(self) -> Sequence[Template]:
         """View templates, then at least one kernel per op."""
-        return (*VIEWS, *_pointwise(), *_reductions(), *_contractions(), *_layout())
+        return (*view_templates(), *_pointwise(), *_reductions(), *_contractions(), *_layout())
 
     def unavailable(self) -> str:
         """Empty: always usable."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from . import dtypes
-from .ops import Op, OutFunction, TargetText, register
+from . import dtypes, index_maps
+from .ops import Op, OutFunction, TargetText, ViewText, register
 from .recurrence import recurrent
 from .special_functions import erf
 
@@ -377,28 +377,29 @@ register(Op("recurrent", 3, "recurrent", "contraction",
 
 register(Op("reshape", 1, "reshape", "view", {"shape": "dims"}, {}, "other sizes, same order of elements",
             numpy=lambda a, x: np.reshape(x, a["shape"]), linear=(0,), onnx=("Reshape",),
-            aten=("view", "reshape")))  # fmt: skip
+            index_map=index_maps.reshape, view_text=ViewText("{x}.reshape({shape})", "{x}.view({shape})"), aten=("view", "reshape")))  # fmt: skip
 register(Op("permute", 1, "permute", "view", {"perm": "dims"}, {}, "axes in another order",
             numpy=lambda a, x: np.transpose(x, a["perm"]), linear=(0,), onnx=("Transpose",),
-            aten=("permute",)))  # fmt: skip
+            index_map=index_maps.permute, view_text=ViewText("{x}.transpose({perm})", "{x}.permute({perm})"), aten=("permute",)))  # fmt: skip
 register(Op("broadcast_to", 1, "broadcast_to", "view", {"shape": "dims"}, {}, "sizes of 1 repeated",
             numpy=lambda a, x: np.broadcast_to(x, a["shape"]), linear=(0,), onnx=("Expand",),
-            aten=("expand",)))  # fmt: skip
+            index_map=index_maps.broadcast_to, view_text=ViewText(torch="{x}.expand({shape})"), aten=("expand",)))  # fmt: skip
 register(Op("slice", 1, "slice", "view", {"axis": "int", "start": "int", "stop": "int", "step": "int"}, {"step": 1},
             "elements start, start + step, … below stop along one axis", numpy=_slice, linear=(0,),
-            aten=("slice",)))  # fmt: skip
+            index_map=index_maps.slice_, aten=("slice",)))  # fmt: skip
 register(Op("flip", 1, "along", "view", {"axis": "int"}, {}, "one axis backwards",
-            numpy=lambda a, x: np.flip(x, a["axis"]), linear=(0,), aten=("flip",)))  # fmt: skip
+            numpy=lambda a, x: np.flip(x, a["axis"]), linear=(0,), index_map=index_maps.flip,
+            view_text=ViewText(torch_copy="{x}.flip({axis})"), aten=("flip",)))  # fmt: skip
 register(Op("windows", 1, "windows", "view", {"axis": "int", "size": "int", "stride": "int", "dilation": "int"},
             {"stride": 1, "dilation": 1}, "sliding windows along an axis, their elements in a new last axis",
             numpy=lambda a, x: sliding(x, a["axis"], a["size"], a["stride"], a["dilation"]), linear=(0,),
-            aten=("unfold",)))  # fmt: skip
+            index_map=index_maps.windows, aten=("unfold",)))  # fmt: skip
 register(Op("concat", 2, "concat", "layout", {"axis": "int"}, {}, "one after the other along an axis",
             numpy=lambda a, x, y: np.concatenate((x, y), axis=a["axis"]), linear=(), onnx=("Concat",),
-            aten=("cat",)))  # fmt: skip
+            index_map=index_maps.concat, aten=("cat",)))  # fmt: skip
 register(Op("pad", 1, "pad", "layout", {"axis": "int", "lo": "int", "hi": "int", "value": "float"}, {"value": 0.0},
             "a constant before and after along an axis", numpy=_pad, onnx=("Pad",),
-            aten=("constant_pad_nd",)))  # fmt: skip
+            index_map=index_maps.pad, aten=("constant_pad_nd",)))  # fmt: skip
 register(Op("gather", 2, "gather", "index", {"axis": "int"}, {},
             "x's slices at the indices (0 <= index < size; others clip), their axes in place of `axis`",
             numpy=lambda a, x, i: np.take(x, i, axis=a["axis"], mode="clip"), linear=(0,), onnx=("Gather",),

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ShapeError
 from . import dtypes
 from .dims import Dim, Shape, concrete
+from .index_maps import MapOf
 
 if TYPE_CHECKING:
     from .graph import Tensor
@@ -100,6 +101,19 @@ class OutFunction:
 
 
 @dataclass(frozen=True)
+class ViewText:
+    """Expressions of a view op in libraries: format strings of the operand `{x}` and the attributes; empty: none.
+
+    `numpy`: a view in NumPy; by explicit strides if there is none. `torch`: a view in Torch. `torch_copy`: an expression in
+    Torch that copies, where Torch has no such view.
+    """
+
+    numpy: str = ""
+    torch: str = ""
+    torch_copy: str = ""
+
+
+@dataclass(frozen=True)
 class Op:
     """One operation.
 
@@ -109,7 +123,8 @@ class Op:
     composite. `linear` lists the operands in which the op is linear. `attrs` maps each attribute to its encoding: "int"
     an i64, "dims" an interned vector of ints (shapes, axes, permutations), "float", "bool", "str" and "dtype" interned
     by value. `onnx` and `aten` name equivalent operators (importers handle operand order and attributes). `text`,
-    `numpy_function` and `torch_function` are the spellings of an elementwise op.
+    `numpy_function` and `torch_function` are the spellings of an elementwise op. `index_map` says which operand elements
+    a view or layout op reads (`ir/index_maps.py`).
 
     Facts about elementwise functions of real numbers: `symmetry` is "odd" (f(-x) = -f(x)), "even" or "". `monotone`:
     finite and nondecreasing everywhere. `nonnegative`: no result is negative. `fixed`: numbers c with f(c, ..., c) = c
@@ -145,6 +160,8 @@ class Op:
     text: TargetText = TargetText()
     numpy_function: OutFunction | None = None
     torch_function: OutFunction | None = None
+    index_map: MapOf | None = None
+    view_text: ViewText = ViewText()
 
     @property
     def costly(self) -> bool:
