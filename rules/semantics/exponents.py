@@ -26,7 +26,7 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor
-from .prime_field import _AS_IS, _EXTREME, _FIELD, BITS, Array, Unsaid, _function, _mixed, is_function, residue
+from .prime_field import _EXTREME, _FIELD, BITS, Array, Unsaid, _function, _mixed, is_exact, is_function, residue
 
 P, G = 65537, 3  # a prime and a generator of its multiplicative group
 TRIALS = 40
@@ -96,7 +96,7 @@ def _node(node: Tensor, args: list[Pair], leaves: Mapping[str, Pair], key: int) 
         return _chosen(node, args, key)
     if op in RING:
         return Pair(*(_ring(op, attrs, [a.base if m == P else a.exponent for a in args], m) for m in (P, P - 1)))
-    if op in _AS_IS and node.entry.numpy is not None:
+    if is_exact(op) and node.entry.numpy is not None:
         both = zip(*((a.base, a.exponent) for a in args))
         law = node.entry.numpy
         return Pair(*(None if any(p is None for p in parts) else np.asarray(law(attrs, *parts)) for parts in both))

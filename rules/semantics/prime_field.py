@@ -82,18 +82,13 @@ _FIELD: dict[str, Callable[..., Array]] = {
     "cumsum": lambda a, p, x: np.cumsum(x, axis=a["axis"]),
     "full": lambda a, p: np.full(a["shape"], residue(a["value"], p), np.int64),
 }
-_AS_IS = (
-    "reshape",
-    "permute",
-    "broadcast_to",
-    "slice",
-    "flip",
-    "windows",
-    "concat",
-    "gather",
-    "gather_elements",
-    "where",
-)
+
+
+def is_exact(op: str) -> bool:
+    """Whether an op selects elements, so that its NumPy meaning holds for residues, too."""
+    return op in ("gather", "gather_elements", "where") or (OPS[op].moves and op != "pad")
+
+
 _EXTREME = {"maximum": 1, "max": 1, "minimum": -1, "min": -1}
 
 
@@ -204,7 +199,7 @@ def _node(
         if node.op == "constant" and dtypes.is_float(node.dtype) and node.data is not None:
             return _constant(node.data, p)
         raise Unsaid
-    if (node.op in _AS_IS and node.entry.numpy is not None) or node.op == "iota":
+    if (is_exact(node.op) and node.entry.numpy is not None) or node.op == "iota":
         assert node.entry.numpy is not None
         return np.asarray(node.entry.numpy(attrs, *args))
     if node.op == "cast" and node.args[0].dtype == "bool" and dtypes.is_float(node.dtype):

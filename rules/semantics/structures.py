@@ -12,7 +12,7 @@ from ...egraph.ir.pattern import Apply, Attr, Call, Literal, Name, Value, Var, a
 from ...egraph.ir.rule import Rule
 from .solver import Beyond, z3
 
-LAYOUT = ("permute", "slice", "concat", "pad", "flip", "broadcast_to", "full", "iota", "reshape", "gather")
+CREATED = ("full", "iota", "gather")  # layout ops without an index map
 CONTRACTIONS = ("matmul", "linear", "sum", "mean", "conv", "avg_pool", "max", "min", "max_pool")
 BITWISE = ("and", "or", "xor")
 RANKS = 4
@@ -23,6 +23,11 @@ WINDOWED = {
     "pads": 2,
 }  # entries per spatial axis of each attribute
 SPATIAL = (1, 2)  # numbers of spatial axes to check: spatial axes are treated alike
+
+
+def is_layout(op: str) -> bool:
+    """Whether an op moves elements or creates them without arithmetic."""
+    return op in CREATED or OPS[op].moves
 
 
 def booleans(rule: Rule) -> set[str]:
@@ -44,8 +49,7 @@ def bits(rule: Rule) -> set[str]:
     Else empty."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t.op for t in terms if isinstance(t, Call)]
-    moves = [op for op in LAYOUT if op not in ("pad", "full", "iota", "gather")]
-    if not set(calls) & set(BITWISE) or any(op not in BITWISE and op not in moves for op in calls):
+    if not set(calls) & set(BITWISE) or any(op not in BITWISE and (op == "pad" or not OPS[op].moves) for op in calls):
         return set()
     return set() if any(isinstance(t, Literal) for t in terms) else {t.name for t in terms if isinstance(t, Var)}
 
