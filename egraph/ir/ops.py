@@ -117,7 +117,7 @@ class ViewText:
 class Op:
     """One operation.
 
-    `law` names the shape and dtype law in `ir/type_laws.py` (Python) and `language.py` (egglog). `numpy(attrs, *arrays)`
+    `law` names the shape and dtype law in `ir/type_laws.py`. `numpy(attrs, *arrays)`
     computes the op on concrete arrays; a composite has `decompose(*tensors, **attrs)` instead. `kind` is one of leaf,
     pointwise, reduction, contraction, view, layout (moves data without arithmetic), index (gather, scatter, sort),
     composite. `linear` lists the operands in which the op is linear. `attrs` maps each attribute to its encoding: "int"
