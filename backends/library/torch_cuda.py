@@ -16,7 +16,7 @@ from typing import Any
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
 from ...extract.model.kernel import Call, Template, identify
-from ..runtime.views import spelled, torch_code, view_ops, view_templates
+from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
 from .numpy import spell
 from .torch import BACKEND as CPU
 from .torch_calls import NUMBER, Applies, both, extents, some_axes
@@ -204,8 +204,8 @@ def sums_wider(call: Call) -> bool:
 # ---------------------------------------------------------------- layout, copies, indexing
 def _copied_view(op: str) -> Callable[[Call], str] | None:
     """A view op as a copy; None if Torch has no expression for it."""
-    text = torch_code(op) or OPS[op].view_text.torch_copy
-    if not text:
+    text = torch_copy_code(op)
+    if text is None:
         return None
 
     def code(call: Call) -> str:

@@ -150,6 +150,16 @@ _TORCH: dict[str, Code] = {
 }
 
 
+def _method(method: tuple[str, str] | None) -> str | None:
+    """The call of a method of `x` as a format string."""
+    return None if method is None else f"{{x}}.{method[0]}({{{method[1]}}})"
+
+
+def torch_copy_code(op: str) -> Code | None:
+    """Torch expression of a view op that may copy; None if there is none."""
+    return torch_code(op) or _method(OPS[op].methods.torch_copy)
+
+
 def view_ops() -> list[str]:
     """The ops that may be views of memory."""
     return [op.name for op in OPS.values() if op.kind == "view" and op.index_map is not None]
@@ -157,13 +167,13 @@ def view_ops() -> list[str]:
 
 def numpy_code(op: str) -> Code:
     """NumPy expression of a view op over `x` and the op's attributes."""
-    return _NUMPY.get(op) or OPS[op].view_text.numpy or _strided_text(op)
+    return _NUMPY.get(op) or _method(OPS[op].methods.numpy) or _strided_text(op)
 
 
 def torch_code(op: str) -> Code | None:
     """Torch expression of a view op, or of a cast between equal storage dtypes; None if Torch has no such view (Torch
     has no negative strides)."""
-    return _TORCH.get(op) or OPS[op].view_text.torch or None
+    return _TORCH.get(op) or _method(OPS[op].methods.torch)
 
 
 def _pattern(op: str) -> str:
@@ -186,7 +196,7 @@ def view_templates() -> tuple[Template, ...]:
             family="view",
             exact=True,
             applies=_feasible(op),
-            setup=() if op in ("slice", "flip") or OPS[op].view_text.numpy else ("strided",),
+            setup=() if op in ("slice", "flip") or OPS[op].methods.numpy else ("strided",),
         )
         for op in view_ops()
     )

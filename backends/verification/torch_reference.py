@@ -132,6 +132,8 @@ def _function(entry: Op) -> Function:
     """The function of attributes and operands that computes an op. UsageError if there is none."""
     if entry.name in FUNCTIONS:
         return FUNCTIONS[entry.name]
+    if (method := entry.methods.torch or entry.methods.torch_copy) is not None:
+        return lambda attrs, x: getattr(x, method[0])(attrs[method[1]])
     known = entry.torch_function
     if known is None:
         raise UsageError(
@@ -315,10 +317,7 @@ FUNCTIONS: dict[str, Function] = {
     "argsort": _argsort,
     "matmul": _matmul, "conv": _conv, "recurrent": _recurrent,
     "reshape": lambda a, x: x.reshape(a["shape"]),
-    "permute": lambda a, x: x.permute(a["perm"]),
-    "broadcast_to": lambda a, x: x.expand(a["shape"]),
     "slice": _slice,
-    "flip": lambda a, x: x.flip(a["axis"]),
     "windows": _windows, "concat": _concat, "pad": _pad, "gather": _gather, "gather_elements": _gather_elements,
     "scatter_elements": _scatter_elements,
 }  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from . import dtypes, index_maps
-from .ops import Op, OutFunction, TargetText, ViewText, register
+from .ops import Op, OutFunction, TargetText, ViewMethods, register
 from .recurrence import recurrent
 from .special_functions import erf
 
@@ -377,19 +377,19 @@ register(Op("recurrent", 3, "recurrent", "contraction",
 
 register(Op("reshape", 1, "reshape", "view", {"shape": "dims"}, {}, "other sizes, same order of elements",
             numpy=lambda a, x: np.reshape(x, a["shape"]), linear=(0,), onnx=("Reshape",),
-            index_map=index_maps.reshape, view_text=ViewText("{x}.reshape({shape})", "{x}.view({shape})"), aten=("view", "reshape")))  # fmt: skip
+            index_map=index_maps.reshape, methods=ViewMethods(("reshape", "shape"), ("view", "shape")), aten=("view", "reshape")))  # fmt: skip
 register(Op("permute", 1, "permute", "view", {"perm": "dims"}, {}, "axes in another order",
             numpy=lambda a, x: np.transpose(x, a["perm"]), linear=(0,), onnx=("Transpose",),
-            index_map=index_maps.permute, view_text=ViewText("{x}.transpose({perm})", "{x}.permute({perm})"), aten=("permute",)))  # fmt: skip
+            index_map=index_maps.permute, methods=ViewMethods(("transpose", "perm"), ("permute", "perm")), aten=("permute",)))  # fmt: skip
 register(Op("broadcast_to", 1, "broadcast_to", "view", {"shape": "dims"}, {}, "sizes of 1 repeated",
             numpy=lambda a, x: np.broadcast_to(x, a["shape"]), linear=(0,), onnx=("Expand",),
-            index_map=index_maps.broadcast_to, view_text=ViewText(torch="{x}.expand({shape})"), aten=("expand",)))  # fmt: skip
+            index_map=index_maps.broadcast_to, methods=ViewMethods(torch=("expand", "shape")), aten=("expand",)))  # fmt: skip
 register(Op("slice", 1, "slice", "view", {"axis": "int", "start": "int", "stop": "int", "step": "int"}, {"step": 1},
             "elements start, start + step, … below stop along one axis", numpy=_slice, linear=(0,),
             index_map=index_maps.slice_, aten=("slice",)))  # fmt: skip
 register(Op("flip", 1, "along", "view", {"axis": "int"}, {}, "one axis backwards",
             numpy=lambda a, x: np.flip(x, a["axis"]), linear=(0,), index_map=index_maps.flip,
-            view_text=ViewText(torch_copy="{x}.flip({axis})"), aten=("flip",)))  # fmt: skip
+            methods=ViewMethods(torch_copy=("flip", "axis")), aten=("flip",)))  # fmt: skip
 register(Op("windows", 1, "windows", "view", {"axis": "int", "size": "int", "stride": "int", "dilation": "int"},
             {"stride": 1, "dilation": 1}, "sliding windows along an axis, their elements in a new last axis",
             numpy=lambda a, x: sliding(x, a["axis"], a["size"], a["stride"], a["dilation"]), linear=(0,),

@@ -91,7 +91,7 @@ def _libraries(op: Op) -> str:
 class _Size(str):
     """A size by name, with the arithmetic that index maps use."""
 
-    def __add__(self, other: object) -> _Size:  # type: ignore[override]
+    def __add__(self, other: object) -> _Size:
         return _Size(f"{self} + {other}")
 
     def __sub__(self, other: object) -> _Size:

@@ -101,16 +101,16 @@ class OutFunction:
 
 
 @dataclass(frozen=True)
-class ViewText:
-    """Expressions of a view op in libraries: format strings of the operand `{x}` and the attributes; empty: none.
+class ViewMethods:
+    """Methods of arrays and tensors that compute a view op, as (name, attribute that is the argument); None: there is none.
 
-    `numpy`: a view in NumPy; by explicit strides if there is none. `torch`: a view in Torch. `torch_copy`: an expression in
-    Torch that copies, where Torch has no such view.
+    `numpy`: a view in NumPy, by explicit strides without a method. `torch`: a view in Torch. `torch_copy`: a copy, where
+    Torch has no such view.
     """
 
-    numpy: str = ""
-    torch: str = ""
-    torch_copy: str = ""
+    numpy: tuple[str, str] | None = None
+    torch: tuple[str, str] | None = None
+    torch_copy: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Op:
     numpy_function: OutFunction | None = None
     torch_function: OutFunction | None = None
     index_map: MapOf | None = None
-    view_text: ViewText = ViewText()
+    methods: ViewMethods = ViewMethods()
 
     @property
     def costly(self) -> bool:
