@@ -7,7 +7,6 @@ of the type law; low-precision floats may be computed in their own dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -229,7 +228,7 @@ unary("neg", np.negative, "-x", floats=False, rounding="never", linear=(0,), onn
       text=TargetText("- {0}", c_whole="- {0}", cuda="-{0}", cuda_whole="-{0}", triton="-{0}"))  # fmt: skip
 unary("abs", np.abs, "|x|", floats=False, symmetry="even", nonnegative=True, fixed=(0.0, 1.0), rounding="never", onnx=("Abs",),
       aten=("abs",), numpy_function=OutFunction("absolute"), torch_function=OutFunction("abs", "number", counted=True),
-      text=replace(_call("fabs", "abs", "tl.abs({0})"), c_whole="{0} < 0 ? - {0} : {0}", cuda_whole="op::abs({0})"))  # fmt: skip
+      text=_call("fabs", "abs", "tl.abs({0})")._replace(c_whole="{0} < 0 ? - {0} : {0}", cuda_whole="op::abs({0})"))  # fmt: skip
 unary("sign", np.sign, "-1, 0 or 1", floats=False, rounding="never", onnx=("Sign",), aten=("sign", "sgn"),
       numpy_function=OutFunction("sign", "number"), torch_function=OutFunction("sign", "none", counted=True),
       text=TargetText("{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)", cuda="op::sign({0})", triton=_TRITON_SIGN))  # fmt: skip

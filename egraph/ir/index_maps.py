@@ -8,14 +8,12 @@ whose reads depend on data (gather, scatter) have none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Attrs = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Along:
+class Along(NamedTuple):
     """The index along one operand axis: `offset` plus the sum of factor * (result index along an axis) over `terms`,
     which are (result axis, factor)."""
 
@@ -31,25 +29,21 @@ class Along:
         return found if _is(self.offset, 0) else found + self.offset
 
 
-@dataclass(frozen=True)
-class AffineMap:
+class AffineMap(NamedTuple):
     """The result reads operand 0 at an affine index: one `Along` per operand axis."""
 
     axes: tuple[Along, ...]
 
 
-@dataclass(frozen=True)
 class Stretched:
     """The result reads operand 0 at its own index, and at 0 along operand axes of size 1."""
 
 
-@dataclass(frozen=True)
 class SameOrder:
     """The result reads operand 0 at the same row-major position."""
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """Along `axis`, result indices start <= i < stop read an operand at i - start; all others are `fill`.
 
     `parts` are (operand, start, stop) in ascending order; if `fill` is None, they cover the whole axis.

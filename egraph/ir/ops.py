@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import ShapeError
 from . import dtypes
@@ -56,8 +56,7 @@ class Type:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-@dataclass(frozen=True)
-class TargetText:
+class TargetText(NamedTuple):
     """Text of an elementwise op in each language that kernels are generated in.
 
     A text is a format string of the operands `{0}`, `{1}`, `{2}`; an empty text means that the language has none. `c`: C
@@ -86,8 +85,7 @@ class TargetText:
 _SAME_TEXT = {"c_double": "c", "cuda_double": "cuda", "cuda_whole": "c_whole", "cuda_bool": "c_whole"}
 
 
-@dataclass(frozen=True)
-class OutFunction:
+class OutFunction(NamedTuple):
     """An elementwise function of NumPy or Torch that writes to given memory (`out=`).
 
     `dtypes`: operands of the library's kernel of this op: "any", "number" (not bool), "float" (one float dtype),
@@ -100,8 +98,7 @@ class OutFunction:
     counted: bool = False
 
 
-@dataclass(frozen=True)
-class ViewMethods:
+class ViewMethods(NamedTuple):
     """Methods of arrays and tensors that compute a view op, as (name, attribute that is the argument); None: there is none.
 
     `numpy`: a view in NumPy, by explicit strides without a method. `torch`: a view in Torch. `torch_copy`: a copy, where
@@ -111,6 +108,9 @@ class ViewMethods:
     numpy: tuple[str, str] | None = None
     torch: tuple[str, str] | None = None
     torch_copy: tuple[str, str] | None = None
+
+
+_NO_TEXT, _NO_METHODS = TargetText(), ViewMethods()
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,11 @@ class Op:
     flops: float = 1.0
     onnx: tuple[str, ...] = ()
     aten: tuple[str, ...] = ()
-    text: TargetText = TargetText()
+    text: TargetText = _NO_TEXT
     numpy_function: OutFunction | None = None
     torch_function: OutFunction | None = None
     index_map: MapOf | None = None
-    methods: ViewMethods = ViewMethods()
+    methods: ViewMethods = _NO_METHODS
 
     @property
     def costly(self) -> bool:

@@ -7,7 +7,7 @@ The function `NAME` of a law computes a `Type` or raises ShapeError; `NAME_text`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...errors import ShapeError
 from . import dtypes
@@ -21,8 +21,7 @@ DTYPE_ID = {name: i for i, name in enumerate(dtypes.DTYPES)}  # egglog's ids of 
 Law = Callable[[Op, tuple[Type, ...], Attrs], Type]
 
 
-@dataclass(frozen=True)
-class LawCase:
+class LawCase(NamedTuple):
     """One case of a type law in egglog.
 
     `atoms`: additional query atoms. `broadcasts`: pairs of shapes that must be broadcast first.
@@ -38,8 +37,7 @@ Cases = Iterator[LawCase]
 LawText = Callable[[Op, Sequence[int]], Cases]  # function of an op and the ranks that may occur
 
 
-@dataclass(frozen=True)
-class TypeLaw:
+class TypeLaw(NamedTuple):
     """A type law in both forms."""
 
     infer: Law
