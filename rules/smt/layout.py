@@ -29,12 +29,10 @@ class Layout(Elements):
 
     def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
         """An op with an index map: the shape of its law, and elements read where the map says."""
-        law = self.laws.get(entry.law)
-        if law is None or entry.index_map is None:
-            raise Beyond(f"the shape law {entry.law}")
+        assert entry.index_map is not None
         if "axis" in attrs:
             attrs = {**attrs, "axis": self.axis(args[0], attrs)}
-        shape, x = law(args, attrs, facts), args[0]
+        shape, x = self.laws[entry.law](args, attrs, facts), args[0]
         read = self.reader(entry.index_map(attrs, [a.shape for a in args]), args, shape, facts)
         return Sym(shape, x.dtype, read, x.boolean)
 
@@ -74,7 +72,7 @@ class Layout(Elements):
 
     @cached_property
     def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], Facts], tuple[Any, ...]]]:
-        """Shape laws by name: functions of operands and attributes that add the law's conditions to the facts."""
+        """Shape laws by name (structures.VIEW_LAWS): functions of operands and attributes that add the law's conditions to the facts."""
         return {
             "permute": self._permuted, "slice": self._sliced, "along": lambda args, attrs, facts: args[0].shape,
             "concat": self._joined, "pad": self._padded, "broadcast_to": self._stretched, "reshape": self._reshaped,

@@ -41,7 +41,7 @@ from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import is_whole
 from ..semantics.sampler import Instance
 from ..semantics.solver import Beyond
-from ..semantics.structures import CONTRACTIONS, CREATED, bound, is_layout, structures
+from ..semantics.structures import CONTRACTIONS, CREATED, bound, is_layout, is_view, structures
 from ..semantics.sums import Extreme, Total
 from .contractions import Contractions
 from .equal_sums import QUESTIONS
@@ -97,7 +97,7 @@ class _World(Contractions):
         if term.op in DEFINITIONS:
             return self.defined(term.op, args, attrs, facts)
         entry = OPS[term.op]
-        if entry.index_map is not None:
+        if is_view(term.op):
             return self.view(entry, args, attrs, facts)
         if term.op in CREATED or term.op in CONTRACTIONS:
             law: Callable[..., Sym] = getattr(self, f"_{term.op}")
