@@ -1,6 +1,7 @@
 """Lowering of tensor ops to the kernel IR: the element of a tensor at an index as an expression.
 
-There is one rule for each op that is not elementwise; views and layout changes only change the index.
+Elementwise ops have no rule, views and layout ops follow their index maps (egraph/ir/index_maps.py), every other op has
+one.
 """
 
 from __future__ import annotations
