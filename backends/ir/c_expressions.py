@@ -7,40 +7,22 @@ holds what differs between languages and precisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from .index import Axis, Index
 from .kernel import Unfusable
-
-#: Float operations spelled alike in every precision. NaN propagates in maximum and minimum.
-FLOATS: Mapping[str, str] = {
-    "neg": "- {0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "recip": "1 / {0}",
-    "maximum": "(({0} > {1}) | ({0} != {0})) ? {0} : {1}", "minimum": "(({0} < {1}) | ({0} != {0})) ? {0} : {1}",
-    "where": "{0} ? {1} : {2}", "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "not": "!{0}", "is_nan": "{0} != {0}",
-    "sign": "{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)",
-}  # fmt: skip
-
-#: Operations on integers and bools.
-WHOLES: Mapping[str, str] = {
-    "neg": "- {0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "abs": "{0} < 0 ? - {0} : {0}",
-    "maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}", "where": "{0} ? {1} : {2}",
-    "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "not": "!{0}",
-    "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
-}  # fmt: skip
-
-#: Float operations that are function calls.
-CALLS = ("abs", "exp", "exp2", "log", "log1p", "expm1", "sqrt", "tanh", "erf", "sin", "cos", "atan", "floor", "ceil", "round", "pow")  # fmt: skip
+from .op_texts import op_text
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """Spelling of one language and precision. `floats`, `wholes` and `truths` map ops on floats, integers and bools to
-    format strings that override the tables above."""
+    """Spelling of one language and precision. `floats`, `wholes` and `truths` name the texts (fields of `TargetText`) of
+    operations on floats, integers and bools."""
 
-    floats: Mapping[str, str]
-    wholes: Mapping[str, str] = field(default_factory=dict)
-    truths: Mapping[str, str] = field(default_factory=dict)
+    floats: str
+    wholes: str
+    truths: str
     suffix: str = "f"  # suffix of float literals
     infinity: str = "INFINITY"
     nan: str = "NAN"
@@ -55,9 +37,8 @@ class Spelling:
 
     def text(self, op: str, kind: str) -> str:
         """The format string of an op for operands of a kind ("float", "int" or "bool"). Unfusable if there is none."""
-        own = {"float": self.floats, "int": self.wholes, "bool": self.truths}[kind]
-        text = own.get(op) or (FLOATS if kind == "float" else WHOLES).get(op)
-        if text is None:
+        text = op_text(op, {"float": self.floats, "int": self.wholes, "bool": self.truths}[kind])
+        if not text:
             raise Unfusable(f"{op} of {kind}s has no spelling in C")
         return text
 
@@ -83,4 +64,4 @@ def position(at: Index, name: Callable[[Axis], str]) -> str:
     return " + ".join(parts).replace("+ -", "- ")
 
 
-__all__ = ["CALLS", "FLOATS", "WHOLES", "Spelling", "position"]
+__all__ = ["Spelling", "position"]

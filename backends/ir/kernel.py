@@ -20,8 +20,9 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from ...egraph.ir import dtypes
+from ...egraph.ir.ops import OPS
 from .index import Axis, Index
-from .simplify import SIMPLIFY, folded
+from .simplify import folded, simplified
 
 T = TypeVar("T")
 
@@ -93,7 +94,6 @@ def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
     return order
 
 
-COMPARES = ("eq", "lt", "le", "not", "is_nan", "is_inf", "and", "or", "xor")
 NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
 
 
@@ -146,9 +146,9 @@ class Builder:
 
     def pointwise(self, op: str, args: Sequence[Expr]) -> Expr:
         """An elementwise operation, after constant folding and removal of neutral elements."""
-        kind = "bool" if op in COMPARES and op not in ("and", "or", "xor") else args[-1].kind
-        simple = SIMPLIFY.get(op)
-        found = (simple(self, *args) if simple else None) or folded(self, op, args, kind)
+        known = OPS.get(op)
+        kind = "bool" if known is not None and known.law == "compare" else args[-1].kind
+        found = simplified(self, op, args) or folded(self, op, args, kind)
         return found if found is not None else self.make(op, args, None, kind)
 
     def mul(self, a: Expr, b: Expr) -> Expr:

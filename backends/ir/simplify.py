@@ -133,24 +133,13 @@ def _unsigned(b: Builder, e: Expr, depth: int = SIGNS) -> Expr | None:
     return None if (bare := _unsigned(b, y, depth - 1)) is None else b.pointwise(e.op, (x, bare))
 
 
-def _odd(op: str) -> Callable[[Builder, Expr], Expr | None]:
-    """Rule f(-x) = -f(x): both share one computation."""
-
-    def simple(b: Builder, x: Expr) -> Expr | None:
-        bare = _unsigned(b, x) if x.kind == "float" else None
-        return None if bare is None else b.pointwise("neg", (b.pointwise(op, (bare,)),))
-
-    return simple
-
-
-def _even(op: str) -> Callable[[Builder, Expr], Expr | None]:
-    """Rule f(-x) = f(x)."""
-
-    def simple(b: Builder, x: Expr) -> Expr | None:
-        bare = _unsigned(b, x) if x.kind == "float" else None
-        return None if bare is None else b.pointwise(op, (bare,))
-
-    return simple
+def _of_negative(b: Builder, op: str, x: Expr, odd: bool) -> Expr | None:
+    """f(-x) as -f(x) for an odd function, as f(x) for an even one: both share one computation."""
+    bare = _unsigned(b, x) if x.kind == "float" else None
+    if bare is None:
+        return None
+    value = b.pointwise(op, (bare,))
+    return b.pointwise("neg", (value,)) if odd else value
 
 
 def _neg(b: Builder, x: Expr) -> Expr | None:
@@ -166,5 +155,17 @@ SIMPLIFY: dict[str, Callable[..., Expr | None]] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "where": _where,
     "lt": _compare(operator.lt), "le": _compare(operator.le),
     "and": _and, "or": _or, "not": _not, "pow": _pow, "neg": _neg,
-    **{op: _odd(op) for op in ("erf", "tanh", "sin", "atan")}, **{op: _even(op) for op in ("abs", "cos")},
 }  # fmt: skip
+
+
+def simplifies(op: str) -> bool:
+    """Whether there is a rule for an operation."""
+    return op in SIMPLIFY or (op in OPS and bool(OPS[op].symmetry))
+
+
+def simplified(b: Builder, op: str, args: Sequence[Expr]) -> Expr | None:
+    """A simpler expression for an operation on operands; None if no rule applies."""
+    if op in SIMPLIFY:
+        return SIMPLIFY[op](b, *args)
+    symmetry = OPS[op].symmetry if op in OPS else ""
+    return _of_negative(b, op, args[0], symmetry == "odd") if symmetry else None

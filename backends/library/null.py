@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ...egraph.ir.ops import OPS
 from ...extract.model.kernel import Template
-from ..runtime.views import VIEWS
+from ..runtime.views import view_templates
 
 _KEYWORDS = ("and", "or", "not")
 
@@ -37,7 +37,7 @@ class NullBackend:
     def templates(self) -> Sequence[Template]:
         """Views, a copy, and one empty kernel per op."""
         copy = Template("null.copy", "null", "x", "nothing({x}, {out})", family="copy", setup=("nothing",))
-        return (*VIEWS, copy, *(_row(op) for op, entry in OPS.items() if entry.arity))
+        return (*view_templates(), copy, *(_row(op) for op, entry in OPS.items() if entry.arity))
 
     def unavailable(self) -> str:
         """Empty: always usable."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from keyword import iskeyword
 from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Expr, concrete
-from ...egraph.ir.ops import OPS
+from ...egraph.ir.ops import OPS, Op
 from ...extract.model.kernel import Call, Code, Operand, Template, identified, identify
 from ..ir.source_text import dtype_text, literal
-from ..runtime.views import NUMPY as VIEW_CODE
-from ..runtime.views import VIEWS, spelled
+from ..runtime.views import numpy_code, spelled, view_templates
 from .numpy_helpers import HELPERS
 from .scratch import Room, Rooms, one_at, shape_of, wide, with_rooms, work
 
@@ -159,54 +159,28 @@ def _attention_text(call: Call) -> str:
 # ---------------------------------------------------------------- pointwise
 _NUMBER = _is("int", "float")
 
-#: op -> (ufunc, dtype condition)
-UFUNCS: dict[str, tuple[str, Applies | None]] = {
-    "neg": ("negative", _NUMBER),
-    "abs": ("absolute", None),
-    "sign": ("sign", _NUMBER),
-    "exp": ("exp", None),
-    "log": ("log", None),
-    "log1p": ("log1p", None),
-    "expm1": ("expm1", None),
-    "sqrt": ("sqrt", None),
-    "recip": ("reciprocal", None),
-    "tanh": ("tanh", None),
-    "sin": ("sin", None),
-    "cos": ("cos", None),
-    "atan": ("arctan", None),
-    "floor": ("floor", None),
-    "ceil": ("ceil", None),
-    "round": ("rint", None),
-    "add": ("add", None),
-    "sub": ("subtract", _NUMBER),
-    "mul": ("multiply", None),
-    "div": ("true_divide", None),
-    "floordiv": ("floor_divide", _NUMBER),
-    "mod": ("remainder", _NUMBER),
-    "maximum": ("maximum", None),
-    "minimum": ("minimum", None),
-    "and": ("bitwise_and", _is("bool", "int")),
-    "or": ("bitwise_or", _is("bool", "int")),
-    "xor": ("bitwise_xor", _is("bool", "int")),
-    "eq": ("equal", None),
-    "lt": ("less", None),
-    "le": ("less_equal", None),
-    "not": ("logical_not", None),
-    "is_nan": ("isnan", None),
-    "is_inf": ("isinf", None),
-}
+#: `OutFunction.dtypes` -> condition
+_DTYPES: dict[str, Applies | None] = {"any": None, "number": _NUMBER, "bits": _is("bool", "int")}
 
 
-def _ufunc(op: str, ufunc: str, applies: Applies | None) -> Template:
-    names = ("x", "y")[: OPS[op].arity]
-    pattern = f"{op}_({', '.join(names)})" if op in ("and", "or", "not") else f"{op}({', '.join(names)})"
-    code = f"np.{ufunc}({', '.join('{' + n + '}' for n in names)}, out={{out}})"
-    return row(op, pattern, code, inplace=names if keeps_dtype(op) else (), applies=applies, exact=True)
+def out_call(op: Op) -> tuple[str, str, tuple[str, ...]]:
+    """The pattern of an op, the operands of a call in code, and the operands that the result may overwrite."""
+    names = ("x", "y", "z")[: op.arity]
+    name = f"{op.name}_" if iskeyword(op.name) else op.name
+    keeps_dtype = op.law != "compare" or op.name == "not"
+    return f"{name}({', '.join(names)})", ", ".join(f"{{{n}}}" for n in names), names if keeps_dtype else ()
 
 
-def keeps_dtype(op: str) -> bool:
-    """Whether the result has the operands' dtype, so that it can overwrite one."""
-    return OPS[op].law != "compare" or op == "not"
+def _ufuncs() -> list[Template]:
+    """A template of each op that a ufunc computes."""
+    found = []
+    for op in OPS.values():
+        if op.numpy_function is not None and op.numpy_function.dtypes != "none":
+            pattern, names, reused = out_call(op)
+            code = f"np.{op.numpy_function.name}({names}, out={{out}})"
+            applies = _DTYPES[op.numpy_function.dtypes]
+            found.append(row(op.name, pattern, code, inplace=reused, applies=applies, exact=True))
+    return found
 
 
 @identified("numpy._cast_code")
@@ -220,7 +194,7 @@ def _cast_code(call: Call) -> str:
 def _pointwise() -> list[Template]:
     chain = "np.negative({x}, out={out}); np.exp({out}, out={out}); np.add({out}, 1, out={out}); "
     return [
-        *(_ufunc(op, *spec) for op, spec in UFUNCS.items()),
+        *_ufuncs(),
         row("rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True),
         row("pow_each", "pow(x, y)", "np.power({x}, {y}, out={out})", inplace=("x",), dense=("y",), exact=True,
             applies=_and(_NUMBER, _each_its_own)),
@@ -428,10 +402,9 @@ def _copied_view(op: str) -> Callable[[Call], str]:
     """A view op as a copy, for layouts without such a view."""
 
     def code(call: Call) -> str:
-        view = VIEW_CODE[op]
         if op == "reshape":
             return f"np.copyto({call.names['out']}.reshape({_shape(call.operands['x'])}), {call.names['x']})"
-        return f"np.copyto({call.names['out']}, {spelled(view, call)})"
+        return f"np.copyto({call.names['out']}, {spelled(numpy_code(op), call)})"
 
     identify(code, f"numpy.copied[{op}]")
     return code
@@ -455,7 +428,7 @@ def _layout() -> list[Template]:
     return [
         row("copy", "x", "np.copyto({out}, {x})", family="copy", **more),
         *(row(op, _copied_pattern(op), _copied_view(op), family="copy", setup=v.setup, **more)
-          for v in VIEWS for op in [v.name.rpartition(".")[2]]),
+          for v in view_templates() for op in [v.name.rpartition(".")[2]]),
         *(row(f"concat{n if n > 2 else ''}", pattern, f"np.concatenate(({parts}), {{axis}}, out={{out}})", family="copy", **more)
           for n, pattern, parts in concats()),
         row("pad2", "pad(pad(x, axis=a, lo=k, hi=l, value=value), axis=b, lo=m, hi=n, value=value)",
@@ -484,7 +457,7 @@ class NumpyBackend:
     @cached_property
     def templates(self) -> Sequence[Template]:
         """View templates, then at least one kernel per op."""
-        return (*VIEWS, *_pointwise(), *_reductions(), *_contractions(), *_layout())
+        return (*view_templates(), *_pointwise(), *_reductions(), *_contractions(), *_layout())
 
     def unavailable(self) -> str:
         """Empty: always usable."""

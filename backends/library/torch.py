@@ -16,7 +16,7 @@ from typing import Any
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
 from ...extract.model.kernel import Call, Code, Template, identified, identify
-from .numpy import RECURRENT, RECURRENT_ATTRS, concats, keeps_dtype, spell
+from .numpy import RECURRENT, RECURRENT_ATTRS, concats, out_call, spell
 from .torch_calls import (
     BITS,
     CONVOLUTIONS,
@@ -86,41 +86,8 @@ def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, 
 
 
 # ---------------------------------------------------------------- pointwise
-#: op -> (function with `out=`, condition)
-FUNCTIONS: dict[str, tuple[str, Applies | None]] = {
-    "neg": ("neg", NUMBER),
-    "abs": ("abs", NUMBER),
-    "exp": ("exp", None),
-    "log": ("log", None),
-    "log1p": ("log1p", None),
-    "expm1": ("expm1", None),
-    "sqrt": ("sqrt", None),
-    "rsqrt": ("rsqrt", None),
-    "recip": ("reciprocal", None),
-    "tanh": ("tanh", None),
-    "erf": ("erf", None),
-    "sin": ("sin", None),
-    "cos": ("cos", None),
-    "atan": ("atan", None),
-    "floor": ("floor", None),
-    "ceil": ("ceil", None),
-    "round": ("round", None),
-    "sigmoid": ("sigmoid", None),
-    "add": ("add", NUMBER),
-    "sub": ("sub", NUMBER),
-    "mul": ("mul", NUMBER),
-    "div": ("div", None),
-    "pow": ("pow", _FLOAT),
-    "maximum": ("maximum", None),
-    "minimum": ("minimum", None),
-    "eq": ("eq", None),
-    "lt": ("lt", None),
-    "le": ("le", None),
-    "and": ("bitwise_and", BITS),
-    "or": ("bitwise_or", BITS),
-    "xor": ("bitwise_xor", BITS),
-    "not": ("logical_not", None),
-}
+#: `OutFunction.dtypes` -> condition
+_DTYPES: dict[str, Applies | None] = {"any": None, "number": NUMBER, "float": _FLOAT, "bits": BITS}
 
 #: name -> (pattern, code) of activations over x
 ACTIVATIONS: dict[str, tuple[str, str]] = {
@@ -136,16 +103,20 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
 }
 
 
-def _function(op: str, function: str, applies: Applies | None) -> Template:
-    names = ("x", "y")[: OPS[op].arity]
-    pattern = f"{op}_({', '.join(names)})" if op in ("and", "or", "not") else f"{op}({', '.join(names)})"
-    code = f"torch.{function}({', '.join('{' + n + '}' for n in names)}, out={{out}})"
-    return row(op, pattern, code, applies=applies, inplace=names if keeps_dtype(op) else ())
+def _functions() -> list[Template]:
+    """A template of each op that a Torch function with `out=` computes."""
+    found = []
+    for op in OPS.values():
+        if op.torch_function is not None and op.torch_function.dtypes != "none":
+            pattern, names, reused = out_call(op)
+            code = f"torch.{op.torch_function.name}({names}, out={{out}})"
+            found.append(row(op.name, pattern, code, applies=_DTYPES[op.torch_function.dtypes], inplace=reused))
+    return found
 
 
 def _pointwise() -> list[Template]:
     return [
-        *(_function(op, *spec) for op, spec in FUNCTIONS.items()),
+        *_functions(),
         *(
             row(name, pattern, spell(code), inplace=("x",), applies=_alike)
             for name, (pattern, code) in ACTIVATIONS.items()

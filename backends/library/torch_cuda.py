@@ -16,8 +16,7 @@ from typing import Any
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
 from ...extract.model.kernel import Call, Template, identify
-from ..runtime.views import TORCH as VIEW_CODE
-from ..runtime.views import VIEWS, spelled
+from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
 from .numpy import spell
 from .torch import BACKEND as CPU
 from .torch_calls import NUMBER, Applies, both, extents, some_axes
@@ -203,12 +202,14 @@ def sums_wider(call: Call) -> bool:
 
 
 # ---------------------------------------------------------------- layout, copies, indexing
-def _copied_view(op: str) -> Callable[[Call], str]:
-    """A view op as a copy."""
+def _copied_view(op: str) -> Callable[[Call], str] | None:
+    """A view op as a copy; None if Torch has no expression for it."""
+    text = torch_copy_code(op)
+    if text is None:
+        return None
 
     def code(call: Call) -> str:
-        text = f"{call.names['x']}.flip({call.attrs['axis']})" if op == "flip" else spelled(VIEW_CODE[op], call)
-        return f"{call.names['out']}.copy_({text})"
+        return f"{call.names['out']}.copy_({spelled(text, call)})"
 
     identify(code, f"torch_cuda.torch_copied[{op}]")
     return code
@@ -216,10 +217,10 @@ def _copied_view(op: str) -> Callable[[Call], str]:
 
 def _layout() -> list[Template]:
     more: dict[str, Any] = {"mixed": True, "exact": True}
-    ops = [v.name.rpartition(".")[2] for v in VIEWS]
+    copied = {op: code for op in view_ops() if op != "reshape" and (code := _copied_view(op)) is not None}
     return [
-        *(row(op, f"{op}(x, {', '.join(f'{a}={a}' for a in OPS[op].attrs)})", _copied_view(op), family="copy", **more)
-          for op in ops if op != "reshape"),
+        *(row(op, f"{op}(x, {', '.join(f'{a}={a}' for a in OPS[op].attrs)})", code, family="copy", **more)
+          for op, code in copied.items()),
         row("pad", "pad(x, axis=axis, lo=lo, hi=hi, value=value)", spell("padded_into({x}, {axis}, {lo}, {value}, {out})"),
             family="copy", setup=("padded_into",), **more),
         row("embedding", "gather(x, i, axis=0)", "torch.embedding({x}, {i}.clamp(0, {x}.shape[0] - 1))", family="gather",
@@ -252,8 +253,8 @@ def _same_float(call: Call) -> bool:
 
 #: Views of tensors (without negative strides, which Torch lacks), and casts between equal storage dtypes.
 TENSOR_VIEWS: tuple[Template, ...] = (
-    *(replace(v, backend="torch_cuda", code=VIEW_CODE[op], setup=())
-      for v in VIEWS for op in [v.name.rpartition(".")[2]] if op in VIEW_CODE),
+    *(replace(v, backend="torch_cuda", code=code, setup=())
+      for v in view_templates() if (code := torch_code(v.name.rpartition(".")[2])) is not None),
     Template("view.cast", "torch_cuda", "cast(x, dtype=dtype)", "{x}", family="view", applies=_same_float, exact=True),
 )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Lowering of tensor ops to the kernel IR: the element of a tensor at an index as an expression.
 
-There is one rule for each op that is not elementwise; views and layout changes only change the index.
+Elementwise ops have no rule, views and layout ops follow their index maps (egraph/ir/index_maps.py), every other op has
+one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make
+from ...egraph.ir.index_maps import IndexMap, Parts, SameOrder, Stretched
 from ..ir.index import Axis, Index, index, linear, unravelled
 from ..ir.kernel import WINDOW, Buffer, Builder, Expr, Unfusable, operands_first
 from ..ir.simplify import as_index, conjuncts
@@ -25,6 +27,7 @@ class Reader:
         self.b, self.of, self.buffers = builder, of, buffers
         self.memo: dict[tuple[Any, ...], Expr] = {}
         self.moved: dict[Tensor, Index] = {}  # offset by which slices start later
+        self.maps: dict[Tensor, IndexMap] = {}
         self.written_out = 0  # number of elements up to which a reduction is unrolled; 0: never
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
@@ -40,7 +43,7 @@ class Reader:
         recursion."""
 
         def reads(x: Tensor) -> list[Tensor]:
-            alone = not x.entry.pointwise or x in self.of or x.op in _RULES
+            alone = not x.entry.pointwise or x in self.of or _rule(x) is not None
             return [] if alone else [a for a in x.args if a.shape == x.shape]
 
         return operands_first(t, lambda x: (x, at, guards) in self.memo, reads)
@@ -55,12 +58,19 @@ class Reader:
             for i, stride, size in zip(at, buffer.strides, buffer.shape, strict=True):
                 place = place + i * stride if size > 1 else place
             return self.b.load(name, place, buffer.dtype, (), guards)
-        rule = _RULES.get(t.op)
+        rule = _rule(t)
         if rule is not None:
             return rule(self, t, at, guards)
         if not t.entry.pointwise:
             raise Unfusable(f"{t.op} has no index expression")
         return self.b.pointwise(t.op, [self.operand(a, at, guards) for a in t.args])
+
+    def index_map(self, t: Tensor) -> IndexMap:
+        """The index map of a view or layout op."""
+        if t not in self.maps:
+            assert t.entry.index_map is not None
+            self.maps[t] = t.entry.index_map(dict(t.attrs), [concrete(a.shape) for a in t.args])
+        return self.maps[t]
 
     def operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
         """An element of an operand that may broadcast; guards on an index that the operand does not have are
@@ -185,51 +195,38 @@ def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     return r.b.reduce("sum", axis, r.b.mul(a, b))
 
 
-def _reshape(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    x = t.args[0]
-    return r.value(x, unravelled(linear(at, concrete(t.shape)), concrete(x.shape)), guards)
+def _view(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    """An op with an index map."""
+    found, x = r.index_map(t), t.args[0]
+    if isinstance(found, Stretched):
+        return r.operand(x, at, guards)
+    if isinstance(found, SameOrder):
+        return r.value(x, unravelled(linear(at, concrete(t.shape)), concrete(x.shape)), guards)
+    if isinstance(found, Parts):
+        return _parts(r, t, found, at, guards)
+    inner = [along.at(at) for along in found.axes]
+    if t in r.moved:
+        inner[t.attr("axis")] += r.moved[t]
+    return r.value(x, tuple(inner), guards)
 
 
-def _permute(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    inner = [Index()] * len(at)
-    for i, p in zip(at, t.attr("perm")):
-        inner[p] = i
-    return r.value(t.args[0], tuple(inner), guards)
-
-
-def _slice(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    a = t.attr("axis")
-    moved = at[a] * t.attr("step") + t.attr("start") + r.moved.get(t, Index())
-    return r.value(t.args[0], (*at[:a], moved, *at[a + 1 :]), guards)
-
-
-def _flip(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    a = t.attr("axis")
-    return r.value(t.args[0], (*at[:a], index(int(t.shape[a]) - 1) - at[a], *at[a + 1 :]), guards)
-
-
-def _concat(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    a, (x, y) = t.attr("axis"), t.args
-    size = int(x.shape[a])
-    first = r.b.less(at[a], index(size))
+def _parts(r: Reader, t: Tensor, found: Parts, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    """A padded operand, or operands one after the other."""
+    a, ((operand, start, stop), *rest) = found.axis, found.parts
+    own = (*at[:a], at[a] - int(start), *at[a + 1 :])
+    if found.fill is not None:
+        assert not rest, "operands one after the other have no padding"
+        return r.within(t.args[operand], own, a, guards, found.fill)
+    if not rest:
+        return r.value(t.args[operand], own, guards)
+    others = Parts(a, tuple(rest))
+    first = r.b.less(at[a], index(int(stop)))
     if first.op == "const":
-        chosen, i = (x, at[a]) if first.value else (y, at[a] - size)
-        return r.value(chosen, (*at[:a], i, *at[a + 1 :]), guards)
+        return r.value(t.args[operand], own, guards) if first.value else _parts(r, t, others, at, guards)
     second = r.b.make("not", (first,), None, "bool")
-    left = r.value(x, at, (*guards, first))
-    right = r.value(y, (*at[:a], at[a] - size, *at[a + 1 :]), (*guards, second))
+    left = r.value(t.args[operand], own, (*guards, first))
+    right = _parts(r, t, others, at, (*guards, second))
     return r.b.pointwise("where", (first, left, right))
-
-
-def _pad(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    a = t.attr("axis")
-    return r.within(t.args[0], (*at[:a], at[a] - t.attr("lo"), *at[a + 1 :]), a, guards, t.attr("value"))
-
-
-def _windows(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    a = t.attr("axis")
-    moved = at[a] * t.attr("stride") + at[-1] * t.attr("dilation")
-    return r.value(t.args[0], (*at[:a], moved, *at[a + 1 : -1]), guards)
 
 
 def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
@@ -302,8 +299,10 @@ def _gather_elements(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[
 
 _RULES: dict[str, Rule] = {
     "full": _full, "iota": _iota, "cast": _cast, "sum": _reduce, "max": _reduce, "min": _reduce, "prod": _reduce,
-    "matmul": _matmul, "reshape": _reshape, "permute": _permute, "slice": _slice, "flip": _flip, "concat": _concat,
-    "pad": _pad, "windows": _windows, "conv": _conv, "gather": _gather,
-    "gather_elements": _gather_elements,
-    "broadcast_to": lambda r, t, at, guards: r.operand(t.args[0], at, guards),
+    "matmul": _matmul, "conv": _conv, "gather": _gather, "gather_elements": _gather_elements,
 }  # fmt: skip
+
+
+def _rule(t: Tensor) -> Rule | None:
+    """The index rule of a node; None if it is elementwise or cannot be lowered."""
+    return _view if t.entry.index_map is not None else _RULES.get(t.op)

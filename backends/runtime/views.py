@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...egraph.ir.index_maps import AffineMap, SameOrder, Stretched
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.type_laws import infer
 from ...extract.model.kernel import Call, Code, Operand, Strides, Template, contiguous, identified, identify
@@ -25,8 +26,26 @@ def view_strides(op: str, attrs: Attrs, operand: Operand) -> Strides | None:
 
 def view_layout(op: str, attrs: Attrs, operand: Operand) -> Layout | None:
     """Strides of a view and its offset from the operand's first element; None if the op needs a copy."""
-    rule = _LAYOUTS.get(op)
-    return None if rule is None else rule(attrs, operand.type.shape, operand.strides)  # type: ignore[arg-type]
+    entry, shape, strides = OPS[op], operand.type.shape, operand.strides
+    if entry.kind != "view" or entry.index_map is None:
+        return None
+    found = entry.index_map(attrs, [shape])
+    if isinstance(found, Stretched):
+        return tuple(s if d == w else 0 for s, d, w in zip(strides, shape, attrs["shape"])), 0
+    if isinstance(found, SameOrder):
+        return _reshape(attrs, shape, strides)  # type: ignore[arg-type]
+    return _affine(found, strides) if isinstance(found, AffineMap) else None
+
+
+def _affine(found: AffineMap, strides: Strides) -> Layout:
+    """Layout of a view that reads its operand at affine indices."""
+    made: dict[int, int] = {}
+    offset = 0
+    for along, stride in zip(found.axes, strides, strict=True):
+        for axis, factor in along.terms:
+            made[axis] = made.get(axis, 0) + stride * factor
+        offset += stride * (along.offset if along.offset != -1 else 0)  # -1: the last element of an empty axis
+    return tuple(made.get(axis, 0) for axis in range(max(made, default=-1) + 1)), offset
 
 
 def view_type(op: str, attrs: Attrs, operand: Type) -> Type:
@@ -69,43 +88,6 @@ def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
     return tuple(w if d == 1 else s for s, w, d in zip(strides, contiguous(shape), shape))
 
 
-def _permute(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
-    return tuple(strides[p] for p in attrs["perm"]), 0
-
-
-def _broadcast(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
-    return tuple(s if d == w else 0 for s, d, w in zip(strides, shape, attrs["shape"])), 0
-
-
-def _slice(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
-    axis = attrs["axis"]
-    return _replaced(strides, axis, strides[axis] * attrs["step"]), strides[axis] * attrs["start"]
-
-
-def _flip(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
-    axis = attrs["axis"]
-    return _replaced(strides, axis, -strides[axis]), strides[axis] * max(shape[axis] - 1, 0)
-
-
-def _windows(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
-    step = strides[attrs["axis"]]
-    return (*_replaced(strides, attrs["axis"], step * attrs["stride"]), step * attrs["dilation"]), 0
-
-
-def _replaced(strides: Strides, axis: int, value: int) -> Strides:
-    return (*strides[:axis], value, *strides[axis + 1 :])
-
-
-_LAYOUTS: dict[str, Callable[[Attrs, Sequence[int], Strides], Layout | None]] = {
-    "reshape": _reshape,
-    "permute": _permute,
-    "broadcast_to": _broadcast,
-    "slice": _slice,
-    "flip": _flip,
-    "windows": _windows,
-}
-
-
 # ---------------------------------------------------------------- spellings
 def index_text(attrs: Attrs) -> str:
     """The subscript of a slice: `:, 2:5`."""
@@ -118,13 +100,25 @@ def _flip_text(call: Call) -> str:
     return f"{call.names['x']}[{':, ' * call.attrs['axis']}::-1]"
 
 
+def _first(op: str, call: Call) -> list[Any]:
+    """The operand index of a view's first element."""
+    index_map = OPS[op].index_map
+    assert index_map is not None
+    found = index_map(call.attrs, [call.operands["x"].type.shape])
+    assert isinstance(found, AffineMap)
+    return [along.offset for along in found.axes]
+
+
 def _strided_text(op: str) -> Callable[[Call], str]:
     """A view by explicit strides: NumPy's broadcast_to and sliding windows are read-only, which Torch rejects."""
 
     def text(call: Call) -> str:
         found = view_layout(op, call.attrs, call.operands["x"])
         assert found is not None
-        return f"strided({call.names['x']}, {view_type(op, call.attrs, call.operands['x'].type).shape}, {found[0]})"
+        x = call.names["x"]
+        if found[1]:
+            x += f"[{', '.join(f'{first}:' for first in _first(op, call))}]"
+        return f"strided({x}, {view_type(op, call.attrs, call.operands['x'].type).shape}, {found[0]})"
 
     return identify(text, "views._strided_text.<locals>.text")
 
@@ -137,29 +131,49 @@ def _slice_text(call: Call) -> str:
 @identified("views.<lambda>")
 def _torch_windows_text(call: Call) -> str:
     shape = view_type("windows", call.attrs, call.operands["x"].type).shape
-    strides = _windows(call.attrs, (), call.operands["x"].strides)[0]
+    strides = view_strides("windows", call.attrs, call.operands["x"])
     return f"{call.names['x']}.as_strided({shape}, {strides}, {call.names['x']}.storage_offset())"
 
 
-#: Op -> NumPy expression over `x` and the op's attributes.
-NUMPY: dict[str, Code] = {
-    "reshape": "{x}.reshape({shape})",
-    "permute": "{x}.transpose({perm})",
+#: View op whose expression is a function of the call -> NumPy expression.
+_NUMPY: dict[str, Code] = {
     "broadcast_to": _strided_text("broadcast_to"),
     "slice": _slice_text,
     "flip": _flip_text,
     "windows": _strided_text("windows"),
 }
-
-#: Op -> Torch expression; `flip` is missing because Torch has no negative strides.
-TORCH: dict[str, Code] = {
-    "reshape": "{x}.view({shape})",
-    "permute": "{x}.permute({perm})",
-    "broadcast_to": "{x}.expand({shape})",
+#: The same for Torch.
+_TORCH: dict[str, Code] = {
     "slice": _slice_text,
     "cast": "{x}",  # only between equal storage dtypes
     "windows": _torch_windows_text,
 }
+
+
+def _method(method: tuple[str, str] | None) -> str | None:
+    """The call of a method of `x` as a format string."""
+    return None if method is None else f"{{x}}.{method[0]}({{{method[1]}}})"
+
+
+def torch_copy_code(op: str) -> Code | None:
+    """Torch expression of a view op that may copy; None if there is none."""
+    return torch_code(op) or _method(OPS[op].methods.torch_copy)
+
+
+def view_ops() -> list[str]:
+    """The ops that may be views of memory."""
+    return [op.name for op in OPS.values() if op.kind == "view" and op.index_map is not None]
+
+
+def numpy_code(op: str) -> Code:
+    """NumPy expression of a view op over `x` and the op's attributes."""
+    return _NUMPY.get(op) or _method(OPS[op].methods.numpy) or _strided_text(op)
+
+
+def torch_code(op: str) -> Code | None:
+    """Torch expression of a view op, or of a cast between equal storage dtypes; None if Torch has no such view (Torch
+    has no negative strides)."""
+    return _TORCH.get(op) or _method(OPS[op].methods.torch)
 
 
 def _pattern(op: str) -> str:
@@ -171,33 +185,32 @@ def _feasible(op: str) -> Callable[[Call], bool]:
     return lambda call: view_layout(op, call.attrs, call.operands["x"]) is not None
 
 
-#: One template per view op, for every backend on NumPy's memory.
-VIEWS: tuple[Template, ...] = tuple(
-    Template(
-        f"view.{op}",
-        "numpy",
-        _pattern(op),
-        NUMPY[op],
-        family="view",
-        exact=True,
-        applies=_feasible(op),
-        setup=("strided",) if op in ("windows", "broadcast_to") else (),
+def view_templates() -> tuple[Template, ...]:
+    """One template per view op, for every backend on NumPy's memory."""
+    return tuple(
+        Template(
+            f"view.{op}",
+            "numpy",
+            _pattern(op),
+            numpy_code(op),
+            family="view",
+            exact=True,
+            applies=_feasible(op),
+            setup=() if op in ("slice", "flip") or OPS[op].methods.numpy else ("strided",),
+        )
+        for op in view_ops()
     )
-    for op in _LAYOUTS
-)
 
 
 def has_torch_view(template: Template) -> bool:
     """Whether the view has a Torch expression."""
-    return template.name.rpartition(".")[2] in TORCH
+    return torch_code(template.name.rpartition(".")[2]) is not None
 
 
 def torch_view(template: Template, call: Call) -> str | None:
     """Torch expression of a view; None if only NumPy has the view."""
-    code = TORCH.get(template.name.rpartition(".")[2])
-    if code is None:
-        return None
-    return spelled(code, call)
+    code = torch_code(template.name.rpartition(".")[2])
+    return None if code is None else spelled(code, call)
 
 
 def spelled(code: Code, call: Call) -> str:

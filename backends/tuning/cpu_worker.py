@@ -44,7 +44,6 @@ COPIES = 64  # maximum sets of operands
 REFERENCE_FLOPS = 1e9  # above this many flops, the reference uses the kernel's own dtypes instead of float64
 POOL = 1_000_003
 KEPT_BYTES = 1 << 29  # total size of cached references
-_POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow", "batch_norm"}  # ops timed on positive values, their usual domain
 
 
 class Wrong(Exception):
@@ -123,7 +122,7 @@ def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bo
         leaf.attr("name"): 0.5 * node.attr("hidden") ** -0.5
         for node in nodes if node.op == "recurrent" for leaf in topological([node.args[2]]) if leaf.op == "param"
     }  # fmt: skip
-    positive = not _POSITIVE.isdisjoint(n.op for n in nodes)
+    positive = any(n.entry.domain == "positive" for n in nodes)  # their usual domain
     return {n: (o.type, known.get(n) or Role(), positive, scales.get(n, 1.0)) for n, o in call.operands.items()}
 
 

@@ -19,6 +19,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph, Tensor, topological
 from ...egraph.ir.interpret import expand_all
+from ...egraph.ir.ops import OPS
 from ...extract.model.kernel import Operand
 from ..runtime.marshalling import tensor_of
 from ..verification import inputs as drawing
@@ -30,11 +31,9 @@ if TYPE_CHECKING:
 POISON = 0xFF  # byte pattern that is NaN in every float dtype
 ZONE = 4096  # bytes of guard zone before and after a tensor
 
-_VIEWS = {"reshape", "permute", "broadcast_to", "slice", "flip", "windows", "concat", "pad", "cast", "gather"}
 _SAME_ELEMENTS = {"reshape", "permute", "broadcast_to", "cast"}
+_VIEWS = {op.name for op in OPS.values() if op.moves} | {"cast", "gather"}
 _KEEPS_SIGN = _VIEWS | {"sum", "max", "min", "add", "mul", "div", "maximum", "minimum", "matmul", "sqrt", "recip"}
-# op -> operand that should be positive
-_WANTS_POSITIVE = {"log": 0, "log1p": 0, "sqrt": 0, "rsqrt": 0, "recip": 0, "pow": 0, "div": 1}
 _SUMS, _ROOTS = {"sum", "max", "min", "matmul"}, {"rsqrt", "recip"}
 _HUGE = 1e30  # a factor this large marks a mask, as in attention
 _INDICES = {"gather": 1, "gather_elements": 1, "scatter_elements": 1}
@@ -53,14 +52,22 @@ class Role:
     free: drawing.Role | None = None  # role of integers that no other field restricts
 
 
+def _positive_operand(node: Tensor) -> Tensor | None:
+    """The operand of a node that should be positive: one that must be, or a divisor of floats."""
+    domain = node.entry.domain
+    if domain == "positive":
+        return node.args[0]
+    return node.args[-1] if domain == "nonzero" and node.entry.floats_only else None
+
+
 def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
     """Role of each operand of terms over params named like operands."""
     order = topological(expand_all(list(roots)))
     found = {n.attr("name"): Role() for n in order if n.op == "param"}
     tempered = set(_tempered(order))
     for node in order:
-        if node.op in _WANTS_POSITIVE:
-            for leaf in _below(node.args[_WANTS_POSITIVE[node.op]], _KEEPS_SIGN):
+        if (wanted := _positive_operand(node)) is not None:
+            for leaf in _below(wanted, _KEEPS_SIGN):
                 found[leaf].positive = True
         if node.op in ("mul", "div"):
             for factor, other in (node.args, node.args[::-1]):

@@ -25,11 +25,11 @@ from ...egraph.ir.interpret import expand_all
 
 Array = np.ndarray[Any, Any]
 GIVEN = ("input", "state")  # leaves that a call provides
-VIEWS = {"reshape", "permute", "slice", "broadcast_to", "concat", "pad", "flip", "windows"}
-# ops that indices pass through
-PASSED = VIEWS - {"pad", "flip", "windows"} | {"cast", "where", "add", "minimum", "maximum"}
+#: Ops that indices pass through.
+PASSED = {"reshape", "permute", "slice", "broadcast_to", "concat", "cast", "where", "add", "minimum", "maximum"}
 INDEXED = ("gather", "gather_elements", "scatter_elements", "cross_entropy")
-KEEPS_SIGN = VIEWS | {
+#: Ops besides those that move elements whose result has the sign that all operands have.
+KEEPS_SIGN = {
     "cast",
     "where",
     "add",
@@ -43,7 +43,6 @@ KEEPS_SIGN = VIEWS | {
     "cumsum",
     "gather",
 }
-DOMAIN = {"log", "log1p", "sqrt", "rsqrt", "pow"}  # ops with positive domain
 ARITHMETIC = {
     "add",
     "sub",
@@ -125,7 +124,7 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds
         from_ = [moved[a] for a in args]
         moved[id(node)] = (
             none.union(*from_)
-            if node.op in VIEWS or (node.op == "cast" and categories[0] in ("int", dtypes.category(node.dtype)))
+            if node.entry.moves or (node.op == "cast" and categories[0] in ("int", dtypes.category(node.dtype)))
             else none
         )
         is_float = dtypes.is_float(node.dtype)
@@ -140,8 +139,8 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds
         _roles_of_operands(node, from_, found)
         square = node.op == "mul" and node.args[0] is node.args[1]
         below = none.union(*(signs[a] for a, k in zip(args, categories) if k == "float"))
-        signs[id(node)] = below if node.op in KEEPS_SIGN and not square else none
-        if node.op in DOMAIN and not _whole_power(node):
+        signs[id(node)] = below if (node.entry.moves or node.op in KEEPS_SIGN) and not square else none
+        if node.entry.domain == "positive" and not _whole_power(node):
             for name in signs[args[0]]:
                 found[name].positive = True
     for name in plain_names & set(found):
@@ -173,7 +172,7 @@ def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dic
 
 def _sources(node: Tensor) -> Iterable[Tensor]:
     """The leaf that a value is derived from through unary views and casts; empty if there is none."""
-    while node.op in VIEWS | {"cast"} and len(node.args) == 1:
+    while (node.entry.moves or node.op == "cast") and len(node.args) == 1:
         node = node.args[0]
     return () if node.args else (node,)
 

@@ -18,6 +18,7 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Graph, Tensor
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.ops import Op
 from . import compare
 from .compare import module_of, wide
 
@@ -25,31 +26,6 @@ NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 RUNS = 10  # runs besides the first, which the others are compared with
 TIMES = 8.0  # an element may be off by this multiple of the largest observed movement
 MOVES = ("view", "layout", "index", "leaf")  # kinds of ops that do not round
-EXACT = {"neg", "abs", "sign", "floor", "ceil", "round", "maximum", "minimum", "where", "max", "min"}
-APPROXIMATE = {
-    "div",
-    "recip",
-    "sqrt",
-    "rsqrt",
-    "exp",
-    "log",
-    "log1p",
-    "expm1",
-    "tanh",
-    "erf",
-    "sin",
-    "cos",
-    "atan",
-    "pow",
-}
-SUMS = {
-    "sum",
-    "prod",
-    "cumsum",
-    "matmul",
-    "conv",
-    "recurrent",
-}  # ops that round internally: their operands get noise as well
 Compute = Callable[[Sequence[Any]], Any]
 
 
@@ -104,6 +80,11 @@ class Disturbed:
             return evaluate(self.graph, self.values, float64=True, poll=self.poll, around=around)
 
 
+def _accumulates(op: Op) -> bool:
+    """Whether an op rounds internally, so that its operands get noise as well."""
+    return op.kind in ("reduction", "contraction") and op.rounding != "never"
+
+
 def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: Disturbed) -> str:
     """Description of the error of a kernel's result against its float64 reference; empty if the result is acceptable.
 
@@ -145,16 +126,18 @@ class _Around:
 
     def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
         """The node's value with noise."""
-        if node.op in SUMS:
+        if _accumulates(node.entry):
             operands = [self._noisy(x, a.dtype, _short(x, a.dtype)) for x, a in zip(operands, node.args)]
         if node.op in ("floordiv", "mod") and dtypes.is_float(node.dtype):  # x // x is next to a discontinuity
             operands = [self._noisy(x, a.dtype, None) for x, a in zip(operands, node.args)]
         value = compute(operands)
         if (undefined := _undefined(node, operands)) is not None:
             return self._anything(value, undefined)
-        if node.entry.kind in MOVES or node.op in EXACT or not dtypes.is_float(node.dtype):
+        if node.entry.kind in MOVES or node.entry.rounding == "never" or not dtypes.is_float(node.dtype):
             return value
-        return self._noisy(value, node.dtype, None if node.op in APPROXIMATE else _exact(node, value, operands))
+        return self._noisy(
+            value, node.dtype, None if node.entry.rounding == "always" else _exact(node, value, operands)
+        )
 
     def _noisy(self, x: Any, dtype: str, exact: Any | None) -> Any:
         """Floats with relative noise except where they are `exact`; other dtypes unchanged."""

@@ -16,6 +16,7 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Graph, Tensor, load_data, topological
 from ...egraph.ir.interpret import Around, expand_all
+from ...egraph.ir.ops import Op
 from ...egraph.ir.recurrence import scan
 from ...errors import UsageError
 
@@ -38,7 +39,7 @@ def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = T
     """The value of a term. `wide`: floats in float64, else in their own dtypes. `values`: params by name, on one
     device.
 
-    UsageError for a leaf without a value or an op without an entry in `FUNCTIONS`.
+    UsageError for a leaf without a value or an op without a Torch function.
     """
     import torch
 
@@ -123,12 +124,23 @@ def _value(
         if not found.is_floating_point():
             return found
         return found.double() if wide else found.to(torch_dtype(node.dtype))  # its storage dtype may be narrower
-    if node.op not in FUNCTIONS:
-        raise UsageError(
-            f"the reference knows no op called {node.op!r}", hint="add it to backends/verification/torch_reference.py"
-        )
-    made: torch.Tensor = FUNCTIONS[node.op](attrs, *args)
+    made: torch.Tensor = _function(node.entry)(attrs, *args)
     return made
+
+
+def _function(entry: Op) -> Function:
+    """The function of attributes and operands that computes an op. UsageError if there is none."""
+    if entry.name in FUNCTIONS:
+        return FUNCTIONS[entry.name]
+    if (method := entry.methods.torch or entry.methods.torch_copy) is not None:
+        return lambda attrs, x: getattr(x, method[0])(attrs[method[1]])
+    known = entry.torch_function
+    if known is None:
+        raise UsageError(
+            f"the reference knows no op called {entry.name!r}",
+            hint="give its entry a torch_function, or add it to backends/verification/torch_reference.py",
+        )
+    return _arithmetic(known.name) if known.counted else _torch(known.name)
 
 
 def _leaf(
@@ -295,17 +307,8 @@ def _recurrent(attrs: Attrs, x: Any, state: Any, w: Any) -> Any:
     return scan(x.to(wide), state.to(wide), w.to(wide), acts, torch.cat, **attrs).to(x.dtype)
 
 
-#: Atomic op -> function of attributes and operands.
+#: Atomic op that is not elementwise, or cast -> function of attributes and operands.
 FUNCTIONS: dict[str, Function] = {
-    **{op: _torch(op) for op in (
-        "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "atan", "floor", "ceil", "round",
-        "div", "eq", "lt", "le", "where",
-    )},
-    **{op: _arithmetic(op) for op in ("neg", "abs", "sign", "add", "sub", "mul", "pow", "maximum", "minimum")},
-    **{op: _torch(name) for op, name in {
-        "recip": "reciprocal", "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and",
-        "or": "bitwise_or", "xor": "bitwise_xor", "not": "logical_not", "is_nan": "isnan", "is_inf": "isinf",
-    }.items()},
     "cast": _cast,
     "sum": _reduction("sum"), "max": _reduction("amax"), "min": _reduction("amin"), "prod": _prod,
     "argmax": lambda a, x: x.argmax(dim=a["axis"], keepdim=True),
@@ -314,10 +317,7 @@ FUNCTIONS: dict[str, Function] = {
     "argsort": _argsort,
     "matmul": _matmul, "conv": _conv, "recurrent": _recurrent,
     "reshape": lambda a, x: x.reshape(a["shape"]),
-    "permute": lambda a, x: x.permute(a["perm"]),
-    "broadcast_to": lambda a, x: x.expand(a["shape"]),
     "slice": _slice,
-    "flip": lambda a, x: x.flip(a["axis"]),
     "windows": _windows, "concat": _concat, "pad": _pad, "gather": _gather, "gather_elements": _gather_elements,
     "scatter_elements": _scatter_elements,
 }  # fmt: skip

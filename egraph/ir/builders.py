@@ -20,7 +20,7 @@ from . import atomic_ops as atomic
 from . import dtypes
 from .dims import Dim, Expr, Shape, dim, volume
 from .graph import Tensor, constant, make
-from .ops import OPS
+from .ops import OPS, Op
 
 assert atomic  # registers the atomic ops
 Scalar = bool | int | float
@@ -145,7 +145,9 @@ def align(*operands: Operand, dtype: str | None = None) -> list[Tensor]:
 _RANK = {"bool": 0, "int": 1, "float": 2}
 
 
-def _unary(name: str) -> Callable[[Tensor], Tensor]:
+def elementwise(name: str) -> Callable[[Tensor], Tensor]:
+    """The builder of an elementwise op of one operand, which an op for floats only casts to float32 if it is none."""
+
     def build(x: Tensor) -> Tensor:
         x = as_tensor(x)
         if OPS[name].floats_only and not dtypes.is_float(x.dtype):
@@ -156,6 +158,11 @@ def _unary(name: str) -> Callable[[Tensor], Tensor]:
     return build
 
 
+def float_functions() -> list[Op]:
+    """The ops that are functions of one float and round their result: exp, sqrt, atan, ..."""
+    return [o for o in OPS.values() if o.law == "pointwise" and o.arity == 1 and o.rounding == "always"]
+
+
 def _binary(name: str) -> Callable[[Operand, Operand], Tensor]:
     def build(x: Operand, y: Operand) -> Tensor:
         return make(name, align(x, y))
@@ -164,9 +171,9 @@ def _binary(name: str) -> Callable[[Operand, Operand], Tensor]:
     return build
 
 
-neg, abs, sign, exp, log, log1p, expm1 = map(_unary, ("neg", "abs", "sign", "exp", "log", "log1p", "expm1"))
-sqrt, rsqrt, recip, tanh, erf, sin, cos = map(_unary, ("sqrt", "rsqrt", "recip", "tanh", "erf", "sin", "cos"))
-atan, floor, ceil, round, is_nan, is_inf = map(_unary, ("atan", "floor", "ceil", "round", "is_nan", "is_inf"))
+neg, abs, sign, exp, log, log1p, expm1 = map(elementwise, ("neg", "abs", "sign", "exp", "log", "log1p", "expm1"))
+sqrt, rsqrt, recip, tanh, erf, sin, cos = map(elementwise, ("sqrt", "rsqrt", "recip", "tanh", "erf", "sin", "cos"))
+atan, floor, ceil, round, is_nan, is_inf = map(elementwise, ("atan", "floor", "ceil", "round", "is_nan", "is_inf"))
 add, sub, mul, mod, pow = map(_binary, ("add", "sub", "mul", "mod", "pow"))
 floordiv, maximum, minimum = map(_binary, ("floordiv", "maximum", "minimum"))
 logical_and, logical_or, logical_xor = map(_binary, ("and", "or", "xor"))

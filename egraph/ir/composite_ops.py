@@ -13,7 +13,7 @@ from typing import Any
 from . import builders as t
 from .dims import Dim, Expr, volume
 from .graph import Tensor, make
-from .ops import Op, register
+from .ops import Op, OutFunction, register
 
 
 def composite(
@@ -69,13 +69,14 @@ def _channels(x: Tensor, value: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- activations
-@composite("relu", 1, "pointwise", onnx=("Relu",), aten=("relu",))
+@composite("relu", 1, "pointwise", monotone=True, nonnegative=True, fixed=(0.0, 1.0), onnx=("Relu",), aten=("relu",))
 def relu(x: Tensor) -> Tensor:
     """max(x, 0)"""
     return t.maximum(x, 0.0)
 
 
-@composite("sigmoid", 1, "pointwise", flops=10, onnx=("Sigmoid",), aten=("sigmoid",))
+@composite("sigmoid", 1, "pointwise", flops=10, monotone=True, nonnegative=True, onnx=("Sigmoid",), aten=("sigmoid",),
+           torch_function=OutFunction("sigmoid"))  # fmt: skip
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-x))"""
     return t.recip(t.exp(-x) + 1.0)
@@ -191,7 +192,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     return x * t.rsqrt(t.mean(x * x, -1, True) + eps) * _line(x, gain)
 
 
-@composite("batch_norm", 5, "channel_norm", {"eps": "float"}, {"eps": 1e-5}, flops=4, onnx=("BatchNormalization",),
+@composite("batch_norm", 5, "channel_norm", {"eps": "float"}, {"eps": 1e-5}, flops=4, domain="positive", onnx=("BatchNormalization",),
            aten=("_native_batch_norm_legit_no_training",))  # fmt: skip
 def batch_norm(x: Tensor, gain: Tensor, shift: Tensor, mean_: Tensor, var_: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + shift per channel (axis 1), with given statistics"""

@@ -18,16 +18,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import ShapeError
 from . import dtypes
 from .dims import Dim, Shape, concrete
+from .index_maps import MapOf
 
 if TYPE_CHECKING:
     from .graph import Tensor
 
 Attrs = Mapping[str, Any]
+COSTLY_FLOPS = 8.0  # flops of an element from which an elementwise op is costly
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,81 @@ class Type:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+class TargetText(NamedTuple):
+    """Text of an elementwise op in each language that kernels are generated in.
+
+    A text is a format string of the operands `{0}`, `{1}`, `{2}`; an empty text means that the language has none. `c`: C
+    over float32, and over float64 unless `c_double` is given; `c_whole`: C over integers and bools. `cuda`: CUDA C++
+    over float32, and over float64 unless `cuda_double` is given; `cuda_whole` and `cuda_bool`: CUDA C++ over integers
+    and over bools, `c_whole` unless given. `triton`: Triton over float32 and float64, may be several texts separated
+    by "; ": the values of all but the last are variables, which later texts use as further operands.
+    """
+
+    c: str = ""
+    c_double: str = ""
+    c_whole: str = ""
+    cuda: str = ""
+    cuda_double: str = ""
+    cuda_whole: str = ""
+    cuda_bool: str = ""
+    triton: str = ""
+
+    def of(self, target: str) -> str:
+        """The text for a target, named like a field; the text of the target that it falls back to if it has none."""
+        found: str = getattr(self, target)
+        return found or (self.of(_SAME_TEXT[target]) if target in _SAME_TEXT else "")
+
+
+#: target -> target whose text it has unless it has its own.
+_SAME_TEXT = {"c_double": "c", "cuda_double": "cuda", "cuda_whole": "c_whole", "cuda_bool": "c_whole"}
+
+
+class OutFunction(NamedTuple):
+    """An elementwise function of NumPy or Torch that writes to given memory (`out=`).
+
+    `dtypes`: operands of the library's kernel of this op: "any", "number" (not bool), "float" (one float dtype),
+    "bits" (bool and integers), or "none" if the function is a reference only. `counted`: Torch lacks the function for
+    bools and some integers; the reference computes it in int64.
+    """
+
+    name: str
+    dtypes: str = "any"
+    counted: bool = False
+
+
+class ViewMethods(NamedTuple):
+    """Methods of arrays and tensors that compute a view op, as (name, attribute that is the argument); None: there is none.
+
+    `numpy`: a view in NumPy, by explicit strides without a method. `torch`: a view in Torch. `torch_copy`: a copy, where
+    Torch has no such view.
+    """
+
+    numpy: tuple[str, str] | None = None
+    torch: tuple[str, str] | None = None
+    torch_copy: tuple[str, str] | None = None
+
+
+_NO_TEXT, _NO_METHODS = TargetText(), ViewMethods()
+
+
 @dataclass(frozen=True)
 class Op:
     """One operation.
 
-    `law` names the shape and dtype law in `ir/type_laws.py` (Python) and `language.py` (egglog). `numpy(attrs, *arrays)`
+    `law` names the shape and dtype law in `ir/type_laws.py`. `numpy(attrs, *arrays)`
     computes the op on concrete arrays; a composite has `decompose(*tensors, **attrs)` instead. `kind` is one of leaf,
     pointwise, reduction, contraction, view, layout (moves data without arithmetic), index (gather, scatter, sort),
     composite. `linear` lists the operands in which the op is linear. `attrs` maps each attribute to its encoding: "int"
     an i64, "dims" an interned vector of ints (shapes, axes, permutations), "float", "bool", "str" and "dtype" interned
-    by value. `onnx` and `aten` name equivalent operators (importers handle operand order and attributes).
+    by value. `onnx` and `aten` name equivalent operators (importers handle operand order and attributes). `text`,
+    `numpy_function` and `torch_function` are the spellings of an elementwise op. `index_map` says which operand elements
+    a view or layout op reads (`ir/index_maps.py`).
+
+    Facts about elementwise functions of real numbers: `symmetry` is "odd" (f(-x) = -f(x)), "even" or "". `monotone`:
+    finite and nondecreasing everywhere. `nonnegative`: no result is negative. `fixed`: numbers c with f(c, ..., c) = c
+    in every number format. `domain`: "positive" if the first operand of usual calls is positive, "nonzero" if the last
+    one is; the op is undefined for some other finite operands. `rounding`: "never" if a result is exact, "always" if
+    even a result of few bits may be off, "last" if the exact result is rounded once.
     """
 
     name: str
@@ -80,15 +147,37 @@ class Op:
     monoid: str = ""  # for reductions: the binary op that the reduction folds
     linear: tuple[int, ...] = ()
     floats_only: bool = False
+    symmetry: str = ""
+    monotone: bool = False
+    nonnegative: bool = False
+    fixed: tuple[float, ...] = ()
+    domain: str = ""
+    rounding: str = "last"
     # arithmetic per output element (pointwise) or per input element (reductions), for the roofline model
     flops: float = 1.0
     onnx: tuple[str, ...] = ()
     aten: tuple[str, ...] = ()
+    text: TargetText = _NO_TEXT
+    numpy_function: OutFunction | None = None
+    torch_function: OutFunction | None = None
+    index_map: MapOf | None = None
+    methods: ViewMethods = _NO_METHODS
+
+    @property
+    def costly(self) -> bool:
+        """Whether an element costs so much arithmetic that computing it twice is worse than keeping it."""
+        return self.pointwise and self.flops >= COSTLY_FLOPS
 
     @property
     def pointwise(self) -> bool:
         """Whether each output element depends only on operand elements at the same index."""
         return self.law in ("pointwise", "compare", "where", "cast")
+
+    @property
+    def moves(self) -> bool:
+        """Whether every element of the result is an element of an operand or a constant, at places that do not depend
+        on data."""
+        return self.kind in ("view", "layout")
 
     @property
     def composite(self) -> bool:

@@ -1,25 +1,51 @@
-"""Shape and dtype laws: the type of a result from the types of its operands. One function per law.
+"""Shape and dtype laws, in Python and for egglog side by side: the type of a result from the types of its operands.
 
-`language.py` states the same laws for egglog under the same names; a test checks that both agree.
+The function `NAME` of a law computes a `Type` or raises ShapeError; `NAME_text` yields the same law as egglog text
+(`LawCase`), for operands that are known to be valid. A test checks that both agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ...errors import ShapeError
 from . import dtypes
 from .dims import Dim, Shape, volume
 from .ops import Attrs, Op, Type
 
-if TYPE_CHECKING:
-    pass
-
 #: recurrent cell -> (number of gate row blocks in its weights, number of activations).
 GATES = {"lstm": (4, 3), "gru": (3, 2), "plain": (1, 1)}
+DTYPE_ID = {name: i for i, name in enumerate(dtypes.DTYPES)}  # egglog's ids of dtypes
 
 Law = Callable[[Op, tuple[Type, ...], Attrs], Type]
+
+
+class LawCase(NamedTuple):
+    """One case of a type law in egglog.
+
+    `atoms`: additional query atoms. `broadcasts`: pairs of shapes that must be broadcast first.
+    """
+
+    shape: str
+    dtype: str
+    atoms: tuple[str, ...] = ()
+    broadcasts: tuple[tuple[str, str], ...] = ()
+
+
+Cases = Iterator[LawCase]
+LawText = Callable[[Op, Sequence[int]], Cases]  # function of an op and the ranks that may occur
+
+
+class TypeLaw(NamedTuple):
+    """A type law in both forms."""
+
+    infer: Law
+    text: LawText
+
+
+#: egglog text of the operands' shapes and of the first one's dtype
+S0, S1, S2, D0 = "(shape x0)", "(shape x1)", "(shape x2)", "(dt x0)"
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -53,6 +79,26 @@ def _replace(shape: Shape, axis: int, size: Dim) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
+def vec_get(vector: str, i: int | str) -> str:
+    """Egglog text of an element of a vector."""
+    return f"(vec-get {vector} {i})"
+
+
+def vec_set(vector: str, i: str, value: str) -> str:
+    """Egglog text of a vector with one element replaced."""
+    return f"(vec-set {vector} {i} {value})"
+
+
+def has_rank(vector: str, rank: int) -> str:
+    """Egglog text of the condition that a vector has so many elements."""
+    return f"(= {rank} (vec-length {vector}))"
+
+
+def vec_of(items: Iterable[str]) -> str:
+    """Egglog text of the vector of these elements."""
+    return f"(vec-of {' '.join(items)})"
+
+
 def leaf(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Type from the attributes `shape` and `dtype`."""
     if any(isinstance(d, int) and d < 0 for d in attrs["shape"]):
@@ -60,15 +106,38 @@ def leaf(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(attrs["shape"], attrs["dtype"])
 
 
+def leaf_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`leaf` in egglog."""
+    yield LawCase("a_shape", "a_dtype")
+
+
 def pointwise(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Broadcast shape, common dtype."""
     return Type(broadcast(*(t.shape for t in types)), _same_dtype(types))
+
+
+def _broadcast(op: Op, dtype: str) -> Cases:
+    found, pairs = S0, []
+    for i in range(1, op.arity):
+        pairs.append((found, f"(shape x{i})"))
+        found = f"(bc {found} (shape x{i}))"
+    yield LawCase(found, dtype, (), tuple(pairs))
+
+
+def pointwise_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`pointwise` in egglog."""
+    yield from _broadcast(op, D0)
 
 
 def compare(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Broadcast shape, bool."""
     _same_dtype(types)
     return Type(broadcast(*(t.shape for t in types)), "bool")
+
+
+def compare_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`compare` in egglog."""
+    yield from _broadcast(op, str(DTYPE_ID["bool"]))
 
 
 def where(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -78,9 +147,19 @@ def where(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(broadcast(*(t.shape for t in types)), _same_dtype(types[1:]))
 
 
+def where_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`where` in egglog."""
+    yield from _broadcast(op, "(dt x1)")
+
+
 def cast(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Same shape, dtype from the attribute."""
     return Type(types[0].shape, attrs["dtype"])
+
+
+def cast_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`cast` in egglog."""
+    yield LawCase(S0, "a_dtype")
 
 
 def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -91,9 +170,23 @@ def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(shape, types[0].dtype)
 
 
+def reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`reduce` in egglog."""
+    for count in range(max(ranks, default=0) + 1):
+        shape = S0
+        for i in range(count):
+            shape = vec_set(shape, vec_get("a_axes", i), "1")
+        yield LawCase(shape, D0, (has_rank("a_axes", count),))
+
+
 def arg_reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """The axis becomes 1; int64 indices."""
     return Type(_replace(types[0].shape, axis_of(attrs["axis"], types[0].rank), 1), "int64")
+
+
+def arg_reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`arg_reduce` in egglog."""
+    yield LawCase(vec_set(S0, "a_axis", "1"), str(DTYPE_ID["int64"]))
 
 
 def along(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -102,10 +195,25 @@ def along(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return types[0]
 
 
+def same_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """The type of the first operand."""
+    yield LawCase(S0, D0)
+
+
+def _index(kind: Type) -> None:
+    if dtypes.category(kind.dtype) != "int":
+        raise ShapeError(f"indices are {kind.dtype}, not integers")
+
+
 def along_index(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Same shape, int64; the axis must exist."""
     axis_of(attrs["axis"], types[0].rank)
     return Type(types[0].shape, "int64")
+
+
+def along_index_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`along_index` in egglog."""
+    yield LawCase(S0, str(DTYPE_ID["int64"]))
 
 
 def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -118,6 +226,18 @@ def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
         raise ShapeError(f"contracted sizes differ: {sizes[0]} and {sizes[1]}", sizes=sizes)
     batch = a.shape[:-2] if b.rank == 2 else broadcast(a.shape[:-2], b.shape[:-2])
     return Type((*batch, a.shape[-2], b.shape[-1]), _same_dtype(types))
+
+
+def matmul_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`matmul` in egglog."""
+    last = f"(- (vec-length {S0}) 1)"
+    yield LawCase(vec_set(S0, last, vec_get(S1, 1)), D0, (has_rank(S1, 2),))
+    for r in ranks:
+        if r >= 3:
+            batch = [f"(max {vec_get(S0, i)} {vec_get(S1, i)})" for i in range(r - 2)]
+            yield LawCase(
+                vec_of([*batch, vec_get(S0, r - 2), vec_get(S1, r - 1)]), D0, (has_rank(S0, r), has_rank(S1, r))
+            )
 
 
 def conv_size(size: Dim, kernel: Dim, stride: int, lo: int, hi: int, dilation: int) -> Dim:
@@ -146,6 +266,32 @@ def conv(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type((x.shape[0], w.shape[0], *space), _same_dtype(types))
 
 
+def _window(size: str, kernel: str, stride: str, lo: str, hi: str, dilation: str) -> str:
+    return f"(+ (/ (- (+ {size} (+ {lo} {hi})) (+ (* {dilation} (- {kernel} 1)) 1)) {stride}) 1)"
+
+
+def _windowed(spatial: int, kernel: Callable[[int], str]) -> list[str]:
+    return [
+        _window(
+            vec_get(S0, 2 + i),
+            kernel(i),
+            vec_get("a_strides", i),
+            vec_get("a_pads", i),
+            vec_get("a_pads", spatial + i),
+            vec_get("a_dilations", i),
+        )
+        for i in range(spatial)
+    ]
+
+
+def conv_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`conv` in egglog."""
+    for r in ranks:
+        if r >= 3:
+            space = _windowed(r - 2, lambda i: vec_get(S1, 2 + i))
+            yield LawCase(vec_of([vec_get(S0, 0), vec_get(S1, 0), *space]), D0, (has_rank(S0, r),))
+
+
 def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """x[N, C, *S] with a window of `kernel` sizes; pads = all low sides, then all high sides."""
     x, kernel, pads = types[0], attrs["kernel"], attrs["pads"]
@@ -159,6 +305,14 @@ def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type((*x.shape[:2], *space), x.dtype)
 
 
+def pool_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`pool` in egglog."""
+    for r in ranks:
+        if r >= 3:
+            space = _windowed(r - 2, lambda i: vec_get("a_kernel", i))
+            yield LawCase(vec_of([vec_get(S0, 0), vec_get(S0, 1), *space]), D0, (has_rank(S0, r),))
+
+
 def reshape(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """The requested shape; the number of elements must be equal."""
     have, want = volume(types[0].shape), volume(attrs["shape"])
@@ -167,12 +321,23 @@ def reshape(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(attrs["shape"], types[0].dtype)
 
 
+def requested_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """The shape of the attribute `shape`, the operand's dtype."""
+    yield LawCase("a_shape", D0)
+
+
 def permute(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Output axis i is input axis perm[i]."""
     perm = attrs["perm"]
     if sorted(perm) != list(range(types[0].rank)):
         raise ShapeError(f"{perm} is not a permutation of {types[0].rank} axes")
     return Type(tuple(types[0].shape[p] for p in perm), types[0].dtype)
+
+
+def permute_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`permute` in egglog."""
+    for r in ranks:
+        yield LawCase(vec_of(vec_get(S0, vec_get("a_perm", i)) for i in range(r)), D0, (has_rank("a_perm", r),))
 
 
 def broadcast_to(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -195,6 +360,12 @@ def slice_(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(_replace(types[0].shape, axis, (stop - start + step - 1) // step), types[0].dtype)
 
 
+def slice_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`slice` in egglog."""
+    size = "(/ (+ (- a_stop a_start) (- a_step 1)) a_step)"
+    yield LawCase(vec_set(S0, "a_axis", size), D0)
+
+
 def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Sizes add along one axis; all other sizes must be equal."""
     a, b = types
@@ -205,12 +376,22 @@ def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(_replace(a.shape, axis, a.shape[axis] + b.shape[axis]), _same_dtype(types))
 
 
+def concat_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`concat` in egglog."""
+    yield LawCase(vec_set(S0, "a_axis", f"(+ {vec_get(S0, 'a_axis')} {vec_get(S1, 'a_axis')})"), D0)
+
+
 def pad(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """`lo` and `hi` constant elements before and after along one axis, both >= 0."""
     axis, lo, hi = axis_of(attrs["axis"], types[0].rank), attrs["lo"], attrs["hi"]
     if any(isinstance(d, int) and d < 0 for d in (lo, hi)):
         raise ShapeError(f"negative padding {lo}, {hi}", hint="slice instead")
     return Type(_replace(types[0].shape, axis, types[0].shape[axis] + lo + hi), types[0].dtype)
+
+
+def pad_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`pad` in egglog."""
+    yield LawCase(vec_set(S0, "a_axis", f"(+ {vec_get(S0, 'a_axis')} (+ a_lo a_hi))"), D0)
 
 
 def windows(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -220,9 +401,10 @@ def windows(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type((*_replace(types[0].shape, axis, count), size), types[0].dtype)
 
 
-def _index(kind: Type) -> None:
-    if dtypes.category(kind.dtype) != "int":
-        raise ShapeError(f"indices are {kind.dtype}, not integers")
+def windows_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`windows` in egglog."""
+    count = _window(vec_get(S0, "a_axis"), "a_size", "a_stride", "0", "0", "a_dilation")
+    yield LawCase(f"(vec-push {vec_set(S0, 'a_axis', count)} a_size)", D0)
 
 
 def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -233,6 +415,15 @@ def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]), x.dtype)
 
 
+def gather_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`gather` in egglog."""
+    for r in ranks:
+        for axis in range(r):
+            head = vec_of(vec_get(S0, i) for i in range(axis))
+            tail = vec_of(vec_get(S0, i) for i in range(axis + 1, r))
+            yield LawCase(f"(vec-append {head} {S1} {tail})", D0, (has_rank(S0, r), f"(= {axis} a_axis)"))
+
+
 def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Shape of the index, which has x's rank (NumPy's take_along_axis)."""
     x, index = types
@@ -241,6 +432,11 @@ def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     if index.rank != x.rank:
         raise ShapeError("the indices must have the rank of the data")
     return Type(index.shape, x.dtype)
+
+
+def gather_elements_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`gather_elements` in egglog."""
+    yield LawCase(S1, D0)
 
 
 def scatter_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -277,6 +473,11 @@ def linear(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type((*x.shape[:-1], w.shape[1]), _same_dtype(types))
 
 
+def linear_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`linear` in egglog."""
+    yield LawCase(vec_set(S0, f"(- (vec-length {S0}) 1)", vec_get(S1, 1)), D0)
+
+
 def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """q[..., T, D], k[..., S, D], v[..., S, E] (mask[..., T, S]) of equal rank, leading sizes broadcast."""
     q, k, v = types[:3]
@@ -288,6 +489,14 @@ def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
         if broadcast(types[3].shape, scores) != scores:
             raise ShapeError(f"the mask {types[3].shape} does not broadcast to {scores}")
     return Type((*batch, q.shape[-2], v.shape[-1]), _same_dtype(types))
+
+
+def attention_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`attention` in egglog."""
+    for r in ranks:
+        if r >= 3:
+            batch = [f"(max {vec_get(S0, i)} (max {vec_get(S1, i)} {vec_get(S2, i)}))" for i in range(r - 2)]
+            yield LawCase(vec_of([*batch, vec_get(S0, r - 2), vec_get(S2, r - 1)]), D0, (has_rank(S0, r),))
 
 
 def rope(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -306,6 +515,11 @@ def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     if logits.rank != 2 or target.shape != logits.shape[:1] or not dtypes.is_float(logits.dtype):
         raise ShapeError("cross_entropy needs floating-point logits[N, C] and target[N]")
     return Type(target.shape, logits.dtype)
+
+
+def cross_entropy_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`cross_entropy` in egglog."""
+    yield LawCase(S1, D0)
 
 
 def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -334,6 +548,12 @@ def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type((steps * batch * attrs["directions"] * width + states,), _same_dtype(types))
 
 
+def recurrent_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """`recurrent` in egglog."""
+    rows = f"(* {vec_get(S0, 0)} (* {vec_get(S0, 1)} (* a_directions a_width)))"
+    yield LawCase(vec_of([f"(+ {rows} {vec_get(S1, 0)})"]), D0)
+
+
 def same(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Type of the first operand; every named axis must exist."""
     for axis in (*attrs.get("axes", ()), *((attrs["axis"],) if "axis" in attrs else ())):
@@ -341,52 +561,54 @@ def same(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return types[0]
 
 
-LAWS: dict[str, Law] = {
-    "leaf": leaf,
-    "pointwise": pointwise,
-    "compare": compare,
-    "where": where,
-    "cast": cast,
-    "reduce": reduce,
-    "arg_reduce": arg_reduce,
-    "along": along,
-    "along_index": along_index,
-    "matmul": matmul,
-    "conv": conv,
-    "pool": pool,
-    "reshape": reshape,
-    "permute": permute,
-    "broadcast_to": broadcast_to,
-    "slice": slice_,
-    "concat": concat,
-    "pad": pad,
-    "windows": windows,
-    "gather": gather,
-    "gather_elements": gather_elements,
-    "scatter_elements": scatter_elements,
-    "norm": norm,
-    "channel_norm": channel_norm,
-    "linear": linear,
-    "attention": attention,
-    "rope": rope,
-    "cross_entropy": cross_entropy,
-    "recurrent": recurrent,
-    "same": same,
+#: Type laws by name.
+LAWS: dict[str, TypeLaw] = {
+    "leaf": TypeLaw(leaf, leaf_text),
+    "pointwise": TypeLaw(pointwise, pointwise_text),
+    "compare": TypeLaw(compare, compare_text),
+    "where": TypeLaw(where, where_text),
+    "cast": TypeLaw(cast, cast_text),
+    "reduce": TypeLaw(reduce, reduce_text),
+    "arg_reduce": TypeLaw(arg_reduce, arg_reduce_text),
+    "along": TypeLaw(along, same_text),
+    "along_index": TypeLaw(along_index, along_index_text),
+    "matmul": TypeLaw(matmul, matmul_text),
+    "conv": TypeLaw(conv, conv_text),
+    "pool": TypeLaw(pool, pool_text),
+    "reshape": TypeLaw(reshape, requested_text),
+    "permute": TypeLaw(permute, permute_text),
+    "broadcast_to": TypeLaw(broadcast_to, requested_text),
+    "slice": TypeLaw(slice_, slice_text),
+    "concat": TypeLaw(concat, concat_text),
+    "pad": TypeLaw(pad, pad_text),
+    "windows": TypeLaw(windows, windows_text),
+    "gather": TypeLaw(gather, gather_text),
+    "gather_elements": TypeLaw(gather_elements, gather_elements_text),
+    "scatter_elements": TypeLaw(scatter_elements, same_text),
+    "norm": TypeLaw(norm, same_text),
+    "channel_norm": TypeLaw(channel_norm, same_text),
+    "linear": TypeLaw(linear, linear_text),
+    "attention": TypeLaw(attention, attention_text),
+    "rope": TypeLaw(rope, same_text),
+    "cross_entropy": TypeLaw(cross_entropy, cross_entropy_text),
+    "recurrent": TypeLaw(recurrent, recurrent_text),
+    "same": TypeLaw(same, same_text),
 }
-__all__ = ["LAWS", "Law", "axis_of", "broadcast", "conv_size"]
 
 
 def infer(op: Op, types: Sequence[Type], attrs: Attrs) -> Type:
     """The result type of an op. ShapeError names the op and its operands."""
-    from .type_laws import LAWS
-
     if len(types) != op.arity:
         raise ShapeError(f"{op.name} takes {op.arity} operands, not {len(types)}")
     if op.floats_only and any(not dtypes.is_float(t.dtype) for t in types):
         raise ShapeError(f"{op.name} needs floating-point operands, not {', '.join(map(str, types))}")
     try:
-        return LAWS[op.law](op, tuple(types), attrs)
+        return LAWS[op.law].infer(op, tuple(types), attrs)
     except ShapeError as error:
         if not error.where:
             error.where = f"{op.name}({', '.join(map(str, types))}){dict(attrs) if attrs else ''}"
         raise
+
+
+__all__ = ["DTYPE_ID", "GATES", "LAWS", "Law", "LawCase", "TypeLaw", "axis_of", "broadcast", "conv_size", "has_rank", "infer",
+           "vec_get", "vec_of"]  # fmt: skip

@@ -13,6 +13,7 @@ from math import prod
 from ..ir.composite_ops import expand
 from ..ir.dims import concrete
 from ..ir.graph import LEAVES, Tensor
+from ..ir.index_maps import AffineMap, SameOrder, Stretched
 
 _INFIX = {"add": " + ", "sub": " − ", "mul": "·", "div": " / "}
 _LOOPS = {"sum": "Σ", "max": "max", "min": "min", "mean": "mean"}
@@ -26,13 +27,15 @@ class Index:
     terms: tuple[tuple[str, int, int], ...] = ()  # (variable, coefficient, number of values)
     constant: int = 0
 
-    def __add__(self, other: Index) -> Index:
+    def __add__(self, other: Index | int) -> Index:
+        if isinstance(other, int):
+            return Index(self.terms, self.constant + other)
         known = {v: (c, n) for v, c, n in self.terms}
         for v, c, n in other.terms:
             known[v] = (known.get(v, (0, n))[0] + c, n)
         return Index(tuple((v, c, n) for v, (c, n) in known.items() if c), self.constant + other.constant)
 
-    def scaled(self, factor: int) -> Index:
+    def __mul__(self, factor: int) -> Index:
         """This index times a factor."""
         return Index(tuple((v, c * factor, n) for v, c, n in self.terms if factor), self.constant * factor)
 
@@ -53,7 +56,7 @@ class Index:
         return whole + Index(((f"⌊{text}/{n}⌋", 1, -(-rest.below // n)),)), Index(((f"({text} mod {n})", 1, n),))
 
     def __str__(self) -> str:
-        parts = [(f"{c}·{v}" if c != 1 else v) for v, c, _ in self.terms]
+        parts = [v if c == 1 else f"-{v}" if c == -1 else f"{c}·{v}" for v, c, _ in self.terms]
         parts += [str(self.constant)] if self.constant or not parts else []
         return "+".join(parts).replace("+-", "−")
 
@@ -80,8 +83,8 @@ class _Writer:
             return f"{attrs['name']}[{', '.join(map(str, at))}]", 0
         if op == "full":
             return f"{attrs['value']:g}", 0
-        if op in _INDEX_MAPS:
-            return _INDEX_MAPS[op](self, term, at)
+        if term.entry.index_map is not None:
+            return self.view(term, at)
         if term.entry.pointwise and not term.entry.composite:
             return self.pointwise(term, at)
         if op in _LOOPS:
@@ -136,7 +139,7 @@ class _Writer:
         kernel = concrete(w.shape)
         c, *inner = [self.variable(n) for n in kernel[1:]]
         space = [
-            at[2 + i].scaled(attrs["strides"][i]) + k.scaled(attrs["dilations"][i]) + Index((), -attrs["pads"][i])
+            at[2 + i] * attrs["strides"][i] + k * attrs["dilations"][i] + Index((), -attrs["pads"][i])
             for i, k in enumerate(inner)
         ]
         return self.loop(
@@ -144,6 +147,21 @@ class _Writer:
         )
 
     # ------------------------------------------------------------ index maps
+    def view(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
+        """An op with an index map."""
+        assert term.entry.index_map is not None
+        found = term.entry.index_map(dict(term.attrs), [concrete(a.shape) for a in term.args])
+        if isinstance(found, AffineMap):
+            return self.element(term.args[0], [along.at(at) for along in found.axes])
+        if isinstance(found, SameOrder):
+            return self.reshape(term, at)
+        if isinstance(found, Stretched):
+            return self.element(term.args[0], _unused(term.args[0], at))
+        if len(found.parts) > 1:
+            return f"{term.op}(…)[{', '.join(map(str, at))}]", 0
+        ((operand, start, _),) = found.parts  # indices outside the operand read the padding value
+        return self.element(term.args[operand], [*at[: found.axis], at[found.axis] + -start, *at[found.axis + 1 :]])
+
     def reshape(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
         """Index map of a reshape: flatten and unflatten the shortest groups of axes of equal volume."""
         old, new = concrete(term.args[0].shape), concrete(term.shape)
@@ -159,47 +177,16 @@ class _Writer:
                     j += 1
             flat = Index()
             for size, index in zip(new[b:j], at[b:j]):
-                flat = flat.scaled(size) + (index if size > 1 else Index())
+                flat = flat * size + (index if size > 1 else Index())
             for k in range(a, i):
                 quotient, flat = flat.divided(prod(old[k + 1 : i]))
                 found.append(quotient)
         return self.element(term.args[0], found)
 
-    def permute(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
-        perm = dict(term.attrs)["perm"]
-        return self.element(term.args[0], [at[perm.index(i)] for i in range(len(perm))])
-
-    def broadcast(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
-        return self.element(term.args[0], _unused(term.args[0], at))
-
-    def slice(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
-        attrs = dict(term.attrs)
-        moved = at[attrs["axis"]].scaled(attrs["step"]) + Index((), attrs["start"])
-        return self.element(term.args[0], _with(at, attrs["axis"], moved))
-
-    def pad(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
-        attrs = dict(term.attrs)  # indices outside the operand read the padding value
-        return self.element(term.args[0], _with(at, attrs["axis"], at[attrs["axis"]] + Index((), -attrs["lo"])))
-
-    def windows(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
-        attrs = dict(term.attrs)
-        moved = at[attrs["axis"]].scaled(attrs["stride"]) + at[-1].scaled(attrs["dilation"])
-        return self.element(term.args[0], _with(at[:-1], attrs["axis"], moved))
-
-
-_INDEX_MAPS = {
-    "reshape": _Writer.reshape, "permute": _Writer.permute, "broadcast_to": _Writer.broadcast, "slice": _Writer.slice,
-    "pad": _Writer.pad, "windows": _Writer.windows,
-}  # fmt: skip
-
 
 def _unused(operand: Tensor, at: Sequence[Index]) -> list[Index]:
     """Indices for a broadcast operand: 0 along its axes of size 1."""
     return [Index() if size == 1 else x for size, x in zip(concrete(operand.shape), at)]
-
-
-def _with(at: Sequence[Index], axis: int, index: Index) -> list[Index]:
-    return [*at[:axis], index, *at[axis + 1 :]]
 
 
 def notation(term: Tensor) -> str:

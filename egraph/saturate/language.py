@@ -13,7 +13,7 @@ pruning); `d_<op>` dominated e-nodes; `i_<op>` input tables through which a grap
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,8 @@ from ...errors import ShapeError
 from ..ir import dtypes
 from ..ir.graph import LEAVES
 from ..ir.ops import OPS, Op
+from ..ir.type_laws import DTYPE_ID, LAWS, has_rank, vec_get, vec_of
 
-DTYPE_ID = {name: i for i, name in enumerate(dtypes.DTYPES)}
 FIRST_FLOAT = DTYPE_ID["float16"]  # dtype ids from here on are floats
 STATUS_NEW, STATUS_SEEN, STATUS_PROTECTED = 0, 1, 2
 SNAP = 2.0**-21  # relative distance within which a graph's constant is identified with a rule's constant
@@ -119,223 +119,6 @@ def pattern(op: str) -> str:
     return " ".join([f"(o_{op}", *arguments(OPS[op])]) + ")"
 
 
-# ---------------------------------------------------------------- shape and dtype laws
-@dataclass(frozen=True)
-class LawCase:
-    """One case of a type law.
-
-    `atoms`: additional query atoms. `broadcasts`: pairs of shapes that must be broadcast first.
-    """
-
-    shape: str
-    dtype: str
-    atoms: tuple[str, ...] = ()
-    broadcasts: tuple[tuple[str, str], ...] = ()
-
-
-Cases = Iterator[LawCase]
-S0, S1, S2, D0 = "(shape x0)", "(shape x1)", "(shape x2)", "(dt x0)"
-
-
-def _at(vector: str, i: int | str) -> str:
-    return f"(vec-get {vector} {i})"
-
-
-def _with(vector: str, i: str, value: str) -> str:
-    return f"(vec-set {vector} {i} {value})"
-
-
-def _rank(vector: str, rank: int) -> str:
-    return f"(= {rank} (vec-length {vector}))"
-
-
-def _vec(items: Iterable[str]) -> str:
-    return f"(vec-of {' '.join(items)})"
-
-
-def _leaf(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase("a_shape", "a_dtype")
-
-
-def _broadcast(op: Op, dtype: str) -> Cases:
-    found, pairs = S0, []
-    for i in range(1, op.arity):
-        pairs.append((found, f"(shape x{i})"))
-        found = f"(bc {found} (shape x{i}))"
-    yield LawCase(found, dtype, (), tuple(pairs))
-
-
-def _pointwise(op: Op, ranks: Sequence[int]) -> Cases:
-    yield from _broadcast(op, D0)
-
-
-def _compare(op: Op, ranks: Sequence[int]) -> Cases:
-    yield from _broadcast(op, str(DTYPE_ID["bool"]))
-
-
-def _where(op: Op, ranks: Sequence[int]) -> Cases:
-    yield from _broadcast(op, "(dt x1)")
-
-
-def _cast(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase(S0, "a_dtype")
-
-
-def _reduce(op: Op, ranks: Sequence[int]) -> Cases:
-    for count in range(max(ranks, default=0) + 1):
-        shape = S0
-        for i in range(count):
-            shape = _with(shape, _at("a_axes", i), "1")
-        yield LawCase(shape, D0, (_rank("a_axes", count),))
-
-
-def _arg_reduce(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase(_with(S0, "a_axis", "1"), str(DTYPE_ID["int64"]))
-
-
-def _same(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase(S0, D0)
-
-
-def _along_index(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase(S0, str(DTYPE_ID["int64"]))
-
-
-def _matmul(op: Op, ranks: Sequence[int]) -> Cases:
-    last = f"(- (vec-length {S0}) 1)"
-    yield LawCase(_with(S0, last, _at(S1, 1)), D0, (_rank(S1, 2),))
-    for r in ranks:
-        if r >= 3:
-            batch = [f"(max {_at(S0, i)} {_at(S1, i)})" for i in range(r - 2)]
-            yield LawCase(_vec([*batch, _at(S0, r - 2), _at(S1, r - 1)]), D0, (_rank(S0, r), _rank(S1, r)))
-
-
-def _window(size: str, kernel: str, stride: str, lo: str, hi: str, dilation: str) -> str:
-    return f"(+ (/ (- (+ {size} (+ {lo} {hi})) (+ (* {dilation} (- {kernel} 1)) 1)) {stride}) 1)"
-
-
-def _windowed(spatial: int, kernel: Callable[[int], str]) -> list[str]:
-    return [
-        _window(
-            _at(S0, 2 + i),
-            kernel(i),
-            _at("a_strides", i),
-            _at("a_pads", i),
-            _at("a_pads", spatial + i),
-            _at("a_dilations", i),
-        )
-        for i in range(spatial)
-    ]
-
-
-def _conv(op: Op, ranks: Sequence[int]) -> Cases:
-    for r in ranks:
-        if r >= 3:
-            space = _windowed(r - 2, lambda i: _at(S1, 2 + i))
-            yield LawCase(_vec([_at(S0, 0), _at(S1, 0), *space]), D0, (_rank(S0, r),))
-
-
-def _pool(op: Op, ranks: Sequence[int]) -> Cases:
-    for r in ranks:
-        if r >= 3:
-            space = _windowed(r - 2, lambda i: _at("a_kernel", i))
-            yield LawCase(_vec([_at(S0, 0), _at(S0, 1), *space]), D0, (_rank(S0, r),))
-
-
-def _permute(op: Op, ranks: Sequence[int]) -> Cases:
-    for r in ranks:
-        yield LawCase(_vec(_at(S0, _at("a_perm", i)) for i in range(r)), D0, (_rank("a_perm", r),))
-
-
-def _as_asked(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase("a_shape", D0)
-
-
-def _slice(op: Op, ranks: Sequence[int]) -> Cases:
-    size = "(/ (+ (- a_stop a_start) (- a_step 1)) a_step)"
-    yield LawCase(_with(S0, "a_axis", size), D0)
-
-
-def _concat(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase(_with(S0, "a_axis", f"(+ {_at(S0, 'a_axis')} {_at(S1, 'a_axis')})"), D0)
-
-
-def _pad(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase(_with(S0, "a_axis", f"(+ {_at(S0, 'a_axis')} (+ a_lo a_hi))"), D0)
-
-
-def _windows(op: Op, ranks: Sequence[int]) -> Cases:
-    count = _window(_at(S0, "a_axis"), "a_size", "a_stride", "0", "0", "a_dilation")
-    yield LawCase(f"(vec-push {_with(S0, 'a_axis', count)} a_size)", D0)
-
-
-def _gather(op: Op, ranks: Sequence[int]) -> Cases:
-    for r in ranks:
-        for axis in range(r):
-            head = _vec(_at(S0, i) for i in range(axis))
-            tail = _vec(_at(S0, i) for i in range(axis + 1, r))
-            yield LawCase(f"(vec-append {head} {S1} {tail})", D0, (_rank(S0, r), f"(= {axis} a_axis)"))
-
-
-def _gather_elements(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase(S1, D0)
-
-
-def _linear(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase(_with(S0, f"(- (vec-length {S0}) 1)", _at(S1, 1)), D0)
-
-
-def _attention(op: Op, ranks: Sequence[int]) -> Cases:
-    for r in ranks:
-        if r >= 3:
-            batch = [f"(max {_at(S0, i)} (max {_at(S1, i)} {_at(S2, i)}))" for i in range(r - 2)]
-            yield LawCase(_vec([*batch, _at(S0, r - 2), _at(S2, r - 1)]), D0, (_rank(S0, r),))
-
-
-def _cross_entropy(op: Op, ranks: Sequence[int]) -> Cases:
-    yield LawCase(S1, D0)
-
-
-def _recurrent(op: Op, ranks: Sequence[int]) -> Cases:
-    rows = f"(* {_at(S0, 0)} (* {_at(S0, 1)} (* a_directions a_width)))"
-    yield LawCase(_vec([f"(+ {rows} {_at(S1, 0)})"]), D0)
-
-
-#: Type laws by name, with the same names as `laws.LAWS`. `ranks` are the ranks that may occur.
-LAW_TEXT: dict[str, Callable[[Op, Sequence[int]], Cases]] = {
-    "leaf": _leaf,
-    "pointwise": _pointwise,
-    "compare": _compare,
-    "where": _where,
-    "cast": _cast,
-    "reduce": _reduce,
-    "arg_reduce": _arg_reduce,
-    "along": _same,
-    "along_index": _along_index,
-    "matmul": _matmul,
-    "conv": _conv,
-    "pool": _pool,
-    "reshape": _as_asked,
-    "permute": _permute,
-    "broadcast_to": _as_asked,
-    "slice": _slice,
-    "concat": _concat,
-    "pad": _pad,
-    "windows": _windows,
-    "gather": _gather,
-    "gather_elements": _gather_elements,
-    "scatter_elements": _same,
-    "norm": _same,
-    "channel_norm": _same,
-    "linear": _linear,
-    "attention": _attention,
-    "rope": _same,
-    "cross_entropy": _cross_entropy,
-    "recurrent": _recurrent,
-    "same": _same,
-}
-
-
 #: Contractions whose right operands may be merged into one by concatenation. A chain is a run of consecutive weights
 #: among those multiplied with one left operand: any run of up to `RUN` weights, and longer runs only from the first
 #: weight on. This gives RUN·k chains of k weights; all runs would give k²/2 (and k³/6 slices), all subsets 2ᵏ.
@@ -389,18 +172,18 @@ def base_declarations(*, guarded: bool) -> list[str]:
 def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
     """Per rank: vectors of ones, transpositions, identity permutation, element counts and the broadcast rule."""
     for r in ranks:
-        ones = _vec(["1"] * r)
+        ones = vec_of(["1"] * r)
         yield f"(Ones {ones})"
         yield f"(set (OnesOf {r}) {ones})"
-        yield f"(set (IdentityOf {r}) {_vec(map(str, range(r)))})"
+        yield f"(set (IdentityOf {r}) {vec_of(map(str, range(r)))})"
         volume = "1"
         for i in range(r):
-            volume = f"(* {volume} {_at('s', i)})"
-        yield f"(rule ((= s (shape e)) {_rank('s', r)}) ((set (nel e) {volume})) :ruleset r_shape)"
+            volume = f"(* {volume} {vec_get('s', i)})"
+        yield f"(rule ((= s (shape e)) {has_rank('s', r)}) ((set (nel e) {volume})) :ruleset r_shape)"
         if r >= 2:
-            yield f"(set (SwapLast {r}) {_vec(map(str, [*range(r - 2), r - 1, r - 2]))})"
-        wide = _vec(f"(max {_at('s', i)} {_at('t', i)})" for i in range(r))
-        yield f"(rule ((want s t) {_rank('s', r)} {_rank('t', r)}) ((set (bc s t) {wide})) :ruleset r_shape)"
+            yield f"(set (SwapLast {r}) {vec_of(map(str, [*range(r - 2), r - 1, r - 2]))})"
+        wide = vec_of(f"(max {vec_get('s', i)} {vec_get('t', i)})" for i in range(r))
+        yield f"(rule ((want s t) {has_rank('s', r)} {has_rank('t', r)}) ((set (bc s t) {wide})) :ruleset r_shape)"
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
@@ -413,7 +196,7 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
         yield f"(relation d_{op} ({sorts}))"
     yield from _loader(op, sig, guarded)
     term = pattern(op)
-    for case in LAW_TEXT[entry.law](entry, ranks):
+    for case in LAWS[entry.law].text(entry, ranks):
         for left, right in case.broadcasts:
             yield f"(rule ((= e {term}) (= s {left}) (= t {right})) ((want s t)) :ruleset r_shape)"
         atoms = " ".join((f"(= e {term})", *case.atoms, f"(= s {case.shape})", f"(= t {case.dtype})"))
@@ -460,5 +243,5 @@ def constructors(ops: Iterable[str]) -> list[str]:
     return sorted(op for op in ops if op not in LEAVES)
 
 
-__all__ = ["DTYPE_ID", "FIRST_FLOAT", "LAW_TEXT", "RUN", "SNAP", "Interner", "arguments", "base_declarations", "constructors",
+__all__ = ["DTYPE_ID", "FIRST_FLOAT", "RUN", "SNAP", "Interner", "arguments", "base_declarations", "constructors",
            "declare_op", "number_key", "operands", "pattern", "rank_facts", "signature"]  # fmt: skip

@@ -17,9 +17,6 @@ from ..model.kernel import Strides
 
 # ops with an image operand and an image result
 WINDOWS = frozenset(("conv", "max_pool", "avg_pool", "group_norm", "batch_norm"))
-ALONG = frozenset(
-    ("cast", "concat", "pad", "slice", "flip", "where")
-)  # operands and result have the same layout, as in elementwise ops
 
 
 def images(view: EGraphView) -> frozenset[int]:
@@ -32,7 +29,7 @@ def images(view: EGraphView) -> frozenset[int]:
         kids, cls = view.kids(node).tolist(), int(view.cls[node])
         if op in WINDOWS:
             todo += [cls, kids[0]]
-        elif op in ALONG or OPS[op].pointwise:
+        elif OPS[op].pointwise or (OPS[op].moves and "axis" in OPS[op].attrs):
             for kid in kids:
                 if rank[kid] == rank[cls]:
                     beside.setdefault(cls, set()).add(kid)

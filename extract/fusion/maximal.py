@@ -28,7 +28,7 @@ from ...egraph.view.view import EGraphView
 from .groups import Regions
 from .growth import MAX_NODES
 from .multi_output import Group
-from .values import VIEWS, Values
+from .values import Values, is_view
 
 NEAR = 32  # number of recently begun parts considered for a value besides those of its consumers
 LARGE = 16  # least weight of a useful part: smaller ones are ordinary fusion groups
@@ -304,7 +304,7 @@ class Whole:
         found = {c for members in self.large for c in members if c in self.unstarted}
         for c in self.values.order:
             if c in self.unstarted and self.values.loose.get(c):
-                if self.values.op(c) not in VIEWS or any(k in found for k in self.values.kids(c)):
+                if not is_view(self.values.op(c)) or any(k in found for k in self.values.kids(c)):
                     found.add(c)
         return found
 

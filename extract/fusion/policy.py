@@ -14,7 +14,7 @@ AGAIN = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_nor
 time."""
 PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
 ATTENTION = frozenset(("attention", "masked_attention"))
-INDEXED = frozenset(("cast", "where", "gather", "gather_elements", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip", "windows", "batch_norm"))  # fmt: skip
+INDEXED = frozenset(("gather", "gather_elements", "rope", "full", "iota", "batch_norm"))
 ALL = 99  # more products than any path has
 NARROW = 256  # largest width of a layer fused with the next layers, whose rows are held whole
 
@@ -91,4 +91,9 @@ def kind_of(op: str) -> str:
         return "product"
     if op == "scatter_elements":  # a group may end with a scatter into a tensor in memory
         return "written"
-    return "cheap" if op in INDEXED or OPS[op].pointwise else "opaque"
+    return "cheap" if is_cheap(op) else "opaque"
+
+
+def is_cheap(op: str) -> bool:
+    """Whether an element of the result takes few operand elements and little arithmetic."""
+    return op in INDEXED or OPS[op].pointwise or OPS[op].moves

@@ -13,18 +13,22 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import OPS
 from .groups import Regions
 from .matrix_vector import vector_product
-from .policy import INDEXED
+from .policy import is_cheap
 
 REDUCTIONS = frozenset(
     ("sum", "max", "min", "prod", "mean", "logsumexp", "softmax", "log_softmax", "layer_norm", "rms_norm")
 )
-VIEWS = frozenset(("reshape", "permute", "slice", "broadcast_to", "flip", "cast"))
 # (least ratio of the consumer's elements, largest flops per element) of values recomputed per consumer element
 SMALL = ((2, 8), (8, 64))
 LIGHT = 2.0  # largest total size of slices, relative to the value, for computing each slice at its consumer
 # ops handled by ordinary fusion groups
 OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))
 FEW = 8  # largest number of elements of a short reduction
+
+
+def is_view(op: str) -> bool:
+    """Whether an op is a cast or a view whose elements are those of its operand."""
+    return op == "cast" or (OPS[op].kind == "view" and op not in OTHERS)
 
 
 @dataclass
@@ -55,7 +59,7 @@ class Values:
         if self._sums(cls):
             return self.short(cls) if self.written else self.rows
         op = self.op(cls)
-        return (op in INDEXED or OPS[op].pointwise or self._vector_product(cls) is not None) and op not in OTHERS
+        return (is_cheap(op) or self._vector_product(cls) is not None) and op not in OTHERS
 
     def reduces(self, cls: int) -> bool:
         """Whether a class is a reduction that a part computes along its reduction axis."""
@@ -93,7 +97,7 @@ class Values:
             whole = bool(readers[c]) and all(q in parts for q in readers[c])
             if op == "concat" or (op == "reshape" and whole):
                 parts.add(c)
-            if c in self.regions.at_once or op in VIEWS:
+            if c in self.regions.at_once or is_view(op):
                 found[c] = True
             elif c in roots or not readers[c] or not (OPS[op].pointwise or op in ("pad", "concat")):
                 found[c] = False
@@ -130,7 +134,7 @@ class Values:
         found: dict[int, float] = {}
         for c in self.order:
             inside = self.fits(c) and not self.reduces(c)
-            own = 0.0 if self.op(c) in VIEWS else OPS[self.op(c)].flops if inside else inf
+            own = 0.0 if is_view(self.op(c)) else OPS[self.op(c)].flops if inside else inf
             found[c] = own + sum(found.get(k, 0.0) for k in dict.fromkeys(self.kids(c)))
         return found
 
@@ -174,7 +178,7 @@ class Values:
         stack = [*self.kids(cls)]
         while stack:
             k = stack.pop()
-            if k in self.loose and self.op(k) in ("concat", *VIEWS):
+            if k in self.loose and (self.op(k) == "concat" or is_view(self.op(k))):
                 stack += self.kids(k)
             else:
                 found.add(k)

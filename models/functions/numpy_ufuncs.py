@@ -126,13 +126,14 @@ _FLOATS = {
 }  # fmt: skip
 #: Builders: ufunc name -> function of operands in a loop's dtypes; returns the result or a tuple of results.
 UFUNCS: dict[str, Build] = {
+    **{op.numpy_function.name: t.elementwise(op.name) for op in t.float_functions() if op.numpy_function},
     "add": _of_bools(t.logical_or, t.add), "subtract": t.sub, "multiply": _of_bools(t.logical_and, t.mul), "divide": t.div,
     "floor_divide": t.floordiv, "remainder": t.mod, "fmod": _fmod, "divmod": lambda x, y: (t.floordiv(x, y), t.mod(x, y)),
     "power": _power, "float_power": _power, "negative": t.neg, "positive": lambda x: x, "conjugate": lambda x: x,
     "absolute": _of_bools(lambda x: x, t.abs), "fabs": t.abs, "sign": t.sign, "square": t.square, "reciprocal": _reciprocal,
-    "sqrt": t.sqrt, "cbrt": lambda x: t.sign(x) * t.pow(t.abs(x), 1 / 3), "exp": t.exp, "expm1": t.expm1, "log": t.log,
-    "log1p": t.log1p, "log2": pointwise.scaled_log(2.0), "log10": pointwise.scaled_log(10.0), "logaddexp": _logaddexp(np.e),
-    "logaddexp2": _logaddexp(2.0), "sin": t.sin, "cos": t.cos, "tanh": t.tanh, "arctan": t.atan,
+    "cbrt": lambda x: t.sign(x) * t.pow(t.abs(x), 1 / 3),
+    "log2": pointwise.scaled_log(2.0), "log10": pointwise.scaled_log(10.0), "logaddexp": _logaddexp(np.e),
+    "logaddexp2": _logaddexp(2.0),
     "floor": pointwise.whole(t.floor), "ceil": pointwise.whole(t.ceil), "rint": t.round, "trunc": pointwise.trunc, "modf": _modf,
     "maximum": _of_bools(t.logical_or, t.maximum), "minimum": _of_bools(t.logical_and, t.minimum),
     "fmax": _of_bools(t.logical_or, pointwise.fmax), "fmin": _of_bools(t.logical_and, pointwise.fmin),

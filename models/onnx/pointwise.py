@@ -21,9 +21,9 @@ def _not_bits(x: Tensor) -> Tensor:
 
 
 simple({
-    "Abs": t.abs, "Neg": t.neg, "Sign": t.sign, "Exp": t.exp, "Log": t.log, "Sqrt": t.sqrt, "Reciprocal": t.recip,
-    "Tanh": t.tanh, "Erf": t.erf, "Sin": t.sin, "Cos": t.cos, "Atan": t.atan, "Floor": t.floor, "Ceil": t.ceil,
-    "Round": t.round, "IsNaN": t.is_nan, "Not": t.logical_not,
+    **{op.onnx[0]: t.elementwise(op.name) for op in t.float_functions() if op.onnx},
+    "Abs": t.abs, "Neg": t.neg, "Sign": t.sign, "Floor": t.floor, "Ceil": t.ceil, "Round": t.round, "IsNaN": t.is_nan,
+    "Not": t.logical_not,
     "Tan": lambda x: t.sin(x) / t.cos(x), "Asin": of.asin, "Acos": of.acos, "Sinh": of.sinh, "Asinh": of.asinh,
     "Cosh": of.cosh, "Acosh": of.acosh, "Atanh": of.atanh, "BitwiseNot": _not_bits,
     "Sigmoid": c.sigmoid, "Softplus": c.softplus, "Mish": c.mish, "HardSwish": c.hard_swish,

@@ -89,9 +89,7 @@ _FUNCTIONS: dict[str, Builder] = {
     **dict.fromkeys(("sign", "sgn"), p.sign),
     "signbit": p.signbit,
     "square": t.square,
-    "reciprocal": p.floating(t.recip),
-    **{name: p.floating(getattr(t, name)) for name in
-       ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "atan")},
+    **{op.aten[0]: p.floating(t.elementwise(op.name)) for op in t.float_functions() if op.aten},
     "log2": p.scaled_log(2.0),
     "log10": p.scaled_log(10.0),
     **{name: p.floating(build) for name, build in p.IDENTITIES.items()},

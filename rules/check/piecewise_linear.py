@@ -26,6 +26,7 @@ from ...egraph.ir import builders as api
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.ops import OPS
 from ...egraph.ir.pattern import Call, Literal, Term, Var, subterms, variables
 from ...egraph.ir.rule import Rule
 
@@ -71,7 +72,7 @@ def _tensor(term: Term, shape: tuple[int, ...]) -> Tensor:
 
 # ---------------------------------------------------------------- instances with several elements
 REDUCING = ("max", "min")
-MOVING = ("permute", "reshape", "slice", "concat", "broadcast_to", "flip", "windows")
+MOVING = tuple(op.name for op in OPS.values() if op.moves and op.name != "pad")
 POINTS = 1 << 13  # grid points of an instance, one evaluation each
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor
-from .prime_field import _AS_IS, _EXTREME, _FIELD, BITS, FUNCTIONS, Array, Unsaid, _function, _mixed, residue
+from .prime_field import _EXTREME, _FIELD, BITS, Array, Unsaid, _function, _mixed, is_exact, is_function, residue
 
 P, G = 65537, 3  # a prime and a generator of its multiplicative group
 TRIALS = 40
@@ -87,7 +87,7 @@ def _node(node: Tensor, args: list[Pair], leaves: Mapping[str, Pair], key: int) 
         if parts[-1] is not None and not np.all(parts[-1]):
             raise Zero
         return Pair(_FIELD[op](attrs, P, *parts) % P if all(p is not None for p in parts) else None, None)
-    if op in FUNCTIONS:
+    if is_function(op):
         (x,) = args
         seen = x.base if x.base is not None else x.exponent
         assert seen is not None
@@ -96,7 +96,7 @@ def _node(node: Tensor, args: list[Pair], leaves: Mapping[str, Pair], key: int) 
         return _chosen(node, args, key)
     if op in RING:
         return Pair(*(_ring(op, attrs, [a.base if m == P else a.exponent for a in args], m) for m in (P, P - 1)))
-    if op in _AS_IS and node.entry.numpy is not None:
+    if is_exact(op) and node.entry.numpy is not None:
         both = zip(*((a.base, a.exponent) for a in args))
         law = node.entry.numpy
         return Pair(*(None if any(p is None for p in parts) else np.asarray(law(attrs, *parts)) for parts in both))
@@ -153,7 +153,7 @@ def weight(order: Sequence[Tensor]) -> float:
             one, two = 2 * b[0], inf
         elif op == "log":
             one, two = inf, 2 * a[0]
-        elif op in FUNCTIONS or op in _EXTREME:
+        elif is_function(op) or op in _EXTREME:
             size = prod(concrete(node.args[0].shape))
             compared += size * len(node.args)
             largest = max(largest, *(min(x, y) for x, y in zip(a, b)))

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...egraph.ir.ops import OPS
 from .sums import factors, product_of, sum_of
 
-ODD = ("tanh", "erf", "sin", "atan")
-EVEN = ("cos",)
-INCREASING = ("tanh", "erf", "atan", "exp", "expm1")
 LARGEST = 8  # largest absolute value of an integer exponent, and of an integer coefficient inside exp, that is expanded
 
 
@@ -34,9 +32,10 @@ class Functions:
 
     def of(self, name: str) -> Callable[..., Any] | None:
         """The encoding of a function, or None if no facts are known."""
-        if name in ODD:
+        symmetry = OPS[name].symmetry
+        if symmetry == "odd":
             return lambda x, said, undefined: self.odd(name, x, said)
-        if name in EVEN:
+        if symmetry == "even":
             return lambda x, said, undefined: self.unknown(name, self.size(x))
         laws: dict[str, Callable[..., Any]] = {"exp": self.exp, "log": self.log, "sqrt": self.sqrt, "rsqrt": self.rsqrt}
         if name == "expm1":
@@ -55,7 +54,7 @@ class Functions:
     def odd(self, name: str, x: Any, said: list[Any]) -> Any:
         """An odd function, defined by its values at positive arguments."""
         z, value = self.z, self.unknown(name, self.size(x))
-        if name in INCREASING:
+        if OPS[name].monotone:
             said.append(z.Implies(x != 0, value > 0))
         return z.If(x > 0, value, z.If(x < 0, -value, z.RealVal(0)))
 

@@ -23,6 +23,7 @@ from ...egraph.ir import atomic_ops as atomic
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make, rebuild
+from ...egraph.ir.ops import OPS
 
 Array = np.ndarray[Any, Any]
 PRIMES = (67108859, 67108837)  # sums of 2**11 products of two residues stay below 2**63
@@ -81,22 +82,20 @@ _FIELD: dict[str, Callable[..., Array]] = {
     "cumsum": lambda a, p, x: np.cumsum(x, axis=a["axis"]),
     "full": lambda a, p: np.full(a["shape"], residue(a["value"], p), np.int64),
 }
-_AS_IS = (
-    "reshape",
-    "permute",
-    "broadcast_to",
-    "slice",
-    "flip",
-    "windows",
-    "concat",
-    "gather",
-    "gather_elements",
-    "where",
-)
-_ODD, _EVEN = ("tanh", "erf", "sin", "atan"), ("cos", "abs")
+
+
+def is_exact(op: str) -> bool:
+    """Whether an op selects elements, so that its NumPy meaning holds for residues, too."""
+    return op in ("gather", "gather_elements", "where") or (OPS[op].moves and op != "pad")
+
+
 _EXTREME = {"maximum": 1, "max": 1, "minimum": -1, "min": -1}
-FUNCTIONS = ("abs", "sign", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "atan", "floor",
-             "ceil", "round")  # fmt: skip
+
+
+def is_function(op: str) -> bool:
+    """Whether an op is a function of one float that is uninterpreted here."""
+    entry = OPS[op]
+    return entry.law == "pointwise" and entry.arity == 1 and not entry.composite and op not in _FIELD
 
 
 def _mixed(x: Array, key: int) -> Array:
@@ -120,9 +119,9 @@ def _function(name: str, x: Array, p: int, key: int) -> Array:
 
     if name == "rsqrt":
         return _inverse(_function("sqrt", x, p, key), p)
-    if name in _ODD:
+    if OPS[name].symmetry == "odd":
         return (at(x) - at(-x)) % p
-    if name in _EVEN:
+    if OPS[name].symmetry == "even":
         return (at(x) + at(-x) - (2 * at(np.zeros_like(x)) if name == "abs" else 0)) % p
     return at(x)
 
@@ -200,7 +199,7 @@ def _node(
         if node.op == "constant" and dtypes.is_float(node.dtype) and node.data is not None:
             return _constant(node.data, p)
         raise Unsaid
-    if (node.op in _AS_IS and node.entry.numpy is not None) or node.op == "iota":
+    if (is_exact(node.op) and node.entry.numpy is not None) or node.op == "iota":
         assert node.entry.numpy is not None
         return np.asarray(node.entry.numpy(attrs, *args))
     if node.op == "cast" and node.args[0].dtype == "bool" and dtypes.is_float(node.dtype):
@@ -222,15 +221,12 @@ def _node(
         return (_mixed(args[0], key + zlib.crc32(node.dtype.encode())) % np.uint64(p)).astype(np.int64)
     if node.op == "pow":
         return _power(node, args[0], p, key)
-    if key is not None and node.op in FUNCTIONS:
+    if key is not None and is_function(node.op):
         return _function(node.op, args[0], p, key)
     raise Unsaid
 
 
 # ---------------------------------------------------------------- signs, which residues do not have
-_KEEPING_SIGNS = ("tanh", "erf", "atan")
-_INCREASING = ("relu", "sigmoid", "tanh")
-_POSITIVE = ("relu", "sigmoid", "exp", "abs", "sqrt")
 _KEEPING = ("add", "mul", "matmul", "conv", "avg_pool", "max_pool", "sum", "max", "maximum", "concat", "pad", "slice", "permute",
             "reshape", "broadcast_to", "div")  # fmt: skip
 
@@ -249,7 +245,7 @@ def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
     def rectified(node: Tensor) -> Tensor:
         if sure(node):
             return node
-        if node.op in _KEEPING_SIGNS:
+        if node.entry.monotone and node.entry.symmetry == "odd":
             return make(node.op, (rectified(node.args[0]),))
         if node.op == "mul" and any(map(sure, node.args)):
             return make("mul", tuple(a if sure(a) else rectified(a) for a in node.args))
@@ -259,7 +255,7 @@ def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
         return make(node.op, tuple(map(rectified, node.args)), dict(node.attrs)) if moved else make("relu", (node,))
 
     def changed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-        if node.op == "max_pool" and args[0].op in _INCREASING:  # an increasing function commutes with a maximum
+        if node.op == "max_pool" and args[0].entry.monotone:  # an increasing function commutes with a maximum
             return make(args[0].op, (make("max_pool", args[0].args, dict(node.attrs)),))
         return rectified(args[0]) if node.op == "relu" else None
 
@@ -286,7 +282,7 @@ def _never_negative(node: Tensor, sure: Callable[[Tensor], bool]) -> bool:
         return True
     if node.op == "pad" and not node.attr("value") >= 0:
         return False
-    return node.op in _POSITIVE or (node.op in _KEEPING and all(map(sure, node.args)))
+    return node.entry.nonnegative or (node.op in _KEEPING and all(map(sure, node.args)))
 
 
 # ---------------------------------------------------------------- error probability
@@ -303,9 +299,9 @@ def weight(order: Sequence[Tensor]) -> int:
     arguments, largest = 0, 1
     for node in order:
         below = [degree[id(a)] for a in node.args]
-        if node.op in FUNCTIONS or node.op in _EXTREME or node.op in ("cast", "lt", "le", "eq"):
+        if is_function(node.op) or node.op in _EXTREME or node.op in ("cast", "lt", "le", "eq"):
             size = prod(concrete(node.args[0].shape))
-            arguments += size * len(node.args) * (2 if node.op in (*_ODD, *_EVEN) else 1)
+            arguments += size * len(node.args) * (2 if node.entry.symmetry else 1)
             largest = max(largest, *below)
             degree[id(node)] = max(1, *below) if node.op in _EXTREME else 1
         elif node.op == "recip":

@@ -12,7 +12,9 @@ from ...egraph.ir.pattern import Apply, Attr, Call, Literal, Name, Value, Var, a
 from ...egraph.ir.rule import Rule
 from .solver import Beyond, z3
 
-LAYOUT = ("permute", "slice", "concat", "pad", "flip", "broadcast_to", "full", "iota", "reshape", "gather")
+CREATED = ("full", "iota", "gather")  # layout ops without an index map
+#: Shape laws of ops with an index map that smt/layout.py knows.
+VIEW_LAWS = ("permute", "slice", "along", "concat", "pad", "broadcast_to", "reshape")
 CONTRACTIONS = ("matmul", "linear", "sum", "mean", "conv", "avg_pool", "max", "min", "max_pool")
 BITWISE = ("and", "or", "xor")
 RANKS = 4
@@ -23,6 +25,16 @@ WINDOWED = {
     "pads": 2,
 }  # entries per spatial axis of each attribute
 SPATIAL = (1, 2)  # numbers of spatial axes to check: spatial axes are treated alike
+
+
+def is_view(op: str) -> bool:
+    """Whether proofs know the index map and the shape law of an op."""
+    return OPS[op].index_map is not None and OPS[op].law in VIEW_LAWS
+
+
+def is_layout(op: str) -> bool:
+    """Whether proofs know an op that moves elements or creates them without arithmetic."""
+    return op in CREATED or is_view(op)
 
 
 def booleans(rule: Rule) -> set[str]:
@@ -44,8 +56,7 @@ def bits(rule: Rule) -> set[str]:
     Else empty."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t.op for t in terms if isinstance(t, Call)]
-    moves = [op for op in LAYOUT if op not in ("pad", "full", "iota", "gather")]
-    if not set(calls) & set(BITWISE) or any(op not in BITWISE and op not in moves for op in calls):
+    if not set(calls) & set(BITWISE) or any(op not in BITWISE and (op == "pad" or not is_view(op)) for op in calls):
         return set()
     return set() if any(isinstance(t, Literal) for t in terms) else {t.name for t in terms if isinstance(t, Var)}
 

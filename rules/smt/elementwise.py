@@ -16,14 +16,9 @@ from ..semantics.sums import Extreme, Total, same_size
 from .sum_arithmetic import Sums
 from .unknowns import BOOL, Facts, Reject, Sym
 
-#: Constants c with op(c, …, c) == c in every number format.
-KEPT = {"mul": (0.0, 1.0), "add": (0.0,), "maximum": (0.0, 1.0), "relu": (0.0, 1.0), "abs": (0.0, 1.0), "tanh": (0.0,), "erf": (0.0,),
-        "sin": (0.0,), "atan": (0.0,)}  # fmt: skip
 #: Lossless conversions: widening and narrowing back is the identity.
 WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"), "float32": ("float64",)}
 STAND_INS = (0.59375, 0.71875)  # two concrete values substituted for an unknown attribute
-#: Functions that are not finite everywhere: a rule over the reals must preserve where they are undefined.
-PARTIAL = ("log", "log1p", "sqrt", "rsqrt", "pow", "floordiv", "mod")
 _REAL: dict[str, Callable[..., Any]] = {
     "add": lambda z, x, y: x + y,
     "sub": lambda z, x, y: x - y,
@@ -38,6 +33,11 @@ _REAL: dict[str, Callable[..., Any]] = {
     "le": lambda z, x, y: x <= y,
     "eq": lambda z, x, y: x == y,
 }
+
+
+def fixed_points(entry: Op) -> tuple[float, ...]:
+    """The constants c with op(c, …, c) == c in every number format: those of the op table; 0 for an odd function."""
+    return entry.fixed or ((0.0,) if entry.symmetry == "odd" else ())
 
 
 class Elements(Sums):
@@ -164,7 +164,7 @@ class Elements(Sums):
             return power
         if self.real and not attrs and (known := self.functions.of(name)):
             return known(*x, facts.said, facts.undefined)
-        if self.real and name in PARTIAL:
+        if self.real and entry.domain:  # a rule over the reals must preserve where the op is undefined
             facts.undefined.append(self.function(f"undefined {name}", *[self.sort] * len(x), z.BoolSort())(*x))
         if name == "cast":
             return self.function("cast", self.sort, z.IntSort(), self.sort)(x[0], dtype)
@@ -178,7 +178,7 @@ class Elements(Sums):
             facts.said += [z.Or(x[0] == x[1], ordered(x[0], x[1]) != ordered(x[1], x[0]))]
             x = [first, second]
         function = self.function(label, *[self.sort] * len(x), z.IntSort(), z.BoolSort() if boolean else self.sort)
-        for value in KEPT.get(name, ()) if not self.real and not attrs else ():
+        for value in fixed_points(entry) if not self.real and not attrs else ():
             one = self.number(value, dtype)
             facts.said.append(function(*[one] * len(x), dtype) == one)
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype

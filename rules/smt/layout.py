@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
+from ...egraph.ir.index_maps import AffineMap, Along, IndexMap, Parts, SameOrder, Stretched
+from ...egraph.ir.ops import Op
 from ..semantics.solver import Beyond
 from ..semantics.sums import Extreme, Total
 from .elementwise import Elements
@@ -13,7 +16,7 @@ from .unknowns import Facts, Reject, Sym
 
 
 class Layout(Elements):
-    """One method per op of structures.LAYOUT, each returning the symbolic result."""
+    """Symbolic results of ops with an index map, of fills, positions and gathers."""
 
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
         """The axis attribute, normalized; Beyond if it is unknown, Reject if there is no such axis."""
@@ -24,31 +27,105 @@ class Layout(Elements):
             raise Reject
         return int(axis) % len(x.shape)
 
-    def _permute(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        (x,), perm = args, attrs["perm"]
-        if sorted(perm) != list(range(len(x.shape))):
-            raise Reject
-        back = {p: i for i, p in enumerate(perm)}
-        return Sym(
-            tuple(x.shape[p] for p in perm), x.dtype, lambda i: x.at([i[back[d]] for d in range(len(perm))]), x.boolean
-        )
+    def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        """An op with an index map: the shape of its law, and elements read where the map says."""
+        assert entry.index_map is not None
+        if "axis" in attrs:
+            attrs = {**attrs, "axis": self.axis(args[0], attrs)}
+        shape, x = self.laws[entry.law](args, attrs, facts), args[0]
+        read = self.reader(entry.index_map(attrs, [a.shape for a in args]), args, shape, facts)
+        return Sym(shape, x.dtype, read, x.boolean)
 
-    def _slice(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        (x,), axis = args, self.axis(args[0], attrs)
-        start, stop, step = attrs["start"], attrs["stop"], attrs["step"]
-        facts.said += [start >= 0, start <= stop, stop <= x.shape[axis], step >= 1]
+    def reader(
+        self, found: IndexMap, args: list[Sym], shape: tuple[Any, ...], facts: Facts
+    ) -> Callable[[Sequence[Any]], Any]:
+        """The element of a result of a shape at an index, by an index map over the operands."""
+        x = args[0]
+        if isinstance(found, AffineMap):
+            return lambda i: x.at([self.along(a, i, facts) for a in found.axes])
+        if isinstance(found, Stretched):
+            return lambda i: x.at(self.narrowed(x.shape, i))
+        if isinstance(found, SameOrder):
+            return lambda i: x.at(self.place(x.shape, shape, i, facts))
+        return lambda i: self.part(found, args, i)
+
+    def along(self, along: Along, i: Sequence[Any], facts: Facts) -> Any:
+        """The operand index along one axis."""
+        found = along.offset
+        for axis, factor in along.terms:
+            if self.z.is_expr(factor):
+                facts.said.append(self.strided("step", i[axis], factor) == factor * i[axis])
+            term = i[axis] if isinstance(factor, int) and factor == 1 else factor * i[axis]
+            found = term if isinstance(found, int) and found == 0 else found + term
+        return found
+
+    def part(self, found: Parts, args: list[Sym], i: Sequence[Any]) -> Any:
+        """The element of a padded operand, or of operands one after the other."""
+        axis, ((operand, start, stop), *rest) = found.axis, found.parts
+        moved = i if isinstance(start, int) and start == 0 else [*i[:axis], i[axis] - start, *i[axis + 1 :]]
+        if found.fill is not None:
+            inside = self.z.And(i[axis] >= start, i[axis] < stop)
+            return self.either(inside, args[operand].at(moved), self.number(found.fill, args[operand].dtype))
+        if not rest:
+            return args[operand].at(moved)
+        return self.either(i[axis] < stop, args[operand].at(moved), self.part(Parts(axis, tuple(rest)), args, i))
+
+    @cached_property
+    def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], Facts], tuple[Any, ...]]]:
+        """Shape laws by name (structures.VIEW_LAWS): functions of operands and attributes that add the law's conditions to the facts."""
+        return {
+            "permute": self._permuted, "slice": self._sliced, "along": lambda args, attrs, facts: args[0].shape,
+            "concat": self._joined, "pad": self._padded, "broadcast_to": self._stretched, "reshape": self._reshaped,
+        }  # fmt: skip
+
+    def _permuted(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+        shape, perm = args[0].shape, attrs["perm"]
+        if sorted(perm) != list(range(len(shape))):
+            raise Reject
+        return tuple(shape[p] for p in perm)
+
+    def _sliced(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+        axis, start, stop, step = (attrs[n] for n in ("axis", "start", "stop", "step"))
+        facts.said += [start >= 0, start <= stop, stop <= args[0].shape[axis], step >= 1]
         plain = isinstance(step, int) and step == 1
         size = stop - start if plain else (stop - start + step - 1) / step
         if self.z.is_expr(step):  # the same number as that of windows with this stride
             last = self.strided("positions", stop - start - 1, step)
             self.facts.said.append(self.z.Implies(self.z.And(stop > start, step >= 1), size == last + 1))
+        return _put(args[0].shape, axis, size)
 
-        def at(i: Sequence[Any]) -> Any:
-            if self.z.is_expr(step):
-                facts.said.append(self.strided("step", i[axis], step) == step * i[axis])
-            return x.at([*i[:axis], start + step * i[axis], *i[axis + 1 :]])
+    def _joined(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+        (x, y), axis = args, attrs["axis"]
+        if len(x.shape) != len(y.shape) or x.boolean != y.boolean:
+            raise Reject
+        facts.said += [a == b for i, (a, b) in enumerate(zip(x.shape, y.shape)) if i != axis]
+        facts.said.append(x.dtype == y.dtype)
+        return _put(x.shape, axis, x.shape[axis] + y.shape[axis])
 
-        return Sym(_put(x.shape, axis, size), x.dtype, at, x.boolean)
+    def _padded(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+        lo, hi, axis = attrs["lo"], attrs["hi"], attrs["axis"]
+        if args[0].boolean:
+            raise Beyond("padding of booleans")
+        facts.said += [self.z.IntVal(0) <= lo, self.z.IntVal(0) <= hi]
+        return _put(args[0].shape, axis, lo + args[0].shape[axis] + hi)
+
+    def _stretched(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+        shape = args[0].shape
+        if len(attrs["shape"]) != len(shape):
+            raise Reject
+        facts.said += [self.z.Or(a == 1, a == b) for a, b in zip(shape, attrs["shape"])]
+        if facts is self.facts:  # an existing value has a valid shape
+            facts.said += [d >= 0 for d in attrs["shape"]]
+        return tuple(attrs["shape"])
+
+    def _reshaped(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+        """Indices are linearized by an uninterpreted function of the shape and delinearized by another."""
+        x, shape = args[0], tuple(attrs["shape"])
+        volumes = [self.volume(s) for s in (x.shape, shape)]
+        ways = self.beside_ones(x.shape, shape)
+        self.facts.said += [self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in ways]
+        facts.said += [volumes[0] == volumes[1], *(d >= 0 for d in shape)]
+        return shape
 
     def strided(self, name: str, value: Any, stride: Any) -> Any:
         """A value divided by a stride (rounded down) or multiplied by it, as an uninterpreted function of both.
@@ -60,62 +137,11 @@ class Layout(Elements):
         number = self.z.IntSort()
         return self.function(name, number, number, number)(value, stride)
 
-    def _flip(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        (x,), axis = args, self.axis(args[0], attrs)
-        return Sym(
-            x.shape, x.dtype, lambda i: x.at([*i[:axis], x.shape[axis] - 1 - i[axis], *i[axis + 1 :]]), x.boolean
-        )
-
-    def _concat(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        (x, y), axis = args, self.axis(args[0], attrs)
-        if len(x.shape) != len(y.shape) or x.boolean != y.boolean:
-            raise Reject
-        facts.said += [a == b for i, (a, b) in enumerate(zip(x.shape, y.shape)) if i != axis]
-        facts.said.append(x.dtype == y.dtype)
-        n = x.shape[axis]
-
-        def at(i: Sequence[Any]) -> Any:
-            return self.either(i[axis] < n, x.at(i), y.at([*i[:axis], i[axis] - n, *i[axis + 1 :]]))
-
-        return Sym(_put(x.shape, axis, n + y.shape[axis]), x.dtype, at, x.boolean)
-
-    def _pad(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        (x,), axis = args, self.axis(args[0], attrs)
-        lo, hi, n = attrs["lo"], attrs["hi"], args[0].shape[axis]
-        if x.boolean:
-            raise Beyond("padding of booleans")
-        facts.said += [self.z.IntVal(0) <= lo, self.z.IntVal(0) <= hi]
-        value = self.number(attrs["value"], x.dtype)
-
-        def at(i: Sequence[Any]) -> Any:
-            inside = self.z.And(i[axis] >= lo, i[axis] < lo + n)
-            return self.either(inside, x.at([*i[:axis], i[axis] - lo, *i[axis + 1 :]]), value)
-
-        return Sym(_put(x.shape, axis, lo + n + hi), x.dtype, at)
-
-    def _broadcast_to(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        (x,), shape = args, attrs["shape"]
-        if len(shape) != len(x.shape):
-            raise Reject
-        facts.said += [self.z.Or(a == 1, a == b) for a, b in zip(x.shape, shape)]
-        if facts is self.facts:  # an existing value has a valid shape
-            facts.said += [d >= 0 for d in shape]
-        return Sym(tuple(shape), x.dtype, lambda i: x.at(self.narrowed(x.shape, i)), x.boolean)
-
     def _full(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
         dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
         value = self.number(attrs["value"], dtype)
         facts.said += [d >= 0 for d in attrs["shape"]]
         return Sym(tuple(attrs["shape"]), dtype, lambda i: value)
-
-    def _reshape(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        """A reshape: indices are linearized by an uninterpreted function of the shape and delinearized by another."""
-        (x,), shape = args, tuple(attrs["shape"])
-        volumes = [self.volume(s) for s in (x.shape, shape)]
-        ways = self.beside_ones(x.shape, shape)
-        self.facts.said += [self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in ways]
-        facts.said += [volumes[0] == volumes[1], *(d >= 0 for d in shape)]
-        return Sym(shape, x.dtype, lambda i: x.at(self.place(x.shape, shape, i, facts)), x.boolean)
 
     def volume(self, shape: Sequence[Any]) -> Any:
         """The number of elements: an uninterpreted function of the shape, a multiple of its first and of its last

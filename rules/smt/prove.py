@@ -41,7 +41,7 @@ from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import is_whole
 from ..semantics.sampler import Instance
 from ..semantics.solver import Beyond
-from ..semantics.structures import CONTRACTIONS, LAYOUT, bound, structures
+from ..semantics.structures import CONTRACTIONS, CREATED, bound, is_layout, is_view, structures
 from ..semantics.sums import Extreme, Total
 from .contractions import Contractions
 from .equal_sums import QUESTIONS
@@ -96,10 +96,12 @@ class _World(Contractions):
         attrs = {n: self.value(a) for n, a in term.attrs}
         if term.op in DEFINITIONS:
             return self.defined(term.op, args, attrs, facts)
-        if term.op in LAYOUT or term.op in CONTRACTIONS:
+        entry = OPS[term.op]
+        if is_view(term.op):
+            return self.view(entry, args, attrs, facts)
+        if term.op in CREATED or term.op in CONTRACTIONS:
             law: Callable[..., Sym] = getattr(self, f"_{term.op}")
             return law(args, attrs, facts)
-        entry = OPS[term.op]
         if entry.pointwise or (entry.composite and entry.law == "pointwise"):
             return self.pointwise(entry, args, attrs, facts)
         raise Beyond(f"{term.op} is no layout or elementwise op")
@@ -245,9 +247,9 @@ def _reals_only(rule: Rule) -> bool:
     numbers = [t.value for t in terms if isinstance(t, Literal)]
     numbers += [a.value for t in calls for n, a in t.attrs if n == "value" and isinstance(a, Value)]
     powers = [t.args[1] for t in calls if t.op == "pow"]
-    ring = is_whole(numbers) and all(t.op in RING or t.op in LAYOUT or t.op in ("pow", "cast", "eq") for t in calls)
+    ring = is_whole(numbers) and all(t.op in RING or is_layout(t.op) or t.op in ("pow", "cast", "eq") for t in calls)
     ring = ring and all(isinstance(p, Literal) and p.value >= 0 for p in powers) and _counting(calls)
-    order = not numbers and all(t.op in LATTICE or t.op in LAYOUT for t in calls)
+    order = not numbers and all(t.op in LATTICE or is_layout(t.op) for t in calls)
     left = [t for side in rule.lefts for t in subterms(side)]
     floats = any(isinstance(t, Call) and OPS[t.op].floats_only for t in left)
     floats = floats or any(isinstance(t, Literal) and not is_whole([t.value]) for t in left)  # a fraction

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
-from ..semantics.function_facts import INCREASING
+from ...egraph.ir.ops import OPS
 from ..semantics.solver import Beyond
 from ..semantics.sums import Extreme, Total, bodies, factors, product_of, sum_of, summands, unknowns
 from .equal_sums import Equality
@@ -147,7 +147,7 @@ class Sums(Equality):
             if name == "exp":
                 return self.functions.exp(self.name(one, facts), facts.said, facts.undefined)
             law = self.functions.of(name)
-            return one.map(lambda body: law(body, facts.said, facts.undefined)) if law and name in INCREASING else None
+            return one.map(lambda body: law(body, facts.said, facts.undefined)) if law and OPS[name].monotone else None
         if sum(isinstance(v, Total) for v in x):
             return None
         if sum(isinstance(v, Extreme) for v in x) == 2:

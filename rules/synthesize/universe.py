@@ -279,7 +279,7 @@ _RING: dict[str, Callable[..., Array]] = {
     "sum": lambda a, x: np.sum(x, axis=a["axes"], keepdims=True),
     "cumsum": lambda a, x: np.cumsum(x, axis=a["axis"]),
 }
-_MOVES = ("reshape", "permute", "broadcast_to", "slice", "flip", "windows", "concat")
+_MOVES = tuple(op.name for op in OPS.values() if op.moves and op.name != "pad")
 
 
 def residue(value: float, p: int) -> int:

@@ -9,8 +9,10 @@ products.
 
 from __future__ import annotations
 
+from ...egraph.ir.ops import OPS
 from ...egraph.ir.rule import Rule, table
 
+_ODD = tuple(op.name for op in OPS.values() if op.symmetry == "odd")
 _CONV = "strides=s, pads=p, dilations=d"
 _POOL = "kernel=k, strides=s, pads=p, dilations=d"
 
@@ -172,7 +174,7 @@ PADDINGS = table("paddings", "proof", [
     Rule("pad-of-products", "pad(x, axis=i, lo=a, hi=b) * pad(y, axis=i, lo=a, hi=b)", "pad(x * y, axis=i, lo=a, hi=b)",
          when=("shape(x) == shape(y)",), both=True, exact=True, doc="two paddings are combined into one"),
     *(Rule(f"pad-{op}", f"{op}(pad(x, axis=i, lo=a, hi=b))", f"pad({op}(x), axis=i, lo=a, hi=b)", both=True,
-           doc="a function with f(0) = 0 commutes with zero padding") for op in ("tanh", "erf", "sin", "atan", "abs", "neg")),
+           doc="a function with f(0) = 0 commutes with zero padding") for op in (*_ODD, "abs", "neg")),
     Rule("pad-relu", "relu(pad(x, axis=i, lo=a, hi=b))", "pad(relu(x), axis=i, lo=a, hi=b)", both=True, exact=True,
          doc="relu commutes with zero padding"),
 ])  # fmt: skip
@@ -189,7 +191,7 @@ ELEMENTWISE = table("blocks of elements", "proof", [
     *(Rule(f"{op}-of-concat", f"{op}(concat(x, y, axis=i))", f"concat({op}(x), {op}(y), axis=i)", growth="expands", exact=True,
            doc="an elementwise op is applied to each part") for op in ("relu", "sigmoid", "tanh")),
     *(Rule(f"relu-{op}", f"relu({op}(x))", f"{op}(relu(x))", both=True,
-           doc="an increasing function with f(0) = 0 commutes with relu") for op in ("tanh", "erf", "atan")),
+           doc="an increasing function with f(0) = 0 commutes with relu") for op in _ODD if OPS[op].monotone),
     Rule("relu-factor", "relu(x * relu(c))", "relu(x) * relu(c)", both=True, doc="a nonnegative factor is pulled out of relu"),
     Rule("one-more", "x * full(value=v, shape=s, dtype=d) + x",
          "x * (full(value=v, shape=s, dtype=d) + full(value=1.0, shape=s, dtype=d))", growth="expands",

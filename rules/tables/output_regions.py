@@ -27,6 +27,7 @@ from typing import Any
 from ...egraph.ir import builders as api
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import LEAVES, Tensor, make
+from ...egraph.ir.index_maps import AffineMap, Parts, Stretched
 from ...errors import UsageError
 
 Box = tuple[tuple[int, int], ...]  # per axis [start, stop)
@@ -120,13 +121,14 @@ class _Tracer:
             return ("read", node, tuple(at))
         if node.op == "full":
             return ("number", float(node.attr("value")))
-        if node.op in _FOLLOW:
-            return _FOLLOW[node.op](self, node, dict(node.attrs), list(at))
+        follow = _view if node.entry.index_map is not None else _FOLLOW.get(node.op)
+        if follow is not None:
+            return follow(self, node, dict(node.attrs), list(at))
         if node.entry.pointwise:
             return (node.op, node.attrs, *(self.form(a, self.fitted(a, at)) for a in node.args))
         raise UsageError(
             f"the reads of {node.op} cannot be followed",
-            hint=f"known are {', '.join(sorted(_FOLLOW))} and pointwise ops",
+            hint=f"known are {', '.join(sorted(_FOLLOW))}, views and pointwise ops",
         )
 
     def fitted(self, operand: Tensor, at: Sequence[Index]) -> list[Index]:
@@ -205,47 +207,36 @@ def _pool(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> F
     return ("mean", len(reads), frozenset(Counter(r for r in reads if r is not None and r != _ZERO).items()))
 
 
-def _concat(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> Form:
-    axis, (a, b) = attrs["axis"], node.args
-    if t.ranges.below(at[axis], concrete(a.shape)[axis]):
-        return t.form(a, at)
-    at[axis] += -concrete(a.shape)[axis]
-    return t.form(b, at)
+def _parts(t: _Tracer, node: Tensor, found: Parts, at: list[Index]) -> Form:
+    axis, last = found.axis, len(found.parts) - 1
+    for k, (operand, start, stop) in enumerate(found.parts):
+        own = [*at[:axis], at[axis] + -start, *at[axis + 1 :]]
+        if found.fill is not None and t.ranges.below(at[axis], start):
+            break
+        if (found.fill is None and k == last) or t.ranges.below(at[axis], stop):
+            return t.form(node.args[operand], own)
+    return ("number", float(found.fill))
 
 
-def _padded(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> Form:
-    x, axis = node.args[0], attrs["axis"]
-    at[axis] += -attrs["lo"]
-    return t.form(x, at) if t.inside(at[axis], x.shape[axis]) else ("number", float(attrs["value"]))
-
-
-def _sliced(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> Form:
-    at[attrs["axis"]] = at[attrs["axis"]] * attrs["step"] + attrs["start"]
-    return t.form(node.args[0], at)
-
-
-def _flipped(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> Form:
-    axis = attrs["axis"]
-    at[axis] = at[axis] * -1 + (concrete(node.shape)[axis] - 1)
-    return t.form(node.args[0], at)
-
-
-def _permuted(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> Form:
-    back = dict(zip(attrs["perm"], at))
-    return t.form(node.args[0], [back[k] for k in range(len(at))])
-
-
-def _reshaped(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> Form:
+def _view(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> Form:
+    """An op with an index map."""
+    x, shapes = node.args[0], [concrete(a.shape) for a in node.args]
+    assert node.entry.index_map is not None
+    found = node.entry.index_map(attrs, shapes)
+    if isinstance(found, Parts):
+        return _parts(t, node, found, at)
+    if isinstance(found, Stretched):
+        return t.form(x, t.fitted(x, at))
+    if isinstance(found, AffineMap):
+        return t.form(x, [along.at(at) for along in found.axes])
     flat, unit = Index(0), 1
     for index, size in reversed(list(zip(at, concrete(node.shape)))):
         flat, unit = flat + index * unit, unit * size
-    return t.form(node.args[0], t.ranges.digits(flat, concrete(node.args[0].shape)))
+    return t.form(x, t.ranges.digits(flat, shapes[0]))
 
 
 _FOLLOW: dict[str, Callable[[_Tracer, Tensor, dict[str, Any], list[Index]], Form]] = {
-    "conv": _conv, "matmul": _matmul, "max_pool": _pool, "avg_pool": _pool, "concat": _concat, "pad": _padded,
-    "slice": _sliced, "flip": _flipped, "permute": _permuted, "reshape": _reshaped,
-    "broadcast_to": lambda t, node, attrs, at: t.form(node.args[0], t.fitted(node.args[0], at)),
+    "conv": _conv, "matmul": _matmul, "max_pool": _pool, "avg_pool": _pool,
 }  # fmt: skip
 
 

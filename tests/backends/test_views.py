@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.program.cpu_helpers import HELPERS
-from tensor_graphs.backends.runtime.views import VIEWS, torch_view, view_layout, view_strides
+from tensor_graphs.backends.runtime.views import torch_view, view_layout, view_strides, view_templates
 from tensor_graphs.backends.tuning.sample import _RULES, Retry, _Draw
 from tensor_graphs.egraph.ir import pattern
 from tensor_graphs.egraph.ir.graph import make
@@ -26,7 +26,7 @@ exec(HELPERS["strided"], space)
 
 def _draw(seed: int) -> tuple[str, dict, np.ndarray] | None:
     rng = random.Random(seed)
-    template = VIEWS[seed % len(VIEWS)]
+    template = view_templates()[seed % len(view_templates())]
     draw = _Draw(rng, "float32")
     try:
         draw.want(template.term, Type(tuple(rng.choice((1, 2, 3, 4)) for _ in range(rng.randint(1, 4))), "float32"))
@@ -58,7 +58,7 @@ def test_strides_are_those_that_numpy_uses(seed: int) -> None:
     seen = np.lib.stride_tricks.as_strided(x, want.shape, [s * 4 for s in strides])
     if offset == 0:
         np.testing.assert_array_equal(seen, want)
-    template = next(v for v in VIEWS if v.name.endswith(op))
+    template = next(v for v in view_templates() if v.name.endswith(op))
     call = Call({"x": operand}, Operand(node.type, strides), attrs, {"x": "x"})
     made = eval(template.write(call), {**space, "x": x})
     np.testing.assert_array_equal(made, want)
@@ -80,7 +80,7 @@ def test_torch_spells_the_same_view(seed: int) -> None:
     if strides is None:
         return
     call = Call({"x": operand}, Operand(node.type, strides), attrs, {"x": "x"})
-    text = torch_view(next(v for v in VIEWS if v.name.endswith(op)), call)
+    text = torch_view(next(v for v in view_templates() if v.name.endswith(op)), call)
     if text is None:
         assert op == "flip"
         return
@@ -90,4 +90,4 @@ def test_torch_spells_the_same_view(seed: int) -> None:
 def test_a_reshape_across_a_permutation_needs_a_copy() -> None:
     assert view_strides("reshape", {"shape": (12,)}, Operand(Type((3, 4), "float32"), (1, 3))) is None
     assert view_strides("reshape", {"shape": (12,)}, Operand(Type((3, 4), "float32"), (4, 1))) == (1,)
-    assert set(_RULES) >= {"reshape", "permute", "slice"} and isinstance(VIEWS[0].term, pattern.Call)
+    assert set(_RULES) >= {"reshape", "permute", "slice"} and isinstance(view_templates()[0].term, pattern.Call)

@@ -24,12 +24,14 @@ from math import prod
 
 from ...ir.index import Axis
 from ...ir.kernel import Kernel, Store, Unfusable
-from .nest import COSTLY, Scope
+from ...ir.op_texts import costly
+from .nest import Scope
 from .spelling import TYPES, stored
 from .values import Values
 
+COSTLY = 8.0  # work of a costly operation, in additions
+#: Work of other operations, in additions; 1 for those that are not named.
 WEIGHTS = {
-    **dict.fromkeys(COSTLY, 8.0),
     "div": 3.0,
     "sqrt": 4.0,
     "rsqrt": 5.0,
@@ -51,7 +53,9 @@ def work(kernel: Kernel) -> float:
     """Weighted operation count of a kernel, in additions."""
     extra = {e: prod(a.size for a in e.axes) for e in kernel.exprs}
     bodies = {e.args[0] for e in kernel.reductions}
-    return sum(n * WEIGHTS.get(e.op, 1.0) + (n if e in bodies else 0.0) for e, n in extra.items())
+    return sum(
+        n * (COSTLY if costly(e.op) else WEIGHTS.get(e.op, 1.0)) + (n if e in bodies else 0.0) for e, n in extra.items()
+    )
 
 
 class Writer(Values):

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Builder, Expr, Kernel, Unfusable, if_fusable, walk
+from ...ir.op_texts import costly
 from ...ir.tiling import shape_of
 from .spelling import DOUBLE, SINGLE, TYPES
 
-COSTLY = frozenset(("exp", "exp2", "tanh", "erf", "log", "log1p", "expm1", "pow", "sin", "cos", "atan"))
 ROW = 16384  # maximum elements of a row buffer
 
 
@@ -131,7 +131,7 @@ class Nest:
         """Float values that depend on an expensive operation."""
         found: set[Expr] = set()
         for e in self.kernel.exprs:
-            if e.axes and (e.op in COSTLY or not found.isdisjoint(e.args)):
+            if e.axes and (costly(e.op) or not found.isdisjoint(e.args)):
                 found.add(e)
         return {e for e in found if e.kind == "float"}
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from ...ir.c_expressions import CALLS, Spelling
+from ...ir.c_expressions import Spelling
 
-SINGLE = Spelling({
-    **{op: f"{op}_f({{0}})" for op in ("exp", "exp2", "log", "log1p", "expm1", "tanh", "erf")},
-    **{op: f"__builtin_{f}f({{0}})" for op, f in {"abs": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "rint", "sin": "sin", "cos": "cos", "atan": "atan"}.items()},
-    "pow": "__builtin_powf({0}, {1})", "rsqrt": "1.0f / __builtin_sqrtf({0})", "recip": "1.0f / {0}",
-    "is_inf": "__builtin_fabsf({0}) == INFINITY",
-})  # fmt: skip
-DOUBLE = Spelling({
-    **{op: f"{ {'abs': 'fabs', 'round': 'rint'}.get(op, op) }({{0}})" for op in CALLS if op != "pow"},
-    "pow": "pow({0}, {1})", "rsqrt": "1.0 / sqrt({0})", "recip": "1.0 / {0}", "is_inf": "fabs({0}) == INFINITY",
-}, suffix="")  # fmt: skip
+SINGLE = Spelling("c", "c_whole", "c_whole")
+DOUBLE = Spelling("c_double", "c_whole", "c_whole", suffix="")
 
 #: dtype -> C type in memory.
 TYPES = {

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from ....egraph.ir.dtypes import itemsize
 from ...ir.index import Index
 from ...ir.kernel import Expr, Unfusable, unknown
+from ...ir.op_texts import costly
 from .frame import Frame, Local, Scope, nest_of
 from .nest import Nest
 from .spelling import CTYPES, all_of, span
 from .thread_layout import steady, together
 
 HELD = 512  # limit in bytes of one value in a thread's registers
-COSTLY = frozenset(("exp", "exp2", "log", "erf", "tanh", "sin", "cos", "pow", "log1p", "expm1"))
 
 
 class Loads(Frame):
@@ -39,7 +39,7 @@ class Loads(Frame):
             if x.op == "load":
                 with self.inside(home):
                     home.known[x] = self.load(x)
-            elif x.op in COSTLY and home is self.top and self.stages.get(x, 0) > 1 and self.count(self.spans(x)) > 1:
+            elif costly(x.op) and home is self.top and self.stages.get(x, 0) > 1 and self.count(self.spans(x)) > 1:
                 with self.inside(home):
                     home.known[x] = self.kept(x)
 

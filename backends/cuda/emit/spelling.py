@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from ....egraph.ir.dtypes import HALVES
 from ...ir.c_expressions import Spelling
@@ -62,20 +61,16 @@ CTYPES = {
     "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned",
     "int64": "long long", "uint64": "unsigned long long",
 }  # fmt: skip
-_SAME = ("abs", "exp", "exp2", "log", "log1p", "expm1", "sqrt", "rsqrt", "recip", "erf", "tanh", "sin", "cos", "floor", "ceil", "sign", "is_inf")  # fmt: skip
-_CALLED = {"maximum": "op::max({0}, {1})", "minimum": "op::min({0}, {1})", "neg": "-{0}"}
-_SINGLE = Spelling(
-    {**{op: f"op::{op}({{0}})" for op in _SAME}, **{op: f"op::{op}({{0}}, {{1}})" for op in ("div", "pow")}, **_CALLED},
-    {**_CALLED, "abs": "op::abs({0})", "not": "{0} == 0"}, {"and": "{0} && {1}", "or": "{0} || {1}", "xor": "{0} != {1}"},
-    infinity="infinity()", nan="(infinity() - infinity())",
-)  # fmt: skip
-_DOUBLE: dict[str, Any] = {
-    "suffix": "",
-    "infinity": "double(infinity())",
-    "nan": "(double(infinity()) - double(infinity()))",
-}
 #: compute dtype -> spelling of operations; the functions are in cuda_library.cuh
-SPELLINGS = {"float32": _SINGLE, "float64": replace(_SINGLE, **_DOUBLE)}
+SPELLINGS = {
+    "float32": Spelling(
+        "cuda", "cuda_whole", "cuda_bool", infinity="infinity()", nan="(infinity() - infinity())"
+    ),
+    "float64": Spelling(
+        "cuda_double", "cuda_whole", "cuda_bool", suffix="", infinity="double(infinity())",
+        nan="(double(infinity()) - double(infinity()))",
+    ),
+}  # fmt: skip
 COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
 
 

@@ -18,7 +18,7 @@ from ....egraph.ir.dtypes import HALVES, itemsize
 from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.index import WIDE, Axis, Index, index
 from ...ir.kernel import Builder, Expr, Kernel, Store, Unfusable, below_maximum, walk
-from ...ir.simplify import SIMPLIFY, as_index
+from ...ir.simplify import as_index, simplifies
 from ...ir.tiling import is_window
 from ..emit.spelling import CTYPES, SPELLINGS, CudaLaunch, all_of, enclosed, integer, operation
 
@@ -78,7 +78,7 @@ def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> li
                 return b.const(0, e.kind)
             guards = tuple(g for g in args if g.op != "const")
             return b.make("load", guards, (operand, put(at), steps, dtype), e.kind)
-        return b.pointwise(e.op, args) if e.op in SIMPLIFY else b.make(e.op, args, e.value, e.kind)
+        return b.pointwise(e.op, args) if simplifies(e.op) else b.make(e.op, args, e.value, e.kind)
 
     return b.rebuilt(roots, one)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ....egraph.ir.ops import OPS
 from ...ir.tensor_maps import Box
 
 
@@ -61,22 +62,9 @@ class Launch:
         return f"{self.name}[({self.grid},)]({given}, num_warps={self.warps}, num_stages={self.stages}{early})"
 
 
-#: propagates NaN
-_MAXIMUM, _MINIMUM = (f"tl.{name}({{0}}, {{1}}, tl.PropagateNan.ALL)" for name in ("maximum", "minimum"))
-#: elementwise op -> text over float32 operands. Square roots, like quotients, are exact to one or two ulp: correct
-#: rounding would take a branch and ten instructions.
-CALLS = {
-    "neg": "-{0}", "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "sqrt": "tl.sqrt({0})",
-    "rsqrt": "tl.rsqrt({0})", "recip": "1.0 / {0}", "erf": "tl.erf({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})",
-    "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
-    "div": "{0} / {1}", "maximum": _MAXIMUM, "minimum": _MINIMUM,
-    "tanh": "2.0 / (1.0 + tl.exp(-2.0 * {0})) - 1.0", "log1p": "tl.log(1.0 + {0})", "expm1": "tl.exp({0}) - 1.0",
-    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
-    "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "not": "{0} == 0", "is_nan": "{0} != {0}",
-    "is_inf": "tl.abs({0}) == float('inf')", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
-    "where": "tl.where({0}, {1}, {2})", "pow": "tl.exp2({1} * tl.log2(tl.abs({0})))",  # base >= 0: see `_power`
-}  # fmt: skip
-COMBINE = {"sum": "{0} + {1}", "max": _MAXIMUM, "min": _MINIMUM, "prod": "{0} * {1}"}
+#: monoid -> text that combines two values. Square roots and quotients of elementwise ops are exact to one or two ulp:
+#: correct rounding would take a branch and ten instructions.
+COMBINE = {monoid: OPS[OPS[monoid].monoid].text.triton for monoid in ("sum", "max", "min", "prod")}
 #: tl.max and tl.min would lose NaN; `larger` and `smaller` are helpers of the backend (triton/backend.py).
 ACROSS = {"sum": "tl.sum({0}, {1})", "max": "tl.reduce({0}, {1}, larger)", "min": "tl.reduce({0}, {1}, smaller)"}
 NEUTRAL = {"sum": "0.0", "max": "float('-inf')", "min": "float('inf')", "prod": "1.0"}

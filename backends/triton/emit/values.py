@@ -7,9 +7,10 @@ import math
 from ...ir.index import index
 from ...ir.kernel import Expr, Unfusable, below_maximum, unknown
 from ...ir.loop_fusion import at_least_one
+from ...ir.op_texts import op_text
 from ...ir.short_erf import COARSE, FINE
 from .index import Positions
-from .spelling import CALLS, TRITON, Tile, widest
+from .spelling import TRITON, Tile, widest
 
 LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minutes and registers spill
 
@@ -121,8 +122,8 @@ class Values(Positions):
         if e.op == "div" and self.narrow and at_least_one(e.args[1]):  # one division per row instead of one per element
             b = self.kernel.builder
             e = b.make("mul", (e.args[0], b.make("recip", (e.args[1],))))
-        text = CALLS.get(e.op)
-        if text is None or (e.kind == "int" and e.op in ("div", "pow")):
+        text = op_text(e.op, "triton")
+        if not text or (e.kind == "int" and e.op in ("div", "pow")):
             raise Unfusable(f"{e.op} has no text")
         tiles = [self.floated(a) for a in e.args]
         if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
@@ -137,7 +138,13 @@ class Values(Positions):
             raise Unfusable("arithmetic on numbers alone")
         if math.prod(self.block[d] for d in dims) > LARGEST:
             raise Unfusable(f"a tile of {' x '.join(str(self.block[d]) for d in dims)}")
-        return Tile(text.format(*(self.spread(t, dims) for t in tiles)), dims, dtype)
+        *steps, text = text.split("; ")
+        values = [self.spread(t, dims) for t in tiles]
+        if steps:
+            values = [self.named(Tile(v, dims, t.dtype)).text for v, t in zip(values, tiles)]
+        for step in steps:
+            values.append(self.named(Tile(step.format(*values), dims, self.wide)).text)
+        return Tile(text.format(*values), dims, dtype)
 
     def short_erf(self, e: Expr) -> Tile:
         """erf with the accuracy that 16-bit results need (short_erf.py)."""
@@ -161,7 +168,7 @@ class Values(Positions):
 
 def _power(exponent: Tile) -> str:
     """Text of a power; a negative base has integer powers only, negative for odd exponents."""
-    size = CALLS["pow"]
+    size = op_text("pow", "triton")
     if exponent.dtype != "const":
         turned = (
             f"tl.where(tl.floor({{1}}) != {{1}}, float('nan'), tl.where(tl.abs({{1}}) % 2.0 == 1.0, -{size}, {size}))"

@@ -1,0 +1,24 @@
+"""Text and cost class of the elementwise operations of the kernel IR: the op table's, and those of operations that are no graph
+ops."""
+
+from __future__ import annotations
+
+from ...egraph.ir.ops import OPS, TargetText
+
+#: Operations of the kernel IR that are no graph ops; all are costly.
+INTERNAL = {"exp2": TargetText("exp2_f({0})", "exp2({0})", cuda="op::exp2({0})", triton="tl.exp2({0})")}
+
+
+def op_text(op: str, target: str) -> str:
+    """The text of an operation for a target (a field of `TargetText`); empty if there is none."""
+    if op in INTERNAL:
+        return INTERNAL[op].of(target)
+    return OPS[op].text.of(target) if op in OPS else ""
+
+
+def costly(op: str) -> bool:
+    """Whether an operation should not be computed twice for the same element."""
+    return op in INTERNAL or (op in OPS and OPS[op].costly)
+
+
+__all__ = ["costly", "op_text"]

@@ -1,0 +1,118 @@
+"""Index maps: which operand element each element of a view reads, as data.
+
+A map is built from an op's attributes and operand shapes, whose sizes may be integers, dimension expressions or solver
+terms. Lowering, region analysis, proofs, loop notation and memory layouts evaluate it on their own kinds of indices. Ops
+whose reads depend on data (gather, scatter) have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Attrs = Mapping[str, Any]
+
+
+class Along(NamedTuple):
+    """The index along one operand axis: `offset` plus the sum of factor * (result index along an axis) over `terms`,
+    which are (result axis, factor)."""
+
+    terms: tuple[tuple[int, Any], ...]
+    offset: Any = 0
+
+    def at(self, index: Sequence[Any]) -> Any:
+        """The index for a result index of any type with `*` and `+` by sizes."""
+        found: Any = None
+        for axis, factor in self.terms:
+            term = index[axis] if _is(factor, 1) else index[axis] * factor
+            found = term if found is None else found + term
+        return found if _is(self.offset, 0) else found + self.offset
+
+
+class AffineMap(NamedTuple):
+    """The result reads operand 0 at an affine index: one `Along` per operand axis."""
+
+    axes: tuple[Along, ...]
+
+
+class Stretched:
+    """The result reads operand 0 at its own index, and at 0 along operand axes of size 1."""
+
+
+class SameOrder:
+    """The result reads operand 0 at the same row-major position."""
+
+
+class Parts(NamedTuple):
+    """Along `axis`, result indices start <= i < stop read an operand at i - start; all others are `fill`.
+
+    `parts` are (operand, start, stop) in ascending order; if `fill` is None, they cover the whole axis.
+    """
+
+    axis: int
+    parts: tuple[tuple[int, Any, Any], ...]
+    fill: Any = None
+
+
+IndexMap = AffineMap | Stretched | SameOrder | Parts
+#: Function of (attributes, operand shapes) to an op's index map.
+MapOf = Callable[[Attrs, Sequence[Sequence[Any]]], IndexMap]
+
+
+def _is(value: Any, number: int) -> bool:
+    return isinstance(value, int) and value == number
+
+
+def _along_axis(rank: int, axis: int, along: Along) -> AffineMap:
+    """The identity except along one axis."""
+    return AffineMap(tuple(along if a == axis else Along(((a, 1),)) for a in range(rank)))
+
+
+def permute(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
+    """Result axis i is operand axis perm[i]."""
+    back = {p: i for i, p in enumerate(attrs["perm"])}
+    return AffineMap(tuple(Along(((back[a], 1),)) for a in range(len(back))))
+
+
+def slice_(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
+    """start + step * i along the axis."""
+    return _along_axis(len(shapes[0]), attrs["axis"], Along(((attrs["axis"], attrs["step"]),), attrs["start"]))
+
+
+def flip(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
+    """size - 1 - i along the axis."""
+    axis = attrs["axis"]
+    return _along_axis(len(shapes[0]), axis, Along(((axis, -1),), shapes[0][axis] - 1))
+
+
+def windows(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
+    """stride * i + dilation * j along the axis, where j is the index along the new last axis."""
+    rank, axis = len(shapes[0]), attrs["axis"]
+    return _along_axis(rank, axis, Along(((axis, attrs["stride"]), (rank, attrs["dilation"]))))
+
+
+def broadcast_to(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
+    """Axes of size 1 are repeated."""
+    return Stretched()
+
+
+def reshape(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
+    """The same order of elements."""
+    return SameOrder()
+
+
+def concat(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
+    """The first operand, then the second."""
+    axis = attrs["axis"]
+    first, second = (shape[axis] for shape in shapes)
+    return Parts(axis, ((0, 0, first), (1, first, first + second)))
+
+
+def pad(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
+    """The operand from `lo` on; `value` elsewhere."""
+    axis, lo = attrs["axis"], attrs["lo"]
+    return Parts(axis, ((0, lo, lo + shapes[0][axis]),), attrs["value"])
+
+
+__all__ = ["AffineMap", "Along", "IndexMap", "MapOf", "Parts", "SameOrder", "Stretched", "broadcast_to", "concat", "flip", "pad",
+           "permute", "reshape", "slice_", "windows"]  # fmt: skip

@@ -1,0 +1,74 @@
+"""The spelling of every elementwise op of floats in Triton, run by its interpreter, and in CUDA C++, compiled for the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.generate.template import launches
+from tensor_graphs.egraph.ir.graph import make
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import OPS, Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+
+torch = pytest.importorskip("torch")
+FUNCTIONS = [op.name for op in OPS.values() if op.law == "pointwise" and op.kind == "pointwise" and op.arity == 1]
+TIES = (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.5, 0.0, 1e-10, -1e-10, 8388607.5, 16777218.0, np.inf, -np.inf, np.nan)
+
+
+def _call(template: Any, shape: tuple[int, ...], dtype: str) -> Call:
+    place = Operand(Type(shape, dtype), contiguous(shape))
+    call = Call({"x": place}, place, {})
+    return replace(call, schedule=next(iter(template.space(call))))
+
+
+def _values(op: str, odd: bool) -> np.ndarray:
+    """Values from an op's domain; `odd`: with infinities, NaN and halves."""
+    line = np.linspace(0.02, 4.0, 40)
+    line = line if OPS[op].domain == "positive" else np.concatenate([line, -line, [30.0]])
+    return np.concatenate([line, TIES]) if odd else line
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_triton(op: str, dtype: str) -> None:
+    pytest.importorskip("triton")
+    from tensor_graphs.backends.triton.backend import generated
+
+    x = _values(op, op in ("atan", "round")).astype(dtype)
+    template = generated(make(op, (t.input("x", x.shape, dtype),)))
+    call = _call(template, x.shape, dtype)
+    out = torch.full(x.shape, float("nan"), dtype=getattr(torch, dtype))
+    scratch = torch.zeros(template.scratch(call), dtype=torch.uint8)
+    with np.errstate(all="ignore"):
+        module_of(kernel_text(template, call)).run(torch.from_numpy(x), out, scratch)
+        want = evaluate([template.root], {"x": x}, float64=True)[0]
+    tight = 1e-12 if dtype == "float64" and op == "atan" else 2e-6
+    np.testing.assert_allclose(out.numpy(), want, rtol=tight, atol=1e-7)
+
+
+def test_cuda(tmp_path: Path) -> None:
+    from tensor_graphs.backends.cuda.backend import generated
+
+    from .cuda_host import compiled, source_of
+
+    made = {}
+    for op in FUNCTIONS:
+        for dtype in ("float32", "float64"):
+            x = _values(op, op in ("atan", "round")).astype(dtype)
+            template = generated(make(op, (t.input("x", x.shape, dtype),)))
+            (launch,) = launches(template, _call(template, x.shape, dtype))
+            made[op, dtype] = (x, template.root, launch)
+    kernels = compiled(source_of(launch for *_, launch in made.values()), tmp_path)
+    for (_, dtype), (x, root, launch) in made.items():
+        out = np.full_like(x, np.nan)
+        kernels[launch.name]([{"x": x, "out": out}[a].ctypes.data for a in launch.args], launch.grid, launch.block)
+        with np.errstate(all="ignore"):
+            want = evaluate([root], {"x": x}, float64=True)[0]
+        np.testing.assert_allclose(out, want, rtol=2e-6 if dtype == "float32" else 1e-12, atol=1e-7)

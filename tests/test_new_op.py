@@ -1,0 +1,179 @@
+"""Ops added at run time, one entry each, in everything that reads the op table; and the documented table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.library.numpy import NumpyBackend
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.runtime.views import view_layout
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
+from tensor_graphs.egraph.ir.index_maps import AffineMap, Along
+from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
+from tensor_graphs.egraph.ir.op_markdown import table_markdown
+from tensor_graphs.egraph.ir.ops import OPS, Op, OutFunction, TargetText, Type, ViewMethods, register
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.loops.notation import notation
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.rules.check.check import verdict
+from tensor_graphs.rules.tables.output_regions import wrong_region
+
+DOCS = Path(__file__).parents[1] / "docs" / "ops.md"
+ASINH = Op(
+    "toy_asinh", 1, "pointwise", "pointwise", {}, {}, "inverse hyperbolic sine", numpy=lambda a, x: np.arcsinh(x),
+    floats_only=True, symmetry="odd", monotone=True, rounding="always", flops=12, numpy_function=OutFunction("arcsinh"),
+    torch_function=OutFunction("asinh"),
+    text=TargetText(
+        "__builtin_asinhf({0})", "asinh({0})", cuda="asinhf({0})", cuda_double="asinh({0})",
+        triton="tl.abs({0}); tl.log({1} + tl.sqrt({1} * {1} + 1.0)); tl.where({0} < 0.0, -{2}, {2})",
+    ),
+)  # fmt: skip
+
+
+def _turned(attrs: Any, shapes: Any) -> AffineMap:
+    """Rows in reverse order, from the last one on; other axes as they are."""
+    axis = attrs["axis"]
+    own = Along(((axis, -1),), shapes[0][axis] - 1)
+    return AffineMap(tuple(own if a == axis else Along(((a, 1),)) for a in range(len(shapes[0]))))
+
+
+TURN = Op(
+    "toy_turn", 1, "along", "view", {"axis": "int"}, {}, "one axis turned", linear=(0,), index_map=_turned,
+    numpy=lambda a, x: np.flip(x, a["axis"]), methods=ViewMethods(torch_copy=("flip", "axis")),
+)  # fmt: skip
+BOTH = Op(
+    "toy_both", 1, "along", "composite", {"axis": "int"}, {}, "twice the inverse hyperbolic sine of a turned value",
+    decompose=lambda x, axis: make("toy_asinh", (make("toy_turn", (x,), {"axis": axis}),)) * 2.0, floats_only=True,
+)  # fmt: skip
+TOYS = (ASINH, TURN, BOTH)
+SHAPE = (6, 5)
+
+
+@pytest.fixture(autouse=True)
+def toys() -> Iterator[None]:
+    for op in TOYS:
+        register(op)
+    yield
+    for op in TOYS:
+        del OPS[op.name]
+
+
+def _term() -> Tensor:
+    return make("toy_both", (t.input("x", SHAPE),), {"axis": 0})
+
+
+def _plain() -> Tensor:
+    return expand_all([_term()])[0]
+
+
+def _data() -> np.ndarray:
+    return (np.random.default_rng(1).standard_normal(SHAPE) * 3).astype(np.float32)
+
+
+def _want(x: np.ndarray) -> np.ndarray:
+    return np.arcsinh(x[::-1]) * 2
+
+
+def test_the_interpreter_and_the_torch_reference_compute_them() -> None:
+    from tensor_graphs.backends.verification.torch_reference import evaluate_graph
+
+    x = _data()
+    np.testing.assert_allclose(evaluate([_term()], {"x": x})[0], _want(x), rtol=1e-6)
+    np.testing.assert_allclose(evaluate_graph(Graph.of(_plain()), {"x": x}, device="cpu")[0], _want(x), rtol=1e-5)
+
+
+RULES = {
+    "twice": Rule("toy-twice", "toy_turn(toy_turn(x, axis=i), axis=i)", "x", growth="collects", exact=True),
+    "odd": Rule("toy-odd", "toy_asinh(neg(x))", "neg(toy_asinh(x))"),
+    "moves": Rule("toy-moves", "toy_asinh(toy_turn(x, axis=i))", "toy_turn(toy_asinh(x), axis=i)", exact=True),
+    "definition": Rule("toy-definition", "toy_asinh(toy_turn(x, axis=i)) * 2.0", "toy_both(x, axis=i)"),
+}
+
+
+def test_saturation_types_them_and_applies_their_rules() -> None:
+    x = t.input("x", SHAPE)
+    turned = make("toy_turn", (make("toy_turn", (x,), {"axis": 0}),), {"axis": 0})
+    rules = [RULES["twice"], RULES["definition"]]
+    view = saturate_block(Graph.of([turned, _plain()]), rules, Limits(iterations=3), session=InProcess())
+    assert view.roots[0] == view.classes[x] and view.types[view.roots[1]] == Type(SHAPE, "float32")
+    assert "toy_both" in {view.op[n] for n in view.nodes_of(view.roots[1]).tolist()}
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("twice", "proved"), ("odd", "proved"), ("moves", "proved"), ("definition", "tested")]
+)
+def test_rules_are_sampled_and_proved(name: str, status: str) -> None:
+    assert verdict(RULES[name], samples=4).status == status
+
+
+def test_wrong_rules_are_refuted() -> None:
+    assert verdict(Rule("toy-once", "toy_turn(x, axis=i)", "x"), samples=6).status == "refuted"
+    assert verdict(Rule("toy-even", "toy_asinh(neg(x))", "toy_asinh(x)"), samples=6).status == "refuted"
+
+
+def test_index_maps_reach_regions_notation_and_layouts() -> None:
+    x = t.input("x", SHAPE)
+    turned = make("toy_turn", (x,), {"axis": 0})
+    assert wrong_region(turned, t.flip(x, 0)) == [] and wrong_region(turned, x) != []
+    assert notation(turned) == "[i, j] = x[-i+5, j]"
+    assert view_layout("toy_turn", {"axis": 0}, Operand(Type(SHAPE, "float32"), (5, 1))) == ((-5, 1), 25)
+
+
+def test_numpy_programs_have_them() -> None:
+    graph, x = Graph.of(_plain()), _data()
+    plan = direct_plan(graph, [NumpyBackend()])
+    assert {"np.toy_asinh", "view.toy_turn"} <= {s.template.name for s in plan.steps}
+    np.testing.assert_allclose(Program(plan).flat(x)[0], _want(x), rtol=1e-6)
+
+
+def _call(template: Any) -> Call:
+    place = Operand(Type(SHAPE, "float32"), contiguous(SHAPE))
+    call = Call({"x": place}, place, {})
+    return replace(call, schedule=next(iter(template.space(call))) if template.space is not None else {})
+
+
+def test_c_kernels_have_them() -> None:
+    from tensor_graphs.backends.c.backend import BACKEND, generated
+    from tensor_graphs.backends.tuning.single_kernel import run_template
+
+    if why := BACKEND.unavailable():
+        pytest.skip(why)
+    template, x = generated(_plain()), _data()
+    np.testing.assert_allclose(run_template(template, _call(template), {"x": x}), _want(x), rtol=1e-5)
+
+
+def test_cuda_kernels_have_them() -> None:
+    from tensor_graphs.backends.cuda.backend import generated
+
+    text = kernel_text(template := generated(_plain()), _call(template)).text
+    assert "asinhf(" in text
+
+
+def test_triton_kernels_have_them() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tensor_graphs.backends.triton.backend import generated
+
+    template, x = generated(_plain()), _data()
+    out = torch.full(SHAPE, float("nan"))
+    scratch = torch.zeros(template.scratch(_call(template)), dtype=torch.uint8)
+    module_of(kernel_text(template, _call(template))).run(torch.from_numpy(x), out, scratch)
+    np.testing.assert_allclose(out.numpy(), _want(x), rtol=1e-4)
+
+
+def test_the_documented_table_is_the_op_table() -> None:
+    ours = [op for op in OPS.values() if op not in TOYS]
+    assert DOCS.read_text(encoding="utf-8") == table_markdown(ours), (
+        "python -m tensor_graphs.egraph.ir.op_markdown > docs/ops.md"
+    )
+    assert all(f"| `{op.name}` | 1 |" in table_markdown(OPS.values()) for op in TOYS)
