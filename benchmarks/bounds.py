@@ -35,11 +35,10 @@ TURNS = 8
 def roofline() -> Roofline:
     """Calibrated now, in this process; the best of all calibrations in the store counts. The rate of arithmetic is the higher
     one of NumPy's and of Torch's packed products: on some CPUs NumPy's library uses half of the vector unit."""
-    from tensor_graphs.costdb.store.calibrate import calibrate
+    from tensor_graphs.costdb.store.calibrate import measure
 
     store = Store(default_root())
-    calibrate(store)
-    store.flush()
+    store.add(measure())
     found = store.predictor().rooflines.of(device_key(0), "torch")
     return replace(found, flops_per_us=max(found.flops_per_us, torch_rate()))
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..keys.device import cores, device_key, driver_key, gpu_machine, toolchain_key
 from ..keys.key import KernelKey, Work
 from ..keys.source import source_hash
-from ..price.roofline import CALIBRATION, Roofline
+from ..price.roofline import CALIBRATION
 from .schema import REGIMES, Row, Timing
-
-if TYPE_CHECKING:
-    from .store import Store
 
 VERSION, GPU_VERSION = "1", "1"
 _LARGE = 8 << 20  # float32 values: 32 MiB per array, so that a copy's two arrays exceed the usual last-level cache
@@ -49,12 +46,6 @@ def measure(threads: int = 0, *, seconds: float = 0.6) -> list[Timing]:
         )
         for name, work, repeats, call in probes
     ]
-
-
-def calibrate(store: Store, threads: int = 0) -> Roofline:
-    """Measure this CPU, store the rows, and return the resulting roofline for NumPy in float32."""
-    store.add(measure(threads))
-    return store.predictor().rooflines.of(device_key(threads), "numpy")
 
 
 def calibration_rows(probes: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ... import settings
-from ...errors import CostStoreError, UsageError, warned
+from ...errors import CostStoreError, warned
 from ...writing import write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
 from . import cache, shards
-from .schema import FORMAT, REGIMES, Row, checked, to_table
-from .snapshot import LOADED, AccuracyRecord, FailureRecord, Measurement, Snapshot
+from .schema import FORMAT, Row, checked, to_table
+from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,14 +60,6 @@ class Store:
         return f"Store({str(self.root)!r}, {known})"
 
     # Reading
-
-    def lookup(self, keys: Iterable[KeyOrDigest], *, regime: str = "hot") -> dict[str, Measurement]:
-        """Digest -> measurement of those keys that have been timed in this regime ("hot" or "cold")."""
-        if regime not in REGIMES:
-            raise UsageError(f"unknown regime {regime!r}", where="Store.lookup", hint=f"one of {', '.join(REGIMES)}")
-        snapshot = self.snapshot
-        found = {digest: snapshot.measurement(digest, regime) for digest in map(_digest, keys)}
-        return {digest: measurement for digest, measurement in found.items() if measurement is not None}
 
     def failures(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[FailureRecord]]:
         """Digest -> recorded failures, oldest first, of those keys that have any."""

@@ -19,7 +19,7 @@ from ...egraph.ir.pattern import Name, Term
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
 from .kernel import Call, Operand, Strides, Template, contiguous
-from .meaning import meanings
+from .meaning import output_terms
 
 Sizes = Mapping[str, Dim]
 
@@ -83,7 +83,7 @@ def lifted_call(template: Template, call: Call, numbers: Numbers) -> Call | None
         more=tuple(map(operand, call.more)),
     )
     try:
-        made = [t.type for t in meanings(template.terms, found)]
+        made = [t.type for t in output_terms(template, found)]
     except (TensorGraphsError, TypeError, ValueError):
         return None
     return found if all(t.shape == o.type.shape for t, o in zip(made, found.outputs, strict=True)) else None

@@ -11,7 +11,7 @@ from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from .kernel import Call, Template
-from .meaning import meanings
+from .meaning import output_terms
 
 
 def node_flops(node: Tensor) -> float:
@@ -66,7 +66,7 @@ def call_work(template: Template, call: Call) -> tuple[float, float]:
     written = [float(o.type.nbytes) for o in call.outputs]
     if template.flops is not None and not any(op in template.pattern for op in ("gather", "scatter")):
         return template.flops(call) / template.rate, sum(read.values()) + sum(written)
-    roots = meanings(template.terms, call, placeholder)
+    roots = output_terms(template, call, placeholder)
     for name, picked in _picked(roots).items():
         itemsize = call.operands[name].type.nbytes // max(1, prod(concrete(call.operands[name].type.shape)))
         read[name] = min(read[name], float(picked * itemsize))

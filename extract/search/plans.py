@@ -54,7 +54,7 @@ class Plans:
     trusted: list[int] = field(default_factory=list)  # the pessimistic plan
     believing: float = 0.0  # seconds spent on pessimistic solves
     rounds: int = 0
-    start: float = field(default_factory=time.monotonic)
+    start: float = field(default_factory=lambda: time.monotonic())
     until: float = -math.inf
 
     def ended(self) -> bool:

@@ -78,13 +78,6 @@ def k_best(
     )
 
 
-def difference(new: Extraction, old: Extraction, kernels: Sequence[bool] | Flags) -> float:
-    """Share of the flagged nodes of `new` that `old` does not contain; 1 if `new` has none."""
-    flags = np.asarray(kernels, bool)
-    mine, other = ({int(i) for i in e.choice if i >= 0 and flags[i]} for e in (new, old))
-    return len(mine - other) / len(mine) if mine else 1.0
-
-
 def _generate(problem: Problem, wish: _Wish) -> Iterator[Extraction]:
     first = solve(
         problem, time_limit=wish.time_limit / 2, gap=1e-9, workers=wish.workers, deterministic=wish.deterministic,

@@ -165,7 +165,8 @@ def test_more_work_never_has_a_lower_bound(flops: float, moved: float, factor: f
 
 def test_calibration_sets_the_roofline(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    roofline = calibrate.calibrate(store, threads=1)
+    store.add(calibrate.measure(1))
+    roofline = store.predictor().rooflines.of(device_key(1), "numpy")
     again = Store(tmp_path)
     assert again.predictor().rooflines.of(device_key(1), "numpy") == roofline != DEFAULTS["numpy"]
     assert 0.05 < roofline.launch_us < 100 and roofline.cache_bytes_per_us >= roofline.bytes_per_us

@@ -16,15 +16,22 @@ from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError, UsageError
 from tensor_graphs.extract.solve import solve as solving
-from tensor_graphs.extract.solve.kbest import difference, k_best
+from tensor_graphs.extract.solve.kbest import k_best
 from tensor_graphs.extract.solve.limited import within
 from tensor_graphs.extract.solve.placement import place
-from tensor_graphs.extract.solve.problem import Limit, Problem, evaluate, reachable
+from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem, evaluate, reachable
 from tensor_graphs.extract.solve.solve import solve
 
 from .test_solve import brute_force
 
 Nodes = list[tuple[int, tuple[int, ...], float]]
+
+
+def difference(new: Extraction, old: Extraction, kernels: Any) -> float:
+    """Share of the flagged nodes of `new` that `old` does not contain; 1 if `new` has none."""
+    flags = np.asarray(kernels, bool)
+    mine, other = ({int(i) for i in e.choice if i >= 0 and flags[i]} for e in (new, old))
+    return len(mine - other) / len(mine) if mine else 1.0
 
 
 @st.composite
