@@ -47,7 +47,7 @@ class Store:
         if self.root.exists() and not self.root.is_dir():
             raise CostStoreError("the cost store is not a folder", where=str(self.root), hint="name a folder")
         self.frozen, self.wait_s = frozen, wait_s
-        self._loaded: cache.Loaded | None = None
+        self._loaded: cache.LoadedCache | None = None
         self._state = "ok"
         self._names: set[str] = set()
         self._frozen_id = ""
@@ -112,7 +112,7 @@ class Store:
                 self._loaded = None
                 self._predictors.clear()
 
-    def _load(self) -> cache.Loaded:
+    def _load(self) -> cache.LoadedCache:
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._read()
@@ -122,14 +122,14 @@ class Store:
                 self._frozen_id = self._current_id() if self.frozen else ""
             return self._loaded
 
-    def _read(self) -> cache.Loaded:
+    def _read(self) -> cache.LoadedCache:
         shards.clean(self.root)
         file: Path | None = None
         try:
             file = cache.private_folder(self.root) / f"{FORMAT}.duckdb"
             loaded = cache.load_file(self.root, file, self.wait_s)
             self._state = "ok"
-        except (cache.Busy, cache.Unusable) as reason:
+        except (cache.CacheBusy, cache.CacheUnusable) as reason:
             self._state = str(reason)
             self._warn(f"{reason}; its shards are read into memory")
             loaded = cache.load_memory(self.root, file)
@@ -243,7 +243,7 @@ class Store:
         try:
             with FileLock(cache.private_folder(self.root) / "compact.lock"):
                 report = self._compact()
-        except (OSError, cache.Unusable) as error:
+        except (OSError, cache.CacheUnusable) as error:
             raise CostStoreError(f"the store cannot be compacted: {error}", where=str(self.root)) from error
         self.refresh()
         return report

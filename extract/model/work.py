@@ -30,7 +30,7 @@ def node_flops(node: Tensor) -> float:
         return (
             2.0
             * rows
-            * seen(q[-2], k[-2], node.attr("causal"), node.attr("window"))
+            * attended_pairs(q[-2], k[-2], node.attr("causal"), node.attr("window"))
             * (q[-1] + concrete(node.shape)[-1])
         )
     if node.op in ("max_pool", "avg_pool"):
@@ -41,7 +41,7 @@ def node_flops(node: Tensor) -> float:
     return float(larger) * node.entry.flops
 
 
-def seen(rows: int, columns: int, causal: bool, window: int) -> float:
+def attended_pairs(rows: int, columns: int, causal: bool, window: int) -> float:
     """Number of (row, column) pairs that attention computes. causal: each row up to its diagonal, aligned at the last
     position · window: only the last `window` columns of these (0: all)."""
     if not causal and not window:

@@ -25,19 +25,19 @@ from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.predict import Query
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
 from tensor_graphs.costdb.store import schema
-from tensor_graphs.costdb.store.schema import Failure, Timing, to_table
+from tensor_graphs.costdb.store.schema import FailureRow, TimingRow, to_table
 from tensor_graphs.costdb.store.store import Store, cache, shards
 from tensor_graphs.errors import CostStoreError
 
 from .reading import lookup
 
-Make = Callable[..., Timing]
+Make = Callable[..., TimingRow]
 
 PRELUDE = """
 import sys, time
 from pathlib import Path
 from tensor_graphs.costdb.keys.key import KernelKey, Work
-from tensor_graphs.costdb.store.schema import Timing
+from tensor_graphs.costdb.store.schema import TimingRow
 from tensor_graphs.costdb.store.store import Store
 def key(size):
     return KernelKey("body", "add", "pointwise", "numpy", "1", "text", shapes=((size,),), dtypes=("float32",),
@@ -110,7 +110,7 @@ def test_two_writers_and_a_reader_at_once(tmp_path: Path, timing: Make) -> None:
     code = """
 first = int(sys.argv[2])
 for size in range(first, first + 8):
-    assert store.add([Timing(key=key(size), work=Work(size, size), samples=(float(size),))]).durable
+    assert store.add([TimingRow(key=key(size), work=Work(size, size), samples=(float(size),))]).durable
     fresh = Store(sys.argv[1], wait_s=60.0)
     assert fresh.snapshot.measurement(key(size).digest, "hot"), size
 print("done")
@@ -376,8 +376,8 @@ def test_texts_are_only_texts(tmp_path: Path, text: str) -> None:
     )
     store = Store(tmp_path / "db")
     rows = [
-        Timing(key=key, samples=(5.0,), work=Work(10, 10), run=text),
-        Failure(key=key, status=text, stage=text, message=text),
+        TimingRow(key=key, samples=(5.0,), work=Work(10, 10), run=text),
+        FailureRow(key=key, status=text, stage=text, message=text),
     ]
     assert store.add(rows).rows == 2
     fresh = Store(tmp_path / "db")
@@ -409,7 +409,7 @@ def test_the_cache_reaches_nothing_outside(filled: Path, tmp_path: Path) -> None
 def test_no_acknowledged_row_is_lost_by_a_kill(tmp_path: Path, timing: Make) -> None:
     code = """
 for size in range(1, 100_000):
-    assert store.add([Timing(key=key(size), samples=(float(size),))]).durable
+    assert store.add([TimingRow(key=key(size), samples=(float(size),))]).durable
     print(size, flush=True)
     Store(sys.argv[1]).snapshot.measurement(key(1).digest, "hot")
 """
@@ -499,6 +499,6 @@ def test_a_shard_is_valid_parquet_for_everyone(filled: Path) -> None:
 
 
 def test_faults_are_found_without_asserts(tmp_path: Path) -> None:
-    code = PRELUDE + "print(store.add([Timing(key=key(1), samples=(-1.0,))]).skipped)"
+    code = PRELUDE + "print(store.add([TimingRow(key=key(1), samples=(-1.0,))]).skipped)"
     done = subprocess.run([sys.executable, "-O", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "{'bad latency': 1}\n"

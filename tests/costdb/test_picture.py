@@ -11,23 +11,23 @@ from filelock import FileLock
 
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
 from tensor_graphs.costdb.store import cache_snapshot as picture
-from tensor_graphs.costdb.store.schema import Accuracy, Failure, Timing
+from tensor_graphs.costdb.store.schema import AccuracyRow, FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store, cache, shards
 
 from .reading import lookup
 
-Make = Callable[..., Timing]
+Make = Callable[..., TimingRow]
 
 
 @pytest.fixture
 def filled(tmp_path: Path, timing: Make, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of eight shards and its picture, and one shard more."""
-    monkeypatch.setattr(picture, "LEAST", 4)
+    monkeypatch.setattr(picture, "MIN_NEW_SHARDS", 4)
     store = Store(tmp_path / "db")
     for size in range(1, 9):
         store.add([timing(float(size), size)])
     rest = {"key": timing(size=3).key, "work": timing(size=3).work}
-    store.add([Accuracy(rel_fro=0.25, **rest), Failure(status="crash", message="gone", **rest)])
+    store.add([AccuracyRow(rel_fro=0.25, **rest), FailureRow(status="crash", message="gone", **rest)])
     assert len(store.snapshot) == 10 and picture_of(store.root).exists()
     store.add([timing(9.0, 9)])
     return store.root

@@ -12,13 +12,13 @@ import pytest
 from tensor_graphs import settings
 from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.predict import Query
-from tensor_graphs.costdb.store.schema import Accuracy, Failure, Timing
+from tensor_graphs.costdb.store.schema import AccuracyRow, FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store, default_root, shards
 from tensor_graphs.errors import CostStoreError, UnwritableError
 
 from .reading import lookup
 
-Make = Callable[..., Timing]
+Make = Callable[..., TimingRow]
 
 
 def test_added_rows_are_found_at_once_and_by_other_stores(tmp_path: Path, timing: Make) -> None:
@@ -65,9 +65,9 @@ def test_many_rows_of_one_run_count_as_one_run(tmp_path: Path, timing: Make) -> 
 def test_failures_and_accuracies_come_back(tmp_path: Path, key: Callable[..., KernelKey]) -> None:
     store = Store(tmp_path)
     store.add([
-        Failure(key=key(), status="timeout", stage="run", message="1", time_us=1_700_000_000_000_002),
-        Failure(key=key(), status="crash", stage="compile", message="0", time_us=1_700_000_000_000_001),
-        Accuracy(key=key(), rel_fro=1e-7, max_ulp=3.0),
+        FailureRow(key=key(), status="timeout", stage="run", message="1", time_us=1_700_000_000_000_002),
+        FailureRow(key=key(), status="crash", stage="compile", message="0", time_us=1_700_000_000_000_001),
+        AccuracyRow(key=key(), rel_fro=1e-7, max_ulp=3.0),
     ])  # fmt: skip
     for seen in (store, Store(tmp_path)):
         assert [record.status for record in seen.failures([key()])[key().digest]] == ["crash", "timeout"]

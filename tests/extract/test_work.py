@@ -13,7 +13,7 @@ from tensor_graphs.egraph.ir.pattern import parse_term
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 from tensor_graphs.extract.model.meaning import pattern_terms
-from tensor_graphs.extract.model.work import call_work, seen
+from tensor_graphs.extract.model.work import attended_pairs, call_work
 
 
 def call(output: tuple[int, ...], dtype: str = "bfloat16", **operands: tuple[tuple[int, ...], str]) -> Call:
@@ -50,7 +50,7 @@ def test_what_is_gathered_from_is_not_read_whole() -> None:
 def test_attention_computes_what_its_mask_shows(rows: int, columns: int, causal: bool, window: int) -> None:
     mask = causal_mask(rows, columns, causal, window, "float32")
     shown = int(np.isfinite(np.broadcast_to(evaluate(Graph.of(mask), {})[0], (rows, columns))).sum())
-    assert seen(rows, columns, causal, window) == shown
+    assert attended_pairs(rows, columns, causal, window) == shown
     pattern = f"attention(q, k, v, scale=1.0, causal={causal}, window={window}, softcap=0.0)"
     found = call(
         (2, rows, 4), q=((2, rows, 6), "float32"), k=((2, columns, 6), "float32"), v=((2, columns, 4), "float32")

@@ -55,9 +55,9 @@ def _program(k: int) -> Any:
 
 def _row(size: int) -> Any:
     from tensor_graphs.costdb.keys.key import KernelKey
-    from tensor_graphs.costdb.store.schema import Timing
+    from tensor_graphs.costdb.store.schema import TimingRow
 
-    return Timing(key=KernelKey("k", "k", "f", "b", "e", "s", shapes=(size,), device="d"), samples=(float(size),))
+    return TimingRow(key=KernelKey("k", "k", "f", "b", "e", "s", shapes=(size,), device="d"), samples=(float(size),))
 
 
 def save(folder: Path, begin: int) -> Iterator[str]:
