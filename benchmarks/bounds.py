@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 from tensor_graphs.costdb.keys.key import Work, device_key
-from tensor_graphs.costdb.price.roofline import Roofline
+from tensor_graphs.costdb.price.roofline import DeviceRoofline
 from tensor_graphs.costdb.store.store import Store, default_root
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.extract.model.work import graph_flops
@@ -32,14 +32,13 @@ ORDER = 2048  # of the matrices whose product gives the rate of arithmetic
 TURNS = 8
 
 
-def roofline() -> Roofline:
+def roofline() -> DeviceRoofline:
     """Calibrated now, in this process; the best of all calibrations in the store counts. The rate of arithmetic is the higher
     one of NumPy's and of Torch's packed products: on some CPUs NumPy's library uses half of the vector unit."""
-    from tensor_graphs.costdb.store.calibrate import calibrate
+    from tensor_graphs.costdb.store.calibrate import measure
 
     store = Store(default_root())
-    calibrate(store)
-    store.flush()
+    store.add(measure())
     found = store.predictor().rooflines.of(device_key(0), "torch")
     return replace(found, flops_per_us=max(found.flops_per_us, torch_rate()))
 
@@ -61,7 +60,7 @@ def torch_rate() -> float:
     return 2.0 * ORDER**3 / best / 1e6
 
 
-def bound(graph: Graph, line: Roofline, inside: float = 0.0) -> Bound:
+def bound(graph: Graph, line: DeviceRoofline, inside: float = 0.0) -> Bound:
     """Weights, inputs and outputs move once. `inside` bytes of them stay in the caches between calls."""
     leaves = [*graph.inputs, *graph.leaves("param")]
     moved = float(sum(t.type.nbytes for t in [*leaves, *graph.outputs]))

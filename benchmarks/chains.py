@@ -17,7 +17,7 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir.dims import concrete
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_blocks
-from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Candidate, Priced
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import search
@@ -55,7 +55,7 @@ def solve(graph: Graph, limits: Limits, slack: int | None, guard: bool) -> dict[
     start = time.perf_counter()
     view = saturate_blocks([graph], list(ALL), limits, slack=slack, guard=guard)[0]
     middle = time.perf_counter()
-    found = candidates(view, [backend("numpy")], view_strides)
+    found = candidate_hypergraph(view, [backend("numpy")], view_strides)
     choice = search(found, Arithmetic())
     products = [found.candidates[i] for i in choice.chosen if found.candidates[i].template.family == "contraction"]
     multiplications = sum(

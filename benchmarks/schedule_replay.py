@@ -126,7 +126,7 @@ def around(
 def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", count: int = COUNT) -> None:
     """Time the schedules of some cases on this machine's GPU, side by side, and put them into the table."""
     from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
-    from tensor_graphs.costdb.store.schema import Timing
+    from tensor_graphs.costdb.store.schema import TimingRow
     from tensor_graphs.extract.model.kernel import Candidate, Vertex
 
     places, rows = {}, list[Any]()
@@ -142,7 +142,7 @@ def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", c
     for case, place in places.items():
         own = key_of(place.template, place.call)
         same = [r for r in rows if (r.key.kernel, r.key.shapes) == (own.kernel, own.shapes)]
-        timed = [r for r in same if isinstance(r, Timing) and r.regime == "cold"]
+        timed = [r for r in same if isinstance(r, TimingRow) and r.regime == "cold"]
         tables[case] = {tuple(sorted(r.key.schedule)): median(r.samples) for r in timed}
         print(f"{case}: {len(timed)} timed, {min(tables[case].values()):.2f} µs", flush=True)
     write({case: tables[case] for case in CASES if case in tables}, path)

@@ -36,13 +36,13 @@ from tensor_graphs.errors import (
     UsageError,
     VerificationError,
 )
-from tensor_graphs.extract.fusion.groups import Regions
-from tensor_graphs.extract.fusion.repeats import Repeats
+from tensor_graphs.extract.fusion.groups import FusionGroups
+from tensor_graphs.extract.fusion.repeats import RepeatedSubgraphs
 from tensor_graphs.extract.solve import dominators as must
 from tensor_graphs.extract.solve import frontier_dp as seams
 from tensor_graphs.extract.solve import presolve
-from tensor_graphs.extract.solve.frontier import Frontier
-from tensor_graphs.extract.solve.problem import Problem, Rows
+from tensor_graphs.extract.solve.label_setting import LabelSetting
+from tensor_graphs.extract.solve.problem import Problem, ProblemRows
 from tensor_graphs.extract.solve.serialize import read_egraph
 from tensor_graphs.models.torch_export import export_bounds
 from tensor_graphs.pipeline import optimize as pipeline
@@ -61,17 +61,17 @@ RNG = np.random.default_rng(0)
 def looked_at(kind: str, n: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How often a class is compared with another one while regions grow."""
     count = [0]
-    image = Repeats.image
+    image = RepeatedSubgraphs.image
 
-    def counted(self: Repeats, *args: Any) -> Any:
+    def counted(self: RepeatedSubgraphs, *args: Any) -> Any:
         count[0] += 1
         return image(self, *args)
 
     view = view_of(growth.graph(kind, n))
     with monkeypatch.context() as patch:
-        patch.setattr(Repeats, "image", counted)
+        patch.setattr(RepeatedSubgraphs, "image", counted)
         given = frozenset(int(view.cls[i]) for i, op in enumerate(view.op) if op in ("input", "param", "constant"))
-        assert list(Regions(view, given | {c for c, w in enumerate(view.weight) if w}))
+        assert list(FusionGroups(view, given | {c for c, w in enumerate(view.weight) if w}))
     return count[0]
 
 
@@ -595,7 +595,7 @@ def test_classes_with_several_readers_are_not_copied_into_all_of_them() -> None:
     assert sum(map(len, expanded.values())) < 12 * 400 and gone < set(free)
 
 
-def problem_of(nodes: Mapping[str, Any], *roots: str) -> Rows:
+def problem_of(nodes: Mapping[str, Any], *roots: str) -> ProblemRows:
     place = {name: n for n, name in enumerate(dict.fromkeys(v["eclass"] for v in nodes.values()))}
     rows = [(place[v["eclass"]], [place[nodes[k]["eclass"]] for k in v["children"]], v["cost"]) for v in nodes.values()]
     return Problem.build(rows, [place[r] for r in roots]).rows
@@ -603,12 +603,12 @@ def problem_of(nodes: Mapping[str, Any], *roots: str) -> Rows:
 
 def test_searches_that_would_take_too_much_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = problem_of(ladder(40), "r")
-    assert seams.Seams(rows, 100.0).fits
-    assert Frontier(rows).search(30).chosen is not None
-    monkeypatch.setattr(seams, "MEMORY", 1000)
-    monkeypatch.setattr("tensor_graphs.extract.solve.frontier.MEMORY", 1000)
-    assert not seams.Seams(rows, 100.0).fits
-    assert Frontier(rows).search(30).chosen is None
+    assert seams.FrontierDP(rows, 100.0).fits
+    assert LabelSetting(rows).search(30).chosen is not None
+    monkeypatch.setattr(seams, "MAX_LABEL_BYTES", 1000)
+    monkeypatch.setattr("tensor_graphs.extract.solve.label_setting.MAX_LABEL_BYTES", 1000)
+    assert not seams.FrontierDP(rows, 100.0).fits
+    assert LabelSetting(rows).search(30).chosen is None
 
 
 def test_always_on_classes_are_the_same_in_narrow_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,7 +622,7 @@ def test_always_on_classes_are_the_same_in_narrow_windows(monkeypatch: pytest.Mo
 
 def test_implications_are_left_out_where_must_sets_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = problem_of(ladder(6), "r")
-    monkeypatch.setattr(must, "IMPLIED", 3)
+    monkeypatch.setattr(must, "MAX_IMPLICATIONS", 3)
     assert must.must_implications(rows) == []
 
 

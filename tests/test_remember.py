@@ -22,7 +22,7 @@ from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
 from tensor_graphs.costdb.keys.key import Work
-from tensor_graphs.costdb.store.schema import Failure, Timing
+from tensor_graphs.costdb.store.schema import FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.composite_ops import rms_norm, softmax
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
@@ -141,7 +141,7 @@ def test_what_was_measured_to_be_slower_is_searched_again(home: Path) -> None:
     first = optimized()
     store = Store(home / "costdb")
     slow = [
-        Timing(key=key_of(s.template, call), work=Work(0, 0), samples=[1e5] * 9)
+        TimingRow(key=key_of(s.template, call), work=Work(0, 0), samples=[1e5] * 9)
         for s, call in priced_steps(first.plan)
     ]  # fmt: skip
     store.add(slow)
@@ -168,7 +168,7 @@ def test_what_is_predicted_otherwise_by_now_says_nothing_against_a_plan(home: Pa
 def test_kernels_that_failed_since_are_not_taken_again(home: Path) -> None:
     first = optimized()
     ((step, call), *_) = priced_steps(first.plan)
-    Store(home / "elsewhere").add([Failure(key=key_of(step.template, call), work=Work(0, 0), status="fault")])
+    Store(home / "elsewhere").add([FailureRow(key=key_of(step.template, call), work=Work(0, 0), status="fault")])
     with pytest.raises(remember.Stale, match=f"{step.template.name}.* has failed since"):
         remember.refuse_dearer(first.plan, Store(home / "elsewhere"))
 
@@ -177,7 +177,7 @@ def test_kernels_that_failed_since_are_not_taken_again(home: Path) -> None:
 def test_more_rows_that_change_nothing_do_no_harm_but_lost_ones_do(home: Path) -> None:
     first = optimized()
     Store(home / "costdb").add(
-        [Timing(key=replace(key_of(s.template, c), kernel="other"), work=Work(1, 1), samples=[3.0] * 5)
+        [TimingRow(key=replace(key_of(s.template, c), kernel="other"), work=Work(1, 1), samples=[3.0] * 5)
          for s, c in priced_steps(first.plan)[:1]]
     )  # fmt: skip
     assert optimized().report.remembered
@@ -352,7 +352,7 @@ def test_kernels_in_c_for_every_size_are_taken_again(home: Path, monkeypatch: py
     first = in_c()
     assert first.report.memory == [] and first.plan.sizes
     Store(home / "costdb").add(  # another row: prices are looked up again, under the keys of the sizes searched at
-        [Timing(key=replace(key_of(s.template, c), kernel="other"), work=Work(1, 1), samples=[3.0] * 5)
+        [TimingRow(key=replace(key_of(s.template, c), kernel="other"), work=Work(1, 1), samples=[3.0] * 5)
          for s, c in priced_steps(first.plan)[:1]]
     )  # fmt: skip
     second = in_c()

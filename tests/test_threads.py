@@ -33,8 +33,8 @@ from tensor_graphs.backends.triton.backend import BACKEND as TRITON
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import warned, warnings_into
-from tensor_graphs.extract.candidates.candidates import candidates
-from tensor_graphs.extract.model.gc_pause import no_collection
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.model.gc_pause import gc_paused
 
 from .fuzz.soak import LIMITS, graph, slope, soak
 
@@ -87,7 +87,7 @@ def lowered(seed: int, limit: float, pool: LowerPool) -> list[Any]:
     """The candidates of a graph for kernels that lose so much, and how many regions were asked for."""
     lowerings = Lowerings(limit, pool)
     try:
-        made = candidates(view_of(deep(seed)), [LIBRARIES, lowerings.of(TRITON)], view_strides)
+        made = candidate_hypergraph(view_of(deep(seed)), [LIBRARIES, lowerings.of(TRITON)], view_strides)
     finally:
         pool.close()
     asked = len(lowerings.of(TRITON).answered)
@@ -182,14 +182,14 @@ def test_what_belongs_to_the_process_is_as_it_was_after_threads_that_overlap() -
     recursion, filters, heard = sys.getrecursionlimit(), list(warnings.filters), list[str]()
 
     def first() -> None:
-        with no_collection(), one_blas_thread(), warnings_into(heard):
+        with gc_paused(), one_blas_thread(), warnings_into(heard):
             entered.wait(10)
             warned("of the first")
         left.set()
 
     def second() -> None:
         own: list[str] = []
-        with no_collection(), one_blas_thread(), warnings_into(own):
+        with gc_paused(), one_blas_thread(), warnings_into(own):
             entered.set()
             left.wait(10)
             assert not gc.isenabled(), "the other one's end does not bring the collector back"
@@ -251,7 +251,7 @@ def test_a_forked_child_runs_programs_and_optimizes(tmp_path: Path) -> None:
     expected, held, done = big(x), threading.Event(), threading.Event()
 
     def holds() -> None:
-        with big._lock, no_collection():
+        with big._lock, gc_paused():
             held.set()
             done.wait(60)
 

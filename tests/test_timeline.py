@@ -7,14 +7,14 @@ from itertools import pairwise
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.extract.model.clock import JOIN_S, Clock
+from tensor_graphs.extract.model.clock import MERGE_SPANS_S, Clock
 from tensor_graphs.report.report import Report
 from tensor_graphs.report.timeline import MOST, drawn, html, timeline
 
 
 def test_a_clock_notes_when_and_joins_what_follows_at_once() -> None:
     clock = Clock()
-    for start, end in ((1.0, 2.0), (2.0 + JOIN_S / 2, 3.0), (2.5, 2.75), (4.0, 5.0)):
+    for start, end in ((1.0, 2.0), (2.0 + MERGE_SPANS_S / 2, 3.0), (2.5, 2.75), (4.0, 5.0)):
         clock.spent("try", start, end)
     assert clock.spans == {"try": [(1.0, 3.0), (4.0, 5.0)]}
     clock.add("try", -1.0)

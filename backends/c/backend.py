@@ -18,7 +18,7 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
-from ...extract.fusion.policy import PRODUCTS, REACHES, Reach
+from ...extract.fusion.policy import FUSION_POLICIES, PRODUCT_OPS, FusionPolicy
 from ...extract.model.kernel import Call
 from ..generate.generator import Asked, Generator, Lowering, Lowerings
 from ..generate.schedule import Schedule
@@ -93,7 +93,7 @@ class CEmitter(StrategyEmitter):
 
 def _narrow(t: Tensor) -> bool:
     """Whether a term is no product, or a product with few rows (judged before lowering)."""
-    if t.op not in PRODUCTS:
+    if t.op not in PRODUCT_OPS:
         return True
     return t.op in ("matmul", "linear") and t.args[1].rank == 2 and _few(t.args[0].type)
 
@@ -139,11 +139,11 @@ class C(Generator):
             import torch  # noqa: F401  (its threads)
         return template_of(self.emitter, roots)
 
-    def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
+    def reaches(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
         """The fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
         memory."""
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
-        return tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
+        return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)
 
     def unavailable(self) -> str:
         """Why the backend is unusable (no working C compiler); empty if it is usable."""

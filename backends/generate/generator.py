@@ -19,13 +19,13 @@ from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.memo import memo
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
-from ...extract.candidates.image_layouts import images
-from ...extract.fusion.consumer import Onward
-from ...extract.fusion.groups import Regions
-from ...extract.fusion.maximal import Whole
-from ...extract.fusion.multi_output import Group, Together
-from ...extract.fusion.policy import REACHES, Reach, Region
-from ...extract.fusion.sequence_slices import picks
+from ...extract.candidates.image_layouts import image_classes
+from ...extract.fusion.consumer import ConsumerFusion
+from ...extract.fusion.groups import FusionGroups
+from ...extract.fusion.maximal import MaximalFusion
+from ...extract.fusion.multi_output import MultiOutputFusion, MultiOutputGroup
+from ...extract.fusion.policy import FUSION_POLICIES, FusionGroup, FusionPolicy
+from ...extract.fusion.sequence_slices import sequence_slice_classes
 from ...extract.model.kernel import Backend, Call, Operand, Template, contiguous, output_names
 from ..ir.kernel import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
@@ -67,9 +67,9 @@ class Generator:
 
         return "" if torch.cuda.is_available() else "no CUDA device"
 
-    def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
+    def reaches(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
         """The fusion policies to grow fusion groups with, for a view."""
-        return REACHES
+        return FUSION_POLICIES
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
         """The `Lowering` of this backend in `lowerings`; a new, unshared one for None."""
@@ -120,11 +120,11 @@ class Lowering:
         Maximal groups come first, multi-output groups last. `given`: classes that are inputs. Once `enough` returns
         true, no more groups are grown; those grown before are still yielded.
         """
-        regions = Regions(view, given, reaches=self.generator.reaches(view))
-        pictures = images(view) - given  # given values are row-major
+        regions = FusionGroups(view, given, reaches=self.generator.reaches(view))
+        pictures = image_classes(view) - given  # given values are row-major
         if self.several:
-            first = Whole(regions)
-            for whole in (first, Whole(regions, written=True), Whole(regions, rows=False)):
+            first = MaximalFusion(regions)
+            for whole in (first, MaximalFusion(regions, written=True), MaximalFusion(regions, rows=False)):
                 for group, template in self._at_once(whole, types, pictures, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole is first:
@@ -136,15 +136,15 @@ class Lowering:
             if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
                 yield template, region.classes, tuple(c for _, c in region.leaves)
         if self.several:
-            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # once per region, not once per precision
-            together = Together(regions, list(once.values()), self.device == "cuda")
-            for several in (together, Onward(together)):
+            once = {id(r): r for r, _ in kept if isinstance(r, FusionGroup)}  # once per region, not once per precision
+            together = MultiOutputFusion(regions, list(once.values()), self.device == "cuda")
+            for several in (together, ConsumerFusion(together)):
                 for group, template in self._lowered(several, types, pictures, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
 
     def _at_once(
-        self, whole: Whole, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
-    ) -> Iterator[tuple[Region | Group, Generated]]:
+        self, whole: MaximalFusion, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
+    ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, Generated]]:
         """The maximal fusion groups that one kernel can compute, each with its templates.
 
         Yields as soon as a group is lowered, because time may run out. Groups without a kernel are handed back to
@@ -154,22 +154,22 @@ class Lowering:
             region, found = asked.region, self.answers(asked)
             for template, _, _ in found:
                 yield region, template
-            if isinstance(region, Group) and not found:
+            if isinstance(region, MultiOutputGroup) and not found:
                 whole.refused(region)
             if enough():
                 return
 
     def _lowered(
         self,
-        found: Regions | Together | Onward,
+        found: FusionGroups | MultiOutputFusion | ConsumerFusion,
         types: Sequence[Type],
         pictures: frozenset[int],
         enough: Callable[[], bool],
-    ) -> Iterator[tuple[Region | Group, Generated]]:
+    ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, Generated]]:
         """The fusion groups that one kernel can compute, each with its `BODIES` best templates."""
-        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
+        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, FusionGroup | MultiOutputGroup]]] = {}
         view = found.view
-        grown = found.until(enough) if isinstance(found, Regions) else () if enough() else found
+        grown = found.until(enough) if isinstance(found, FusionGroups) else () if enough() else found
         for asked in self._ahead((_asked(region, view, types, pictures) for region in grown), enough):
             region = asked.region
             operands = frozenset(c for _, c in region.leaves)
@@ -252,7 +252,7 @@ class Lowering:
         Returns the answers for a group, [] for calls of one form (whose lowered kernels stay in the template).
         """
         if job.form is None:
-            return self.answers(Asked(Group((), terms, (), ""), job.calls[0], job.weights, job.images))
+            return self.answers(Asked(MultiOutputGroup((), terms, (), ""), job.calls[0], job.weights, job.images))
         transposed, last, number = job.form
         template = self._template(terms, transposed, last, PRECISIONS[number])
         for call in job.calls:
@@ -307,7 +307,12 @@ class Lowering:
         return found
 
     def _turned(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
+        self,
+        region: FusionGroup | MultiOutputGroup,
+        call: Call,
+        weights: tuple[str, ...],
+        plain: Lowered | None,
+        precision: Precision,
     ) -> Iterator[tuple[Generated, Call]]:
         """The template over transposed weights, if worth it: for skinny GEMM, and for float32 tensor cores, which need
         both operands contiguous along K.
@@ -349,7 +354,7 @@ class Asked(NamedTuple):
     """A lowering request: a fusion group, the call that computes it from row-major values, the names of its weights,
     and the names of operands and outputs that are images."""
 
-    region: Region | Group
+    region: FusionGroup | MultiOutputGroup
     call: Call
     weights: tuple[str, ...]
     images: tuple[str, ...] = ()
@@ -364,7 +369,9 @@ class Asked(NamedTuple):
 Answer = tuple[Generated, float, int]
 
 
-def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]) -> Asked:
+def _asked(
+    region: FusionGroup | MultiOutputGroup, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]
+) -> Asked:
     """The request for a fusion group of a view. `pictures`: classes that are images."""
     weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
     first, *more = (_operand(types[c]) for c in region.classes)
@@ -374,13 +381,13 @@ def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pict
     return Asked(region, Call(reads, first, {}, more=tuple(more)), tuple(weights), (*seen, *made))
 
 
-def _with_places(regions: Regions, types: Sequence[Type]) -> Regions:
+def _with_places(regions: FusionGroups, types: Sequence[Type]) -> FusionGroups:
     """The fusion groups with sequence slices (single positions of a sequence) as given views, so that every step has
     the same kernel."""
-    places = picks(regions.view, regions.given, types)
+    places = sequence_slice_classes(regions.view, regions.given, types)
     if not places:
         return regions
-    found = Regions(regions.view, regions.given | places, reaches=regions.reaches)
+    found = FusionGroups(regions.view, regions.given | places, reaches=regions.reaches)
     found.settled, found.unstarted, found.unread = regions.settled, regions.unstarted, regions.unread
     return found
 
@@ -422,15 +429,15 @@ class Lowerings:
                 lowering.answered[key] = [(made[form], effort, size) for form, effort, size in forms]
 
 
-def _reads(region: Region | Group) -> tuple[int, ...]:
+def _reads(region: FusionGroup | MultiOutputGroup) -> tuple[int, ...]:
     """The operand classes of a fusion group."""
     return tuple(sorted({c for _, c in region.leaves}))
 
 
-def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
+def _looked_at(region: FusionGroup | MultiOutputGroup, types: Sequence[Type]) -> Iterator[int]:
     """Classes in a fusion group whose value is the result before a final reshape or a cast between equal storage
     dtypes. A kernel for such a class computes the result too."""
-    if not isinstance(region, Region):
+    if not isinstance(region, FusionGroup):
         return
     inner, (cls,) = dict(region.inner), region.classes
     term = region.term

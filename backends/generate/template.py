@@ -20,7 +20,15 @@ from typing import Any, Protocol
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.memo import memo
-from ...extract.model.kernel import MAX_COMBINATIONS, SEPARATOR, Call, Operand, Template, identify, output_names
+from ...extract.model.kernel import (
+    MAX_LAYOUT_COMBINATIONS,
+    OUTPUT_SEPARATOR,
+    Call,
+    Operand,
+    Template,
+    identify,
+    output_names,
+)
 from ...extract.model.work import graph_flops
 from ...processes.forks import Lock
 from ..ir.index import Axis
@@ -131,7 +139,7 @@ def spelled(terms: Sequence[Tensor]) -> str:
             name = f"v{len(defined)}"
             defined.append(f"{name} := {texts[t]}")
             texts[t], depth[t] = name, 0
-    return SEPARATOR.join([*defined, *(texts[t] for t in terms)])
+    return OUTPUT_SEPARATOR.join([*defined, *(texts[t] for t in terms)])
 
 
 def _spelled(term: Tensor, texts: Mapping[Tensor, str]) -> str:
@@ -199,7 +207,7 @@ class Generated(Template):
     def combinations(self) -> int:
         """Number of operand-layout combinations to lower. Bounded, because lowering hundreds of operations takes 0.1
         s."""
-        return min(MAX_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
+        return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
 
     @cached_property
     def work(self) -> float:

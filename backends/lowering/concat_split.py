@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make, topological
 from ...egraph.ir.ops import OPS
-from ...extract.fusion.matrix_vector import vector_product
+from ...extract.fusion.matrix_vector import vector_product_extent
 
 MOST = 256  # limit of pieces of a result
 WORTH = 3.0  # operations per piece and element beyond which computing all pieces for each element is expensive
@@ -94,7 +94,7 @@ def _alike(terms: Sequence[Tensor]) -> bool:
 
 def _of_matrices(t: Tensor) -> bool:
     """Whether a term is a matrix product, which needs tiles of its own."""
-    return t.op == "matmul" and vector_product(*(concrete(a.shape) for a in t.args)) is None
+    return t.op == "matmul" and vector_product_extent(*(concrete(a.shape) for a in t.args)) is None
 
 
 def _within(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:

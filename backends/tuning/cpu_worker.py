@@ -29,6 +29,7 @@ from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import build, parse_terms
 from ...extract.model.kernel import Call, Operand, Template
+from ...extract.model.meaning import output_terms
 from ...extract.model.work import call_work
 from ...processes import memory_limits as host
 from ...processes.child import die_with_parent, own_output
@@ -36,7 +37,7 @@ from ..runtime.threads import one_blas_thread
 from ..verification import compare
 from ..verification.inputs import Role, roles, whole_numbers
 from ..verification.rounding_noise import Disturbed, kernel_fault
-from .single_kernel import Array, Bound, compiled, laid, meanings
+from .single_kernel import Array, Bound, compiled, laid
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
 """Maximum relative Frobenius error of a kernel."""
@@ -286,7 +287,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         template, call = decode(job)
         flops = call_work(template, call)[0]
-        roots = meanings(template, call)
+        roots = output_terms(template, call)
         given = drawn(roots, call)
         operands = {name: laid(_values(name, *given[name]), o) for name, o in call.operands.items()}
         bind = compiled(template, call)

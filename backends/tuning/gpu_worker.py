@@ -28,7 +28,7 @@ from ...egraph.ir.graph import Graph, topological
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import parse_terms
 from ...extract.model.kernel import Call
-from ...extract.model.meaning import meanings
+from ...extract.model.meaning import pattern_terms
 from ...extract.model.work import written_into
 from ..generate.kernel_text import KernelText, call_of_json, module_of
 from ..verification import compare
@@ -95,7 +95,7 @@ class Bench:
 
     def __init__(self, device: Device, pattern: str, call: Call, loss: float = 0.0) -> None:
         self.device, self.call = device, call
-        self.roots = meanings(parse_terms(pattern), call)
+        self.roots = pattern_terms(parse_terms(pattern), call)
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
         self.sets: list[Arguments] = []
         self.tried: dict[int, Tried] = {}

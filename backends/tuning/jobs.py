@@ -178,8 +178,8 @@ def _parquet_lines(content: bytes, source: Path) -> list[str]:
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
         groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
-        if sum(group.total_byte_size for group in groups) > shards.LARGEST_TABLE:
-            raise UsageError(f"the file holds more than {shards.LARGEST_TABLE} bytes", where=str(source))
+        if sum(group.total_byte_size for group in groups) > shards.MAX_SHARD_TABLE_BYTES:
+            raise UsageError(f"the file holds more than {shards.MAX_SHARD_TABLE_BYTES} bytes", where=str(source))
         return [str(line) for line in file.read(columns=["job"]).column("job").to_pylist()]
     except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError) as error:
         raise UsageError("this is no Parquet file of jobs", where=str(source)) from error

@@ -20,9 +20,7 @@ import numpy as np
 from ... import settings
 from ...costdb.keys.device import cores
 from ...costdb.keys.key import Work
-from ...costdb.store.schema import Accuracy, Row
-from ...costdb.store.schema import Failure as FailureRow
-from ...costdb.store.schema import Timing as TimingRow
+from ...costdb.store.schema import AccuracyRow, FailureRow, Row, TimingRow
 from ...errors import WorkerError
 from ...extract.model.kernel import Call, Candidate, Template
 from ...extract.model.work import call_work
@@ -302,7 +300,7 @@ class CpuMeasurer:
         norms: dict[str, Any] = {k: v for k, v in found.accuracy.items() if np.isfinite(v) or k != "rel_fro"}
         return [
             TimingRow(samples=found.samples_us, **common),
-            Accuracy(reference=found.reference, **norms, **common),
+            AccuracyRow(reference=found.reference, **norms, **common),
         ]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Single-kernel harness: a kernel's program, operand values and float64 reference. For measuring and tests."""
+"""Single-kernel harness: a kernel's program, and operand values. For measuring and tests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import numpy as np
 from ...egraph.ir import builders as api
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Graph, Tensor
-from ...egraph.ir.interpret import evaluate
-from ...egraph.ir.pattern import build
-from ...errors import ShapeError
+from ...egraph.ir.graph import Graph
 from ...extract.model.kernel import Call, Operand, Plan, Priced, Step, Template, Value
+from ...extract.model.meaning import output_terms
 from ..program.emission import backend_device, emit_for, executed
 from ..runtime.marshalling import array_of, tensor_of
 from .gpu_operands import place
@@ -23,33 +21,9 @@ Array = np.ndarray[Any, Any]
 Bound = Callable[[], tuple[Any, ...]]
 
 
-def meaning(template: Template, call: Call) -> Tensor:
-    """The template's first output as a term; see `meanings`."""
-    return meanings(template, call)[0]
-
-
-def meanings(template: Template, call: Call) -> list[Tensor]:
-    """The template's terms over params named like its operands.
-
-    Operands whose storage dtype is narrower (model/storage_dtypes.py) get the pattern's float dtype: the widest float dtype, or
-    float32.
-    """
-    kinds = {name: call.operands[name].type for name in template.operands}
-    widest = max((k.dtype for k in kinds.values() if dtypes.is_float(k.dtype)), key=dtypes.itemsize, default="float32")
-
-    def built(dtype: str) -> list[Tensor]:
-        leaves = {n: api.param(n, k.shape, dtype if dtypes.is_float(k.dtype) else k.dtype) for n, k in kinds.items()}
-        return [build(term, leaves, call.attrs) for term in template.terms]
-
-    try:
-        return built(widest)
-    except ShapeError:  # all operands are stored in 16 bits, and the pattern requires float32
-        return built("float32")
-
-
 def kernel_plan(template: Template, call: Call) -> Plan:
     """A plan of a single step whose operands are weights, so that a call runs only the kernel."""
-    roots = meanings(template, call)
+    roots = output_terms(template, call)
     values = [Value(i, o.type, o.strides, "weight") for i, o in enumerate(call.operands.values())]
     made = tuple(range(len(values), len(values) + len(roots)))
     values += [Value(v, o.type, o.strides, "kernel") for v, o in zip(made, call.outputs, strict=True)]
@@ -75,16 +49,6 @@ def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapp
         return run
 
     return bound
-
-
-def expected(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
-    """The reference of the kernel's first output, in float64."""
-    root = meaning(template, call)
-    given = {
-        leaf.attr("name"): operands[leaf.attr("name")].astype(dtypes.numpy_dtype(leaf.dtype), copy=False)
-        for leaf in Graph.of(root).leaves("param")
-    }
-    return evaluate([root], {}, params=given, float64=True)[0]
 
 
 def laid(array: Array, operand: Operand) -> Array:

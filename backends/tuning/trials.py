@@ -11,9 +11,7 @@ from typing import Any
 
 from ...costdb.keys.key import KernelKey, Work
 from ...costdb.store import tuned
-from ...costdb.store.schema import Accuracy, Row
-from ...costdb.store.schema import Failure as FailureRow
-from ...costdb.store.schema import Timing as TimingRow
+from ...costdb.store.schema import AccuracyRow, FailureRow, Row, TimingRow
 from ...costdb.store.snapshot import Snapshot
 from ...extract.model.kernel import Call, Candidate, Template
 from ...extract.model.work import call_work
@@ -197,5 +195,5 @@ def rows_of(kernel: Measured) -> list[Row]:
             if samples:
                 rows.append(TimingRow(samples=samples, regime=regime, clock_mhz=one.clock_mhz, **common))
         norms: dict[str, Any] = dict(one.accuracy or {"rel_fro": 0.0})
-        rows.append(Accuracy(**norms, **common))
+        rows.append(AccuracyRow(**norms, **common))
     return rows

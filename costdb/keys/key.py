@@ -15,16 +15,10 @@ from ...errors import UsageError
 from .device import device_key, driver_key, toolchain_key
 from .source import source_hash
 
-__all__ = ["FAMILIES", "KernelKey", "Plain", "Work", "device_key", "driver_key", "source_hash", "toolchain_key"]
+__all__ = ["KernelKey", "Plain", "Work", "device_key", "driver_key", "source_hash", "toolchain_key"]
 
 Plain: TypeAlias = "str | int | float | tuple[Plain, ...]"
 """Types of key fields. Floats and bools become texts when a key is made."""
-
-FAMILIES = (
-    "pointwise", "reduction", "contraction", "attention", "conv", "gather", "scatter", "copy", "view", "sort",
-    "calibration", "other",
-)  # fmt: skip
-"""The families used by prediction; any other text is allowed and forms a family of its own."""
 
 TEXT_FIELDS = ("kernel", "backend", "emitter", "source", "device", "driver", "toolchain")
 TUPLE_FIELDS = ("constants", "shapes", "dtypes", "strides", "schedule")

@@ -19,7 +19,7 @@ import numpy as np
 from ...egraph.ir.dtypes import DTYPES, itemsize
 from ..keys.key import KernelKey, Work
 from ..reports.reports import FamilyStats
-from .roofline import CALIBRATION, Roofline, Rooflines
+from .roofline import CALIBRATION, DeviceRoofline, Rooflines
 
 if TYPE_CHECKING:
     from ..store.snapshot import Measurement, Snapshot
@@ -127,7 +127,7 @@ class Predictor:
             return None
         return Price(measured.us, measured.low, measured.high, "measured", measured.n)
 
-    def _roofline(self, key: KernelKey) -> Roofline:
+    def _roofline(self, key: KernelKey) -> DeviceRoofline:
         first = key.dtypes[0] if key.dtypes else "float32"
         return self.rooflines.of(key.device, key.backend, str(first))
 

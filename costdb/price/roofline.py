@@ -15,7 +15,7 @@ CALIBRATION = "calibration"
 
 
 @dataclass(frozen=True)
-class Roofline:
+class DeviceRoofline:
     """Limits of one device, backend and dtype: µs per launch, bytes per µs, flops per µs.
 
     The first `cache_bytes` of traffic move at `cache_bytes_per_us`: otherwise data in cache could beat the bound.
@@ -35,10 +35,10 @@ class Roofline:
         return self.launch_us + max(traffic, work.flops / self.flops_per_us)
 
 
-_CPU = Roofline(0.5, 2.0e4, 1.0e5, cache_bytes=2.0e6, cache_bytes_per_us=1.0e5)
-_GPU = Roofline(1.3, 4.3e6, 6.0e7, cache_bytes=4.0e7, cache_bytes_per_us=1.0e7)
+_CPU = DeviceRoofline(0.5, 2.0e4, 1.0e5, cache_bytes=2.0e6, cache_bytes_per_us=1.0e5)
+_GPU = DeviceRoofline(1.3, 4.3e6, 6.0e7, cache_bytes=4.0e7, cache_bytes_per_us=1.0e7)
 
-DEFAULTS: dict[str, Roofline] = {
+DEFAULTS: dict[str, DeviceRoofline] = {
     "numpy": _CPU,
     "torch": replace(_CPU, launch_us=2.0),
     "triton": _GPU,
@@ -73,22 +73,22 @@ class Rooflines:
     def __init__(self, snapshot: Snapshot, regime: str = "hot") -> None:
         self._regime = regime
         self._facts = _calibrations(snapshot, regime)
-        self._made: dict[tuple[str, str, str], Roofline] = {}
+        self._made: dict[tuple[str, str, str], DeviceRoofline] = {}
 
-    def of(self, device: str, backend: str, dtype: str = "float32") -> Roofline:
+    def of(self, device: str, backend: str, dtype: str = "float32") -> DeviceRoofline:
         """The roofline of a device, backend and dtype (the first dtype of the key)."""
         place = (device, backend, dtype)
         if place not in self._made:
             self._made[place] = self._make(device, backend, dtype)
         return self._made[place]
 
-    def _make(self, device: str, backend: str, dtype: str) -> Roofline:
+    def _make(self, device: str, backend: str, dtype: str) -> DeviceRoofline:
         base = DEFAULTS.get(backend, _GPU if backend not in DEFAULTS and not device.startswith("cpu") else _CPU)
         facts = self._facts.get(device, {})
         scale = _FLOPS_SCALE.get(backend, _FLOPS_SCALE["cuda"] if base is _GPU else {}).get(dtype, 1.0)
         traffic = max((facts[name] for name in ("copy", "read") if name in facts), default=base.bytes_per_us)
         launch = facts.get("launch:cuda", base.launch_us) if base is _GPU else base.launch_us
-        return Roofline(
+        return DeviceRoofline(
             launch_us=facts.get(f"launch:{backend}", launch),
             bytes_per_us=traffic,
             flops_per_us=facts.get(f"gemm:{dtype}", facts.get("gemm", base.flops_per_us) * scale),

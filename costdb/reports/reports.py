@@ -38,7 +38,7 @@ def shown(value: Any) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class StoreReport:
     """Base of the reports: one line per field, nested reports as tables."""
 
     def to_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Report:
 
 
 @dataclass(frozen=True, repr=False)
-class Ack(Report):
+class Ack(StoreReport):
     """Answer to `Store.add`: number of rows kept, rows refused by reason, and whether the kept ones are on disk."""
 
     rows: int
@@ -69,7 +69,7 @@ class Ack(Report):
 
 
 @dataclass(frozen=True, repr=False)
-class MergeReport(Report):
+class MergeReport(StoreReport):
     """Answer to `Store.merge`: number of shards copied and already present, refused shards with the reason."""
 
     copied: int
@@ -79,7 +79,7 @@ class MergeReport(Report):
 
 
 @dataclass(frozen=True, repr=False)
-class CompactReport(Report):
+class CompactReport(StoreReport):
     """Answer to `Store.compact`: shards and rows before and after (duplicates are dropped)."""
 
     shards_before: int
@@ -89,7 +89,7 @@ class CompactReport(Report):
 
 
 @dataclass(frozen=True, repr=False)
-class CheckReport(Report):
+class CheckReport(StoreReport):
     """Answer to `Store.check`: result of reading and verifying every shard."""
 
     root: str
@@ -113,7 +113,7 @@ class CheckReport(Report):
 
 
 @dataclass(frozen=True, repr=False)
-class FamilyStats(Report):
+class FamilyStats(StoreReport):
     """One kernel family: number of keys, and errors |log(predicted / measured)| of held-out predictions."""
 
     family: str
@@ -133,7 +133,7 @@ class FamilyStats(Report):
 
 
 @dataclass(frozen=True, repr=False)
-class StoreStats(Report):
+class StoreStats(StoreReport):
     """Answer to `Store.stats`: contents of the store, and accuracy of its predictions."""
 
     root: str

@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CACHE_VERSION = f"{FORMAT}.1"
-GOOD = "ok"
+GOOD_SHARD = "ok"
 _DUCKDB_TYPES = {"string": "VARCHAR", "double": "DOUBLE", "int64": "BIGINT", "doubles": "DOUBLE[]"}
 _BATCH_SHARDS, _BATCH_BYTES = 256, 16 << 20  # limits of one batch of shards read before insertion
-PATIENCE_S = 0.5  # longest wait for the cache if the cache snapshot and the latest shards have the same rows
+MAX_CACHE_WAIT_S = 0.5  # longest wait for the cache if the cache snapshot and the latest shards have the same rows
 
 
-class Busy(Exception):
+class CacheBusy(Exception):
     """Another process holds the cache longer than the permitted wait."""
 
 
-class Unusable(Exception):
+class CacheUnusable(Exception):
     """No cache file can be kept here (read-only, foreign owner, no space); the text gives the reason."""
 
 
 @dataclass
-class Loaded:
+class LoadedCache:
     """Result of loading: rows, names of the good shards, skipped rows by reason, bad shards with reason, path of a
     damaged cache file."""
 
@@ -66,10 +66,10 @@ def private_folder(root: Path) -> Path:
         own = settings.home() / "stores" / blake2b(os.fsencode(os.path.realpath(root)), digest_size=16).hexdigest()
         if not private.private_folder(own):
             return own
-    raise Unusable(f"the cache folder cannot be used: {why}")
+    raise CacheUnusable(f"the cache folder cannot be used: {why}")
 
 
-def load_file(root: Path, file: Path, wait_s: float) -> Loaded:
+def load_file(root: Path, file: Path, wait_s: float) -> LoadedCache:
     """Update the cache file from the shards and read it. Raises Busy or Unusable.
 
     A file that cannot be opened, read or understood is renamed to `*.corrupt-<time>` and rebuilt.
@@ -78,7 +78,7 @@ def load_file(root: Path, file: Path, wait_s: float) -> Loaded:
     from filelock import FileLock, Timeout
 
     if picture.names(picture.path_of(file), CACHE_VERSION):
-        wait_s = min(wait_s, PATIENCE_S)
+        wait_s = min(wait_s, MAX_CACHE_WAIT_S)
     deadline = time.monotonic() + wait_s
     try:
         with FileLock(file.with_suffix(".lock"), timeout=wait_s):
@@ -91,12 +91,12 @@ def load_file(root: Path, file: Path, wait_s: float) -> Loaded:
                 loaded.set_aside = aside
                 return loaded
     except Timeout as error:
-        raise Busy("another process keeps the cache locked") from error
+        raise CacheBusy("another process keeps the cache locked") from error
     except (OSError, duckdb.Error, _WrongVersion) as error:
-        raise Unusable(f"the cache cannot be written ({str(error).splitlines()[0][:200]})") from error
+        raise CacheUnusable(f"the cache cannot be written ({str(error).splitlines()[0][:200]})") from error
 
 
-def load_memory(root: Path, file: Path | None = None) -> Loaded:
+def load_memory(root: Path, file: Path | None = None) -> LoadedCache:
     """Read all shards into an in-memory database for this call: rows in the cache snapshot of `file` from there, the
     others shard by shard."""
     held = None if file is None else picture.read(picture.path_of(file), CACHE_VERSION, _pictured())
@@ -105,7 +105,7 @@ def load_memory(root: Path, file: Path | None = None) -> Loaded:
         if held is not None:
             rows, names = held
             present = [shard for shard in shards.find(root) if shard.name in names]
-            _note(connection, [(shard, GOOD, Counter()) for shard in present])
+            _note(connection, [(shard, GOOD_SHARD, Counter()) for shard in present])
             _append(connection, rows)  # rows of deleted shards are removed below
             missing = sorted(names - {shard.name for shard in present})
             connection.execute("DELETE FROM rows WHERE shard IN (SELECT unnest(?))", [missing])
@@ -122,7 +122,7 @@ def _pictured() -> pa.Schema:
     return pa.schema([pa.field("shard", pa.string()), *(f for f in arrow_schema() if f.name in names)])
 
 
-def _keep_picture(connection: duckdb.DuckDBPyConnection, file: Path, loaded: Loaded) -> None:
+def _keep_picture(connection: duckdb.DuckDBPyConnection, file: Path, loaded: LoadedCache) -> None:
     """Write a new cache snapshot if it is due; write errors are ignored."""
     target = picture.path_of(file)
     if not picture.is_due(target, CACHE_VERSION, len(loaded.shards)):
@@ -169,10 +169,10 @@ def _raise_if_no_room(error: Exception) -> None:
     """Raise Unusable for a full or read-only disk, which is no damage of the cache."""
     text = str(error).lower()
     if any(sign in text for sign in ("no space left", "read-only file system", "permission denied", "disk quota")):
-        raise Unusable(f"the cache cannot be written ({text.splitlines()[0][:200]})") from error
+        raise CacheUnusable(f"the cache cannot be written ({text.splitlines()[0][:200]})") from error
 
 
-def _open_and_load(root: Path, file: Path, deadline: float) -> Loaded:
+def _open_and_load(root: Path, file: Path, deadline: float) -> LoadedCache:
     import duckdb
 
     while True:
@@ -189,7 +189,7 @@ def _open_and_load(root: Path, file: Path, deadline: float) -> Loaded:
             if "lock on file" not in str(error):
                 raise
             if time.monotonic() > deadline:
-                raise Busy("another program has the cache open") from error
+                raise CacheBusy("another program has the cache open") from error
             time.sleep(random.uniform(0.01, 0.1))
 
 
@@ -247,7 +247,7 @@ def _verify_version(connection: duckdb.DuckDBPyConnection) -> None:
         raise _WrongVersion(f"version {found!r}")
 
 
-def _synchronised(connection: duckdb.DuckDBPyConnection, root: Path) -> Loaded:
+def _synchronised(connection: duckdb.DuckDBPyConnection, root: Path) -> LoadedCache:
     known = {
         name: (size, mtime_ns, status, skipped)
         for name, size, mtime_ns, status, skipped in connection.execute("SELECT * FROM shards").fetchall()
@@ -256,7 +256,8 @@ def _synchronised(connection: duckdb.DuckDBPyConnection, root: Path) -> Loaded:
     gone = [
         name
         for name, (size, mtime_ns, status, _) in known.items()
-        if name not in present or (status != GOOD and (size, mtime_ns) != (present[name].size, present[name].mtime_ns))
+        if name not in present
+        or (status != GOOD_SHARD and (size, mtime_ns) != (present[name].size, present[name].mtime_ns))
     ]
     if gone:
         connection.execute("BEGIN")
@@ -268,7 +269,7 @@ def _synchronised(connection: duckdb.DuckDBPyConnection, root: Path) -> Loaded:
     return _read(connection)
 
 
-Fact = tuple[shards.ShardFile, str, "Counter[str]"]  # (shard, status, skipped rows by reason)
+ShardFact = tuple[shards.ShardFile, str, "Counter[str]"]  # (shard, status, skipped rows by reason)
 
 
 def _import(connection: duckdb.DuckDBPyConnection, root: Path, new: Sequence[shards.ShardFile]) -> None:
@@ -276,7 +277,7 @@ def _import(connection: duckdb.DuckDBPyConnection, root: Path, new: Sequence[sha
     with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
         for batch in _batches(new):
             good: list[tuple[shards.ShardFile, pa.Table]] = []
-            facts: list[Fact] = []
+            facts: list[ShardFact] = []
             for shard, (status, table) in zip(batch, threads.map(_read_shard, batch)):
                 if table is not None:
                     good.append((shard, table))
@@ -306,7 +307,7 @@ def _read_shard(shard: shards.ShardFile) -> tuple[str, pa.Table | None]:
     """(status, rows) of a shard; the status is a reason if rows are None ("": the shard was compacted away since
     listing)."""
     try:
-        return GOOD, shards.read(shard.path)
+        return GOOD_SHARD, shards.read(shard.path)
     except shards.BadShard as error:
         return str(error), None
     except FileNotFoundError:
@@ -316,7 +317,7 @@ def _read_shard(shard: shards.ShardFile) -> tuple[str, pa.Table | None]:
 
 
 def _insert(
-    connection: duckdb.DuckDBPyConnection, good: Sequence[tuple[shards.ShardFile, pa.Table]], facts: list[Fact]
+    connection: duckdb.DuckDBPyConnection, good: Sequence[tuple[shards.ShardFile, pa.Table]], facts: list[ShardFact]
 ) -> None:
     """Record shards, and insert the valid rows of the good ones. A batch is validated as one table, and shard by shard
     only if rows are refused: validation takes as long for one row as for thousands."""
@@ -327,9 +328,9 @@ def _insert(
     if refused:
         each = [checked(table) for table in tables]
         tables, whole = [table for table, _ in each], pa.concat_tables([table for table, _ in each])
-        facts = [*facts, *((shard, GOOD, skipped) for (shard, _), (_, skipped) in zip(good, each))]
+        facts = [*facts, *((shard, GOOD_SHARD, skipped) for (shard, _), (_, skipped) in zip(good, each))]
     else:
-        facts = [*facts, *((shard, GOOD, Counter[str]()) for shard, _ in good)]
+        facts = [*facts, *((shard, GOOD_SHARD, Counter[str]()) for shard, _ in good)]
     connection.execute("BEGIN")
     _note(connection, facts)
     if whole is not None:
@@ -338,7 +339,7 @@ def _insert(
     connection.execute("COMMIT")
 
 
-def _note(connection: duckdb.DuckDBPyConnection, facts: Sequence[Fact]) -> None:
+def _note(connection: duckdb.DuckDBPyConnection, facts: Sequence[ShardFact]) -> None:
     """Record the status of shards. (As one table: row by row would take longer than reading the shards.)"""
     import pyarrow as pa
 
@@ -356,7 +357,7 @@ def _append(connection: duckdb.DuckDBPyConnection, rows: pa.Table) -> None:
     connection.unregister("incoming")
 
 
-def _read(connection: duckdb.DuckDBPyConnection) -> Loaded:
+def _read(connection: duckdb.DuckDBPyConnection) -> LoadedCache:
     snapshot = Snapshot()
     for kind, names in LOADED.items():
         chosen = ", ".join(f'"{name}"' for name in names)
@@ -368,9 +369,9 @@ def _read(connection: duckdb.DuckDBPyConnection) -> Loaded:
     skipped: Counter[str] = Counter()
     good, bad = [], {}
     for name, status, counts in connection.execute("SELECT name, status, skipped FROM shards ORDER BY name").fetchall():
-        if status == GOOD:
+        if status == GOOD_SHARD:
             good.append(name)
         else:
             bad[name] = status
         skipped.update(json.loads(counts))
-    return Loaded(snapshot, tuple(good), skipped, bad)
+    return LoadedCache(snapshot, tuple(good), skipped, bad)

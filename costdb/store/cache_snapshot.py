@@ -18,7 +18,7 @@ from . import shards
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LEAST, GROWTH = (
+MIN_NEW_SHARDS, MIN_NEW_SHARE = (
     64,
     0.125,
 )  # a new cache snapshot is written when this number of shards, or this share of those in the old one, is missing
@@ -33,7 +33,7 @@ def path_of(file: Path) -> Path:
 def is_due(file: Path, version: str, count: int) -> bool:
     """Whether a cache of `count` shards should get a new cache snapshot."""
     held = names(file, version)
-    return count - len(held) >= max(LEAST, GROWTH * len(held))
+    return count - len(held) >= max(MIN_NEW_SHARDS, MIN_NEW_SHARE * len(held))
 
 
 def names(file: Path, version: str) -> frozenset[str]:
@@ -67,7 +67,7 @@ def read(file: Path, version: str, schema: pa.Schema) -> tuple[pa.Table, frozens
     import pyarrow as pa
 
     try:
-        with pa.ipc.open_file(pa.py_buffer(read_sealed(file, shards.LARGEST_TABLE))) as picture:
+        with pa.ipc.open_file(pa.py_buffer(read_sealed(file, shards.MAX_SHARD_TABLE_BYTES))) as picture:
             held, rows = _names(picture.schema, version), picture.read_all()
         rows.validate(full=True)
     except (OSError, ValueError, MemoryError, RecursionError, pa.ArrowException):

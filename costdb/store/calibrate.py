@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..keys.device import cores, device_key, driver_key, gpu_machine, toolchain_key
 from ..keys.key import KernelKey, Work
 from ..keys.source import source_hash
-from ..price.roofline import CALIBRATION, Roofline
-from .schema import REGIMES, Row, Timing
-
-if TYPE_CHECKING:
-    from .store import Store
+from ..price.roofline import CALIBRATION
+from .schema import REGIMES, Row, TimingRow
 
 VERSION, GPU_VERSION = "1", "1"
 _LARGE = 8 << 20  # float32 values: 32 MiB per array, so that a copy's two arrays exceed the usual last-level cache
@@ -24,7 +21,7 @@ _SMALL = 32 << 10  # 128 KiB per array: fits a core's L2 cache
 _ORDER = 768
 
 
-def measure(threads: int = 0, *, seconds: float = 0.6) -> list[Timing]:
+def measure(threads: int = 0, *, seconds: float = 0.6) -> list[TimingRow]:
     """Timings of a large copy, a large read, a copy in cache, a float32 GEMM and a tiny ufunc, measured within
     `seconds`."""
     random = np.random.default_rng(0)
@@ -41,7 +38,7 @@ def measure(threads: int = 0, *, seconds: float = 0.6) -> list[Timing]:
         ("launch", Work(4.0, 48.0), 200, lambda: np.add(tiny, tiny, out=sink)),
     ]
     return [
-        Timing(
+        TimingRow(
             key=_key(name, threads),
             work=work,
             samples=_sample(call, repeats, seconds / len(probes)),
@@ -49,12 +46,6 @@ def measure(threads: int = 0, *, seconds: float = 0.6) -> list[Timing]:
         )
         for name, work, repeats, call in probes
     ]
-
-
-def calibrate(store: Store, threads: int = 0) -> Roofline:
-    """Measure this CPU, store the rows, and return the resulting roofline for NumPy in float32."""
-    store.add(measure(threads))
-    return store.predictor().rooflines.of(device_key(threads), "numpy")
 
 
 def calibration_rows(probes: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -70,7 +61,7 @@ def _rows(probe: Mapping[str, Any]) -> list[Row]:
         dtypes=(probe["dtype"],), device=machine.device, driver=machine.driver, toolchain=machine.toolchain,
     )  # fmt: skip
     work = Work(probe["flops"], probe["bytes"])
-    return [Timing(key=key, work=work, samples=probe["samples"], regime=regime) for regime in REGIMES]
+    return [TimingRow(key=key, work=work, samples=probe["samples"], regime=regime) for regime in REGIMES]
 
 
 def _key(name: str, threads: int) -> KernelKey:

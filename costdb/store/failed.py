@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..reports.reports import Report, shown
+from ..reports.reports import StoreReport, shown
 from . import shards
 from .schema import checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMNS = ("kind", "digest", "name", "backend", "status", "stage", "message", "schedule", "time_us")
+FAILURE_COLUMNS = ("kind", "digest", "name", "backend", "status", "stage", "message", "schedule", "time_us")
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, repr=False)
-class Failed(Report):
+class Failed(StoreReport):
     """One kind of failure of the kernels of one name: `keys` of the `of` tried keys failed (a key is a kernel in one
     shape, layout and schedule); schedule and message are those of the latest failure."""
 
@@ -39,7 +39,7 @@ class Failed(Report):
 
 
 @dataclass(frozen=True, repr=False)
-class FailedReport(Report):
+class FailedReport(StoreReport):
     """Answer to `failed`: kinds of failures, the most frequent first; `keys` of `of` tried keys failed."""
 
     root: str
@@ -87,4 +87,4 @@ def _rows(root: Path) -> Iterator[Row]:
             table: pa.Table = checked(shards.read(shard.path))[0]
         except (shards.BadShard, OSError):  # `db check` names bad shards
             continue
-        yield from table.select(COLUMNS).to_pylist()
+        yield from table.select(FAILURE_COLUMNS).to_pylist()

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 FORMAT = "v1"
 """Name of the folder under a store's root that holds shards of this schema version."""
 
-SHORTEST_US, LONGEST_US = 2e-3, 1e10
+MIN_LATENCY_US, MAX_LATENCY_US = 2e-3, 1e10
 """Latencies outside this range are invalid: no call takes under two nanoseconds or three hours."""
 
-EARLIEST_US = 1_577_836_800_000_000  # 2020-01-01
-CLOCK_SLACK_US = 86_400_000_000  # tolerates clocks up to a day ahead
-LONGEST_MESSAGE, LONGEST_COLUMN = 500, 100_000
+MIN_TIME_US = 1_577_836_800_000_000  # 2020-01-01
+MAX_CLOCK_AHEAD_US = 86_400_000_000  # tolerates clocks up to a day ahead
+MAX_MESSAGE_CHARACTERS, MAX_COLUMN_CHARACTERS = 500, 100_000
 REGIMES = ("hot", "cold")
 
 COLUMNS: dict[str, str] = {
@@ -97,7 +97,7 @@ class _Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing(_Row):
+class TimingRow(_Row):
     """Samples in µs of one kernel in one run. `regime`: inputs "hot" in cache, or "cold" after a flush."""
 
     samples: Sequence[float]
@@ -108,7 +108,7 @@ class Timing(_Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accuracy(_Row):
+class AccuracyRow(_Row):
     """Errors of a kernel's outputs against `reference`: relative Frobenius norm, maximal absolute, relative and ulp
     error."""
 
@@ -123,7 +123,7 @@ class Accuracy(_Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure(_Row):
+class FailureRow(_Row):
     """A failed measurement: `status` (compile-error, timeout, crash, wrong, …), `stage`, truncated message."""
 
     status: str
@@ -133,7 +133,7 @@ class Failure(_Row):
     kind: ClassVar[str] = "failure"
 
 
-Row: TypeAlias = Timing | Accuracy | Failure
+Row: TypeAlias = TimingRow | AccuracyRow | FailureRow
 
 
 def arrow_schema() -> pa.Schema:
@@ -167,7 +167,7 @@ def _cell(record: dict[str, Any], name: str, kind: str) -> Any:
     text = str(value)
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text[:LONGEST_MESSAGE] if name in ("message", "status", "stage", "run", "regime") else text
+    return text[:MAX_MESSAGE_CHARACTERS] if name in ("message", "status", "stage", "run", "regime") else text
 
 
 def checked(table: pa.Table, *, now: int | None = None) -> tuple[pa.Table, Counter[str]]:
@@ -175,7 +175,7 @@ def checked(table: pa.Table, *, now: int | None = None) -> tuple[pa.Table, Count
 
     A row is skipped for the first reason that holds: a null, an oversized text, an unknown kind, a digest that is not
     that of its key, a date before 2020 or over a day ahead, negative or NaN work, and for timings no samples, an
-    unknown regime, or a latency that is NaN, infinite or outside `SHORTEST_US`..`LONGEST_US`; NaN accuracy.
+    unknown regime, or a latency that is NaN, infinite or outside `MIN_LATENCY_US`..`MAX_LATENCY_US`; NaN accuracy.
     """
     import numpy as np
 
@@ -209,7 +209,7 @@ def _faults(table: pa.Table, now: int) -> Iterable[tuple[str, np.ndarray[Any, An
     yield "unknown kind", ~(timing | accuracy | (kind == "failure"))
     yield "key does not match its digest", _mismatched(table)
     times = column("time_us")
-    yield "absurd date", (times < EARLIEST_US) | (times > now + CLOCK_SLACK_US)
+    yield "absurd date", (times < MIN_TIME_US) | (times > now + MAX_CLOCK_AHEAD_US)
     with np.errstate(invalid="ignore"):
         work = np.stack([column("flops"), column("bytes")])
         yield "bad work", ~(np.isfinite(work) & (work >= 0)).all(axis=0)
@@ -226,7 +226,7 @@ def _oversized(table: pa.Table) -> np.ndarray[Any, Any]:
     for name, kind in COLUMNS.items():
         if kind == "string":
             lengths = pc.fill_null(pc.binary_length(table.column(name)), 0)
-            bad |= np.asarray(lengths.to_numpy()) > LONGEST_COLUMN
+            bad |= np.asarray(lengths.to_numpy()) > MAX_COLUMN_CHARACTERS
     return bad
 
 
@@ -259,7 +259,7 @@ def _bad_latency(table: pa.Table) -> np.ndarray[Any, Any]:
 
     values, offsets = _samples(table)
     with np.errstate(invalid="ignore"):
-        bad = ~((values >= SHORTEST_US) & (values <= LONGEST_US))
+        bad = ~((values >= MIN_LATENCY_US) & (values <= MAX_LATENCY_US))
     before = np.concatenate([[0], np.cumsum(bad)])
     counts: np.ndarray[Any, Any] = before[offsets[1:]] - before[offsets[:-1]]
     return np.asarray((counts > 0) | (offsets[1:] == offsets[:-1]))

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 QUARANTINE = "quarantine"
-LARGEST_FILE, LARGEST_TABLE = 256 << 20, 2 << 30  # bytes on disk, bytes decompressed: decompression bombs are refused
+MAX_SHARD_FILE_BYTES, MAX_SHARD_TABLE_BYTES = (
+    256 << 20,
+    2 << 30,
+)  # bytes on disk, bytes decompressed: decompression bombs are refused
 _NAME = re.compile(r"[0-9a-f]{64}\.parquet")
 _TEMPORARY = ".tmp-"
 _TEMPORARY_AGE_S = 3600.0
@@ -65,10 +68,10 @@ def write(root: Path, device: str, table: pa.Table) -> Path:
     Raises OSError (no space, read-only, …), leaving nothing behind.
     """
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    return place(root / FORMAT / f"device={device_slug(device)}" / date, encode(table))
+    return write_by_content(root / FORMAT / f"device={device_slug(device)}" / date, encode(table))
 
 
-def place(folder: Path, content: bytes) -> Path:
+def write_by_content(folder: Path, content: bytes) -> Path:
     """Write `content` durably into `folder` under the name of its sha256, unless the file exists already."""
     target = folder / f"{sha256(content).hexdigest()}.parquet"
     if target.is_file() and target.read_bytes() == content:
@@ -96,7 +99,7 @@ def copy(shard: ShardFile, folder: Path) -> Path:
     content = shard.path.read_bytes()
     if sha256(content).hexdigest() != shard.name:
         raise OSError(f"{shard.path} changes while it is copied")
-    return place(folder, content)
+    return write_by_content(folder, content)
 
 
 def _make_durable_folder(folder: Path) -> None:
@@ -117,7 +120,7 @@ def read(path: Path) -> pa.Table:
     if not _NAME.fullmatch(path.name):
         raise BadShard("not-named-by-sha256")
     try:
-        content = read_bytes(path, LARGEST_FILE)
+        content = read_bytes(path, MAX_SHARD_FILE_BYTES)
     except Malformed:
         raise BadShard("too-large") from None
     if sha256(content).hexdigest() != path.name.removesuffix(".parquet"):
@@ -135,12 +138,12 @@ def decode(content: bytes) -> pa.Table:
         file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
         groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
         sizes = [group.total_byte_size for group in groups]
-        if min(sizes, default=0) < 0 or sum(sizes) > LARGEST_TABLE:
+        if min(sizes, default=0) < 0 or sum(sizes) > MAX_SHARD_TABLE_BYTES:
             raise BadShard("too-large")
         found = file.schema_arrow
         for column in wanted:
-            place = found.get_field_index(column.name)
-            if place < 0 or found.field(place).type != column.type:
+            at = found.get_field_index(column.name)
+            if at < 0 or found.field(write_by_content).type != column.type:
                 raise BadShard("wrong-columns")
         table = file.read(columns=wanted.names, use_threads=False).select(
             wanted.names

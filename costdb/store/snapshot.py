@@ -30,8 +30,7 @@ class Measurement:
     """Summary of a key's timings: the median over runs of each run's median.
 
     `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation of
-    the median), `n` the number of runs, `samples` the total number of samples, `latest_us` the time of the latest one,
-    `own` whether this process measured the key too: if other runs contradict its own by more than a factor 2, only its
+    the median), `n` the number of runs, `samples` the total number of samples, `own` whether this process measured the key too: if other runs contradict its own by more than a factor 2, only its
     own count."""
 
     us: float
@@ -40,7 +39,6 @@ class Measurement:
     n: int
     samples: int
     regime: str
-    latest_us: int
     own: bool = False
 
 
@@ -145,7 +143,7 @@ class Snapshot:
         rows = [row for row in self._index["timing"].get(digest, ()) if regimes[row] == regime]
         if not rows:
             return None
-        medians, mads, times, counts, runs = (columns[name] for name in ("median_us", "mad_us", "time_us", "n", "run"))
+        medians, mads, counts, runs = (columns[name] for name in ("median_us", "mad_us", "n", "run"))
         if len(rows) > 1:
             rows = self._believed(rows, runs, medians)
         by_run = _by_run(rows, runs, medians)
@@ -158,7 +156,6 @@ class Snapshot:
             n=len(per_run),
             samples=sum(int(counts[row]) for row in rows),
             regime=regime,
-            latest_us=max(int(times[row]) for row in rows),
             own=run_id() in by_run,
         )
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ... import settings
-from ...errors import CostStoreError, UsageError, warned
+from ...errors import CostStoreError, warned
 from ...writing import write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
 from . import cache, shards
-from .schema import FORMAT, REGIMES, Row, checked, to_table
-from .snapshot import LOADED, AccuracyRecord, FailureRecord, Measurement, Snapshot
+from .schema import FORMAT, Row, checked, to_table
+from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,7 @@ class Store:
         if self.root.exists() and not self.root.is_dir():
             raise CostStoreError("the cost store is not a folder", where=str(self.root), hint="name a folder")
         self.frozen, self.wait_s = frozen, wait_s
-        self._loaded: cache.Loaded | None = None
+        self._loaded: cache.LoadedCache | None = None
         self._state = "ok"
         self._names: set[str] = set()
         self._frozen_id = ""
@@ -60,14 +60,6 @@ class Store:
         return f"Store({str(self.root)!r}, {known})"
 
     # Reading
-
-    def lookup(self, keys: Iterable[KeyOrDigest], *, regime: str = "hot") -> dict[str, Measurement]:
-        """Digest -> measurement of those keys that have been timed in this regime ("hot" or "cold")."""
-        if regime not in REGIMES:
-            raise UsageError(f"unknown regime {regime!r}", where="Store.lookup", hint=f"one of {', '.join(REGIMES)}")
-        snapshot = self.snapshot
-        found = {digest: snapshot.measurement(digest, regime) for digest in map(_digest, keys)}
-        return {digest: measurement for digest, measurement in found.items() if measurement is not None}
 
     def failures(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[FailureRecord]]:
         """Digest -> recorded failures, oldest first, of those keys that have any."""
@@ -120,7 +112,7 @@ class Store:
                 self._loaded = None
                 self._predictors.clear()
 
-    def _load(self) -> cache.Loaded:
+    def _load(self) -> cache.LoadedCache:
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._read()
@@ -130,14 +122,14 @@ class Store:
                 self._frozen_id = self._current_id() if self.frozen else ""
             return self._loaded
 
-    def _read(self) -> cache.Loaded:
+    def _read(self) -> cache.LoadedCache:
         shards.clean(self.root)
         file: Path | None = None
         try:
             file = cache.private_folder(self.root) / f"{FORMAT}.duckdb"
             loaded = cache.load_file(self.root, file, self.wait_s)
             self._state = "ok"
-        except (cache.Busy, cache.Unusable) as reason:
+        except (cache.CacheBusy, cache.CacheUnusable) as reason:
             self._state = str(reason)
             self._warn(f"{reason}; its shards are read into memory")
             loaded = cache.load_memory(self.root, file)
@@ -251,7 +243,7 @@ class Store:
         try:
             with FileLock(cache.private_folder(self.root) / "compact.lock"):
                 report = self._compact()
-        except (OSError, cache.Unusable) as error:
+        except (OSError, cache.CacheUnusable) as error:
             raise CostStoreError(f"the store cannot be compacted: {error}", where=str(self.root)) from error
         self.refresh()
         return report

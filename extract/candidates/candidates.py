@@ -19,19 +19,29 @@ from ...egraph.ir.pattern import Term, Var, attr_variables, variables
 from ...egraph.view.match import Matcher
 from ...egraph.view.view import EGraphView
 from ...errors import RuleError
-from ..fusion.groups import GROWN
-from ..fusion.maximal import settled
+from ..fusion.groups import GROUPS_CACHE_ATTRIBUTE
+from ..fusion.maximal import classes_in_large_parts
 from ..model.clock import Halted
-from ..model.gc_pause import no_collection
-from ..model.kernel import MAX_COMBINATIONS, Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
-from ..model.scc import components
-from .image_layouts import Lies, Places, between
+from ..model.gc_pause import gc_paused
+from ..model.kernel import (
+    MAX_LAYOUT_COMBINATIONS,
+    Backend,
+    Call,
+    Candidate,
+    Operand,
+    Strides,
+    Template,
+    Vertex,
+    contiguous,
+)
+from ..model.scc import strongly_connected_components
+from .image_layouts import ImageLayout, KernelImageLayouts, image_layout_indices
 
 # More than any graph seen has: a cut would depend on the rest of the e-graph, so that a larger e-graph could lose
 # kernels.
 MAX_LAYOUTS = 16  # per class, including the row-major layout
 # size of the first batch of matches that backends prepare, and of the largest (batches double)
-FIRST, TOGETHER = 64, 2000
+FIRST_BATCH_MATCHES, MAX_BATCH_MATCHES = 64, 2000
 
 T = TypeVar("T")
 
@@ -39,7 +49,7 @@ T = TypeVar("T")
 ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
 
 
-class Numbered(NamedTuple):
+class NumberedHypergraph(NamedTuple):
     """A hypergraph as integer ids: of its vertices, the output of each candidate (`made`), the inputs of each candidate
     in rising order, without given ones (`needs`), and the roots. The outputs of a multi-output candidate form a bundle,
     with ids after those of the vertices."""
@@ -83,7 +93,7 @@ class Hypergraph:
         return self.types[cls] if self.types else self.view.types[cls]
 
     @cached_property
-    def numbered(self) -> Numbered:
+    def numbered(self) -> NumberedHypergraph:
         """The hypergraph as integer ids, assigned in candidate order, inputs before the output."""
         numbers: dict[Vertex, int] = {}
         known = numbers.get
@@ -105,7 +115,7 @@ class Hypergraph:
         bundles = dict.fromkeys([o for o in outputs if len(o) > 1])
         place = {bundle: len(numbers) + n for n, bundle in enumerate(bundles)}
         made = [o[0] if len(o) == 1 else place[o] for o in outputs]
-        return Numbered(numbers, made, needs, roots, list(bundles))
+        return NumberedHypergraph(numbers, made, needs, roots, list(bundles))
 
     @cached_property
     def alike(self) -> list[int]:
@@ -132,7 +142,7 @@ class Hypergraph:
         return found, which
 
 
-def candidates(
+def candidate_hypergraph(
     view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
     stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
 ) -> Hypergraph:  # fmt: skip
@@ -145,12 +155,12 @@ def candidates(
     bound in no further layouts; `stats["left_out"]` is then 1."""
     backends = [opened() if (opened := getattr(b, "opened", None)) is not None else b for b in backends]
     if any(getattr(b, "several", False) and getattr(b, "generated", None) is not None for b in backends):
-        view = settled(view, given_classes(view))
+        view = classes_in_large_parts(view, given_classes(view))
     try:
-        with no_collection():
-            return _Builder(view, backends, view_strides, types, stop, enough).build()
+        with gc_paused():
+            return _HypergraphBuilder(view, backends, view_strides, types, stop, enough).build()
     finally:
-        view.__dict__.pop(GROWN, None)
+        view.__dict__.pop(GROUPS_CACHE_ATTRIBUTE, None)
 
 
 def given_classes(view: EGraphView) -> frozenset[int]:
@@ -170,7 +180,7 @@ class _Match(NamedTuple):
     more: tuple[int, ...] = ()
 
 
-class _Form(NamedTuple):
+class _BoundForm(NamedTuple):
     """One binding of a match to layouts: `picks` is the layout index of each operand, `made` the strides of the output
     (None: row-major), `weights` the weight-only operands."""
 
@@ -180,7 +190,7 @@ class _Form(NamedTuple):
     weights: frozenset[str]
 
 
-class _Builder:
+class _HypergraphBuilder:
     def __init__(
         self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None,
         stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
@@ -207,7 +217,7 @@ class _Builder:
         self._places: dict[Vertex, tuple[int, bool]] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._calls: dict[tuple[Any, ...], Call | None] = {}
-        self._forms: dict[tuple[Any, ...], list[_Form]] = {}
+        self._forms: dict[tuple[Any, ...], list[_BoundForm]] = {}
         self._vertices: dict[int, list[Vertex]] = {}  # class -> one vertex for each layout found so far
         # (operand, class) -> inputs shared between candidates
         self._inputs: dict[tuple[str, int], list[tuple[str, Vertex]]] = {}
@@ -280,12 +290,12 @@ class _Builder:
     def _prepared(self, todo: Sequence[int], matches: Sequence[_Match]) -> Iterator[int]:
         """Indices of matches of generated kernels, batch by batch, after their backends have prepared the batch. The
         first batch is small: it has the largest kernels, and a batch interrupted by the time limit is lost."""
-        begin, count = 0, FIRST
+        begin, count = 0, FIRST_BATCH_MATCHES
         while begin < len(todo):
             part = todo[begin : begin + count]
             self._prepare([matches[i] for i in part])
             yield from self._until_enough(part)
-            begin, count = begin + count, min(2 * count, TOGETHER)
+            begin, count = begin + count, min(2 * count, MAX_BATCH_MATCHES)
 
     def _generated(self) -> Iterator[_Match]:
         """Fused kernels that backends generate for the view. Generators choose fusion groups relative to the whole
@@ -310,7 +320,7 @@ class _Builder:
             if template.layout is not None and cls not in self.turned:
                 operands = [self._row_major(c) for c in match.operands]
                 call = self._call_of(template, match.attrs, operands, [self._row_major(cls)])
-                made = Vertex(cls, _normal(template.layout(call), self.shapes[cls]))
+                made = Vertex(cls, _canonical_strides(template.layout(call), self.shapes[cls]))
                 if made != self._row_major(cls):
                     self.turned[cls] = made.strides
                     yield made
@@ -384,7 +394,7 @@ class _Builder:
                 found = self._looked_at(node, source)
                 if found is None:
                     continue
-                made = Vertex(cls, _normal(found, self.shapes[cls]))
+                made = Vertex(cls, _canonical_strides(found, self.shapes[cls]))
                 if made == source:
                     continue
                 layouts = self._layouts_of(cls)
@@ -517,28 +527,33 @@ class _Builder:
         ways: Iterable[Sequence[Sequence[int]]] = [allowed]
         if template.backend in self.preparing:
             ways = self._lying(match, allowed).uniform
-        picked = dict.fromkeys(picks for way in ways for picks in islice(_combinations(way), template.combinations))
+        picked = dict.fromkeys(
+            picks for way in ways for picks in islice(_layout_combinations(way), template.combinations)
+        )
         for picks in picked:
             yield picks, [o[i] for o, i in zip(options, picks)], outputs
 
-    def _lying(self, match: _Match, allowed: Sequence[Sequence[int]]) -> Places:
+    def _lying(self, match: _Match, allowed: Sequence[Sequence[int]]) -> KernelImageLayouts:
         """Image layouts of the operands and outputs of a generated kernel's match."""
         made = (match.cls, *match.more)
-        return Places(
+        return KernelImageLayouts(
             allowed,
-            [between(self._layouts_of(c), None if c in self.given else self.turned.get(c)) for c in match.operands],
-            any(between(self._layouts_of(c), self.turned.get(c)) for c in made),
-            Lies.ROWS if match.template.layout is None else Lies.TURNED,
+            [
+                image_layout_indices(self._layouts_of(c), None if c in self.given else self.turned.get(c))
+                for c in match.operands
+            ],
+            any(image_layout_indices(self._layouts_of(c), self.turned.get(c)) for c in made),
+            ImageLayout.ROWS if match.template.layout is None else ImageLayout.TURNED,
             not self.asked_for.isdisjoint(made),
         )
 
-    def _find_forms(self, match: _Match) -> Iterator[_Form]:
+    def _find_forms(self, match: _Match) -> Iterator[_BoundForm]:
         template = match.template
         weights = frozenset([o for o, c in zip(template.operands, match.operands) if self._weight[c]])
         for picks, chosen, outputs in self._picked(match):
             call = self._call(template, match.attrs, chosen, outputs)
             if call is not None:
-                yield _Form(picks, call, None if template.layout is None else call.output.strides, weights)
+                yield _BoundForm(picks, call, None if template.layout is None else call.output.strides, weights)
 
     def _place(self, vertex: Vertex) -> tuple[int, bool]:
         """(id of the vertex's type and layout, whether the vertex is dense)."""
@@ -563,7 +578,7 @@ class _Builder:
                 self._calls[key] = None
             else:
                 if template.layout is not None:
-                    strides = _normal(template.layout(call), self.shapes[outputs[0].cls])
+                    strides = _canonical_strides(template.layout(call), self.shapes[outputs[0].cls])
                     call = replace(call, output=Operand(call.output.type, strides))
                 self._calls[key] = call
         return self._calls[key]
@@ -584,7 +599,7 @@ class _Builder:
         return Call(operands, first, dict(attrs), more=tuple(more))
 
 
-def _combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+def _layout_combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
     """Combinations of layout indices, one index per operand, without repetition, in this order: all operands' first
     layouts, all second, … (three slices of one product are all views of it); one operand in another layout than its
     first; mixed ones."""
@@ -593,10 +608,10 @@ def _combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]
     alike = [tuple(o[min(k, len(o) - 1)] for o in options) for k in range(max(map(len, options), default=0))]
     first = tuple(o[0] for o in options)
     alone = [(*first[:n], other, *first[n + 1 :]) for n, o in enumerate(options) for other in o[1:]]
-    yield from dict.fromkeys([*alike, *alone, *islice(product(*options), 4 * MAX_COMBINATIONS)])
+    yield from dict.fromkeys([*alike, *alone, *islice(product(*options), 4 * MAX_LAYOUT_COMBINATIONS)])
 
 
-def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
+def _canonical_strides(strides: Strides, shape: Sequence[int]) -> Strides:
     """Canonical strides: axes of size 1 get the row-major stride, so that every dense value has exactly the row-major
     strides."""
     row_major = contiguous(shape)
@@ -613,7 +628,7 @@ def _in_order(graph: Hypergraph) -> list[Candidate]:
     for made, needs in zip(numbered.made, numbered.needs):
         if made < len(below):
             below[made] += needs
-    of, members = components(below)
+    of, members = strongly_connected_components(below)
     level = [0] * len(members)
     for n, member in enumerate(members):  # components come children first
         level[n] = 1 + max([level[of[k]] for v in member for k in below[v] if of[k] != n], default=0)

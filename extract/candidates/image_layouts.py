@@ -16,10 +16,10 @@ from ...egraph.view.view import EGraphView
 from ..model.kernel import Strides
 
 # ops with an image operand and an image result
-WINDOWS = frozenset(("conv", "max_pool", "avg_pool", "group_norm", "batch_norm"))
+IMAGE_OPS = frozenset(("conv", "max_pool", "avg_pool", "group_norm", "batch_norm"))
 
 
-def images(view: EGraphView) -> frozenset[int]:
+def image_classes(view: EGraphView) -> frozenset[int]:
     """Classes of a view that are images: operands and results of convolutions, poolings and channel norms, and classes
     connected to these by elementwise ops."""
     rank = [t.rank for t in view.types]
@@ -27,7 +27,7 @@ def images(view: EGraphView) -> frozenset[int]:
     todo: list[int] = []
     for node, op in enumerate(view.op):
         kids, cls = view.kids(node).tolist(), int(view.cls[node])
-        if op in WINDOWS:
+        if op in IMAGE_OPS:
             todo += [cls, kids[0]]
         elif OPS[op].pointwise or (OPS[op].moves and "axis" in OPS[op].attrs):
             for kid in kids:
@@ -43,45 +43,45 @@ def images(view: EGraphView) -> frozenset[int]:
     return frozenset(found)
 
 
-class Lies(Enum):
+class ImageLayout(Enum):
     """Layout of an image."""
 
     ROWS = "row-major"
     TURNED = "channels innermost"
 
 
-class Places(NamedTuple):
+class KernelImageLayouts(NamedTuple):
     """Layouts of a kernel's operands and result. allowed: layout indices per operand · images: per operand, the index
     of each image layout (empty: not an image) · free: whether the result is an image · writes: layout of the result as
     the kernel writes it · asked_for: whether the result must be row-major."""
 
     allowed: Sequence[Sequence[int]]
-    images: Sequence[Mapping[Lies, int]]
+    images: Sequence[Mapping[ImageLayout, int]]
     free: bool
-    writes: Lies
+    writes: ImageLayout
     asked_for: bool
 
     @property
     def uniform(self) -> Iterator[list[list[int]]]:
         """Allowed layout indices per operand with all images in one layout, for each layout; if the result can have
         that layout, it must."""
-        for lies in Lies:
+        for lies in ImageLayout:
             if (
                 self.free
                 and any(self.images)
                 and lies is not self.writes
-                and not (self.asked_for and self.writes is Lies.ROWS)
+                and not (self.asked_for and self.writes is ImageLayout.ROWS)
             ):
                 continue
-            other = Lies.TURNED if lies is Lies.ROWS else Lies.ROWS
+            other = ImageLayout.TURNED if lies is ImageLayout.ROWS else ImageLayout.ROWS
             yield [[n for n in one if n != known.get(other)] for one, known in zip(self.allowed, self.images)]
 
 
-def between(layouts: Sequence[Strides], turned: Strides | None) -> Mapping[Lies, int]:
+def image_layout_indices(layouts: Sequence[Strides], turned: Strides | None) -> Mapping[ImageLayout, int]:
     """Indices of the two image layouts among the layouts of a class; empty if the class has only one of them."""
     if turned is None or turned not in layouts[1:]:
         return {}
-    return {Lies.ROWS: 0, Lies.TURNED: layouts.index(turned)}
+    return {ImageLayout.ROWS: 0, ImageLayout.TURNED: layouts.index(turned)}
 
 
-__all__ = ["Lies", "Places", "between", "images"]
+__all__ = ["ImageLayout", "KernelImageLayouts", "image_classes", "image_layout_indices"]

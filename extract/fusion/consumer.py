@@ -5,7 +5,7 @@ The kernel that computes a value may store its slices separately (fusion/multi_o
 cheap: another layout, a rotation, a row of a cache. If a slice is needed only for one later value, which elementwise
 operations and views make of it, the kernel stores the later value instead.
 
-Limits: at most `MOST` outputs, per slice its `ENDS` last later values, `CHOICES` groups per value; of groups with equal
+Limits: at most `MAX_OUTPUTS` outputs, per slice its `MAX_LATER_VALUES` last later values, `MAX_GROUPS_PER_VALUE` groups per value; of groups with equal
 outputs, the ones that `Together.least` keeps.
 """
 
@@ -21,14 +21,14 @@ from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make, rebuild, topological
 from ...egraph.view.view import EGraphView
-from .multi_output import MOST, Group, Shown, Together
-from .policy import PRODUCTS, Region
+from .multi_output import MAX_OUTPUTS, DerivedClass, MultiOutputFusion, MultiOutputGroup
+from .policy import PRODUCT_OPS, FusionGroup
 
-ENDS, CHOICES = 4, 2
-LEAVES = 16  # operands of a group: biases and norms of each result, tables, caches
+MAX_LATER_VALUES, MAX_GROUPS_PER_VALUE = 4, 2
+MAX_CONSUMER_LEAVES = 16  # operands of a group: biases and norms of each result, tables, caches
 
 
-class End(NamedTuple):
+class LaterValue(NamedTuple):
     """A later value of a slice: its class, its term over leaves (`start` stands for the slice), the class of each
     leaf."""
 
@@ -44,21 +44,21 @@ class End(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Onward:
+class ConsumerFusion:
     """Consumer fusion groups of a view; `together` provides the fusion groups and the groups without later values."""
 
-    together: Together
-    _ends_of: dict[int, list[End]] = field(default_factory=dict)
+    together: MultiOutputFusion
+    _ends_of: dict[int, list[LaterValue]] = field(default_factory=dict)
 
     @property
     def view(self) -> EGraphView:
         """The e-graph view."""
         return self.together.view
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[MultiOutputGroup]:
         """Yield the groups with the least bytes read, among those with equal outputs (products fused, and products
         stored, are compared separately)."""
-        alike: dict[tuple[str, frozenset[int]], dict[frozenset[int], Group]] = {}
+        alike: dict[tuple[str, frozenset[int]], dict[frozenset[int], MultiOutputGroup]] = {}
         seen: set[int] = set()
         for whole in self.together.found:
             if not _has_product(whole.term) or whole.term.entry.kind == "view":
@@ -73,17 +73,17 @@ class Onward:
         for groups in alike.values():
             yield from self.together.least([*groups.values()])
 
-    def _stored(self, cls: int) -> Region:
+    def _stored(self, cls: int) -> FusionGroup:
         """A class as a trivial fusion group that reads it from memory."""
         leaf = placeholder("whole", self.view.types[cls].shape, self.view.types[cls].dtype)
-        return Region(cls, leaf, ((leaf, cls),), "rows")
+        return FusionGroup(cls, leaf, ((leaf, cls),), "rows")
 
-    def _of(self, whole: Region, axis: int) -> Iterator[Group]:
+    def _of(self, whole: FusionGroup, axis: int) -> Iterator[MultiOutputGroup]:
         """The groups of a value's slices along an axis."""
         parts = self.together.slices(whole.cls, axis)
-        if not 2 <= len(parts) <= MOST:
+        if not 2 <= len(parts) <= MAX_OUTPUTS:
             return
-        shown = [self.together.shown(cls) or Shown(cls) for *_, cls in parts]
+        shown = [self.together.shown(cls) or DerivedClass(cls) for *_, cls in parts]
         options = [[*self._ends(s.cls), self._itself(s.cls)] for s in shown]
         count = 0
         for first in options[0]:
@@ -91,23 +91,23 @@ class Onward:
             chosen = [first, *(e for e in others if e is not None)]
             if len({e.cls for e in chosen}) == len(parts) and any(e.term is not e.start for e in chosen):
                 group = self._group(whole, axis, parts, chosen)
-                if group is not None and count < CHOICES:
+                if group is not None and count < MAX_GROUPS_PER_VALUE:
                     count += 1
                     yield group
 
-    def _itself(self, cls: int) -> End:
+    def _itself(self, cls: int) -> LaterValue:
         kind = self.view.types[cls]
         start = placeholder("slice", kind.shape, kind.dtype)
-        return End(cls, start, start, {start: cls})
+        return LaterValue(cls, start, start, {start: cls})
 
-    def _ends(self, cls: int) -> list[End]:
+    def _ends(self, cls: int) -> list[LaterValue]:
         """Later values that dominate all uses of a class, the last ones first."""
         if cls not in self._ends_of:
             self._ends_of[cls] = self._found_ends(cls)
         return self._ends_of[cls]
 
-    def _found_ends(self, cls: int) -> list[End]:
-        uses, found = self.together.regions.uses, dict[int, End]()
+    def _found_ends(self, cls: int) -> list[LaterValue]:
+        uses, found = self.together.regions.uses, dict[int, LaterValue]()
         for region in self._through.get(cls, ()):
             if region.cls in found or region.cls not in uses or uses.beside(cls, region.cls):
                 continue
@@ -117,13 +117,13 @@ class Onward:
             start = placeholder("slice", inside.shape, inside.dtype)
             (term,) = rebuild([region.term], partial(_exchanged, {inside: start}))
             if any(t is start for t in topological([term])) and not _has_product(term):
-                found[region.cls] = End(region.cls, term, start, {start: cls, **dict(region.leaves)})
-        return sorted(found.values(), key=lambda e: self._depth(e.cls))[:ENDS]
+                found[region.cls] = LaterValue(region.cls, term, start, {start: cls, **dict(region.leaves)})
+        return sorted(found.values(), key=lambda e: self._depth(e.cls))[:MAX_LATER_VALUES]
 
     @cached_property
-    def _through(self) -> dict[int, list[Region]]:
+    def _through(self) -> dict[int, list[FusionGroup]]:
         """Class -> fusion groups in which the class is computed or read."""
-        found: dict[int, list[Region]] = {}
+        found: dict[int, list[FusionGroup]] = {}
         for region in self.together.found:
             for c in {c for _, c in (*region.leaves, *region.inner)}:
                 found.setdefault(c, []).append(region)
@@ -137,15 +137,15 @@ class Onward:
         return count
 
     def _group(
-        self, whole: Region, axis: int, parts: Sequence[tuple[int, int, int]], ends: Sequence[End]
-    ) -> Group | None:
+        self, whole: FusionGroup, axis: int, parts: Sequence[tuple[int, int, int]], ends: Sequence[LaterValue]
+    ) -> MultiOutputGroup | None:
         together, classes = self.together, dict.fromkeys(c for _, c in whole.leaves)
-        shown = [together.shown(cls) or Shown(cls) for *_, cls in parts]
+        shown = [together.shown(cls) or DerivedClass(cls) for *_, cls in parts]
         for (*_, cls), way, end in zip(parts, shown, ends, strict=True):
             used = topological([end.term])
             classes |= dict.fromkeys(together.beside(cls, way))
             classes |= dict.fromkeys(c for t, c in end.leaves.items() if t in used and t is not end.start)
-        if len(classes) > LEAVES or not classes.keys().isdisjoint(e.cls for e in ends):
+        if len(classes) > MAX_CONSUMER_LEAVES or not classes.keys().isdisjoint(e.cls for e in ends):
             return None
         types = self.view.types
         named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
@@ -158,7 +158,7 @@ class Onward:
             terms += rebuild([end.term], partial(_exchanged, change))
         order = {leaf: c for c, leaf in named.items()}
         leaves = tuple((t, order[t]) for t in topological(terms) if t in order)
-        return Group(tuple(e.cls for e in ends), tuple(terms), leaves, whole.reach)
+        return MultiOutputGroup(tuple(e.cls for e in ends), tuple(terms), leaves, whole.reach)
 
 
 def _exchanged(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tensor]) -> Tensor | None:
@@ -166,7 +166,7 @@ def _exchanged(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tensor
 
 
 def _has_product(term: Tensor) -> bool:
-    return any(t.op in PRODUCTS for t in topological([term]))
+    return any(t.op in PRODUCT_OPS for t in topological([term]))
 
 
 def _beside(a: tuple[int, ...], b: tuple[int, ...]) -> bool:

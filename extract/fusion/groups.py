@@ -25,33 +25,42 @@ from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.saturate.term_cost import Pricing, Roofline, node_prices
 from ...egraph.view.view import EGraphView
-from .growth import MAX_NODES, Growth
-from .policy import ALL, ATTENTION, NARROW, PRODUCTS, REACHES, Reach, Region, kind_of
-from .repeats import Repeats, Step
-from .uses import Uses
+from .growth import MAX_GROUP_NODES, FusionGrowth
+from .policy import (
+    ATTENTION_OPS,
+    FUSION_POLICIES,
+    MAX_NARROW_COLUMNS,
+    PRODUCT_OPS,
+    UNLIMITED_PRODUCTS,
+    FusionGroup,
+    FusionPolicy,
+    fusion_role,
+)
+from .repeats import OutlineStep, RepeatedSubgraphs
+from .uses import ChosenConsumers
 
-STARTS = 4  # largest number of e-nodes of a class that start groups
+MAX_START_NODES = 4  # largest number of e-nodes of a class that start groups
 # number of classes of one colour, the latest ones, whose groups are tried for another class: classes of many constants
 # all differ
-TRIED = 32
-SLACK = 1.5  # cost limit of a starting e-node, relative to the cheapest of its class
+MAX_REUSED_CLASSES = 32
+START_COST_RATIO = 1.5  # cost limit of a starting e-node, relative to the cheapest of its class
 # the same inside a group; larger where statistics are leaves, whose cost is not the group's
-DEARER, DEARER_LEAN = 2, 16
-DEAR = 2  # flops per element above which a value is not recomputed for every window that contains it
-GROWN = "_grown"  # attribute of a view that caches its groups while candidates are built
-BESIDE = 1  # largest number of values with other consumers on a path inside a group
+NODE_COST_RATIO, NODE_COST_RATIO_STATISTICS = 2, 16
+MAX_WINDOW_FLOPS = 2  # flops per element above which a value is not recomputed for every window that contains it
+GROUPS_CACHE_ATTRIBUTE = "_grown"  # attribute of a view that caches its groups while candidates are built
+MAX_SHARED_ON_PATH = 1  # largest number of values with other consumers on a path inside a group
 
 
 @dataclass(frozen=True)
-class _Grown:
+class _ClassGroups:
     """The fusion groups of a class, the steps to all their e-nodes, and the classes found to be shared meanwhile."""
 
     cls: int
-    regions: tuple[Region, ...]
-    steps: list[Step]
+    regions: tuple[FusionGroup, ...]
+    steps: list[OutlineStep]
     shared: frozenset[int]
 
-    def moved(self, to: Mapping[int, int]) -> Iterator[Region]:
+    def moved(self, to: Mapping[int, int]) -> Iterator[FusionGroup]:
         """The same groups with classes replaced by `to`."""
         for r in self.regions:
             yield replace(
@@ -61,13 +70,13 @@ class _Grown:
 
 
 @dataclass
-class Regions:
+class FusionGroups:
     """All fusion groups of a view. `given` are classes in memory before any kernel runs."""
 
     view: EGraphView
     given: frozenset[int]
     pricing: Pricing = field(default_factory=Roofline)
-    reaches: tuple[Reach, ...] = REACHES
+    reaches: tuple[FusionPolicy, ...] = FUSION_POLICIES
     beside: dict[int, set[int]] = field(default_factory=dict)  # class -> statistics that some group reads together
     settled: set[int] = field(
         default_factory=set
@@ -76,17 +85,17 @@ class Regions:
     unread: set[int] = field(default_factory=set)  # subset of settled: no group reads these
     shared: set[int] = field(default_factory=set)  # statistics with readers outside the groups
     seen: set[Tensor] = field(default_factory=set)  # terms found for the current class
-    _so_far: list[Region] = field(default_factory=list)
+    _so_far: list[FusionGroup] = field(default_factory=list)
     _tensors: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     _below: dict[int, set[int]] = field(default_factory=dict)
     # (colour, shared) -> results of classes
-    _grown_of: dict[tuple[int, bool], list[_Grown]] = field(default_factory=dict)
+    _grown_of: dict[tuple[int, bool], list[_ClassGroups]] = field(default_factory=dict)
     _attend: dict[int, bool] = field(default_factory=dict)
-    _admitted: dict[Reach, dict[tuple[int, int, bool, bool], list[int]]] = field(default_factory=dict)
+    _admitted: dict[FusionPolicy, dict[tuple[int, int, bool, bool], list[int]]] = field(default_factory=dict)
 
     @cached_property
-    def repeats(self) -> Repeats:
+    def repeats(self) -> RepeatedSubgraphs:
         """Colours of classes with respect to everything that fusion growth considers."""
         view, roots = self.view, {*self.view.roots}
         marks = [
@@ -103,7 +112,7 @@ class Regions:
             )
             for c, (t, weight, original) in enumerate(zip(view.types, view.weight.tolist(), view.original.tolist()))
         ]
-        return Repeats(view, marks, self.given)
+        return RepeatedSubgraphs(view, marks, self.given)
 
     @cached_property
     def kids(self) -> list[list[int]]:
@@ -112,8 +121,8 @@ class Regions:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Fusion role of each e-node (see `kind_of`)."""
-        return [kind_of(op) for op in self.view.op]
+        """Fusion role of each e-node (see `fusion_role`)."""
+        return [fusion_role(op) for op in self.view.op]
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -146,9 +155,9 @@ class Regions:
         return self._node_costs[node]
 
     @cached_property
-    def uses(self) -> Uses:
+    def uses(self) -> ChosenConsumers:
         """Consumers and dominators over the cheapest e-nodes."""
-        return Uses(self.view, self.choice)
+        return ChosenConsumers(self.view, self.choice)
 
     def inside(self, node: int, products: int) -> set[int]:
         """The classes that a group starting at an e-node may contain, with at most `products` products on a path."""
@@ -157,13 +166,13 @@ class Regions:
             choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
             first = self.kinds[node] == "product"
             todo = [(k, int(first)) for k in self.kids[node]]
-            while todo and len(found) < 4 * MAX_NODES:
+            while todo and len(found) < 4 * MAX_GROUP_NODES:
                 cls, used = todo.pop()
                 if cls in self.given or choice[cls] < 0:
                     continue
                 kind = self.kinds[choice[cls]]
                 used += kind == "product"
-                if kind not in ("opaque", "written") and used <= min(products, found.get(cls, ALL) - 1):
+                if kind not in ("opaque", "written") and used <= min(products, found.get(cls, UNLIMITED_PRODUCTS) - 1):
                     found[cls] = used
                     todo += [(k, used) for k in self.kids[choice[cls]]]
             self._insides[key] = set(found)
@@ -176,8 +185,8 @@ class Regions:
 
     def _plausible(self, cls: int) -> list[int]:
         """The e-nodes of a class that a good plan may use."""
-        limit = SLACK * self._costs[1][cls] + 100
-        return [n for n in self._by_class[cls][: 2 * STARTS] if self._cost(n) * self._share(n) <= limit]
+        limit = START_COST_RATIO * self._costs[1][cls] + 100
+        return [n for n in self._by_class[cls][: 2 * MAX_START_NODES] if self._cost(n) * self._share(n) <= limit]
 
     def _share(self, node: int) -> float:
         """Share of its operand that a slice is; 1 for other e-nodes. The other slices may be needed too, and then share
@@ -204,7 +213,7 @@ class Regions:
         """Classes cheaper to compute inline than to read: index formulas, and cheap functions of these and of single
         given elements (such as a mask of the positions up to one)."""
         single = {c for c in self.given if self.elements(c) == 1}
-        return self._cheap_from(self.formulas | single, DEAR) - single | self.formulas
+        return self._cheap_from(self.formulas | single, MAX_WINDOW_FLOPS) - single | self.formulas
 
     @cached_property
     def flat(self) -> set[int]:
@@ -256,11 +265,13 @@ class Regions:
         if found is None:
             op = self.view.op
             kids = self.kids[node] if OPS[op[node]].kind == "view" else ()
-            found = op[node] in ATTENTION or any(all(op[n] in ATTENTION for n in self._by_class[k]) for k in kids)
+            found = op[node] in ATTENTION_OPS or any(
+                all(op[n] in ATTENTION_OPS for n in self._by_class[k]) for k in kids
+            )
             self._attend[node] = found
         return found
 
-    def admitted(self, cls: int, reach: Reach, products: int, below: bool, lean: bool) -> list[int]:
+    def admitted(self, cls: int, reach: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
         """The e-nodes that may stand for a class inside a group of a policy, cheapest first. products: number on the
         path · below: whether at an operand of a product · lean: whether statistics are leaves."""
         known = self._admitted.setdefault(reach, {})
@@ -269,19 +280,19 @@ class Regions:
             known[key] = list(self._admissible(cls, reach, products, below, lean))
         return known[key]
 
-    def _admissible(self, cls: int, reach: Reach, products: int, below: bool, lean: bool) -> Iterator[int]:
+    def _admissible(self, cls: int, reach: FusionPolicy, products: int, below: bool, lean: bool) -> Iterator[int]:
         nodes, op = self._by_class[cls], self.view.op
         kinds = {"cheap"} if reach.pointwise_below or not below or cls in self.at_once else set()
         rows = reach.rows_below if below and products >= reach.products else reach.rows_above
-        if products < ALL and rows and not lean:
+        if products < UNLIMITED_PRODUCTS and rows and not lean:
             kinds.add("rows")
         if products < reach.products:
             kinds.add("product")
-        if reach.layers and concrete(self.view.types[cls].shape)[-1:] > (NARROW,):
+        if reach.layers and concrete(self.view.types[cls].shape)[-1:] > (MAX_NARROW_COLUMNS,):
             kinds.discard("product")
         # attention as two products instead of one operation, since the scores may be needed as well
         fused = reach.products == 2
-        dearest = (DEARER_LEAN if lean else DEARER) * self._costs[1][cls] + 1000
+        dearest = (NODE_COST_RATIO_STATISTICS if lean else NODE_COST_RATIO) * self._costs[1][cls] + 1000
         if fused and any(map(self.whole_attention, nodes)):  # the single operation is cheaper than two stored products
             dearest = inf
         for n in nodes:
@@ -291,7 +302,7 @@ class Regions:
                 or self._cost(n) > dearest
                 or (reach.layers and kind == "product" and op[n] not in ("matmul", "linear"))
                 or (fused and self.whole_attention(n))
-                or (products >= ALL and OPS[op[n]].flops > DEAR)
+                or (products >= UNLIMITED_PRODUCTS and OPS[op[n]].flops > MAX_WINDOW_FLOPS)
                 or (below and self.spreads(n))
             ):
                 continue
@@ -326,14 +337,14 @@ class Regions:
         nodes = [n for n in self._by_class[cls] if self.kinds[n] != "opaque"]
         if not nodes:
             return []
-        limit = SLACK * self._cost(nodes[0]) + 100
+        limit = START_COST_RATIO * self._cost(nodes[0]) + 100
         kept, seen = [], set()
         for n in nodes:
             key = self.kinds[n]
             if self._cost(n) <= limit or key not in seen:
                 kept.append(n)
                 seen.add(key)
-        return kept[:STARTS]
+        return kept[:MAX_START_NODES]
 
     def reachable(self) -> list[int]:
         """Classes that a good plan may need, roots first."""
@@ -349,14 +360,14 @@ class Regions:
         return list(order)
 
     @property
-    def grown(self) -> Regions:
+    def grown(self) -> FusionGroups:
         """These groups, or an equal instance cached on the view (another generator may have asked): growing them takes
         longer than everything else done with repeated layers."""
-        kept: dict[object, Regions] = self.view.__dict__.setdefault(GROWN, {})
+        kept: dict[object, FusionGroups] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
         key = self.given, self.reaches, *map(frozenset, (self.settled, self.unstarted, self.unread))
         return kept.setdefault(key, self)
 
-    def until(self, enough: Callable[[], bool]) -> Iterator[Region]:
+    def until(self, enough: Callable[[], bool]) -> Iterator[FusionGroup]:
         """Yield every group until `enough` returns True; each is grown once."""
         for place in count():
             if place == len(self._so_far):
@@ -366,10 +377,10 @@ class Regions:
             yield self._so_far[place]
 
     @cached_property
-    def _growing(self) -> Iterator[Region]:
+    def _growing(self) -> Iterator[FusionGroup]:
         return iter(self)
 
-    def __iter__(self) -> Iterator[Region]:
+    def __iter__(self) -> Iterator[FusionGroup]:
         """Yield every group, each term once; statistics that groups read get groups as well."""
         order = dict.fromkeys(self.reachable())
         todo = [c for c in order if c not in self.unstarted]
@@ -386,18 +397,18 @@ class Regions:
             todo = [c for c in statistics if c not in order]
             order |= dict.fromkeys(todo)
 
-    def _of(self, cls: int) -> Iterator[Region]:
+    def _of(self, cls: int) -> Iterator[FusionGroup]:
         """The groups of a class: mapped from a similar class, or grown."""
         key = self.repeats.colours[cls], cls in self.beside and cls in self.shared
         alike = self._grown_of.setdefault(key, [])
-        for known in alike[-TRIED:]:
+        for known in alike[-MAX_REUSED_CLASSES:]:
             to = self.repeats.image(known.steps, known.cls, cls)
             if to is not None and known.shared <= to.keys():
                 self.shared |= {to[c] for c in known.shared}
                 yield from known.moved(to)
                 return
         before, nodes = set(self.shared), dict[int, None]()
-        found: dict[Tensor, Region] = {}
+        found: dict[Tensor, FusionGroup] = {}
         self.seen = set[Tensor]()
         for node in self.starts(cls):
             for reach in self._of_use:
@@ -407,21 +418,23 @@ class Regions:
                         found[region.term] = region
                         nodes |= dict.fromkeys(growth.inlined)
         yield from found.values()
-        alike.append(_Grown(cls, (*found.values(),), self.repeats.outline(nodes), frozenset(self.shared - before)))
+        alike.append(
+            _ClassGroups(cls, (*found.values(),), self.repeats.outline(nodes), frozenset(self.shared - before))
+        )
 
     @cached_property
-    def _of_use(self) -> list[Reach]:
+    def _of_use(self) -> list[FusionPolicy]:
         """The policies that apply to this view: those with products only if the view has products."""
         ops = {*self.view.op}
-        return [r for r in self.reaches if not r.products or ops & PRODUCTS]
+        return [r for r in self.reaches if not r.products or ops & PRODUCT_OPS]
 
-    def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[tuple[Growth, Region | None]]:
-        """Groups of one policy, the largest first: with at most BESIDE values with other consumers on a path, then with
+    def _grown(self, cls: int, node: int, reach: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
+        """Groups of one policy, the largest first: with at most MAX_SHARED_ON_PATH values with other consumers on a path, then with
         fewer."""
-        whole = Growth(self, cls, reach)
+        whole = FusionGrowth(self, cls, reach)
         found = whole.grown(node)
-        if whole.met <= BESIDE:
+        if whole.met <= MAX_SHARED_ON_PATH:
             yield whole, found
-        for room in reversed(range(min(whole.met, BESIDE + 1))):
-            less = Growth(self, cls, reach, room)
+        for room in reversed(range(min(whole.met, MAX_SHARED_ON_PATH + 1))):
+            less = FusionGrowth(self, cls, reach, room)
             yield less, less.grown(node)

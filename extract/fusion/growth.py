@@ -8,39 +8,39 @@ from typing import TYPE_CHECKING
 
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import OPS
-from .policy import AGAIN, ALL, Reach, Region
+from .policy import MULTI_PASS_REDUCTIONS, UNLIMITED_PRODUCTS, FusionGroup, FusionPolicy
 
 if TYPE_CHECKING:
-    from .groups import Regions
+    from .groups import FusionGroups
 
-MAX_NODES, MAX_LEAVES = 48, 10
+MAX_GROUP_NODES, MAX_GROUP_LEAVES = 48, 10
 
 
-class TooLarge(Exception):
-    """The fusion group exceeds MAX_NODES or MAX_LEAVES, or contains itself."""
+class GroupTooLarge(Exception):
+    """The fusion group exceeds MAX_GROUP_NODES or MAX_GROUP_LEAVES, or contains itself."""
 
 
 @dataclass(eq=False)
-class Part:
+class GroupNode:
     """An e-node inside a fusion group; `parts` are its operands: inlined parts or leaf classes."""
 
     node: int
-    parts: list[Part | int]
+    parts: list[GroupNode | int]
 
 
 @dataclass
-class Growth:
+class FusionGrowth:
     """A fusion group of a class under a fusion policy, while it is grown: state of the search and result."""
 
-    regions: Regions
+    regions: FusionGroups
     cls: int
-    reach: Reach
-    room: int = ALL  # how many values with consumers outside the group may be recomputed on a path
+    reach: FusionPolicy
+    room: int = UNLIMITED_PRODUCTS  # how many values with consumers outside the group may be recomputed on a path
     leaves: dict[int, Tensor | None] = field(default_factory=dict)
     spread: dict[int, None] = field(default_factory=dict)  # leaves that are broadcast over more elements
-    done: dict[tuple[int, int, int, bool, bool], Part | int] = field(default_factory=dict)
-    made: dict[Part, Tensor] = field(default_factory=dict)
-    root: Part | None = None
+    done: dict[tuple[int, int, int, bool, bool], GroupNode | int] = field(default_factory=dict)
+    made: dict[GroupNode, Tensor] = field(default_factory=dict)
+    root: GroupNode | None = None
     nodes: int = 0
     used: int = 0  # largest number of products (GEMM, conv, attention) on a path
     met: int = 0  # largest number of values on a path that have consumers outside the group
@@ -48,13 +48,13 @@ class Growth:
     open: set[tuple[int, int, int, bool, bool]] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
 
-    def grown(self, node: int) -> Region | None:
+    def grown(self, node: int) -> FusionGroup | None:
         """The fusion group that starts with an e-node; None if it is too large, trivial, a duplicate or has fewer
         products than the policy asks for."""
         self.inside = self.regions.inside(node, self.reach.products) | {self.cls}
         try:
             root = self.root = self._node(node, 0, 0, False, self.reach.spread_bare)
-        except TooLarge:
+        except GroupTooLarge:
             return None
         if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
             return None
@@ -66,14 +66,14 @@ class Growth:
         order = {leaf: cls for cls, leaf in self.leaves.items()}
         leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
         inner = {c: self._term(part) for (c, *_), part in self.done.items() if not isinstance(part, int)}
-        return Region(
+        return FusionGroup(
             self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner.items()), tuple(self.spread)
         )
 
     @property
     def inlined(self) -> Iterator[int]:
         """The e-nodes of the grown group, from the output down."""
-        todo, seen = [self.root], set[Part]()
+        todo, seen = [self.root], set[GroupNode]()
         while todo:
             part = todo.pop()
             if part is not None and part not in seen:
@@ -81,7 +81,7 @@ class Growth:
                 yield part.node
                 todo += [p for p in reversed(part.parts) if not isinstance(p, int)]
 
-    def _term(self, part: Part | int) -> Tensor:
+    def _term(self, part: GroupNode | int) -> Tensor:
         """The tensor of a part, built lazily: most groups turn out too large first."""
         view = self.regions.view
         if isinstance(part, int):
@@ -93,25 +93,25 @@ class Growth:
             self.made[part] = self.regions.tensor(part.node, tuple([self._term(p) for p in part.parts]))
         return self.made[part]
 
-    def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> Part:
+    def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> GroupNode:
         """Inline an e-node. beside: values on the path with outside consumers · products: products on the path · below:
         whether the node is an operand of a product · lean: operands broadcast over the node's elements and reductions
         are leaves."""
         view = self.regions.view
         op = view.op[node]
         self.nodes += int(view.cls[node]) not in self.regions.formulas  # index formulas are not values
-        if self.nodes > MAX_NODES:
-            raise TooLarge
+        if self.nodes > MAX_GROUP_NODES:
+            raise GroupTooLarge
         kind = self.regions.kinds[node]
         if kind == "product":
             products, below = products + 1, True
             self.used = max(self.used, products)
         # overlapping windows need each value below many times: nothing expensive is inlined there
         if self.regions.slides(node):
-            products, below = ALL, True
+            products, below = UNLIMITED_PRODUCTS, True
         product, bare_spread = kind == "product", self.reach.spread_bare
         others = self.reach.left_only and product and not bare_spread
-        first = self.reach.rows_bare and op in AGAIN
+        first = self.reach.rows_bare and op in MULTI_PASS_REDUCTIONS
         size = self.regions.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
         kids, r = self.regions.kids[node], self.regions
         spread = [k for k in kids if size and k not in r.flat and r.elements(k) < size]
@@ -121,16 +121,16 @@ class Growth:
             thin = bool(i) or not self.reach.rows_below if product and bare_spread else lean
             bare = k in spread or (others if i else first or kind == "written")
             parts.append(self._class(k, beside, products, below, bare, thin))
-        return Part(node, parts)
+        return GroupNode(node, parts)
 
-    def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> Part | int:
+    def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> GroupNode | int:
         if bare and cls not in self.regions.at_once:
             return self._leaf(cls)
         key = (cls, beside, products, below, lean)
         found = self.done.get(key)
         if found is None:
             if key in self.open:  # cycle through free operations
-                raise TooLarge
+                raise GroupTooLarge
             self.open.add(key)
             node = self._inlined(cls, products, below, lean)
             if node is not None and self._needed_beside(cls):
@@ -165,7 +165,7 @@ class Growth:
 
     def _leaf(self, cls: int) -> int:
         if cls not in self.leaves:
-            if len(self.leaves) >= MAX_LEAVES:
-                raise TooLarge
+            if len(self.leaves) >= MAX_GROUP_LEAVES:
+                raise GroupTooLarge
             self.leaves[cls] = None
         return cls

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-SHORT = 64  # longest reduction that counts as short: one tile holds all of it
+MAX_VECTOR_REDUCTION = 64  # longest reduction that counts as short: one tile holds all of it
 
 
-def vector_product(left: Sequence[int], right: Sequence[int]) -> tuple[int, int, int] | None:
+def vector_product_extent(left: Sequence[int], right: Sequence[int]) -> tuple[int, int, int] | None:
     """(number of results, reduction length, stride between neighbouring elements) of a `matmul` with these operand
     shapes, if one side is a vector and the reduction is short, or the reduction has length 1 (an outer product); None
     otherwise."""
     rows, depth, columns = left[-2], left[-1], right[-1]
-    if not 1 <= depth <= SHORT or (depth > 1 and columns > 1 and rows > 1):
+    if not 1 <= depth <= MAX_VECTOR_REDUCTION or (depth > 1 and columns > 1 and rows > 1):
         return None
     return max(prod(left[:-2]), prod(right[:-2])) * rows * columns, depth, columns

@@ -25,22 +25,22 @@ from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.graph import Tensor, make, topological
 from ...egraph.ir.ops import OPS
 from ...egraph.view.view import EGraphView
-from .groups import Regions
-from .growth import MAX_NODES
-from .multi_output import Group
-from .values import Values, is_view
+from .groups import FusionGroups
+from .growth import MAX_GROUP_NODES
+from .multi_output import MultiOutputGroup
+from .values import MaximalFusionValues, is_view
 
-NEAR = 32  # number of recently begun parts considered for a value besides those of its consumers
-LARGE = 16  # least weight of a useful part: smaller ones are ordinary fusion groups
-OPERANDS, RESULTS = 48, 24  # largest number of operands and results of a part
-TIMES = 16  # largest ratio of the element counts of values in a part
-OPEN = 4  # largest number of results of a piece from which ordinary groups start
+MAX_NEARBY_PARTS = 32  # number of recently begun parts considered for a value besides those of its consumers
+MIN_PART_WEIGHT = 16  # least weight of a useful part: smaller ones are ordinary fusion groups
+MAX_PART_OPERANDS, MAX_PART_RESULTS = 48, 24  # largest number of operands and results of a part
+MAX_SIZE_RATIO = 16  # largest ratio of the element counts of values in a part
+MAX_OPEN_RESULTS = 4  # largest number of results of a piece from which ordinary groups start
 # sizes of the pieces into which a large part is cut as alternatives, in case it is slower than they are
-PIECES = (400, 32)
+PIECE_WEIGHTS = (400, 32)
 
 
 @dataclass(eq=False)
-class Part:
+class MaximalPart:
     """Values computed by one kernel. rows: number of elements of most of them, or of the results of reductions over
     `depth` elements each · wide: element counts of concatenations of such values · extent: extent of its reductions ·
     after: indices of parts that read it · reads: bitset of given classes."""
@@ -59,12 +59,12 @@ class Part:
 
 
 @dataclass
-class Partition:
+class MaximalPartition:
     """Assignment of values to parts, in reverse order (consumers first): each value joins a consumer's part, or a part
     that reads the same memory, if the sizes match and the parts stay acyclic."""
 
-    values: Values
-    parts: list[Part] = field(default_factory=list)
+    values: MaximalFusionValues
+    parts: list[MaximalPart] = field(default_factory=list)
     home: dict[int, int] = field(default_factory=dict)  # class -> its part
     readers: dict[int, set[int]] = field(default_factory=dict)  # class -> classes of parts that read it
     # class -> (concatenation, its joined values)
@@ -92,7 +92,7 @@ class Partition:
                     self.wholes.setdefault(k, []).append(whole)
         place = {c: n for n, c in enumerate(values.order)}
         for n, a in enumerate(self.fitting):
-            for b in self.fitting[n + 1 : n + 1 + NEAR]:
+            for b in self.fitting[n + 1 : n + 1 + MAX_NEARBY_PARTS]:
                 if self._alike(a, b) and not self._between(a, b):
                     self._merge(a, b)
         for part in self.parts:
@@ -125,7 +125,7 @@ class Partition:
         for part in self.parts:
             if gone in part.after:
                 part.after = (part.after - {gone}) | ({into} if part is not one else set())
-        self.parts[gone] = Part(other.rows)
+        self.parts[gone] = MaximalPart(other.rows)
         both = 1 << into | 1 << gone
         new = (self.later[into] | self.later[gone]) & ~both
         self.later[into] = new
@@ -137,14 +137,14 @@ class Partition:
         """The index of the part for a class; a new part if none is suitable."""
         read = self.values.below[cls]
         if self.values.fits(cls):
-            beside = (n for n in self.fitting[-NEAR:] if n not in users and self.parts[n].reads & read)
+            beside = (n for n in self.fitting[-MAX_NEARBY_PARTS:] if n not in users and self.parts[n].reads & read)
             for n in (*sorted(users), *beside):
                 if self._joins(cls, n) and not self._waits(users - {n}, n):
                     self._widen(cls, self.parts[n])
                     return n
         extent = self.values.extent(cls) if self.values.reduces(cls) else None
         size = self.values.regions.elements(cls)
-        self.parts.append(Part(size) if extent is None else Part(extent[0], extent[1], extent=extent))
+        self.parts.append(MaximalPart(size) if extent is None else MaximalPart(extent[0], extent[1], extent=extent))
         self.later.append(0)
         self.fitting += [len(self.parts) - 1] if self.values.fits(cls) else []
         return len(self.parts) - 1
@@ -169,10 +169,10 @@ class Partition:
             return size in part.sizes() and (len(each) > 1 or each <= part.sizes() or open_)
         return size in part.sizes() or self._is_piece(cls, number)
 
-    def _times(self, cls: int, part: Part) -> bool:
+    def _times(self, cls: int, part: MaximalPart) -> bool:
         """Whether all element counts, the class's included, are small multiples of the smallest one."""
         sizes = {self.values.regions.elements(cls), *part.sizes()}
-        return all(n % min(sizes) == 0 and n <= TIMES * min(sizes) for n in sizes)
+        return all(n % min(sizes) == 0 and n <= MAX_SIZE_RATIO * min(sizes) for n in sizes)
 
     def _is_piece(self, cls: int, number: int) -> bool:
         """Whether all values of the part so far are concatenations of values like this one."""
@@ -182,7 +182,7 @@ class Partition:
         own = [those for q, those in self.wholes.get(cls, ()) if self.home[q] == number and elements(q) == part.rows]
         return any(all(elements(k) == elements(cls) for k in those) for those in own)
 
-    def _widen(self, cls: int, part: Part) -> None:
+    def _widen(self, cls: int, part: MaximalPart) -> None:
         """Update a part's sizes for a class that joins."""
         size = self.values.regions.elements(cls)
         if self.values.reduces(cls):
@@ -213,12 +213,12 @@ class Partition:
 
 
 @dataclass
-class Whole:
+class MaximalFusion:
     """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first. rows:
     whether reductions are fused · written: only parts with unrolled short reductions, and with values of a few times as
     many elements as others, which the other mode leaves separate."""
 
-    regions: Regions
+    regions: FusionGroups
     rows: bool = True
     written: bool = False
     known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # results of a group -> its values
@@ -230,17 +230,17 @@ class Whole:
         return self.regions.view
 
     @cached_property
-    def values(self) -> Values:
+    def values(self) -> MaximalFusionValues:
         """Classification of the values."""
-        return Values(self.regions, self.rows, self.written)
+        return MaximalFusionValues(self.regions, self.rows, self.written)
 
     @cached_property
-    def partition(self) -> Partition:
+    def partition(self) -> MaximalPartition:
         """The values assigned to parts; values of other kernels are parts of their own."""
-        return Partition(self.values)
+        return MaximalPartition(self.values)
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MaximalPart]:
         """The parts that one kernel may compute, each with its values, operands first."""
         values = self.values
         if self.written and not any(map(values.short, values.order)):
@@ -248,10 +248,10 @@ class Whole:
         found = [p for p in self.partition.parts if p.members and values.fits(p.members[0])]
         return [p for p in found if any(map(values.short, p.members))] if self.written else found
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[MultiOutputGroup]:
         """Yield every part of useful size, and the pieces of large parts."""
-        parts = [p.members for p in self.parts if len(p.members) > 1 and self.weight(p.members) >= LARGE]
-        for size in PIECES:
+        parts = [p.members for p in self.parts if len(p.members) > 1 and self.weight(p.members) >= MIN_PART_WEIGHT]
+        for size in PIECE_WEIGHTS:
             parts += [piece for p in parts if self.weight(p) > 2 * size for piece in self.pieces(p, size)]
         self.todo = [*reversed(parts)]
         seen: set[frozenset[int]] = set()
@@ -268,14 +268,14 @@ class Whole:
                 self.known[group.classes] = members
                 yield group
 
-    def refused(self, group: Group) -> None:
+    def refused(self, group: MultiOutputGroup) -> None:
         """Report that no kernel can hold a group: its halves are yielded next."""
         self.todo += self.halves(self.known[group.classes])
 
     @cached_property
     def large(self) -> list[list[int]]:
         """The values of parts that are larger than ordinary fusion groups can be."""
-        return [p.members for p in self.parts if self.weight(p.members) > MAX_NODES]
+        return [p.members for p in self.parts if self.weight(p.members) > MAX_GROUP_NODES]
 
     @cached_property
     def settled(self) -> set[int]:
@@ -292,8 +292,8 @@ class Whole:
     def unstarted(self) -> set[int]:
         """The settled classes that are no result of a part, or of a piece with few results: no ordinary group starts
         from these."""
-        pieces = [p for members in self.large for p in self.pieces(members, PIECES[-1])]
-        cut = [r for p in pieces if len(r := self.results(p)) <= OPEN]
+        pieces = [p for members in self.large for p in self.pieces(members, PIECE_WEIGHTS[-1])]
+        cut = [r for p in pieces if len(r := self.results(p)) <= MAX_OPEN_RESULTS]
         made = {c for results in (*map(self.results, self.large), *cut) for c in results}
         return self.settled - made - {*self.view.roots}
 
@@ -342,7 +342,7 @@ class Whole:
         cut = min(range(third, len(members) - max(third, 1)), key=lambda n: (crossing[n], abs(2 * n - len(members))))
         return [members[: cut + 1], members[cut + 1 :]]
 
-    def group(self, members: list[int]) -> Group | None:
+    def group(self, members: list[int]) -> MultiOutputGroup | None:
         """The values as a fusion group over their operands; None if there are too many operands or results."""
         own, view, values = {*members}, self.view, self.values
         made: dict[int, Tensor] = {}
@@ -364,21 +364,23 @@ class Whole:
             else:
                 stack.append((c, True))
                 stack += [(k, False) for k in reversed(values.kids(c)) if k not in made]
-        if not results or len(leaves) > OPERANDS or len(results) > RESULTS:
+        if not results or len(leaves) > MAX_PART_OPERANDS or len(results) > MAX_PART_RESULTS:
             return None
         terms = tuple(made[c] for c in results)
-        return Group(tuple(results), terms, tuple((t, leaves[t]) for t in topological(terms) if t in leaves), "whole")
+        return MultiOutputGroup(
+            tuple(results), terms, tuple((t, leaves[t]) for t in topological(terms) if t in leaves), "whole"
+        )
 
 
-def settled(view: EGraphView, given: frozenset[int]) -> EGraphView:
+def classes_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
     """The view with only the cheapest and the original e-nodes of the classes in its large parts; classes are
     unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none of which saves
     operations."""
-    whole = Whole(Regions(view, given))
+    whole = MaximalFusion(FusionGroups(view, given))
     if not whole.large:
         return view
     own = view.own if view.own is not None else np.zeros(len(view), np.bool_)
-    best, asked = whole.settled, Whole(Regions(view.only(own), given)).settled if own.any() else set[int]()
+    best, asked = whole.settled, MaximalFusion(FusionGroups(view.only(own), given)).settled if own.any() else set[int]()
     choice, both = whole.regions.uses.choice, best | asked
     nodes: dict[int, list[int]] = {}
     for n, cls in enumerate(view.cls.tolist()):

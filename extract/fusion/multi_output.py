@@ -6,7 +6,7 @@ of squares, two gates). (3) Slices of one value that are read separately (querie
 stored in separate buffers, where a view of the whole would not be row-major. (4) Small GEMMs of a few rows over
 separate inputs, needed for the same value (a query and the keys of another sequence), share one launch.
 
-Limits: at most `MOST` outputs, and per class at most `SIDES` choices of further outputs, those that save the most bytes
+Limits: at most `MAX_OUTPUTS` outputs, and per class at most `MAX_SIDE_CHOICES` choices of further outputs, those that save the most bytes
 first.
 """
 
@@ -23,20 +23,23 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make, rebuild, topological
 from ...egraph.ir.ops import OPS
 from ...egraph.view.view import EGraphView
-from .groups import Regions
-from .growth import MAX_LEAVES
-from .policy import REACHES, Region
+from .groups import FusionGroups
+from .growth import MAX_GROUP_LEAVES
+from .policy import FUSION_POLICIES, FusionGroup
 
-MOST = 3  # outputs of a kernel
-STEPS = 2  # largest number of e-nodes between a slice and its consumer
-FEW, LITTLE = 32, 8 << 20  # largest number of rows, and of bytes read, of each of several GEMMs over separate inputs
-SIDES = 3  # choices of further outputs per class and kind
-PRODUCTS = frozenset(r.name for r in REACHES if r.products)
-POINTWISE = frozenset(r.name for r in REACHES if not (r.products or r.rows_above))
+MAX_OUTPUTS = 3  # outputs of a kernel
+MAX_STEPS_FROM_SLICE = 2  # largest number of e-nodes between a slice and its consumer
+MAX_SMALL_GEMM_ROWS, MAX_SMALL_GEMM_BYTES = (
+    32,
+    8 << 20,
+)  # largest number of rows, and of bytes read, of each of several GEMMs over separate inputs
+MAX_SIDE_CHOICES = 3  # choices of further outputs per class and kind
+PRODUCT_POLICIES = frozenset(r.name for r in FUSION_POLICIES if r.products)
+POINTWISE_POLICIES = frozenset(r.name for r in FUSION_POLICIES if not (r.products or r.rows_above))
 
 
 @dataclass(frozen=True)
-class Group:
+class MultiOutputGroup:
     """A multi-output fusion group: output classes as terms over shared leaves (term, class); `reach`: policy of the
     first output's group."""
 
@@ -46,7 +49,7 @@ class Group:
     reach: str
 
 
-class Shown(NamedTuple):
+class DerivedClass(NamedTuple):
     """A class derived from another class and given values alone, by the e-nodes of `path` (in order)."""
 
     cls: int
@@ -54,11 +57,11 @@ class Shown(NamedTuple):
 
 
 @dataclass
-class Together:
+class MultiOutputFusion:
     """All multi-output groups derived from the fusion groups `found` of a view."""
 
-    regions: Regions
-    found: Sequence[Region]
+    regions: FusionGroups
+    found: Sequence[FusionGroup]
     launched: bool = True  # whether kernel launches have a cost
     _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -67,7 +70,7 @@ class Together:
         """The e-graph view."""
         return self.regions.view
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[MultiOutputGroup]:
         """Yield every group; each set of outputs over the same leaves once."""
         seen = set()
         strangers = self._strangers() if self.launched else ()
@@ -99,19 +102,21 @@ class Together:
         return bool(self.view.original[cls]) or cls in self.view.roots
 
     # ------------------------------------------------------------ intermediate values with other consumers
-    def _with_sides(self) -> Iterator[Group]:
-        by_class: dict[int, list[Group]] = {}
+    def _with_sides(self) -> Iterator[MultiOutputGroup]:
+        by_class: dict[int, list[MultiOutputGroup]] = {}
         for r in self.found:
             sides = self._sides(r)
-            choices = [(s,) for s in sides] + ([tuple(sides)] if len(sides) == MOST - 1 else [])
+            choices = [(s,) for s in sides] + ([tuple(sides)] if len(sides) == MAX_OUTPUTS - 1 else [])
             for chosen in choices:
                 terms, classes = zip(*chosen)
-                by_class.setdefault(r.cls, []).append(Group((r.cls, *classes), (r.term, *terms), r.leaves, r.reach))
+                by_class.setdefault(r.cls, []).append(
+                    MultiOutputGroup((r.cls, *classes), (r.term, *terms), r.leaves, r.reach)
+                )
         for groups in by_class.values():
             yield from self.least(groups)
 
-    def _sides(self, r: Region) -> list[tuple[Tensor, int]]:
-        """At most `MOST - 1` intermediate values of a group that a plan may need elsewhere, by falling bytes read to
+    def _sides(self, r: FusionGroup) -> list[tuple[Tensor, int]]:
+        """At most `MAX_OUTPUTS - 1` intermediate values of a group that a plan may need elsewhere, by falling bytes read to
         compute them."""
         if r.term.entry.kind == "view":  # the viewed value has groups of its own
             return []
@@ -121,20 +126,20 @@ class Together:
             if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and not self.regions.stored(c)
             and (c in read_beside or beside(c, r.cls)) and self._fits(self._shape(c), self._shape(r.cls))
         ]  # fmt: skip
-        return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MOST - 1]
+        return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MAX_OUTPUTS - 1]
 
     def _fits(self, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
         """Whether results of shape `a` can be written within an iteration over shape `b`."""
         return prod(a) == prod(b) or (len(a) == len(b) and all(x in (1, y) for x, y in zip(a, b)))
 
     # ------------------------------------------------------------ values over the same inputs
-    def _siblings(self) -> Iterator[Group]:
-        alike: dict[tuple[object, ...], dict[int, Region]] = {}
+    def _siblings(self) -> Iterator[MultiOutputGroup]:
+        alike: dict[tuple[object, ...], dict[int, FusionGroup]] = {}
         for r in self.found:
             read = [c for _, c in r.leaves if not self.view.weight[c]]
             largest = max((self._bytes(c) for c in read), default=0)
             if r.cls in self.regions.uses and self._asked_for(r.cls) and largest and r.term.entry.kind != "view":
-                product = r.reach in PRODUCTS
+                product = r.reach in PRODUCT_POLICIES
                 for c in read:
                     if self._bytes(c) == largest:
                         known = alike.setdefault((product, self._shape(r.cls), c), {})
@@ -144,32 +149,37 @@ class Together:
         for known in alike.values():
             used = {c for r in known.values() for _, c in (*r.leaves, *r.inner)}
             members = [known[c] for c in sorted(known) if c not in used]  # none that another one reads or computes
-            for i in range(0, len(members) - 1, MOST):
-                joined = members[i : i + MOST]
+            for i in range(0, len(members) - 1, MAX_OUTPUTS):
+                joined = members[i : i + MAX_OUTPUTS]
                 if (key := frozenset(map(id, joined))) not in seen:
                     seen.add(key)
                     yield from self._joined(joined)
 
     # ------------------------------------------------------------ small GEMMs over separate inputs
-    def _strangers(self) -> Iterator[Group]:
-        alike: dict[tuple[object, ...], dict[int, Region]] = {}
+    def _strangers(self) -> Iterator[MultiOutputGroup]:
+        alike: dict[tuple[object, ...], dict[int, FusionGroup]] = {}
         for r in self.found:
             rows, reads = self._shape(r.cls)[:-1], sum(self._bytes(c) for _, c in r.leaves)
             asked = r.cls in self.regions.uses and self._asked_for(r.cls) and r.term.entry.kind != "view"
-            if asked and r.reach in PRODUCTS and prod(rows) <= FEW and reads <= LITTLE:
+            if (
+                asked
+                and r.reach in PRODUCT_POLICIES
+                and prod(rows) <= MAX_SMALL_GEMM_ROWS
+                and reads <= MAX_SMALL_GEMM_BYTES
+            ):
                 known = alike.setdefault((self._needed_for(r.cls), rows), {})
                 if r.cls not in known or self._reading(r) < self._reading(known[r.cls]):
                     known[r.cls] = r
         for known in alike.values():
             members = [known[c] for c in sorted(known) if known.keys().isdisjoint(self._below(c) - {c})]
-            apart: list[Region] = []
+            apart: list[FusionGroup] = []
             for r in members:
                 if all(_inputs(r, self.view).isdisjoint(_inputs(a, self.view)) for a in apart):
                     apart.append(r)
             if len(apart) > 1:
-                yield from self._joined(apart[:MOST])
+                yield from self._joined(apart[:MAX_OUTPUTS])
 
-    def _reading(self, r: Region) -> tuple[int, int]:
+    def _reading(self, r: FusionGroup) -> tuple[int, int]:
         return sum(self._bytes(c) for _, c in r.leaves), len(r.leaves)
 
     def _needed_for(self, cls: int) -> int:
@@ -189,51 +199,53 @@ class Together:
             todo += fresh
         return found
 
-    def _joined(self, apart: Sequence[Region]) -> Iterator[Group]:
+    def _joined(self, apart: Sequence[FusionGroup]) -> Iterator[MultiOutputGroup]:
         """Groups that join independent fusion groups; and the same with one intermediate value stored as well."""
         classes = list(dict.fromkeys(c for r in apart for _, c in r.leaves))
-        if len(classes) > MAX_LEAVES:
+        if len(classes) > MAX_GROUP_LEAVES:
             return
         types = self.view.types
         named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
 
-        def over(r: Region, term: Tensor) -> Tensor:
+        def over(r: FusionGroup, term: Tensor) -> Tensor:
             change = {leaf: named[c] for leaf, c in r.leaves}
             return rebuild([term], lambda t, args: change.get(t))[0]
 
         terms = [over(r, r.term) for r in apart]
         group = tuple(r.cls for r in apart)
-        yield Group(group, tuple(terms), _ordered(terms, named), apart[0].reach)
-        sides = {c: over(r, t) for r in apart for t, c in self._sides(r)} if len(apart) < MOST else {}
+        yield MultiOutputGroup(group, tuple(terms), _ordered(terms, named), apart[0].reach)
+        sides = {c: over(r, t) for r in apart for t, c in self._sides(r)} if len(apart) < MAX_OUTPUTS else {}
         for side in sorted(sides, key=lambda c: -self._smallest[c])[:1]:
             more = [*terms, sides[side]]
-            yield Group((*group, side), tuple(more), _ordered(more, named), apart[0].reach)
+            yield MultiOutputGroup((*group, side), tuple(more), _ordered(more, named), apart[0].reach)
 
     # ------------------------------------------------------------ slices of one value
-    def _slices(self) -> Iterator[Group]:
-        alike: dict[tuple[int, ...], list[Group]] = {}
+    def _slices(self) -> Iterator[MultiOutputGroup]:
+        alike: dict[tuple[int, ...], list[MultiOutputGroup]] = {}
         for r in self.found:
-            if r.reach in POINTWISE or r.term.entry.kind == "view":  # nothing is saved, or the whole is another class
+            if (
+                r.reach in POINTWISE_POLICIES or r.term.entry.kind == "view"
+            ):  # nothing is saved, or the whole is another class
                 continue
             for axis in range(len(self._shape(r.cls))):
                 if prod(self._shape(r.cls)[:axis]) == 1:  # slices along such an axis are row-major anyway
                     continue
                 parts = self.slices(r.cls, axis)
-                if 2 <= len(parts) <= MOST and all(c in self.regions.uses for *_, c in parts):
+                if 2 <= len(parts) <= MAX_OUTPUTS and all(c in self.regions.uses for *_, c in parts):
                     attrs = [{"axis": axis, "start": start, "stop": stop, "step": 1} for start, stop, _ in parts]
                     terms = tuple(make("slice", (r.term,), a) for a in attrs)
                     classes = tuple(c for *_, c in parts)
-                    alike.setdefault(classes, []).append(Group(classes, terms, r.leaves, r.reach))
+                    alike.setdefault(classes, []).append(MultiOutputGroup(classes, terms, r.leaves, r.reach))
         for groups in alike.values():
             yield from self.least(groups)
 
-    def least(self, groups: list[Group]) -> list[Group]:
-        """The `SIDES` groups that read the fewest bytes, and the one whose operands are cheapest to compute: the others
+    def least(self, groups: list[MultiOutputGroup]) -> list[MultiOutputGroup]:
+        """The `MAX_SIDE_CHOICES` groups that read the fewest bytes, and the one whose operands are cheapest to compute: the others
         may need a kernel for a norm or statistic."""
         kept = sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))
         given, cost = self.regions.given, self.regions.costs
         least = min(kept, key=lambda g: sum(cost[c] for _, c in g.leaves if c not in given), default=None)
-        return [g for n, g in enumerate(kept) if n < SIDES or g is least]
+        return [g for n, g in enumerate(kept) if n < MAX_SIDE_CHOICES or g is least]
 
     def slices(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
         """(start, stop, class) of disjoint slices of a class along an axis that the model needs."""
@@ -262,25 +274,25 @@ class Together:
                     todo.append((made, offset + start))
         return sorted(s for s in found.values() if self._asked_for(s[2]) and self.shown(s[2]) is not None)
 
-    def shown(self, cls: int) -> Shown | None:
-        """The nearest needed class derived from a class within STEPS e-nodes: itself, or a view of the class, or the
+    def shown(self, cls: int) -> DerivedClass | None:
+        """The nearest needed class derived from a class within MAX_STEPS_FROM_SLICE e-nodes: itself, or a view of the class, or the
         class plus a bias; None if there is none."""
-        todo = [Shown(cls)]
+        todo = [DerivedClass(cls)]
         for found in todo:
             if found.cls in self.regions.uses:
                 return found
-            if len(found.path) < STEPS:
-                todo += [Shown(int(self.view.cls[n]), (*found.path, n)) for n in self._steps.get(found.cls, ())]
+            if len(found.path) < MAX_STEPS_FROM_SLICE:
+                todo += [DerivedClass(int(self.view.cls[n]), (*found.path, n)) for n in self._steps.get(found.cls, ())]
         return None
 
-    def remade(self, t: Tensor, cls: int, shown: Shown, leaves: Mapping[int, Tensor]) -> Tensor:
+    def remade(self, t: Tensor, cls: int, shown: DerivedClass, leaves: Mapping[int, Tensor]) -> Tensor:
         """The term of a derived class, from the tensor `t` of its source and the leaves of given classes."""
         for node in shown.path:
             args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]
             t, cls = make(self.view.op[node], args, dict(self.view.attrs[node])), int(self.view.cls[node])
         return t
 
-    def beside(self, cls: int, shown: Shown) -> list[int]:
+    def beside(self, cls: int, shown: DerivedClass) -> list[int]:
         """The given classes that the derivation reads in addition."""
         made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
         return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
@@ -297,7 +309,7 @@ class Together:
         return found
 
 
-def _inputs(r: Region, view: EGraphView) -> set[int]:
+def _inputs(r: FusionGroup, view: EGraphView) -> set[int]:
     return {c for _, c in r.leaves if not view.weight[c]}
 
 

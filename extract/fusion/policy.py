@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from ...egraph.ir.graph import Tensor
 from ...egraph.ir.ops import OPS
 
-ROWS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
+ROW_REDUCTIONS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
                   "max_pool", "avg_pool"))  # fmt: skip
-AGAIN = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm"))
+MULTI_PASS_REDUCTIONS = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm"))
 """Reductions that iterate over their rows more than once: operands computed inside the group are recomputed each
 time."""
-PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
-ATTENTION = frozenset(("attention", "masked_attention"))
-INDEXED = frozenset(("gather", "gather_elements", "rope", "full", "iota", "batch_norm"))
-ALL = 99  # more products than any path has
-NARROW = 256  # largest width of a layer fused with the next layers, whose rows are held whole
+PRODUCT_OPS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
+ATTENTION_OPS = frozenset(("attention", "masked_attention"))
+INDEXED_OPS = frozenset(("gather", "gather_elements", "rope", "full", "iota", "batch_norm"))
+UNLIMITED_PRODUCTS = 99  # more products than any path has
+MAX_NARROW_COLUMNS = 256  # largest width of a layer fused with the next layers, whose rows are held whole
 
 
 @dataclass(frozen=True)
-class Reach:
+class FusionPolicy:
     """A fusion policy. products: number of products on a path from the output · rows_above: whether reductions between
     the output and a product are inlined · rows_below: whether reductions at a product's operands, or without any
     product, are · left_only: operands of a product other than the first are leaves, because programs for other rows
     read them again · rows_bare: operands of multi-pass reductions are leaves · spread_bare: values broadcast over more
     elements are leaves, unless elementwise operations alone compute them; with `left_only`, only these · layers:
-    products are GEMMs, with at most `NARROW` columns if another GEMM follows."""
+    products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows."""
 
     name: str
     products: int
@@ -40,27 +40,27 @@ class Reach:
 
 
 #: From the smallest to the largest.
-REACHES = (
-    Reach("pointwise", 0, False, False),
-    Reach("rows", 0, True, True),
-    Reach("rows as they lie", 0, True, True, rows_bare=True),
-    Reach("product", 1, False, False, pointwise_below=False),
-    Reach("product, prologue", 1, False, False),
-    Reach("product, row prologue", 1, False, True),
-    Reach("product, row prologue on the left", 1, False, True, left_only=True),
-    Reach("two products", 2, True, False, pointwise_below=True),
-    Reach("two products, row prologue", 2, True, True),
-    Reach("three narrow layers", 3, False, False, layers=True),
-    Reach("pointwise, statistics as they lie", 0, False, False, spread_bare=True),
-    Reach("product, spread as it lies", 1, False, False, pointwise_below=False, spread_bare=True),
-    Reach(
+FUSION_POLICIES = (
+    FusionPolicy("pointwise", 0, False, False),
+    FusionPolicy("rows", 0, True, True),
+    FusionPolicy("rows as they lie", 0, True, True, rows_bare=True),
+    FusionPolicy("product", 1, False, False, pointwise_below=False),
+    FusionPolicy("product, prologue", 1, False, False),
+    FusionPolicy("product, row prologue", 1, False, True),
+    FusionPolicy("product, row prologue on the left", 1, False, True, left_only=True),
+    FusionPolicy("two products", 2, True, False, pointwise_below=True),
+    FusionPolicy("two products, row prologue", 2, True, True),
+    FusionPolicy("three narrow layers", 3, False, False, layers=True),
+    FusionPolicy("pointwise, statistics as they lie", 0, False, False, spread_bare=True),
+    FusionPolicy("product, spread as it lies", 1, False, False, pointwise_below=False, spread_bare=True),
+    FusionPolicy(
         "product, row prologue on the left, statistics as they lie", 1, False, True, left_only=True, spread_bare=True
     ),
 )
 
 
 @dataclass(frozen=True)
-class Region:
+class FusionGroup:
     """A fusion group: an output class as a term over leaf classes. leaves: (input of the term, class), in order of
     first use · reach: name of the fusion policy · inner: (term, class) of intermediate values · statistics: leaves that
     are broadcast over more elements and therefore read from memory."""
@@ -83,11 +83,11 @@ class Region:
         return (self.term,)
 
 
-def kind_of(op: str) -> str:
+def fusion_role(op: str) -> str:
     """Role of an operation in fusion: "rows" (reduction), "product", "cheap", "written" (scatter) or "opaque"."""
-    if op in ROWS:
+    if op in ROW_REDUCTIONS:
         return "rows"
-    if op in PRODUCTS:
+    if op in PRODUCT_OPS:
         return "product"
     if op == "scatter_elements":  # a group may end with a scatter into a tensor in memory
         return "written"
@@ -96,4 +96,4 @@ def kind_of(op: str) -> str:
 
 def is_cheap(op: str) -> bool:
     """Whether an element of the result takes few operand elements and little arithmetic."""
-    return op in INDEXED or OPS[op].pointwise or OPS[op].moves
+    return op in INDEXED_OPS or OPS[op].pointwise or OPS[op].moves

@@ -1,7 +1,7 @@
 """Repeated subgraphs of an e-graph: classes with equal surroundings, and the mapping of one occurrence to another.
 
 Models repeat layers. A result for a class of one layer holds for the corresponding class of another, with other
-operands. Two classes have equal colours if colour refinement (Weisfeiler and Leman, 1968) over `RADIUS` e-nodes, up and
+operands. Two classes have equal colours if colour refinement (Weisfeiler and Leman, 1968) over `COLOUR_RADIUS` e-nodes, up and
 down, does not distinguish them. That is a heuristic for large e-graphs; `image` follows the e-nodes themselves, so a
 wrong guess is noticed."""
 
@@ -17,15 +17,15 @@ import numpy.typing as npt
 
 from ...egraph.view.view import EGraphView
 
-NEAR, RADIUS = 2, 4
-JOINED = np.uint64(0x9E3779B97F4A7C15)  # constant added to values read by concatenations
+NEAR_RADIUS, COLOUR_RADIUS = 2, 4
+CONCAT_COLOUR = np.uint64(0x9E3779B97F4A7C15)  # constant added to values read by concatenations
 # (class of an e-node, its signature, its index among e-nodes with that signature, its child classes)
-Step = tuple[int, Hashable, int, list[int]]
+OutlineStep = tuple[int, Hashable, int, list[int]]
 Words = npt.NDArray[np.uint64]
 
 
 @dataclass
-class Repeats:
+class RepeatedSubgraphs:
     """Colours of a view's classes. `marks` holds properties of each class beside its e-nodes. E-nodes below `given`
     classes are ignored, and so are other readers of given classes."""
 
@@ -41,12 +41,12 @@ class Repeats:
 
     @property
     def colours(self) -> list[int]:
-        """Colour of each class at RADIUS; equal for similar classes."""
+        """Colour of each class at COLOUR_RADIUS; equal for similar classes."""
         return self._colours[1]
 
     @cached_property
     def _colours(self) -> tuple[list[int], list[int]]:
-        """(colours at `NEAR`, colours at `RADIUS`)."""
+        """(colours at `NEAR_RADIUS`, colours at `COLOUR_RADIUS`)."""
         view, known = self.view, dict[Hashable, int]()
         colour = _mixed(np.array([known.setdefault(m, len(known)) for m in self.marks], np.uint64))
         bare = np.zeros(view.n_classes, np.bool_)
@@ -59,7 +59,7 @@ class Repeats:
         joins = np.array([op == "concat" for op in view.op], np.bool_)[node]
         joined = np.unique(kid[joins])
         first, found = colour, list[list[int]]()
-        for distance in range(1, RADIUS + 1):
+        for distance in range(1, COLOUR_RADIUS + 1):
             below = kind.copy()
             np.add.at(below, node, _mixed(colour[kid] ^ place))
             below = _mixed(below)
@@ -67,9 +67,9 @@ class Repeats:
             fresh = first.copy()
             np.add.at(fresh, cls, below)
             np.add.at(fresh, kid[~joins], _mixed(above)[~joins])
-            fresh[joined] += JOINED
+            fresh[joined] += CONCAT_COLOUR
             colour = np.where(bare, first, _mixed(fresh))
-            if distance in (NEAR, RADIUS):
+            if distance in (NEAR_RADIUS, COLOUR_RADIUS):
                 found.append(colour.tolist())
         near, far = found
         return near, far
@@ -90,15 +90,15 @@ class Repeats:
     def _signature(self, node: int, colours: Sequence[int]) -> Hashable:
         return self._kinds[node], *[colours[k] for k in self._kids[node]]
 
-    def outline(self, nodes: Iterable[int]) -> list[Step]:
+    def outline(self, nodes: Iterable[int]) -> list[OutlineStep]:
         """Steps over the given e-nodes (from output to inputs), for `image`."""
-        colours, cls, found = self._colours[0], self.view.cls, list[Step]()
+        colours, cls, found = self._colours[0], self.view.cls, list[OutlineStep]()
         for node in nodes:
             here, signature = int(cls[node]), self._signature(node, colours)
             found.append((here, signature, self._twins[here][signature].index(node), self._kids[node]))
         return found
 
-    def image(self, steps: Iterable[Step], cls: int, other: int) -> dict[int, int] | None:
+    def image(self, steps: Iterable[OutlineStep], cls: int, other: int) -> dict[int, int] | None:
         """Mapping of the classes reached by the steps from `cls` to the corresponding classes below `other`; None if
         there is no correspondence."""
         found, twins, kids = {cls: other}, self._twins, self._kids

@@ -11,11 +11,11 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
 
-MANY = 8  # least number of positions of one value for a program to count as unrolled
+MIN_UNROLLED_POSITIONS = 8  # least number of positions of one value for a program to count as unrolled
 
 
-def picks(view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> frozenset[int]:
-    """The classes that are one position along an axis of a given value, if at least `MANY` positions of the value are
+def sequence_slice_classes(view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> frozenset[int]:
+    """The classes that are one position along an axis of a given value, if at least `MIN_UNROLLED_POSITIONS` positions of the value are
     used; also with the axis removed, or cast to a dtype with the same storage dtype."""
     same = {c: c for c in given}  # class -> the given value that it equals up to dtype
     found: dict[int, int] = {}  # class -> the given value of which it is one position
@@ -36,4 +36,4 @@ def picks(view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> fro
         if len(same) + len(found) == known:
             break
     sliced = [found[c] for c in {int(view.cls[n]) for n, op in views if op == "slice"} if c in found]
-    return frozenset(c for c, base in found.items() if sliced.count(base) >= MANY and c not in given)
+    return frozenset(c for c, base in found.items() if sliced.count(base) >= MIN_UNROLLED_POSITIONS and c not in given)

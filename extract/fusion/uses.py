@@ -13,7 +13,7 @@ from ...egraph.ir.ops import OPS
 from ...egraph.view.view import EGraphView
 
 
-class Uses:
+class ChosenConsumers:
     """The classes reachable from a view's roots through one chosen e-node per class (`choice[cls]`, -1: none)."""
 
     def __init__(self, view: EGraphView, choice: Sequence[int]) -> None:

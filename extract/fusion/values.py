@@ -11,32 +11,34 @@ from math import inf, prod
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import OPS
-from .groups import Regions
-from .matrix_vector import vector_product
+from .groups import FusionGroups
+from .matrix_vector import vector_product_extent
 from .policy import is_cheap
 
-REDUCTIONS = frozenset(
+FUSED_REDUCTIONS = frozenset(
     ("sum", "max", "min", "prod", "mean", "logsumexp", "softmax", "log_softmax", "layer_norm", "rms_norm")
 )
 # (least ratio of the consumer's elements, largest flops per element) of values recomputed per consumer element
-SMALL = ((2, 8), (8, 64))
-LIGHT = 2.0  # largest total size of slices, relative to the value, for computing each slice at its consumer
+RECOMPUTE_LIMITS = ((2, 8), (8, 64))
+MAX_SLICED_SIZE_RATIO = (
+    2.0  # largest total size of slices, relative to the value, for computing each slice at its consumer
+)
 # ops handled by ordinary fusion groups
-OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))
-FEW = 8  # largest number of elements of a short reduction
+UNFUSED_OPS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))
+MAX_SHORT_REDUCTION = 8  # largest number of elements of a short reduction
 
 
 def is_view(op: str) -> bool:
     """Whether an op is a cast or a view whose elements are those of its operand."""
-    return op == "cast" or (OPS[op].kind == "view" and op not in OTHERS)
+    return op == "cast" or (OPS[op].kind == "view" and op not in UNFUSED_OPS)
 
 
 @dataclass
-class Values:
+class MaximalFusionValues:
     """Values computed by a view's cheapest e-nodes, as maximal fusion sees them. rows: whether reductions are fused ·
     written: whether short reductions are unrolled, and values of a few times as many elements are fused."""
 
-    regions: Regions
+    regions: FusionGroups
     rows: bool
     written: bool = False
 
@@ -59,7 +61,7 @@ class Values:
         if self._sums(cls):
             return self.short(cls) if self.written else self.rows
         op = self.op(cls)
-        return (is_cheap(op) or self._vector_product(cls) is not None) and op not in OTHERS
+        return (is_cheap(op) or self._vector_product(cls) is not None) and op not in UNFUSED_OPS
 
     def reduces(self, cls: int) -> bool:
         """Whether a class is a reduction that a part computes along its reduction axis."""
@@ -67,18 +69,18 @@ class Values:
 
     def _sums(self, cls: int) -> bool:
         product = self._vector_product(cls)
-        return self.op(cls) in REDUCTIONS or (product is not None and product[1] > 1)
+        return self.op(cls) in FUSED_REDUCTIONS or (product is not None and product[1] > 1)
 
     def _vector_product(self, cls: int) -> tuple[int, int, int] | None:
         """The extent of a matrix-vector product; None for other classes."""
         if self.op(cls) != "matmul":
             return None
         left, right = (concrete(self.regions.view.types[k].shape) for k in self.kids(cls))
-        return vector_product(left, right)
+        return vector_product_extent(left, right)
 
     def short(self, cls: int) -> bool:
-        """Whether a class is a reduction over at most FEW elements."""
-        return self.op(cls) in REDUCTIONS and self.extent(cls)[1] <= FEW
+        """Whether a class is a reduction over at most MAX_SHORT_REDUCTION elements."""
+        return self.op(cls) in FUSED_REDUCTIONS and self.extent(cls)[1] <= MAX_SHORT_REDUCTION
 
     @cached_property
     def loose(self) -> dict[int, bool]:
@@ -113,11 +115,11 @@ class Values:
         readers, elements = self._readers[cls], self.regions.elements
         slices = [q for q in readers if self.op(q) == "slice"]
         rest = [q for q in readers if self.op(q) != "slice"]
-        return sum(map(elements, slices)) <= LIGHT * elements(cls) and all(q in sliced for q in rest)
+        return sum(map(elements, slices)) <= MAX_SLICED_SIZE_RATIO * elements(cls) and all(q in sliced for q in rest)
 
     def _small(self, cls: int, least: int) -> bool:
         size = self.regions.elements(cls)
-        return any(times * size <= least and self._work[cls] <= most for times, most in SMALL)
+        return any(times * size <= least and self._work[cls] <= most for times, most in RECOMPUTE_LIMITS)
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:

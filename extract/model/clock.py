@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-JOIN_S = 0.05  # two spans of one name with a shorter pause between are merged: there are hundreds of short spans
+MERGE_SPANS_S = 0.05  # two spans of one name with a shorter pause between are merged: there are hundreds of short spans
 
 
 class Halted(Exception):
@@ -17,7 +17,7 @@ class Halted(Exception):
 @dataclass
 class Clock:
     """Wall-clock seconds by name, in order of first use, and the spans of `time.monotonic` (start, end) in which they
-    were spent. Spans less than JOIN_S apart are merged."""
+    were spent. Spans less than MERGE_SPANS_S apart are merged."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Clock:
         """Add the span from `start` to `end` (time.monotonic) to a name."""
         self.add(name, end - start)
         known = self.spans.setdefault(name, [])
-        if known and start - known[-1][1] < JOIN_S:
+        if known and start - known[-1][1] < MERGE_SPANS_S:
             first, last = known.pop()
             start, end = min(start, first), max(end, last)
         known.append((start, end))
@@ -45,4 +45,4 @@ class Clock:
             self.spent(name, start, time.monotonic())
 
 
-__all__ = ["JOIN_S", "Clock", "Halted"]
+__all__ = ["MERGE_SPANS_S", "Clock", "Halted"]

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from ...processes.forks import Lock, in_forked_child
 
 # frozen objects: an interpreter may freeze some of its own at startup (3.12: some 400), a program tens of thousands
-STARTUP = 5_000
+MAX_STARTUP_FROZEN = 5_000
 
 
 def _frozen_by_others() -> bool:
     """Whether the program (not the interpreter) has frozen objects with `gc.freeze`."""
-    return gc.get_freeze_count() > STARTUP
+    return gc.get_freeze_count() > MAX_STARTUP_FROZEN
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Context manager that disables the cyclic collector. A collection every few thousand allocations traverses
     hundreds of thousands of live objects: a third of the time of building candidates. Reference counting is unaffected.
 
@@ -44,7 +44,7 @@ def no_collection() -> Iterator[None]:
 
 _pausing = Lock()
 _paused = {"by": 0, "on": 0}  # number of active blocks; whether to enable the collector after the last one
-_frozen = {"by": 0}  # number of active `frozen` blocks
+_frozen = {"by": 0}  # number of active `gc_frozen` blocks
 
 
 @in_forked_child
@@ -58,7 +58,7 @@ def _alone() -> None:
 
 
 @contextmanager
-def frozen() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Context manager that excludes all live objects from collections: with the candidates of a whole model alive, one
     collection takes seconds. No effect where the program has frozen objects of its own. Reentrant across threads: lasts
     until the last block ends."""
@@ -77,4 +77,4 @@ def frozen() -> Iterator[None]:
                     gc.unfreeze()
 
 
-__all__ = ["frozen", "no_collection"]
+__all__ = ["gc_frozen", "gc_paused"]

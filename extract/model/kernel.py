@@ -20,7 +20,7 @@ from ...egraph.ir.pattern import Attr, Term, parse_guard, parse_terms, variables
 from ...errors import UsageError
 
 Strides = tuple[int, ...]  # in elements
-MAX_COMBINATIONS = 64  # of operand layouts per match
+MAX_LAYOUT_COMBINATIONS = 64  # of operand layouts per match
 
 
 def contiguous(shape: Sequence[int]) -> Strides:
@@ -84,7 +84,7 @@ def output_names(count: int) -> tuple[str, ...]:
     return ("out", *(f"out{n}" for n in range(1, count)))
 
 
-SEPARATOR = ";"  # between the terms of a pattern, one term per output
+OUTPUT_SEPARATOR = ";"  # between the terms of a pattern, one term per output
 Code = str | Callable[[Call], str]
 
 
@@ -144,7 +144,7 @@ class Template:
     @property
     def combinations(self) -> int:
         """Largest number of operand-layout combinations per match."""
-        return MAX_COMBINATIONS
+        return MAX_LAYOUT_COMBINATIONS
 
     def reused_by(self, output: int) -> tuple[str, ...]:
         """Operands whose buffer the output with this index may reuse."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-def components(adjacency: Sequence[Iterable[int]]) -> tuple[list[int], list[list[int]]]:
+def strongly_connected_components(adjacency: Sequence[Iterable[int]]) -> tuple[list[int], list[list[int]]]:
     """Strongly connected components (Tarjan, iterative), children before parents: (component of each vertex, members of
     each component)."""
     n = len(adjacency)

@@ -19,7 +19,7 @@ from ...egraph.ir.pattern import Name, Term
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
 from .kernel import Call, Operand, Strides, Template, contiguous
-from .meaning import meanings
+from .meaning import output_terms
 
 Sizes = Mapping[str, Dim]
 
@@ -83,7 +83,7 @@ def lifted_call(template: Template, call: Call, numbers: Numbers) -> Call | None
         more=tuple(map(operand, call.more)),
     )
     try:
-        made = [t.type for t in meanings(template.terms, found)]
+        made = [t.type for t in output_terms(template, found)]
     except (TensorGraphsError, TypeError, ValueError):
         return None
     return found if all(t.shape == o.type.shape for t, o in zip(made, found.outputs, strict=True)) else None
@@ -99,7 +99,7 @@ def _lifted_operand(numbers: Numbers, o: Operand) -> Operand:
     return found
 
 
-def holds(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]) -> bool:
+def holds_at_all_sizes(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]) -> bool:
     """Whether a kernel applies at the other sizes too, and its code in free sizes equals the code written for each of
     them."""
     if template.source is not None or template.space is not None:
@@ -134,7 +134,7 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-class _Put(ast.NodeTransformer):
+class _SizeSubstitution(ast.NodeTransformer):
     """AST transformer that substitutes sizes for names and folds arithmetic on constants."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -161,8 +161,8 @@ def _same_code(free: str, there: str, sizes: Mapping[str, int]) -> bool:
         return True
     if not any(re.search(rf"\b{name}\b", free) for name in sizes):
         return False
-    first, second = (ast.dump(_Put(sizes).visit(ast.parse(text))) for text in (free, there))
+    first, second = (ast.dump(_SizeSubstitution(sizes).visit(ast.parse(text))) for text in (free, there))
     return first == second
 
 
-__all__ = ["bound_call", "bound_terms", "bound_value", "holds", "lifted_call"]
+__all__ = ["bound_call", "bound_terms", "bound_value", "holds_at_all_sizes", "lifted_call"]

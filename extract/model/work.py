@@ -11,7 +11,7 @@ from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from .kernel import Call, Template
-from .meaning import meanings
+from .meaning import output_terms
 
 
 def node_flops(node: Tensor) -> float:
@@ -30,7 +30,7 @@ def node_flops(node: Tensor) -> float:
         return (
             2.0
             * rows
-            * seen(q[-2], k[-2], node.attr("causal"), node.attr("window"))
+            * attended_pairs(q[-2], k[-2], node.attr("causal"), node.attr("window"))
             * (q[-1] + concrete(node.shape)[-1])
         )
     if node.op in ("max_pool", "avg_pool"):
@@ -41,7 +41,7 @@ def node_flops(node: Tensor) -> float:
     return float(larger) * node.entry.flops
 
 
-def seen(rows: int, columns: int, causal: bool, window: int) -> float:
+def attended_pairs(rows: int, columns: int, causal: bool, window: int) -> float:
     """Number of (row, column) pairs that attention computes. causal: each row up to its diagonal, aligned at the last
     position · window: only the last `window` columns of these (0: all)."""
     if not causal and not window:
@@ -66,7 +66,7 @@ def call_work(template: Template, call: Call) -> tuple[float, float]:
     written = [float(o.type.nbytes) for o in call.outputs]
     if template.flops is not None and not any(op in template.pattern for op in ("gather", "scatter")):
         return template.flops(call) / template.rate, sum(read.values()) + sum(written)
-    roots = meanings(template.terms, call, placeholder)
+    roots = output_terms(template, call, placeholder)
     for name, picked in _picked(roots).items():
         itemsize = call.operands[name].type.nbytes // max(1, prod(concrete(call.operands[name].type.shape)))
         read[name] = min(read[name], float(picked * itemsize))

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from threading import Thread
 
 from ..candidates.candidates import Hypergraph
-from ..model.gc_pause import no_collection
+from ..model.gc_pause import gc_paused
 from ..model.kernel import Candidate, Priced, Pricer
 
 MANY = 2000  # least number of calls for lazy pricing: fewer take less time than a round
@@ -70,7 +70,7 @@ class Prices:
         """Stop the background pricing."""
         self._ended = True
 
-    @no_collection()
+    @gc_paused()
     def __call__(self) -> list[Priced]:
         """One price per candidate; infinite for candidates that are not priced yet."""
         if self._thread is not None and not self._thread.is_alive() and not self._ended:

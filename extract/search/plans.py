@@ -11,7 +11,7 @@ from functools import partial
 from ...errors import ExtractionError, NoPlanError
 from ..candidates.candidates import Hypergraph
 from ..model.clock import Clock
-from ..model.gc_pause import no_collection
+from ..model.gc_pause import gc_paused
 from ..model.kernel import Candidate, Priced
 from ..solve.budgets import Budget
 from ..solve.problem import Extraction
@@ -54,7 +54,7 @@ class Plans:
     trusted: list[int] = field(default_factory=list)  # the pessimistic plan
     believing: float = 0.0  # seconds spent on pessimistic solves
     rounds: int = 0
-    start: float = field(default_factory=time.monotonic)
+    start: float = field(default_factory=lambda: time.monotonic())
     until: float = -math.inf
 
     def ended(self) -> bool:
@@ -222,7 +222,7 @@ def doubted(candidate: Candidate, price: Priced) -> float:
     return min(price.high, GUESSED * price.us) if candidate.template.family in SIMPLE else price.high * UNTRIED
 
 
-@no_collection()
+@gc_paused()
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
     known: Sequence[int], stop: Callable[[], bool] | None = None,

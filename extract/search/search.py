@@ -24,7 +24,7 @@ from typing import Any
 from ...errors import ExtractionError, NoPlanError
 from ..candidates.candidates import Hypergraph
 from ..model.clock import Clock
-from ..model.gc_pause import no_collection
+from ..model.gc_pause import gc_paused
 from ..model.kernel import Candidate, Measurer, Priced, Pricer
 from ..solve.budgets import Budget
 from ..solve.kbest import k_best
@@ -67,7 +67,7 @@ class Choice:
         return found
 
 
-@no_collection()  # rounds allocate many objects, and collections over a large model's candidates take seconds
+@gc_paused()  # rounds allocate many objects, and collections over a large model's candidates take seconds
 def search(
     hypergraph: Hypergraph,
     pricer: Pricer,
@@ -103,7 +103,7 @@ def search(
     return made.choice()
 
 
-@no_collection()
+@gc_paused()
 def measure_ahead(
     hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
     progress: Callable[[str], None] | None = None,

@@ -35,7 +35,7 @@ class Budget:
         return Limit(self.name, np.array([of[i] if i >= 0 else 0.0 for i in candidates], np.float64), self.most)
 
 
-def memory(most: float) -> Budget:
+def memory_budget(most: float) -> Budget:
     """Memory budget in bytes: all values written by kernels plus their workspaces, each counted once; views count 0.
     The sum is an upper bound (up to alignment) on the memory of a plan's values in any execution order; buffer reuse is
     not credited."""
@@ -47,14 +47,14 @@ def _bytes(candidate: Candidate) -> float:
     return float(sum(o.type.nbytes for o in call.outputs) + (scratch(call) if scratch is not None else 0))
 
 
-def error(most: float, known: Uses) -> Budget:
+def error_budget(most: float, known: Uses) -> Budget:
     """Error budget: the relative rounding errors of the kernels (Frobenius norm, against float64) sum to at most
     `most`. The sum bounds the plan's error to first order if no step amplifies. `known` returns the error of each
     candidate; it should return 0 for unmeasured kernels, so that they are tried before they are rejected."""
     return Budget("error", most, known)
 
 
-def rounding(most: float, known: Uses) -> Budget:
+def rounding_budget(most: float, known: Uses) -> Budget:
     """Error budget for independent errors: the root of the sum of squared errors is at most `most` (> 0). Rounding
     errors seldom have one sign, so this root is near the error of the whole plan, up to one factor that a run of the
     plan reveals."""

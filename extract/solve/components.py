@@ -9,51 +9,51 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .problem import IntArray, Rows
+from .problem import IntArray, ProblemRows
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """One independent component and its identical copies: `copies[i][r]` is the input row of row r in copy i.
 
     `key` is the canonical form: two parts with equal keys are the same problem, row by row."""
 
     key: bytes
-    rows: Rows
+    rows: ProblemRows
     copies: list[list[int]]
 
 
-def split(rows: Rows) -> list[Part]:
+def split_components(rows: ProblemRows) -> list[Component]:
     """Independent components of a problem; identical ones (same structure and costs after renumbering) are merged.
 
     Renumbering sorts classes by a colour derived from structure and costs (a few rounds of Weisfeiler-Leman hashing),
     then by index. A hash collision can only prevent a merge: whole arrays are compared."""
     if not len(rows):
         return []
-    flat = _Flat(rows)
+    flat = _FlatRows(rows)
     label = flat.labels()
-    parts: dict[bytes, Part] = {}
+    parts: dict[bytes, Component] = {}
     for key, build, members in flat.forms(label):
         part = parts.get(key)
         if part is None:
-            parts[key] = Part(key, build(), [members])
+            parts[key] = Component(key, build(), [members])
         else:
             part.copies.append(members)
     return list(parts.values())
 
 
-def colours(rows: Rows, costs: Sequence[float], rounds: int = 5) -> list[tuple[int, ...]]:
+def colours(rows: ProblemRows, costs: Sequence[float], rounds: int = 5) -> list[tuple[int, ...]]:
     """Colours of each class after 1..rounds rounds of Weisfeiler-Leman hashing, at the given costs: equal for classes
     in equal surroundings, and almost never for others."""
-    flat = _Flat(rows)
+    flat = _FlatRows(rows)
     flat.cost = np.array(costs, np.float64)
     return list(zip(*[flat.colours(n)[0].tolist() for n in range(1, rounds + 1)]))
 
 
-class _Flat:
+class _FlatRows:
     """Rows as arrays, to hash and split all components at once."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: ProblemRows) -> None:
         self.rows = rows
         self.n = rows.n_classes
         self.cls: IntArray = np.array(rows.cls, np.int32)
@@ -137,13 +137,13 @@ class _Build:
     def __init__(self, source: tuple[npt.NDArray[Any], ...], n: int) -> None:
         self.source, self.n = source, n
 
-    def __call__(self) -> Rows:
+    def __call__(self) -> ProblemRows:
         owner, count, kid, cost, roots = (p.tolist() for p in self.source)
         kids, at = [], 0
         for length in count:
             kids.append(tuple(kid[at : at + length]))
             at += length
-        return Rows(owner, kids, cost, self.n, roots)
+        return ProblemRows(owner, kids, cost, self.n, roots)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

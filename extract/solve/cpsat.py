@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.scc import components
+from ..model.scc import strongly_connected_components
 from .dominators import always_read, class_graph, items_of, must_implications
-from .problem import LIMIT_ROUNDING, Rows
+from .problem import LIMIT_ROUNDING, ProblemRows
 
 MIN_WORKERS = 8
 """CP-SAT workers run different strategies: fewer than the default number prove much less, even on one core."""
@@ -25,21 +25,21 @@ FEW_CORES = ("core", "objective_lb_search", "max_lp", "quick_restart")
 """Strategies used instead of the default ones where there are fewer cores than workers. On two busy cores these proved
 both a hardware and a tensor e-graph in 8 s; the 8 default strategies on the same cores had no proof after 10 s."""
 
-UNITS = 1e9
+OBJECTIVE_UNITS = 1e9
 """Value of the incumbent in integer objective units, if costs are not decimal numbers with few digits."""
 
-DECIMAL = 1e-14
+DECIMAL_ROUNDING = 1e-14
 """Relative rounding error of a decimal number as a float, and of its product with a power of ten."""
 
-SMALLEST = 1e-280
+MIN_TOTAL = 1e-280
 """Totals below this count as 0."""
 
-LARGEST = 1e15
+MAX_INTEGER_TOTAL = 1e15
 """Upper limit of the sum of all integer prices, far from int64 overflow."""
 
 
 @dataclass
-class Answer:
+class SolverAnswer:
     """Solver result. chosen: rows, children first (None: no solution) · cost: of these rows · lower: valid lower bound
     · proven: whether the search was exhaustive."""
 
@@ -50,7 +50,7 @@ class Answer:
     stats: dict[str, Any] = field(default_factory=dict)
 
 
-LARGEST_SUM = 1e18
+MAX_CONSTRAINT_SUM = 1e18
 """Upper limit of the sum of the terms of one constraint."""
 
 
@@ -58,7 +58,7 @@ class Encoding:
     """The CP-SAT model of a problem: variables, constraints and levels, without an objective. Also the base of
     k-best."""
 
-    def __init__(self, rows: Rows, *, implications: bool = True) -> None:
+    def __init__(self, rows: ProblemRows, *, implications: bool = True) -> None:
         from ortools.sat.python import cp_model
 
         self.rows = rows
@@ -86,7 +86,7 @@ class Encoding:
 
     def _forbid_cycles(self) -> None:
         m, rows = self.model, self.rows
-        of, groups = components(class_graph(items_of(rows)))
+        of, groups = strongly_connected_components(class_graph(items_of(rows)))
         for (c, k), readers in self.reads.items():
             if of[c] != of[k]:
                 continue
@@ -131,7 +131,7 @@ class Encoding:
         fits = [u if u <= most * (1 + LIMIT_ROUNDING) else 0.0 for u in use]
         if most <= 0 or not any(fits):
             return
-        scale = min(LARGEST / most, LARGEST_SUM / math.fsum(fits))
+        scale = min(MAX_INTEGER_TOTAL / most, MAX_CONSTRAINT_SUM / math.fsum(fits))
         terms = [(x, math.floor(u * scale)) for x, u in zip(self.x, fits) if u]
         self.model.add(sum(x * u for x, u in terms) <= math.floor(most * (1 + LIMIT_ROUNDING / 2) * scale))
 
@@ -162,15 +162,15 @@ class Encoding:
 
 def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
     """(objective units per cost unit, whether all costs are then integers). The first is the least small power of ten
-    that makes all costs integers, otherwise the power of ten that scales `upper` to about UNITS."""
+    that makes all costs integers, otherwise the power of ten that scales `upper` to about OBJECTIVE_UNITS."""
     total = math.fsum(cost)
     scale = 1.0
-    while scale <= 1e6 and scale * total < LARGEST:
-        if all(abs(c * scale - round(c * scale)) <= DECIMAL * c * scale for c in cost):
+    while scale <= 1e6 and scale * total < MAX_INTEGER_TOTAL:
+        if all(abs(c * scale - round(c * scale)) <= DECIMAL_ROUNDING * c * scale for c in cost):
             return scale, True
         scale *= 10
     base = min(upper, total) if upper > 0 else total
-    finest = min(UNITS / max(base, SMALLEST), LARGEST / max(total, SMALLEST))
+    finest = min(OBJECTIVE_UNITS / max(base, MIN_TOTAL), MAX_INTEGER_TOTAL / max(total, MIN_TOTAL))
     return 10.0 ** math.floor(math.log10(finest)), False
 
 
@@ -222,7 +222,7 @@ def run(engine: Any, model: Any, stop: Callable[[], bool] | None) -> Any:
 
 
 def solve_cpsat(
-    rows: Rows,
+    rows: ProblemRows,
     start: Sequence[int] | None,
     *,
     seconds: float,
@@ -230,7 +230,7 @@ def solve_cpsat(
     deterministic: bool = False,
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
-) -> Answer:
+) -> SolverAnswer:
     """Minimize DAG cost over `rows` within `seconds` (with `deterministic`: CP-SAT's repeatable time units), from a
     solution `start` (rows, children first). limits: (use of each row, upper limit of the sum over the chosen rows)."""
     from ortools.sat.python import cp_model
@@ -248,7 +248,7 @@ def solve_cpsat(
     status = run(engine, encoding.model, stop)
     stats = {"build_seconds": built, "status": status.name, "branches": engine.num_branches}
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Answer(None, math.inf, 0.0, False, stats)
+        return SolverAnswer(None, math.inf, 0.0, False, stats)
     lower = max(0.0, math.ceil(engine.best_objective_bound - 1e-6) / scale)
     choice = [-1] * rows.n_classes
     for row, x in enumerate(encoding.x):
@@ -256,6 +256,6 @@ def solve_cpsat(
             choice[rows.cls[row]] = row
     chosen = rows.walk(choice)
     if chosen is None:
-        return Answer(None, math.inf, lower, False, stats)
+        return SolverAnswer(None, math.inf, lower, False, stats)
     cost = rows.total(chosen)
-    return Answer(chosen, cost, min(lower, cost), status == cp_model.OPTIMAL, stats)
+    return SolverAnswer(chosen, cost, min(lower, cost), status == cp_model.OPTIMAL, stats)

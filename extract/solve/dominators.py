@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import or_
 
-from ..model.scc import components
-from .problem import Rows
+from ..model.scc import strongly_connected_components
+from .problem import ProblemRows
 
 
 class Item:
@@ -22,15 +22,15 @@ class Item:
 
 Items = list[list[Item]]
 
-WINDOW, WINDOW_BYTES = 1 << 14, 256 << 20
+WINDOW_CLASSES, WINDOW_BYTES = 1 << 14, 256 << 20
 """Number of classes per window when only the roots' must sets are computed: 2 KiB per class of the problem; smaller if
 all bitsets together would exceed WINDOW_BYTES."""
 
-IMPLIED = 2_000_000
+MAX_IMPLICATIONS = 2_000_000
 """Total size of all must sets above which no implications are listed: listing takes one step per member."""
 
 
-def items_of(rows: Rows) -> Items:
+def items_of(rows: ProblemRows) -> Items:
     """The rows of each class, as items."""
     items: Items = [[] for _ in range(rows.n_classes)]
     for row, (c, kids, cost) in enumerate(zip(rows.cls, rows.kids, rows.cost)):
@@ -56,12 +56,12 @@ def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] 
 def always_on(
     items: Items, order: list[list[int]], roots: Iterable[int], expired: Callable[[], bool] = lambda: False
 ) -> set[int]:
-    """The classes in every acyclic derivation of some root: the union of the roots' must sets, computed for WINDOW
+    """The classes in every acyclic derivation of some root: the union of the roots' must sets, computed for WINDOW_CLASSES
     classes at a time, so that memory is linear. When `expired` returns True, those found so far, roots included."""
     roots = [c for c in roots if items[c]]
     found = set(roots)
     line = [c for member in order for c in member if items[c]]
-    width = max(64, min(WINDOW, 8 * WINDOW_BYTES // max(1, len(items))))
+    width = max(64, min(WINDOW_CLASSES, 8 * WINDOW_BYTES // max(1, len(items))))
     for first in range(0, len(line), width):
         window = line[first : first + width]
         if expired():
@@ -135,15 +135,15 @@ def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired:
     return True
 
 
-def must_implications(rows: Rows) -> list[tuple[int, int]]:
+def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
     """Pairs (c, x): every acyclic derivation of c contains x; transitively reduced, without direct children.
 
-    Roots are omitted as targets (they are always on). Empty if the must sets are very large (IMPLIED): the implications
+    Roots are omitted as targets (they are always on). Empty if the must sets are very large (MAX_IMPLICATIONS): the implications
     only strengthen an integer program."""
     items = items_of(rows)
-    must = must_sets(items, components(class_graph(items))[1])
+    must = must_sets(items, strongly_connected_components(class_graph(items))[1])
     assert must is not None  # without a clock
-    if sum([m.bit_count() for m in must]) > IMPLIED:
+    if sum([m.bit_count() for m in must]) > MAX_IMPLICATIONS:
         return []
     on = reduce(or_, [1 << c for c in rows.roots], 0)
     pairs: list[tuple[int, int]] = []
@@ -164,7 +164,7 @@ def must_implications(rows: Rows) -> list[tuple[int, int]]:
     return pairs
 
 
-def always_read(rows: Rows) -> dict[tuple[int, int], list[int]]:
+def always_read(rows: ProblemRows) -> dict[tuple[int, int], list[int]]:
     """(c, k) -> rows of class c that have child k."""
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):

@@ -22,57 +22,57 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..model.scc import components
+from ..model.scc import strongly_connected_components
 from .components import colours
-from .frontier import Cover, bits_of
-from .problem import Rows
+from .label_setting import LabelSearchResult, bits_of
+from .problem import ProblemRows
 
-OPEN = 96
+MAX_OPEN_CLASSES = 96
 """Largest number of open classes for which the search is attempted."""
 
-LOOKS = 500_000
+MAX_ORDER_COMPARISONS = 500_000
 """Largest number of comparisons for finding an order."""
 
-SEAM = 16
-APART = 6
-"""A seam has at most SEAM open classes, and no step within a distance of APART has fewer."""
+MAX_CUT_CLASSES = 16
+MIN_CUT_DISTANCE = 6
+"""A seam has at most MAX_CUT_CLASSES open classes, and no step within a distance of MIN_CUT_DISTANCE has fewer."""
 
-UNITS = 2.0**46
+COST_UNITS = 2.0**46
 """Upper limit of all costs together in integer units: sums are exact in 64 bits, and rounding loses 1e-11 of the cost
 for a thousand classes. A unit is a power of two: integer costs are exact."""
 
-TOO_DEAR = 2 * int(UNITS)
+EXCLUDED_UNITS = 2 * int(COST_UNITS)
 """Units of a row that alone exceeds the cost of a known solution."""
 
-SURE = 1e-8
+PROVED_GAP = 1e-8
 """Relative difference of cost and bound up to which a result counts as proved."""
 
-WAYS = 2_000
+MAX_DERIVATIONS = 2_000
 """Largest number of derivations enumerated for the needed classes of one component."""
 
-WIDTH = 5_000
-LABELS = 1_500_000
-NARROW = 40
+MAX_EXACT_WIDTH = 5_000
+MAX_EXACT_LABELS = 1_500_000
+BEAM_WIDTH = 40
 """Exact mode: largest number of labels waiting for one class, and in total. Beyond these limits the search continues as
-a beam of width NARROW, without a proof."""
+a beam of width BEAM_WIDTH, without a proof."""
 
-MEMORY, LABEL_BYTES = 512 << 20, 200
+MAX_LABEL_BYTES, LABEL_OVERHEAD_BYTES = 512 << 20, 200
 """Memory limit in bytes of labels, beyond which the search is a beam; bytes per label beside its bitset. Problems whose
-rows and beam alone exceed MEMORY are not searched."""
+rows and beam alone exceed MAX_LABEL_BYTES are not searched."""
 
-DEAR = 10
+BEAM_DOMINANCE_FACTOR = 10
 """A beam tests dominance only among its cheapest labels, this many times its width."""
 
-LATE = 1.5
-TRIAL = 40
-"""A beam gives up if, after TRIAL classes, its extrapolated time exceeds LATE times the remaining time."""
+MAX_OVERTIME_RATIO = 1.5
+MIN_CLASSES_TO_EXTRAPOLATE = 40
+"""A beam gives up if, after MIN_CLASSES_TO_EXTRAPOLATE classes, its extrapolated time exceeds MAX_OVERTIME_RATIO times the remaining time."""
 
 PROOF_SHARE = 0.75
 """Share of the time after which the search becomes a beam."""
 
-CROWD = 24
-CHAMPIONS = 400
-"""Buckets of more than CROWD labels are filtered by dominance, against at most CHAMPIONS of the cheapest labels."""
+MIN_LABELS_TO_FILTER = 24
+MAX_DOMINATING_LABELS = 400
+"""Buckets of more than MIN_LABELS_TO_FILTER labels are filtered by dominance, against at most MAX_DOMINATING_LABELS of the cheapest labels."""
 
 Move = tuple[int, int, tuple[tuple[int, int], ...]]  # (units, classes read, chosen (member, row index) pairs)
 Label = tuple[int, int, "Move | None"]  # (units so far, predecessor label, move)
@@ -80,15 +80,15 @@ Labels = dict[int, int]  # needed classes -> units
 
 
 @dataclass
-class Order:
+class ResolutionOrder:
     """Components in the order of resolution, and the open classes (without roots) after each."""
 
     groups: list[list[int]]
     open: list[list[int]]
 
 
-def narrow_order(rows: Rows, kind: Sequence[tuple[int, ...]]) -> Order | None:
-    """An order, parents first, with few open classes (greedy); None if the limit OPEN is exceeded. Ties are broken by
+def narrow_order(rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> ResolutionOrder | None:
+    """An order, parents first, with few open classes (greedy); None if the limit MAX_OPEN_CLASSES is exceeded. Ties are broken by
     the `kind` (colours) of classes, so that equal layers get equal orders."""
     return _Ordering(rows, kind).run()
 
@@ -97,11 +97,11 @@ class _Ordering:
     """Greedy ordering of components (groups). `fresh`: number of classes that resolving a group would open; `waiting`:
     number of unresolved groups that read it; `opened`: open class -> step at which it was opened."""
 
-    def __init__(self, rows: Rows, kind: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> None:
         below: list[set[int]] = [set() for _ in range(rows.n_classes)]
         for c, kids in zip(rows.cls, rows.kids):
             below[c].update(kids)
-        self.of, members = components(below)
+        self.of, members = strongly_connected_components(below)
         self.members = [sorted(group, key=lambda c: (kind[c], c)) for group in members]
         self.kinds = [tuple([kind[c] for c in group]) for group in self.members]
         self.roots = set(rows.roots)
@@ -125,15 +125,15 @@ class _Ordering:
         self.looks = 0
         self.done = bytearray(len(members))
 
-    def run(self) -> Order | None:
+    def run(self) -> ResolutionOrder | None:
         """See `narrow_order`."""
-        order = Order([], [])
+        order = ResolutionOrder([], [])
         for g, left in enumerate(self.waiting):
             if not left:
                 self._admit(g)
         while (g := self._next()) >= 0:
             self._resolve(g, len(order.groups))
-            if len(self.opened) > OPEN or self.looks > LOOKS:
+            if len(self.opened) > MAX_OPEN_CLASSES or self.looks > MAX_ORDER_COMPARISONS:
                 return None
             order.groups.append(self.members[g])
             order.open.append(list(self.opened))
@@ -189,7 +189,7 @@ class _Ordering:
 
 
 @dataclass(eq=False)
-class Piece:
+class FrontierPiece:
     """The subproblem between two seams, with local bit numbers: bits 0..after-1 are the classes open at its end, the
     following bits its own classes, in reverse order of resolution. `rows[b]`: (cost, classes read) of each row of the
     class with bit b. `groups[b]`: mask of the component of b. `roots`: mask of own classes that are always needed."""
@@ -202,7 +202,7 @@ class Piece:
 
     def moves(self, needed: int) -> list[Move]:
         """Pareto-optimal ways to derive the given needed classes of one component; OverflowError if there are more than
-        WAYS."""
+        MAX_DERIVATIONS."""
         found = self._moves.get(needed)
         if found is None:
             found = self._moves[needed] = self._ways(needed)
@@ -227,7 +227,7 @@ class Piece:
                     stack.append(
                         ((todo | kids & inside) & ~made, cost + price, reads | kids & ~inside, (*chosen, (b, n)))
                     )
-            if tried > WAYS:
+            if tried > MAX_DERIVATIONS:
                 raise OverflowError("too many ways through a component")
         kept: list[Move] = []
         for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
@@ -250,7 +250,7 @@ def _acyclic(reads: dict[int, int]) -> bool:
 
 
 @dataclass
-class Passage:
+class PieceLabels:
     """Result of searching a piece: the labels that leave it, and the buckets for tracing back."""
 
     leave: Labels
@@ -267,42 +267,42 @@ class Passage:
         return mask, chosen
 
 
-class Seams:
+class FrontierDP:
     """A problem prepared for the search; `fits`: whether the order and the memory are narrow enough. `upper`: cost of a
     known solution."""
 
-    def __init__(self, rows: Rows, upper: float) -> None:
+    def __init__(self, rows: ProblemRows, upper: float) -> None:
         self.rows, self.upper = rows, upper
-        self.scale = 2.0 ** math.floor(math.log2(UNITS / max(upper, 1e-290)))
+        self.scale = 2.0 ** math.floor(math.log2(COST_UNITS / max(upper, 1e-290)))
         top = upper * (1 + 1e-9)
-        self.units = [round(cost * self.scale) if cost <= top else TOO_DEAR for cost in rows.cost]
+        self.units = [round(cost * self.scale) if cost <= top else EXCLUDED_UNITS for cost in rows.cost]
         self.exact = all(n == cost * self.scale for n, cost in zip(self.units, rows.cost) if cost <= top)
         order = narrow_order(rows, colours(rows, self.units))
         self.fits = order is not None
         if order is None:
             return
-        self.pieces: list[Piece] = []
+        self.pieces: list[FrontierPiece] = []
         self.enter: list[list[int]] = []  # per piece: bit of each class that was open before the piece
         self.names: list[dict[int, list[int]]] = []  # per piece and bit: row indices of the problem
-        self._known: dict[object, Piece] = {}
+        self._known: dict[object, FrontierPiece] = {}
         self._place = {c: -n for n, c in enumerate(c for group in order.groups for c in group)}
         self._roots = set(rows.roots)
         before: list[int] = []
         first = 0
         cuts = _cuts([len(o) for o in order.open])
-        self.fits = self._bytes(order, cuts) <= MEMORY
+        self.fits = self._bytes(order, cuts) <= MAX_LABEL_BYTES
         for last in cuts if self.fits else ():
             before = self._cut(order.groups[first : last + 1], before, order.open[last])
             first = last + 1
 
-    def _bytes(self, order: Order, cuts: Sequence[int]) -> int:
-        """Estimated bytes of the narrowest search: bitsets as wide as a piece, for its rows and NARROW labels per
+    def _bytes(self, order: ResolutionOrder, cuts: Sequence[int]) -> int:
+        """Estimated bytes of the narrowest search: bitsets as wide as a piece, for its rows and BEAM_WIDTH labels per
         class."""
         total = first = 0
         for last in cuts:
             classes = [c for group in order.groups[first : last + 1] for c in group]
-            sets = sum([len(self.rows.members[c]) for c in classes]) + NARROW * len(classes)
-            total += sets * (len(classes) // 8 + LABEL_BYTES)
+            sets = sum([len(self.rows.members[c]) for c in classes]) + BEAM_WIDTH * len(classes)
+            total += sets * (len(classes) // 8 + LABEL_OVERHEAD_BYTES)
             first = last + 1
         return total
 
@@ -325,15 +325,15 @@ class Seams:
         together = {bit[c]: mask for group, mask in zip(groups, whole) for c in group}
         always = sum([1 << bit[c] for c in own if c in self._roots])
         key = (len(after), always, *map(tuple, table.values()), *together.values())
-        piece = self._known.setdefault(key, Piece(len(after), table, together, always))
+        piece = self._known.setdefault(key, FrontierPiece(len(after), table, together, always))
         self.pieces.append(piece)
         self.enter.append([bit[c] for c in before])
         self.names.append(names)
         return after
 
     def search(
-        self, width: int = WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None
-    ) -> Cover:
+        self, width: int = MAX_EXACT_WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None
+    ) -> LabelSearchResult:
         """The cheapest rows, exact if no label was dropped (a bucket exceeded `width`, the total limits were exceeded,
         or most of the time to `deadline` on time.perf_counter() was over). No solution if `stop` returns True, the
         deadline passed, or a component has too many derivations."""
@@ -342,8 +342,8 @@ class Seams:
         run = _Run(width, began + PROOF_SHARE * (deadline - began), deadline, stop, steps)
         labels: Labels = {0: 0}
         spent = 0
-        passages: list[tuple[Passage, dict[int, int]]] = []
-        known: dict[tuple[Piece, frozenset[tuple[int, int]]], Passage] = {}
+        passages: list[tuple[PieceLabels, dict[int, int]]] = []
+        known: dict[tuple[FrontierPiece, frozenset[tuple[int, int]]], PieceLabels] = {}
         for piece, enter in zip(self.pieces, self.enter):
             if not labels:  # some class has no derivation
                 break
@@ -355,14 +355,14 @@ class Seams:
                 try:
                     known[key] = run.through(piece, inner)
                 except (TimeoutError, OverflowError):
-                    return Cover(None, math.inf, 0.0, False, run.labels)
+                    return LabelSearchResult(None, math.inf, 0.0, False, run.labels)
             else:
                 run.left -= len(piece.rows)
             spent += least
             labels = known[key].leave
             passages.append((known[key], entering))
         if not labels:
-            return Cover(None, math.inf, 0.0, False, run.labels)
+            return LabelSearchResult(None, math.inf, 0.0, False, run.labels)
         (units,) = labels.values()
         chosen = self._trace(passages)
         cost = self.rows.total(chosen)
@@ -370,9 +370,9 @@ class Seams:
         if run.whole:  # unless units are exact, each class may cost half a unit less than counted
             rounded = 0.0 if self.exact else 0.51 * self.rows.n_classes
             lower = max(0.0, min((spent + units - rounded) / self.scale, cost, self.upper))
-        return Cover(chosen, cost, lower, run.whole and cost - lower <= SURE * cost, run.labels)
+        return LabelSearchResult(chosen, cost, lower, run.whole and cost - lower <= PROVED_GAP * cost, run.labels)
 
-    def _trace(self, passages: Sequence[tuple[Passage, dict[int, int]]]) -> list[int]:
+    def _trace(self, passages: Sequence[tuple[PieceLabels, dict[int, int]]]) -> list[int]:
         chosen: list[int] = []
         mask = 0
         for (passage, entering), names in zip(reversed(passages), reversed(self.names)):
@@ -388,11 +388,11 @@ class Seams:
 
 
 def _cuts(widths: Sequence[int]) -> list[int]:
-    """Steps after which the order is cut: the narrowest within APART, the first of equals; and the last step."""
+    """Steps after which the order is cut: the narrowest within MIN_CUT_DISTANCE, the first of equals; and the last step."""
     found: list[int] = []
     for n, width in enumerate(widths[:-1]):
-        near = widths[max(0, n - APART) : n + APART + 1]
-        if width <= SEAM and width <= min(near) and (not found or n - found[-1] > APART):
+        near = widths[max(0, n - MIN_CUT_DISTANCE) : n + MIN_CUT_DISTANCE + 1]
+        if width <= MAX_CUT_CLASSES and width <= min(near) and (not found or n - found[-1] > MIN_CUT_DISTANCE):
             found.append(n)
     return [*found, len(widths) - 1] if widths else []
 
@@ -417,7 +417,7 @@ class _Run:
     bits: int = 0  # number of bits of a label in the current piece
     bytes: int = 0  # bytes of all labels so far
 
-    def through(self, piece: Piece, labels: Labels) -> Passage:
+    def through(self, piece: FrontierPiece, labels: Labels) -> PieceLabels:
         """Search one piece. TimeoutError at the deadline or when `stop` returns True; OverflowError if a component has
         too many derivations."""
         self.bits = top = piece.after + len(piece.rows)
@@ -433,23 +433,23 @@ class _Run:
                 buckets[b + 1] = self._fewer(buckets[b + 1])
                 _resolve(piece, b, buckets[b + 1], at)
         buckets[0] = self._fewer(buckets[0])
-        return Passage({mask: label[0] for mask, label in buckets[0].items()}, buckets)
+        return PieceLabels({mask: label[0] for mask, label in buckets[0].items()}, buckets)
 
     def _fewer(self, bucket: dict[int, Label]) -> dict[int, Label]:
         now = time.perf_counter()
         if now > self.deadline or (self.stop is not None and self.stop()):
             raise TimeoutError
-        wide = self.whole and now < self.hurry and self.labels < LABELS and self.bytes < MEMORY
-        narrow = min(self.width, NARROW)
+        wide = self.whole and now < self.hurry and self.labels < MAX_EXACT_LABELS and self.bytes < MAX_LABEL_BYTES
+        narrow = min(self.width, BEAM_WIDTH)
         if not wide:
             self._keep_pace(now)
-            bucket = self._cheapest(bucket, DEAR * narrow)
-        if len(bucket) > CROWD:
+            bucket = self._cheapest(bucket, BEAM_DOMINANCE_FACTOR * narrow)
+        if len(bucket) > MIN_LABELS_TO_FILTER:
             bucket = _unbeaten(bucket)
         if len(bucket) > (self.width if wide else narrow):
             bucket = self._cheapest(bucket, narrow)
         self.labels += len(bucket)
-        self.bytes += len(bucket) * (self.bits // 8 + LABEL_BYTES)
+        self.bytes += len(bucket) * (self.bits // 8 + LABEL_OVERHEAD_BYTES)
         return bucket
 
     def _keep_pace(self, now: float) -> None:
@@ -458,7 +458,10 @@ class _Run:
             self.since = now, self.left
         began, left = self.since
         done = left - self.left
-        if done > TRIAL and (now - began) * self.left > LATE * (self.deadline - now) * done:
+        if (
+            done > MIN_CLASSES_TO_EXTRAPOLATE
+            and (now - began) * self.left > MAX_OVERTIME_RATIO * (self.deadline - now) * done
+        ):
             raise TimeoutError
 
     def _cheapest(self, bucket: dict[int, Label], most: int) -> dict[int, Label]:
@@ -468,7 +471,7 @@ class _Run:
         return dict(heapq.nsmallest(most, bucket.items(), key=lambda item: item[1][0]))
 
 
-def _resolve(piece: Piece, b: int, bucket: dict[int, Label], at: Sequence[dict[int, Label]]) -> None:
+def _resolve(piece: FrontierPiece, b: int, bucket: dict[int, Label], at: Sequence[dict[int, Label]]) -> None:
     """Expand each label waiting for bit b by the derivations of its needed classes in b's component; `at`: buckets by
     bit length."""
     inside = piece.groups[b]
@@ -502,7 +505,7 @@ def _unbeaten(bucket: dict[int, Label]) -> dict[int, Label]:
     for n in range(len(masks)):
         if kept[n]:
             champions += 1
-            if champions > CHAMPIONS:
+            if champions > MAX_DOMINATING_LABELS:
                 break
             beaten = (bits[n] & ~bits[n + 1 :]) == 0
             kept[n + 1 :] &= ~beaten

@@ -1,6 +1,6 @@
 """Greedy extractions without proof: initial incumbents of every exact solver.
 
-All take `Rows` and return one row per class (-1: no finite term); the caller collects what the roots reach
+All take `ProblemRows` and return one row per class (-1: no finite term); the caller collects what the roots reach
 (`Rows.walk`)."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from .problem import Rows
+from .problem import ProblemRows
 
-BITSET_BYTES = 400 << 20
+MAX_BITSET_BYTES = 400 << 20
 """Memory limit of the class sets of the one-pass greedy; larger problems get tree cost only."""
 
-LARGEST_TREE = 1e300
+MAX_TREE_COST = 1e300
 """Cap of tree costs: they double with every level of a deep shared term and would overflow to infinity."""
 
 QUEUE_ROWS = 60_000
@@ -25,12 +25,12 @@ SET_UPDATES, SET_UPDATES_PER_ROW = 3_000_000, 12
 the limit is per row: enough for shallow graphs, soon exceeded on others."""
 
 
-def bottom_up(rows: Rows, cost: Sequence[float] | None = None) -> list[int]:
+def bottom_up(rows: ProblemRows, cost: Sequence[float] | None = None) -> list[int]:
     """The row of least tree cost in each class."""
     return tree_costs(rows, cost)[1]
 
 
-def tree_costs(rows: Rows, cost: Sequence[float] | None = None) -> tuple[list[float], list[int]]:
+def tree_costs(rows: ProblemRows, cost: Sequence[float] | None = None) -> tuple[list[float], list[int]]:
     """(least tree cost per class, its row), by Knuth's generalisation of Dijkstra's algorithm; O(size log size)."""
     price = rows.cost if cost is None else cost
     best = [np.inf] * rows.n_classes
@@ -54,14 +54,14 @@ def tree_costs(rows: Rows, cost: Sequence[float] | None = None) -> tuple[list[fl
             owner = cls[row]
             if left[row] or done[owner]:
                 continue
-            value = min(price[row] + sum([best[k] for k in kids[row]]), LARGEST_TREE)
+            value = min(price[row] + sum([best[k] for k in kids[row]]), MAX_TREE_COST)
             if value < best[owner]:
                 best[owner], choice[owner] = value, row
                 heapq.heappush(heap, (value, owner))
     return best, choice
 
 
-def path_bounds(rows: Rows, cost: Sequence[float] | None = None) -> list[float]:
+def path_bounds(rows: ProblemRows, cost: Sequence[float] | None = None) -> list[float]:
     """Lower bound per class: the minimum over its rows of own cost plus the largest child bound.
 
     inf for classes without a finite term."""
@@ -111,15 +111,15 @@ class _Weights:
 
 
 def one_pass(
-    rows: Rows, cost: Sequence[float] | None = None, expired: Callable[[], bool] = lambda: False
+    rows: ProblemRows, cost: Sequence[float] | None = None, expired: Callable[[], bool] = lambda: False
 ) -> list[int] | None:
     """Greedy DAG cost: classes are finalised in order of DAG cost; each row is costed once, from bitset differences of
     its children.
 
-    None if the bitsets would exceed BITSET_BYTES, or when `expired` (polled every 512 classes) returns True.
+    None if the bitsets would exceed MAX_BITSET_BYTES, or when `expired` (polled every 512 classes) returns True.
     """
     n = rows.n_classes
-    if n * n // 8 > BITSET_BYTES:
+    if n * n // 8 > MAX_BITSET_BYTES:
         return None
     price = rows.cost if cost is None else cost
     cls, kids, parents = rows.cls, rows.kids, rows.parents
@@ -175,7 +175,7 @@ def _joined(
 
 
 def queued(
-    rows: Rows,
+    rows: ProblemRows,
     cost: Sequence[float] | None = None,
     budget: int = SET_UPDATES,
     expired: Callable[[], bool] = lambda: False,
@@ -225,7 +225,7 @@ def queued(
     return choice
 
 
-def discounted(rows: Rows, chosen: Collection[int]) -> list[float]:
+def discounted(rows: ProblemRows, chosen: Collection[int]) -> list[float]:
     """Prices at which the rows of a solution are free: a greedy with these prices repairs or refines the solution."""
     price = list(rows.cost)
     for row in chosen:
@@ -234,7 +234,7 @@ def discounted(rows: Rows, chosen: Collection[int]) -> list[float]:
 
 
 def best_greedy(
-    rows: Rows,
+    rows: ProblemRows,
     extra: Sequence[Sequence[int]] = (),
     *,
     quick: bool = False,

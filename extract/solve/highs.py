@@ -15,20 +15,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..model.scc import components
-from .cpsat import SMALLEST, Answer, units
+from ..model.scc import strongly_connected_components
+from .cpsat import MIN_TOTAL, SolverAnswer, units
 from .dominators import always_read, class_graph, items_of, must_implications
 from .greedy import best_greedy, bottom_up, discounted, one_pass
-from .problem import LIMIT_ROUNDING, Rows
+from .problem import LIMIT_ROUNDING, ProblemRows
 
-SCALE = 1e4
+INCUMBENT_OBJECTIVE = 1e4
 """Objective value of the incumbent in the program: HiGHS's tolerances are absolute."""
 
-MARGIN = 1e-7
+BOUND_MARGIN = 1e-7
 """Relative margin subtracted from HiGHS's bounds for its floating-point tolerances."""
 
-CUTS = 400
-STALLED = 6
+MAX_CUTS = 400
+MAX_STALLED_ROUNDS = 6
 
 Cut = dict[int, float]  # variable -> coefficient of the constraint: sum <= 0
 
@@ -36,11 +36,11 @@ Cut = dict[int, float]  # variable -> coefficient of the constraint: sum <= 0
 class Relaxation:
     """The program and its cuts. Variables 0..n_classes-1 are classes; the rows of classes with several rows follow."""
 
-    def __init__(self, rows: Rows, upper: float) -> None:
+    def __init__(self, rows: ProblemRows, upper: float) -> None:
         from ortools.math_opt.python import mathopt
 
         self.rows = rows
-        self.scale = SCALE / max(upper, SMALLEST) if 0 < upper < math.inf else 1.0
+        self.scale = INCUMBENT_OBJECTIVE / max(upper, MIN_TOTAL) if 0 < upper < math.inf else 1.0
         self.model = mathopt.Model()
         members = rows.members
         self.vars = [self.model.add_variable(lb=0.0, ub=1.0) for _ in range(rows.n_classes)]
@@ -57,7 +57,7 @@ class Relaxation:
         self.model.minimize(sum(v * o for v, o in zip(self.vars, objective) if o))
         for root in rows.roots:
             self.vars[root].lower_bound = 1.0
-        self.component, _ = components(class_graph(items_of(rows)))
+        self.component, _ = strongly_connected_components(class_graph(items_of(rows)))
         self.reads = always_read(rows)
         self.bound, self.status = 0.0, ""
         self.unit, self.integral_costs = units(rows.cost, upper)
@@ -122,7 +122,7 @@ class Relaxation:
         cuts: list[Cut] = []
         covered: set[int] = set()
         for j in sorted(arcs, key=lambda c: -value[c]):
-            if j in covered or len(cuts) >= CUTS:
+            if j in covered or len(cuts) >= MAX_CUTS:
                 continue
             cycle = _lightest_cycle(j, arcs, value[j] - 1e-4)
             if cycle:
@@ -137,7 +137,7 @@ class Relaxation:
         from ortools.math_opt.python import mathopt
 
         limits = mathopt.SolveParameters(
-            time_limit=datetime.timedelta(seconds=max(seconds, 0.01)), relative_gap_tolerance=MARGIN / 2
+            time_limit=datetime.timedelta(seconds=max(seconds, 0.01)), relative_gap_tolerance=BOUND_MARGIN / 2
         )
         extra = mathopt.ModelSolveParameters()
         if hint is not None:
@@ -150,7 +150,7 @@ class Relaxation:
     def raise_bound(self, value: float) -> None:
         """Raise the lower bound to a dual bound of the program."""
         if math.isfinite(value):
-            bound = value / self.scale * (1 - MARGIN)
+            bound = value / self.scale * (1 - BOUND_MARGIN)
             if self.integral_costs:
                 bound = math.ceil(bound * self.unit - 1e-3) / self.unit
             self.bound = max(self.bound, bound)
@@ -160,7 +160,7 @@ class Relaxation:
         fractional solution."""
         value: list[float] = []
         idle, last = 0, -math.inf
-        while (left := deadline - time.perf_counter()) > 0 and idle < STALLED:
+        while (left := deadline - time.perf_counter()) > 0 and idle < MAX_STALLED_ROUNDS:
             result = self.solve(left)
             self.status = result.termination.reason.name
             if self.status != "OPTIMAL":
@@ -168,7 +168,7 @@ class Relaxation:
             objective = result.objective_value()
             self.raise_bound(objective)
             value = result.variable_values(self.vars)
-            if upper - self.bound <= 2 * MARGIN * upper:
+            if upper - self.bound <= 2 * BOUND_MARGIN * upper:
                 break
             cuts = self.separate(value)
             if not cuts:
@@ -192,21 +192,21 @@ class Relaxation:
 
 
 def solve_highs(
-    rows: Rows,
+    rows: ProblemRows,
     start: Sequence[int] | None,
     *,
     seconds: float,
     root_ratio: float = 0.0,
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
-) -> Answer:
+) -> SolverAnswer:
     """Minimize DAG cost over `rows` from a solution `start` (rows, children first). Ends after the root relaxation if
     its bound is below `root_ratio` times the cost. limits: (use of each row, upper limit of the sum over the chosen
     rows); with limits `start` may be None, and `stats["status"]` is INFEASIBLE if no extraction satisfies the limits.
 
     HiGHS checks its time limit rarely: it runs in a daemon thread, which is abandoned (and ends by itself soon after)
     if it overruns or `stop` returns True."""
-    search = _Search(rows, start, time.perf_counter() + 0.9 * seconds, root_ratio, limits)
+    search = _BranchAndBound(rows, start, time.perf_counter() + 0.9 * seconds, root_ratio, limits)
     thread = threading.Thread(target=search.run, daemon=True)
     ends = time.perf_counter() + seconds
     thread.start()
@@ -218,15 +218,15 @@ def solve_highs(
     return search.answer
 
 
-class _Search:
+class _BranchAndBound:
     def __init__(
-        self, rows: Rows, start: Sequence[int] | None, deadline: float, root_ratio: float,
+        self, rows: ProblemRows, start: Sequence[int] | None, deadline: float, root_ratio: float,
         limits: Sequence[tuple[Sequence[float], float]],
     ) -> None:  # fmt: skip
         self.rows, self.deadline, self.root_ratio, self.limits = rows, deadline, root_ratio, limits
-        self.answer = Answer(None, math.inf, 0.0, False)
+        self.answer = SolverAnswer(None, math.inf, 0.0, False)
         if start is not None:
-            self.answer = Answer(list(start), rows.total(start), 0.0, False)
+            self.answer = SolverAnswer(list(start), rows.total(start), 0.0, False)
         self.cancelled = False
         self.error: Exception | None = None
 
@@ -272,7 +272,7 @@ class _Search:
         """Whether the status means that the limits are infeasible; then records that as the answer."""
         if status != "INFEASIBLE" or self.answer.chosen is not None:
             return False
-        self.answer = Answer(None, math.inf, 0.0, True, {"status": status})
+        self.answer = SolverAnswer(None, math.inf, 0.0, True, {"status": status})
         return True
 
     def _repaired(self, choice: list[int]) -> list[int] | None:
@@ -293,8 +293,8 @@ class _Search:
         if chosen is not None and (total := self.rows.total(chosen)) < cost and self._allowed(chosen):
             best, cost = chosen, total
         lower = min(relaxation.bound, cost)
-        proven = best is not None and cost - lower <= 4 * MARGIN * cost
-        self.answer = Answer(best, cost, lower, proven, {"cuts": relaxation.n_cuts})
+        proven = best is not None and cost - lower <= 4 * BOUND_MARGIN * cost
+        self.answer = SolverAnswer(best, cost, lower, proven, {"cuts": relaxation.n_cuts})
 
 
 def _sum(plus: Iterable[int], minus: Iterable[int]) -> Cut:
@@ -330,7 +330,7 @@ def _lightest_cycle(j: int, arcs: dict[int, list[tuple[int, float]]], limit: flo
     return []
 
 
-def _cycles(rows: Rows, choice: Sequence[int]) -> list[list[int]]:
+def _cycles(rows: ProblemRows, choice: Sequence[int]) -> list[list[int]]:
     """Disjoint cycles among the chosen rows reachable from the roots, at least one per cyclic component."""
     seen: set[int] = set(rows.roots)
     todo = list(rows.roots)
@@ -342,7 +342,7 @@ def _cycles(rows: Rows, choice: Sequence[int]) -> list[list[int]]:
                 todo.append(k)
     graph = [rows.kids[choice[c]] if c in seen and choice[c] >= 0 else () for c in range(rows.n_classes)]
     found = []
-    for member in components(graph)[1]:
+    for member in strongly_connected_components(graph)[1]:
         inside = set(member) if len(member) > 1 else set()
         while inside:
             cycle = _lightest_cycle(min(inside), {c: [(k, 1.0) for k in graph[c] if k in inside] for c in inside}, 1e9)

@@ -16,16 +16,16 @@ import numpy as np
 
 from ...errors import UsageError
 from .cpsat import Encoding, run, solver
-from .limited import Flags, Kept, within
+from .limited import Flags, LimitedReduction, within_limits
 from .problem import Extraction, Problem, evaluate, relative_gap
 from .solve import solve
 
-SHARES = 10_000
-"""Resolution: `diversity` is rounded up to a multiple of 1 / SHARES."""
+DIVERSITY_UNITS = 10_000
+"""Resolution: `diversity` is rounded up to a multiple of 1 / DIVERSITY_UNITS."""
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _KBestOptions:
     """Arguments of `k_best`."""
 
     count: int
@@ -74,18 +74,12 @@ def k_best(
     if counted.shape != (problem.n_nodes,):
         raise UsageError(f"{counted.size} flags for {problem.n_nodes} nodes", where="k_best: kernels")
     return _generate(
-        problem, _Wish(count, max_gap, min_distance, diversity, counted, time_limit, workers, deterministic, stop)
+        problem,
+        _KBestOptions(count, max_gap, min_distance, diversity, counted, time_limit, workers, deterministic, stop),
     )
 
 
-def difference(new: Extraction, old: Extraction, kernels: Sequence[bool] | Flags) -> float:
-    """Share of the flagged nodes of `new` that `old` does not contain; 1 if `new` has none."""
-    flags = np.asarray(kernels, bool)
-    mine, other = ({int(i) for i in e.choice if i >= 0 and flags[i]} for e in (new, old))
-    return len(mine - other) / len(mine) if mine else 1.0
-
-
-def _generate(problem: Problem, wish: _Wish) -> Iterator[Extraction]:
+def _generate(problem: Problem, wish: _KBestOptions) -> Iterator[Extraction]:
     first = solve(
         problem, time_limit=wish.time_limit / 2, gap=1e-9, workers=wish.workers, deterministic=wish.deterministic,
         stop=wish.stop,
@@ -96,7 +90,7 @@ def _generate(problem: Problem, wish: _Wish) -> Iterator[Extraction]:
     if wish.count == 1:
         return
     began = time.perf_counter()
-    window = _Window(problem, first, wish)
+    window = _CostWindow(problem, first, wish)
     left -= time.perf_counter() - began
     for _ in range(wish.count - 1):
         began = time.perf_counter()
@@ -110,13 +104,13 @@ def _generate(problem: Problem, wish: _Wish) -> Iterator[Extraction]:
         yield replace(found, proven_rank=exact)
 
 
-class _Window:
+class _CostWindow:
     """All extractions up to a cost, as an integer program that gains a constraint per solution."""
 
-    def __init__(self, problem: Problem, first: Extraction, wish: _Wish) -> None:
+    def __init__(self, problem: Problem, first: Extraction, wish: _KBestOptions) -> None:
         self.problem, self.wish = problem, wish
         upper = first.cost * (1 + wish.max_gap) if wish.max_gap < math.inf else math.inf
-        self.kept = Kept.of(problem, upper, wish.kernels if wish.diversity else None)
+        self.kept = LimitedReduction.of(problem, upper, wish.kernels if wish.diversity else None)
         self.reduced = self.kept.reduced
         self.rows = self.reduced.rows
         self.encoding = Encoding(self.rows)
@@ -153,11 +147,11 @@ class _Window:
         model.add(sum([x[r] for r in free]) <= len(free) - self.wish.min_distance)
         if not self.wish.diversity:
             return
-        # largest number of shared kernels, per SHARES
-        common = SHARES - math.ceil(self.wish.diversity * SHARES - 1e-9)
+        # largest number of shared kernels, per DIVERSITY_UNITS
+        common = DIVERSITY_UNITS - math.ceil(self.wish.diversity * DIVERSITY_UNITS - 1e-9)
         kernels = [r for r, counted in enumerate(self.counted) if counted]
         taken = set(chosen)
-        model.add(sum([x[r] * (common - SHARES * (r in taken)) for r in kernels]) >= 0)
+        model.add(sum([x[r] * (common - DIVERSITY_UNITS * (r in taken)) for r in kernels]) >= 0)
 
     def next(self, seconds: float) -> Extraction | None:
         """The cheapest extraction not yet excluded, which is then excluded; None if there is none or the time was too
@@ -180,7 +174,7 @@ class _Window:
                 engine, value = second, round(second.objective_value)
         self.last = value
         choice = self.kept.choice_of([r for r, x in enumerate(self.encoding.x) if engine.boolean_value(x)])
-        if not within(self.problem, choice):
+        if not within_limits(self.problem, choice):
             return None
         cost = evaluate(self.problem, choice)
         lower = self.reduced.constant + (engine.best_objective_bound - 1e-6) / self.scale

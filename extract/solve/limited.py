@@ -18,16 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ExtractionError
-from .cpsat import Answer, solve_cpsat
+from .cpsat import SolverAnswer, solve_cpsat
 from .greedy import bottom_up, one_pass
 from .highs import solve_highs
-from .local_search import polish, promising
-from .presolve import Reduced, detach, presolve
-from .problem import LIMIT_ROUNDING, Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
+from .local_search import local_search, promising_rows
+from .presolve import PresolvedRows, detach, presolve
+from .problem import LIMIT_ROUNDING, Extraction, IntArray, Problem, ProblemRows, evaluate, reachable, relative_gap
 
 Flags = npt.NDArray[np.bool_]
 
-PRICES = 24
+PRICE_STEPS = 24
 """Number of prices per unit of use that are tried, each twice the one before."""
 
 SKIPPED = "limits: no frontier search, no split into components"
@@ -42,23 +42,23 @@ PART_ROWS = 4_000
 """Number of rows passed to the exact solvers if the problem is too large for them."""
 
 
-def within(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
+def within_limits(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
     """Whether a valid choice satisfies all limits of its problem."""
     nodes = reachable(problem, choice) if problem.limits else []
     return all(limit.allows(nodes) for limit in problem.limits)
 
 
 @dataclass(frozen=True)
-class Kept:
+class LimitedReduction:
     """A problem after reductions that keep every solution up to a cost. limits: (use of each row of the reduced
     problem, upper limit) pairs."""
 
     problem: Problem
-    reduced: Reduced
+    reduced: PresolvedRows
     limits: list[tuple[list[float], float]]
 
     @classmethod
-    def of(cls, problem: Problem, upper: float, pinned: Flags | None = None) -> Kept:
+    def of(cls, problem: Problem, upper: float, pinned: Flags | None = None) -> LimitedReduction:
         """Reduce, keeping all extractions of cost <= `upper`; nodes with nonzero use, or flagged in `pinned`, stay
         rows."""
         light = detach(problem.rows)
@@ -68,7 +68,7 @@ class Kept:
         if pinned is not None:
             kept |= {r for r, n in enumerate(node) if pinned[n]}
         inner = presolve(light.rows, upper - light.constant, keep_all=True, pinned=kept)
-        reduced = Reduced(
+        reduced = PresolvedRows(
             inner.rows,
             [light.origin[r] for r in inner.origin],
             light.fixed + [light.origin[r] for r in inner.fixed],
@@ -108,7 +108,7 @@ def solve_limited(
     than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. ExtractionError if
     the limits are infeasible, or no feasible extraction was found in time."""
     began = time.perf_counter()
-    if within(problem, unlimited.choice):
+    if within_limits(problem, unlimited.choice):
         return unlimited
 
     def left() -> float:
@@ -120,7 +120,7 @@ def solve_limited(
     cost = evaluate(problem, best) if best is not None else math.inf
     stats: dict[str, Any] = {**unlimited.stats, "skipped": SKIPPED, "limited_greedy": cost}
     lower, used = unlimited.lower_bound, list[str]()
-    kept = Kept.of(problem, cost)
+    kept = LimitedReduction.of(problem, cost)
     rows = kept.reduced.rows
     whole = len(rows) <= exact_rows
     if len(rows) <= SMALL_ROWS or deterministic:  # HiGHS has no deterministic time limit
@@ -134,7 +134,7 @@ def solve_limited(
             raise _impossible(problem)
         if answer.chosen is not None:
             found = kept.choice_of(answer.chosen)
-            if within(problem, found) and evaluate(problem, found) < cost:
+            if within_limits(problem, found) and evaluate(problem, found) < cost:
                 best, cost = found, evaluate(problem, found)
                 used.append(name)
         if whole and (answer.chosen is not None or answer.proven or answer.lower > 0):
@@ -158,16 +158,16 @@ def solve_limited(
 
 
 def _solved(
-    name: str, kept: Kept, best: IntArray | None, whole: bool, seconds: float, workers: int, deterministic: bool,
+    name: str, kept: LimitedReduction, best: IntArray | None, whole: bool, seconds: float, workers: int, deterministic: bool,
     stop: Callable[[], bool] | None,
-) -> Answer:  # fmt: skip
+) -> SolverAnswer:  # fmt: skip
     """Answer of one exact solver over all rows or, with `whole` False, over the most promising ones."""
     rows, limits = kept.reduced.rows, kept.limits
     start = rows.walk(_as_choice(rows, kept.rows_of(best))) if best is not None else None
     part = list(range(len(rows)))
     if not whole:
-        part = promising(rows, start or rows.walk(bottom_up(rows)) or [], PART_ROWS)
-        rows = Rows(
+        part = promising_rows(rows, start or rows.walk(bottom_up(rows)) or [], PART_ROWS)
+        rows = ProblemRows(
             [rows.cls[r] for r in part],
             [rows.kids[r] for r in part],
             [rows.cost[r] for r in part],
@@ -191,7 +191,7 @@ def _impossible(problem: Problem) -> ExtractionError:
     least = []
     for limit in problem.limits:
         rows = problem.rows
-        priced = Rows(rows.cls, rows.kids, limit.use[problem.live].tolist(), rows.n_classes, rows.roots)
+        priced = ProblemRows(rows.cls, rows.kids, limit.use[problem.live].tolist(), rows.n_classes, rows.roots)
         chosen = rows.walk(bottom_up(priced)) or []
         least.append(f"{limit.name} {limit.of(problem.live[r] for r in chosen):.6g} of at most {limit.most:.6g}")
     return ExtractionError(
@@ -213,7 +213,7 @@ def _hinted(problem: Problem, hint: Sequence[int] | IntArray | None) -> list[Int
 
 def _cheapest(problem: Problem, choices: Sequence[IntArray]) -> IntArray | None:
     """The cheapest choice that satisfies the limits; None if there is none."""
-    allowed = [(evaluate(problem, c), i) for i, c in enumerate(choices) if within(problem, c)]
+    allowed = [(evaluate(problem, c), i) for i, c in enumerate(choices) if within_limits(problem, c)]
     return choices[min(allowed)[1]] if allowed else None
 
 
@@ -229,23 +229,23 @@ def _greedies(problem: Problem, expired: Callable[[], bool]) -> list[IntArray]:
     cost = np.array(rows.cost)
     unit = max(float(cost.mean()), 1e-300) if len(cost) else 1.0
     found: list[IntArray] = []
-    for step in range(PRICES + 1):
-        if expired() and step < PRICES:  # minimal use is always tried: the most likely to be feasible
+    for step in range(PRICE_STEPS + 1):
+        if expired() and step < PRICE_STEPS:  # minimal use is always tried: the most likely to be feasible
             continue
-        price = unit * 2.0 ** (step - PRICES // 3)
-        total = cost + price * share if step < PRICES else share + 1e-9 * cost / unit
+        price = unit * 2.0 ** (step - PRICE_STEPS // 3)
+        total = cost + price * share if step < PRICE_STEPS else share + 1e-9 * cost / unit
         keep = np.flatnonzero(total < np.inf)
-        priced = Rows(
+        priced = ProblemRows(
             [rows.cls[r] for r in keep], [rows.kids[r] for r in keep], total[keep].tolist(), rows.n_classes, rows.roots
         )
         for choice in (bottom_up(priced), one_pass(priced)):
             chosen = priced.walk(choice) if choice is not None else None
             if chosen is not None:
-                found.append(problem.choice_of([int(keep[r]) for r in polish(priced, chosen, expired)]))
+                found.append(problem.choice_of([int(keep[r]) for r in local_search(priced, chosen, expired)]))
     return found
 
 
-def _as_choice(rows: Rows, picked: Sequence[int]) -> list[int]:
+def _as_choice(rows: ProblemRows, picked: Sequence[int]) -> list[int]:
     choice = [-1] * rows.n_classes
     for row in picked:
         choice[rows.cls[row]] = row

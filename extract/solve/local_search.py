@@ -12,27 +12,27 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from .greedy import bottom_up, discounted, tree_costs
-from .problem import Rows
+from .problem import ProblemRows
 
-SWEEPS = 20
-SHRINK = 0.1
+MAX_SWEEPS = 20
+NEW_POSITION_SHARE = 0.1
 """Position of a newly added class, as a share of the gap between its children and the class being changed."""
 
-FAR = 300
+MAX_MOVE_READS = 300
 """Largest number of reads that a move may follow; without a limit a pass over a long chain takes quadratic time."""
 
 LEAST_GAIN = 1e-12
 """Least gain, relative to the cost of the solution; smaller gains are rounding."""
 
 
-def polish(
-    rows: Rows, chosen: Sequence[int], expired: Callable[[], bool] = lambda: False, least: float = 0.0
+def local_search(
+    rows: ProblemRows, chosen: Sequence[int], expired: Callable[[], bool] = lambda: False, least: float = 0.0
 ) -> list[int]:
-    """A solution no dearer than `chosen` (rows, children first; so is the result), after at most SWEEPS passes; ends
+    """A solution no dearer than `chosen` (rows, children first; so is the result), after at most MAX_SWEEPS passes; ends
     after a pass that gained less than a share `least` of the cost."""
     best = list(chosen)
     idle = 0
-    for sweep in range(SWEEPS):
+    for sweep in range(MAX_SWEEPS):
         if expired() or idle == 2:
             break
         found = _Swaps(rows, best, upwards=sweep % 2 == 0).run(expired)
@@ -46,7 +46,7 @@ def polish(
     return best
 
 
-def promising(rows: Rows, chosen: Sequence[int], most: int) -> list[int]:
+def promising_rows(rows: ProblemRows, chosen: Sequence[int], most: int) -> list[int]:
     """Rows worth offering to an exact solver, in row order: those of the solution `chosen`, and at most `most` others
     with the least cost excess over the best row of their class, at prices at which the solution is free."""
     price = discounted(rows, chosen)
@@ -66,7 +66,7 @@ class _Swaps:
     A row is tried only if its children lie below its class in that order, which keeps the solution acyclic. Passes
     alternate between orders that place classes as low and as high as possible, because each forbids other moves."""
 
-    def __init__(self, rows: Rows, chosen: Sequence[int], *, upwards: bool) -> None:
+    def __init__(self, rows: ProblemRows, chosen: Sequence[int], *, upwards: bool) -> None:
         self.rows, self.cost, self.kids = rows, rows.cost, rows.kids
         self.choice = bottom_up(rows, discounted(rows, chosen))
         for row in chosen:
@@ -103,7 +103,7 @@ class _Swaps:
             change = self._add(row, self.place[c], most, added)
             if change < most:
                 change -= self.cost[old] + self._release(self.kids[old], released)
-                if -change > gain and len(released) < FAR:
+                if -change > gain and len(released) < MAX_MOVE_READS:
                     best, gain = row, -change
             for k in released:
                 count[k] += 1
@@ -116,12 +116,12 @@ class _Swaps:
 
     def _release(self, kids: Sequence[int], released: list[int]) -> float:
         """Remove reads, and recursively those of classes without remaining readers (noted in `released`); returns the
-        cost saved, inf if more than FAR classes are affected."""
+        cost saved, inf if more than MAX_MOVE_READS classes are affected."""
         count, choice, cost = self.count, self.choice, self.cost
         saved = 0.0
         todo = list(kids)
         while todo:
-            if len(released) >= FAR:
+            if len(released) >= MAX_MOVE_READS:
                 return math.inf
             k = todo.pop()
             count[k] -= 1
@@ -147,7 +147,7 @@ class _Swaps:
                 count[k] += 1
                 added.append(k)
                 if count[k] == 1:
-                    if choice[k] < 0 or len(added) >= FAR:
+                    if choice[k] < 0 or len(added) >= MAX_MOVE_READS:
                         return math.inf
                     total += cost[choice[k]]
                     if total >= limit:
@@ -161,11 +161,11 @@ class _Swaps:
                 stack.pop()
                 if c >= 0:
                     below = max([place[k] for k in kids[choice[c]]], default=-1.0)
-                    place[c] = below + (top - below) * SHRINK
+                    place[c] = below + (top - below) * NEW_POSITION_SHARE
         return total
 
 
-def _levels(rows: Rows, chosen: Sequence[int], upwards: bool) -> list[float]:
+def _levels(rows: ProblemRows, chosen: Sequence[int], upwards: bool) -> list[float]:
     """Position of each class of a solution: as low as its children allow, or as high as its readers allow."""
     level = dict.fromkeys([rows.cls[row] for row in chosen], 0)
     for row in chosen if upwards else reversed(chosen):

@@ -13,20 +13,20 @@ from operator import or_
 
 import numpy as np
 
-from ..model.scc import components
+from ..model.scc import strongly_connected_components
 from .dominators import Item, always_on, class_graph, items_of, must_sets
 from .greedy import path_bounds
-from .problem import Rows
+from .problem import ProblemRows
 
 MUST_CLASSES = 50_000
 """Must sets take classes^2 / 8 bytes: above this number of classes only the roots' sets are computed."""
 
 LARGE_ROWS = 50_000
-ROUNDS = 6
-ENOUGH = 0.99
+MAX_PRESOLVE_ROUNDS = 6
+LAST_ROUND_SHARE = 0.99
 """Presolve ends when a round leaves more than this share of classes, rows and reads."""
 
-SHRUNK = 0.7
+RENUMBER_SHARE = 0.7
 """Classes are renumbered when fewer than this share are left."""
 
 MANY_ROWS = 100
@@ -36,16 +36,16 @@ PAIRWISE_ROWS = 1_500
 """Classes with more rows than this get the linear dominance test only."""
 
 SUM_BOUND_CLASSES = 6_000
-FILL_IN = 12
+MAX_FILL_IN_READS = 12
 """A zero-cost class with one row is replaced by its children if that adds at most this number of reads."""
 
 
 @dataclass(frozen=True)
-class Reduced:
+class PresolvedRows:
     """A reduced problem: `origin[r]` is the input row of its row r, `fixed` are input rows chosen already, `constant`
     is the cost that every solution pays in addition. Its roots are all classes known to be always on."""
 
-    rows: Rows
+    rows: ProblemRows
     origin: list[int]
     fixed: list[int]
     constant: float
@@ -55,10 +55,10 @@ class Reduced:
         return self.fixed + [self.origin[row] for row in chosen]
 
 
-class Reducer:
+class Presolver:
     """The reductions, one method each, over a mutable copy of the rows."""
 
-    def __init__(self, rows: Rows, pinned: Collection[int] = ()) -> None:
+    def __init__(self, rows: ProblemRows, pinned: Collection[int] = ()) -> None:
         self.pinned = pinned
         self.items = items_of(rows)
         self.on = set(rows.roots)
@@ -130,11 +130,11 @@ class Reducer:
     ) -> None:
         """Extend `on`, by must sets (with `of_roots`: of the roots only) or by the children common to all rows; drops
         rows that are necessarily cyclic."""
-        self.component, order = components(class_graph(self.items))
+        self.component, order = strongly_connected_components(class_graph(self.items))
         self.must = must_sets(self.items, order, expired) if use_must else None
         if self.must is not None and self._drop_cyclic(self.must, order):
             self.derive()
-            self.component, order = components(class_graph(self.items))
+            self.component, order = strongly_connected_components(class_graph(self.items))
             self.must = must_sets(self.items, order, expired)
         if self.must is not None:
             bits = reduce(or_, (self.must[c] for c in self.on), 0)
@@ -281,18 +281,18 @@ class Reducer:
         self.on = {number[c] for c in self.on if c in number}
         self.must = None
 
-    def rows(self) -> Rows:
-        """The current state as `Rows`, with always-on classes as roots."""
+    def rows(self) -> ProblemRows:
+        """The current state as `ProblemRows`, with always-on classes as roots."""
         cls = [c for c, row in enumerate(self.items) for _ in row]
         flat = [i for row in self.items for i in row]
-        return Rows(cls, [tuple(i.kids) for i in flat], [i.cost for i in flat], len(self.items), sorted(self.on))
+        return ProblemRows(cls, [tuple(i.kids) for i in flat], [i.cost for i in flat], len(self.items), sorted(self.on))
 
-    def compact(self) -> Reduced:
+    def compact(self) -> PresolvedRows:
         """The current state as a reduced problem with contiguous class indices."""
         self.renumber()
         rows = self.rows()
         rows.kids = [tuple(sorted(kids)) for kids in rows.kids]
-        return Reduced(rows, [i.row for row in self.items for i in row], self.fixed, self.constant)
+        return PresolvedRows(rows, [i.row for row in self.items for i in row], self.fixed, self.constant)
 
 
 class _MustSums:
@@ -352,7 +352,7 @@ def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[i
     zero-cost classes with one row, without cycles because all have finite terms; `readers`: rows that read each class,
     plus 1 for a root.
 
-    A class with several readers is replaced if its expansion adds at most FILL_IN reads. The expansion of a replaced
+    A class with several readers is replaced if its expansion adds at most MAX_FILL_IN_READS reads. The expansion of a replaced
     class with one reader that is replaced too is merged into the reader's and has no entry: all expansions together are
     no larger than the rows were."""
     gone: set[int] = set()
@@ -369,7 +369,7 @@ def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[i
                     stack += [(k, False) for k in free[c] if k in free and k not in seen]
                 continue
             reads = sum([len(expanded[k]) if k in gone else 1 for k in free[c]])
-            if not (reads <= 1 or readers[c] <= 1 or reads * readers[c] <= FILL_IN):
+            if not (reads <= 1 or readers[c] <= 1 or reads * readers[c] <= MAX_FILL_IN_READS):
                 continue
             own = [expanded.pop(k) for k in free[c] if k in gone and readers[k] <= 1]
             whole = max(own, key=len, default=set[int]())
@@ -384,11 +384,11 @@ def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[i
     return gone, expanded
 
 
-def detach(rows: Rows, expired: Callable[[], bool] = lambda: False) -> Reduced | None:
+def detach(rows: ProblemRows, expired: Callable[[], bool] = lambda: False) -> PresolvedRows | None:
     """The cheap first reduction for whole e-graphs: derivable, reachable and always-on classes; loses no row of an
     acyclic solution. None if a root has no finite term. When `expired` returns True, always-on classes are found by a
     weaker test."""
-    work = Reducer(rows)
+    work = Presolver(rows)
     work.keep_reachable()
     work.derive()
     if not all(work.items[c] for c in work.on):
@@ -402,27 +402,27 @@ def detach(rows: Rows, expired: Callable[[], bool] = lambda: False) -> Reduced |
 
 
 def presolve(
-    rows: Rows,
+    rows: ProblemRows,
     upper: float = np.inf,
     *,
-    rounds: int = ROUNDS,
+    rounds: int = MAX_PRESOLVE_ROUNDS,
     keep_all: bool = False,
     pinned: Collection[int] = (),
     expired: Callable[[], bool] = lambda: False,
-) -> Reduced:
+) -> PresolvedRows:
     """All reductions to a fixpoint. Requires roots with finite terms and a solution of cost `upper` (or inf).
 
     keep_all: keep every solution of cost <= `upper` instead of one optimal one (for k-best and under limits); `pinned`
     rows then stay rows of exactly the solutions that use them. expired: polled; True ends the reductions early. Above
     LARGE_ROWS there is one round, without must sets."""
-    work = Reducer(rows, pinned)
+    work = Presolver(rows, pinned)
     work.derive()
     work.keep_reachable()
     large = len(rows) > LARGE_ROWS
     for turn in range(1 if large else rounds):
         if expired():
             break
-        if sum([1 for row in work.items if row]) < SHRUNK * len(work.items):
+        if sum([1 for row in work.items if row]) < RENUMBER_SHARE * len(work.items):
             work.renumber()
         before = work.size
         work.find_always_on(not large and before[0] <= (MUST_CLASSES if turn < 2 else MUST_CLASSES // 4), expired)
@@ -440,10 +440,10 @@ def presolve(
         work.collapse()
         work.derive()
         work.keep_reachable()
-        if work.constant >= upper * (1 - 1e-12) or sum(work.size) >= ENOUGH * sum(before):
+        if work.constant >= upper * (1 - 1e-12) or sum(work.size) >= LAST_ROUND_SHARE * sum(before):
             break
     if not large:
-        work.component, _ = components(class_graph(work.items))
+        work.component, _ = strongly_connected_components(class_graph(work.items))
         work.drop_always_on_reads()
     work.keep_reachable()  # reads may have been dropped last, also when the deadline interrupted a round
     return work.compact()

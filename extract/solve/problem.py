@@ -33,7 +33,7 @@ LIMIT_ROUNDING = 1e-9
 """Relative tolerance of limit checks: a smaller excess over a limit is floating-point rounding."""
 
 
-class Rows:
+class ProblemRows:
     """Problem encoding as Python lists, the form that all solvers use. A row is a live e-node.
 
     Row r belongs to class `cls[r]`, has the distinct child classes `kids[r]` and costs `cost[r]`. Classes are numbered
@@ -223,12 +223,12 @@ class Problem:
         return nodes
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> ProblemRows:
         """The live nodes as lists: row r is node `live[r]`; repeated children are dropped."""
         off, kid, cls, cost = self.off.tolist(), self.kid.tolist(), self.cls.tolist(), self.cost.tolist()
         live = self.live
         kids = [tuple(dict.fromkeys(kid[off[i] : off[i + 1]])) for i in live]
-        return Rows(
+        return ProblemRows(
             [cls[i] for i in live], kids, [cost[i] for i in live], self.n_classes, list(dict.fromkeys(self.roots))
         )
 
@@ -391,11 +391,11 @@ class Extraction:
         return f"<table>{cells}</table>"
 
 
-TIE = 1e-12
+COST_TIE = 1e-12
 """Relative difference attributed to the summation order of floats."""
 
 
 def relative_gap(cost: float, lower: float) -> float:
-    """Optimality gap (cost - lower) / cost; 0 where the difference is at most TIE * cost (summation order), so also for
+    """Optimality gap (cost - lower) / cost; 0 where the difference is at most COST_TIE * cost (summation order), so also for
     cost 0."""
-    return (cost - lower) / cost if cost - lower > TIE * cost else 0.0
+    return (cost - lower) / cost if cost - lower > COST_TIE * cost else 0.0

@@ -20,15 +20,15 @@ from ... import settings
 from ...errors import ExtractionError
 from ...plain import is_file
 from ...writing import write_bytes
-from ..model.gc_pause import no_collection
+from ..model.gc_pause import gc_paused
 from .problem import Extraction, Problem, reachable
 
-LEAST_MEMORY = 384 << 20
+MIN_FILE_MEMORY = 384 << 20
 MEMORY_PER_BYTE = 400
 """Memory limit in bytes of a file's parsed objects: the larger of a constant and a multiple of the file size (gzipped:
 e-graphs compress by a factor of 10 to 40)."""
 
-TEXT_SHARE = 4
+TEXT_MEMORY_DIVISOR = 4
 """Divisor of that limit for the decompressed text, which is in memory twice while it is parsed."""
 
 VALUE_BYTES, OBJECT_BYTES = 72, 400
@@ -43,7 +43,7 @@ def read_egraph(path: str | Path, *, memory: int = 0) -> Problem:
     return parse_egraph(read_document(path, memory=memory), where=str(path))
 
 
-@no_collection()
+@gc_paused()
 def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
     """The problem of a parsed document. Nodes flagged `subsumed` are deleted, and so are nodes that depend on them."""
     nodes = _member(document, "nodes", Mapping, where)
@@ -127,7 +127,7 @@ def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
 def memory_for(path: Path) -> int:
     """Memory limit in bytes of a file's parsed objects: the setting `file_memory`, otherwise derived from the file
     size."""
-    return settings.current().file_memory or max(LEAST_MEMORY, MEMORY_PER_BYTE * path.stat().st_size)
+    return settings.current().file_memory or max(MIN_FILE_MEMORY, MEMORY_PER_BYTE * path.stat().st_size)
 
 
 def parsed_bytes(data: bytes) -> int:
@@ -135,7 +135,7 @@ def parsed_bytes(data: bytes) -> int:
     return VALUE_BYTES * (data.count(b",") + data.count(b"[")) + OBJECT_BYTES * data.count(b"{") + len(data)
 
 
-@no_collection()
+@gc_paused()
 def read_document(path: str | Path, *, memory: int = 0) -> Any:
     """The parsed JSON of a plain or gzipped file; ExtractionError describes any defect.
 
@@ -147,7 +147,7 @@ def read_document(path: str | Path, *, memory: int = 0) -> Any:
         raise ExtractionError("it is not a plain file", where=where)
     try:
         memory = memory or memory_for(path)
-        most = memory // TEXT_SHARE
+        most = memory // TEXT_MEMORY_DIVISOR
         with gzip.open(path, "rb") if path.name.endswith(".gz") or _is_gzip(path) else path.open("rb") as file:
             data = file.read(most + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -17,17 +17,17 @@ from typing import Any, Literal
 import numpy as np
 
 from ...errors import ExtractionError, UsageError
-from ..model.gc_pause import no_collection
-from .components import Part, split
-from .cpsat import Answer, solve_cpsat
-from .frontier import WIDTHS, Frontier
-from .frontier_dp import Seams
+from ..model.gc_pause import gc_paused
+from .components import Component, split_components
+from .cpsat import SolverAnswer, solve_cpsat
+from .frontier_dp import FrontierDP
 from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
 from .highs import solve_highs
+from .label_setting import BEAM_WIDTHS, LabelSetting
 from .limited import solve_limited
-from .local_search import polish, promising
-from .presolve import Reduced, detach, presolve
-from .problem import TIE, Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
+from .local_search import local_search, promising_rows
+from .presolve import PresolvedRows, detach, presolve
+from .problem import COST_TIE, Extraction, IntArray, Problem, ProblemRows, evaluate, reachable, relative_gap
 
 Method = Literal["auto", "greedy", "cp-sat", "highs", "frontier"]
 METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
@@ -43,14 +43,14 @@ POLISH_SHARE = 0.6
 POLISH_GAIN = 0.005
 """Share of the time for local search on the whole e-graph, and least relative gain per pass for it to continue."""
 
-PASSES = 6
+STEP_PASSES = 6
 """Duration of a whole step (detach, presolve), in multiples of the first measured pass over the rows: no step begins
 with less time left."""
 
-FINISH = 2
+FINISH_PASSES = 2
 """The same for the final evaluation of the solution."""
 
-LEAST_SECONDS = 0.5
+MIN_LEAF_SECONDS = 0.5
 """Least time slice in seconds for one leaf."""
 
 BUILD_SECONDS = 1e-4
@@ -66,21 +66,21 @@ STRONG_ROOT = 0.5
 """HiGHS runs first, for at most this share of the time; if its root bound is below STRONG_ROOT times the incumbent,
 branching would not close the gap and CP-SAT takes over at once."""
 
-QUICK_LABELS = 20_000
+MAX_UNBOUNDED_LABELS = 20_000
 """Label limit of the unbounded frontier search; beyond it the search continues as a beam."""
 
-SEAM_ROWS = 60_000
-SEAM_PARTS = 40
-SEAM_SHARE = 0.4
-EARLY_SHARE = 0.7
+FRONTIER_DP_ROWS = 60_000
+FRONTIER_DP_PARTS = 40
+FRONTIER_DP_LEAF_SHARE = 0.4
+FRONTIER_DP_FIRST_SHARE = 0.7
 """Limits of the frontier DP (`seams`): rows, distinct components, and shares of the time on leaves and on the whole
 problem, where it is tried first."""
 
-SAME = 0.9
+SAME_ROWS_SHARE = 0.9
 """A leaf with at least this share of the rows of a component that the frontier DP did not prove is not tried again."""
 
-FRONTIER_ROWS = 20_000
-FRONTIER_SHARE = 0.25
+LABEL_SETTING_ROWS = 20_000
+LABEL_SETTING_SHARE = 0.25
 """Acyclic leaves up to this number of rows get a frontier search before integer programs, for this share of the
 time."""
 
@@ -89,31 +89,31 @@ time."""
 class _Leaf:
     """A component after presolve: rows, best known solution, lower bound, and the method that found or proved it."""
 
-    rows: Rows
+    rows: ProblemRows
     cost: float
     chosen: list[int]
     lower: float
     method: str
     proven: bool = False
 
-    def take(self, answer: Answer, method: str) -> None:
+    def take(self, answer: SolverAnswer, method: str) -> None:
         """Keep a solver's answer where it improves the incumbent or the bound."""
         if answer.chosen is not None and answer.cost < self.cost:
             self.cost, self.chosen, self.method = answer.cost, answer.chosen, method
         if answer.proven or answer.lower > self.lower:
             self.lower = min(max(self.lower, answer.lower), self.cost)
             self.method = method
-        self.proven = self.proven or answer.proven or self.cost - self.lower <= TIE * self.cost
+        self.proven = self.proven or answer.proven or self.cost - self.lower <= COST_TIE * self.cost
 
 
 @dataclass
-class _Block:
+class _SolvedComponent:
     """One distinct component of the whole e-graph and its leaves, each with its row indices per copy."""
 
-    part: Part
+    part: Component
     cost: float
     chosen: list[int]
-    reduced: Reduced
+    reduced: PresolvedRows
     leaves: list[tuple[_Leaf, list[list[int]]]]
     proven: float = math.inf  # lower bound of every solution if presolve left nothing to search
 
@@ -154,11 +154,11 @@ def solve(
     if math.isnan(time_limit) or time_limit < 0:
         raise UsageError(f"time_limit must be >= 0 seconds, not {time_limit}", where="solve")
     if not problem.limits:
-        return _Search(problem, method, time_limit, gap, workers, deterministic, stop).run(hint)
+        return _Portfolio(problem, method, time_limit, gap, workers, deterministic, stop).run(hint)
     if method == "frontier":
         raise UsageError(f"{method} knows no limits", where="solve", hint="use auto, cp-sat, highs or greedy")
     free = replace(problem, limits=())
-    first = _Search(free, method, time_limit / 2, gap, workers, deterministic, stop).run(hint)
+    first = _Portfolio(free, method, time_limit / 2, gap, workers, deterministic, stop).run(hint)
     return solve_limited(
         problem, first, seconds=max(0.0, time_limit - first.seconds), gap=gap, workers=workers,
         deterministic=deterministic, exact_rows=0 if method == "greedy" else EXACT_ROWS, hint=hint, stop=stop,
@@ -167,7 +167,7 @@ def solve(
 
 
 @dataclass
-class _Search:
+class _Portfolio:
     problem: Problem
     method: Method
     time_limit: float
@@ -196,7 +196,7 @@ class _Search:
     def _expired(self) -> bool:
         return self.left <= 0
 
-    @no_collection()
+    @gc_paused()
     def run(self, hint: Sequence[int] | IntArray | None) -> Extraction:
         """The whole pipeline; see `solve`."""
         rows = self.problem.rows
@@ -204,10 +204,10 @@ class _Search:
         known = self._hints(hint)
         self.stats.update(nodes=self.problem.n_nodes, classes=self.problem.n_classes)
         reduced, parts = None, None
-        if self.method in ("auto", "frontier") and len(rows) <= SEAM_ROWS and not self._short_of(rows)():
+        if self.method in ("auto", "frontier") and len(rows) <= FRONTIER_DP_ROWS and not self._short_of(rows)():
             reduced = detach(rows, self._short_of(rows))
             if reduced is not None and not self._expired():
-                parts = split(reduced.rows)
+                parts = split_components(reduced.rows)
                 known += [choice] if (choice := one_pass(rows, expired=self._expired)) is not None else []
                 early = self._through_seams(rows, reduced, parts, known)
                 if early is not None and early[1] >= 0:
@@ -218,16 +218,16 @@ class _Search:
         if self.method == "greedy" or cost <= lower or self.left <= 0:
             return self._finish(chosen, lower, name)
         least = (1 - POLISH_SHARE) * self.time_limit
-        chosen = polish(rows, chosen, lambda: self.left <= least, POLISH_GAIN)
+        chosen = local_search(rows, chosen, lambda: self.left <= least, POLISH_GAIN)
         self.start = name = "local search" if rows.total(chosen) < cost else name
         if reduced is None and not self._short_of(rows)():
             reduced = detach(rows, self._short_of(rows))
         self.stats["detach_seconds"] = time.perf_counter() - self.began
         if reduced is None or self._expired():
-            chosen = polish(rows, chosen, self._expired)
+            chosen = local_search(rows, chosen, self._expired)
             return self._finish(chosen, lower, "local search" if rows.total(chosen) < cost else name)
         kept = set(chosen)
-        blocks = [self._block(part, kept, reduced) for part in parts or split(reduced.rows)]
+        blocks = [self._block(part, kept, reduced) for part in parts or split_components(reduced.rows)]
         self._count(blocks)
         self._search()
         picked = list(reduced.fixed)
@@ -240,22 +240,22 @@ class _Search:
         return self._finish(picked, max(bound, lower), " + ".join(["presolve", *names]))
 
     def _through_seams(
-        self, rows: Rows, reduced: Reduced, parts: list[Part], known: list[list[int]]
+        self, rows: ProblemRows, reduced: PresolvedRows, parts: list[Component], known: list[list[int]]
     ) -> tuple[list[int], float] | None:
         """(rows, lower bound) from the frontier DP on each component; bound -1 if some component was solved without a
         proof. None if a component is too wide, or there are too many."""
-        if len(parts) > SEAM_PARTS:
+        if len(parts) > FRONTIER_DP_PARTS:
             return None
         self.stats.update(components=sum(len(part.copies) for part in parts), distinct_components=len(parts))
         kept = set(best_greedy(rows, known, quick=True)[1])
         prepared = []
         for part in parts:
             upper = rows.total(r for at in part.copies[0] if (r := reduced.origin[at]) in kept)
-            prepared.append(Seams(part.rows, upper))
+            prepared.append(FrontierDP(part.rows, upper))
             if not prepared[-1].fits or self._expired():
                 return None
         picked, lower, proved = list(reduced.fixed), reduced.constant, True
-        ends = time.perf_counter() + EARLY_SHARE * self.left
+        ends = time.perf_counter() + FRONTIER_DP_FIRST_SHARE * self.left
         for part, seams in zip(parts, prepared):
             found = seams.search(deadline=math.inf if self.deterministic else ends, stop=self.stop)
             if not found.exact:
@@ -267,13 +267,13 @@ class _Search:
             picked += [reduced.origin[copy[row]] for copy in part.copies for row in found.chosen]
         return picked, lower if proved else -1.0
 
-    def _least(self, rows: Rows) -> float:
+    def _least(self, rows: ProblemRows) -> float:
         """A cheap lower bound, which also measures the time per row. ExtractionError if a root has no finite term."""
         began = time.perf_counter()
         bounds = path_bounds(rows)
         if not self.deterministic:
             seconds = time.perf_counter() - began
-            self.pace, self.finish = seconds / max(len(rows), 1), FINISH * seconds
+            self.pace, self.finish = seconds / max(len(rows), 1), FINISH_PASSES * seconds
         lower = max(bounds[r] for r in rows.roots)
         if lower < math.inf:
             return lower
@@ -284,9 +284,9 @@ class _Search:
             hint="every node of it is deleted, cyclic, or reads a class without a term",
         )
 
-    def _short_of(self, rows: Rows) -> Callable[[], bool]:
+    def _short_of(self, rows: ProblemRows) -> Callable[[], bool]:
         """A predicate: whether too little time is left for a whole step over the rows."""
-        need = PASSES * self.pace * len(rows)
+        need = STEP_PASSES * self.pace * len(rows)
         return lambda: self.left <= need
 
     @property
@@ -309,7 +309,7 @@ class _Search:
         self.stats["hint"] = "used"
         return [choice]
 
-    def _block(self, part: Part, chosen: set[int], parent: Reduced) -> _Block:
+    def _block(self, part: Component, chosen: set[int], parent: PresolvedRows) -> _SolvedComponent:
         """Greedies, presolve and split of one distinct component; `chosen`: a solution of the whole e-graph."""
         rows = part.rows
         known = [
@@ -320,18 +320,20 @@ class _Search:
         cost, best, _ = best_greedy(rows, known[:8], quick=len(rows) > EXACT_ROWS, expired=self._expired)
         reduced = presolve(rows, cost, expired=self._short_of(rows))
         leaves: list[tuple[_Leaf, list[list[int]]]] = []
-        if reduced.constant >= cost * (1 - TIE):  # the lower bound meets the greedy cost
-            return _Block(part, cost, best, Reduced(reduced.rows, [], [], cost), leaves, reduced.constant)
+        if reduced.constant >= cost * (1 - COST_TIE):  # the lower bound meets the greedy cost
+            return _SolvedComponent(
+                part, cost, best, PresolvedRows(reduced.rows, [], [], cost), leaves, reduced.constant
+            )
         kept = set(best)
-        for piece in split(reduced.rows):
+        for piece in split_components(reduced.rows):
             leaf = self.memo.get(piece.key)
             if leaf is None:
                 seed = [r for r, at in enumerate(piece.copies[0]) if reduced.origin[at] in kept]
                 leaf = self.memo[piece.key] = self._leaf(piece.rows, seed)
             leaves.append((leaf, piece.copies))
-        return _Block(part, cost, best, reduced, leaves)
+        return _SolvedComponent(part, cost, best, reduced, leaves)
 
-    def _unreduced(self, part: Part, choice: list[int]) -> _Block:
+    def _unreduced(self, part: Component, choice: list[int]) -> _SolvedComponent:
         """An unreduced component with a known solution, as a single leaf."""
         rows = part.rows
         chosen = rows.walk(choice)
@@ -339,9 +341,9 @@ class _Search:
         cost = rows.total(chosen)
         leaf = self.memo[part.key] = _Leaf(rows, cost, chosen, 0.0, self.start)
         same = [list(range(len(rows)))]
-        return _Block(part, cost, chosen, Reduced(rows, same[0], [], 0.0), [(leaf, same)])
+        return _SolvedComponent(part, cost, chosen, PresolvedRows(rows, same[0], [], 0.0), [(leaf, same)])
 
-    def _leaf(self, rows: Rows, seed: list[int]) -> _Leaf:
+    def _leaf(self, rows: ProblemRows, seed: list[int]) -> _Leaf:
         """A leaf with its initial solution: greedies, also at prices at which the rows of `seed` are free."""
         extra = [_as_choice(rows, seed)]
         if seed and len(rows) <= EXACT_ROWS:
@@ -349,14 +351,14 @@ class _Search:
             extra += [c for c in (bottom_up(rows, price), one_pass(rows, price)) if c is not None]
         start, chosen, name = best_greedy(rows, extra, quick=len(rows) > EXACT_ROWS, expired=self._expired)
         if len(rows) <= EXACT_ROWS:
-            chosen = polish(rows, chosen, self._expired)
+            chosen = local_search(rows, chosen, self._expired)
         cost = rows.total(chosen)
         name = "local search" if cost < start else name
         bounds = path_bounds(rows)
         lower = max(bounds[r] for r in rows.roots)
         return _Leaf(rows, cost, chosen, lower, self.start if name == "hint" else name, cost <= lower)
 
-    def _count(self, blocks: list[_Block]) -> None:
+    def _count(self, blocks: list[_SolvedComponent]) -> None:
         sizes = sorted((len(leaf.rows) for leaf in self.memo.values()), reverse=True)
         self.stats.update(
             presolve_seconds=time.perf_counter() - self.began,
@@ -380,7 +382,7 @@ class _Search:
                 if left <= 0 or (again and self.deterministic):
                     return
                 share = left * weight[i] / sum(weight if self.deterministic else weight[i:])
-                self._solve_leaf(leaf, min(left, max(share, LEAST_SECONDS)), again)
+                self._solve_leaf(leaf, min(left, max(share, MIN_LEAF_SECONDS)), again)
 
     def _solve_leaf(self, leaf: _Leaf, seconds: float, again: bool) -> None:
         ends = time.perf_counter() + seconds
@@ -388,7 +390,7 @@ class _Search:
             self._try_seams(leaf, seconds)
             if not self._done(leaf):
                 left = ends - time.perf_counter()
-                self._try_frontier(leaf, left if self.method == "frontier" else FRONTIER_SHARE * left)
+                self._try_frontier(leaf, left if self.method == "frontier" else LABEL_SETTING_SHARE * left)
         if self._done(leaf) or self.method == "frontier":
             return
         if len(leaf.rows) > EXACT_ROWS:
@@ -427,25 +429,25 @@ class _Search:
 
         while left() > 0:
             before = leaf.cost
-            chosen = polish(rows, leaf.chosen, lambda: left() <= 0)
-            leaf.take(Answer(chosen, rows.total(chosen), 0.0, False), "local search")
+            chosen = local_search(rows, leaf.chosen, lambda: left() <= 0)
+            leaf.take(SolverAnswer(chosen, rows.total(chosen), 0.0, False), "local search")
             if left() <= most * self._build_seconds:
                 return
             chosen = self._solve_part(rows, leaf.chosen, left(), most)
-            leaf.take(Answer(chosen, rows.total(chosen), 0.0, False), "exact search of a part")
+            leaf.take(SolverAnswer(chosen, rows.total(chosen), 0.0, False), "exact search of a part")
             if leaf.cost >= before * (1 - self.gap):
                 if most >= min(EXACT_ROWS, len(rows)):
                     return
                 most *= 2
 
-    def _solve_part(self, rows: Rows, chosen: list[int], seconds: float, most: int) -> list[int]:
+    def _solve_part(self, rows: ProblemRows, chosen: list[int], seconds: float, most: int) -> list[int]:
         """The best solution found within `seconds` among the rows of `chosen` and the `most` most promising others."""
-        kept = promising(rows, chosen, most)
+        kept = promising_rows(rows, chosen, most)
         nodes = [(rows.cls[r], rows.kids[r], rows.cost[r]) for r in kept]
         part = Problem.build(nodes, rows.roots, n_classes=rows.n_classes)
         seed = set(chosen)
         hint = part.choice_of([at for at, r in enumerate(kept) if r in seed])
-        inner = _Search(
+        inner = _Portfolio(
             part, self.method, seconds, self.gap, self.workers, self.deterministic, self.stop, piece=True
         )  # fmt: skip
         found = inner.run(hint)
@@ -459,37 +461,38 @@ class _Search:
 
     def _try_seams(self, leaf: _Leaf, seconds: float) -> None:
         rows = leaf.rows
-        if len(rows) > SEAM_ROWS or (len(rows) > EXACT_ROWS and self._short_of(rows)()):
+        if len(rows) > FRONTIER_DP_ROWS or (len(rows) > EXACT_ROWS and self._short_of(rows)()):
             return
-        if len(rows) >= SAME * self.tried:
+        if len(rows) >= SAME_ROWS_SHARE * self.tried:
             return
-        seams = Seams(rows, leaf.cost)
+        seams = FrontierDP(rows, leaf.cost)
         if seams.fits:
-            deadline = math.inf if self.deterministic else time.perf_counter() + SEAM_SHARE * seconds
+            deadline = math.inf if self.deterministic else time.perf_counter() + FRONTIER_DP_LEAF_SHARE * seconds
             found = seams.search(deadline=deadline, stop=self.stop)
             leaf.take(
-                Answer(found.chosen, found.cost, found.lower, found.exact), "seams" if found.exact else "seams beam"
+                SolverAnswer(found.chosen, found.cost, found.lower, found.exact),
+                "seams" if found.exact else "seams beam",
             )
 
     def _try_frontier(self, leaf: _Leaf, seconds: float) -> None:
         alone = self.method == "frontier"
-        if not alone and len(leaf.rows) > FRONTIER_ROWS:
+        if not alone and len(leaf.rows) > LABEL_SETTING_ROWS:
             return
-        frontier = Frontier(leaf.rows, leaf.chosen)
+        frontier = LabelSetting(leaf.rows, leaf.chosen)
         if not alone and not frontier.acyclic:
             return
         deadline = math.inf if self.deterministic else time.perf_counter() + seconds
-        widths: tuple[int | None, ...] = (WIDTHS[0], None, *WIDTHS[1:]) if alone else (WIDTHS[0], None)
+        widths: tuple[int | None, ...] = (BEAM_WIDTHS[0], None, *BEAM_WIDTHS[1:]) if alone else (BEAM_WIDTHS[0], None)
         for width in widths:
             found = frontier.search(
                 width,
-                max_labels=QUICK_LABELS if width is None else math.inf,
+                max_labels=MAX_UNBOUNDED_LABELS if width is None else math.inf,
                 upper=leaf.cost,
                 deadline=deadline,
                 stop=self.stop,
             )
             found_by = "frontier" if found.exact or width is None else f"frontier beam of {width}"
-            leaf.take(Answer(found.chosen, found.cost, found.lower, found.exact), found_by)
+            leaf.take(SolverAnswer(found.chosen, found.cost, found.lower, found.exact), found_by)
             if found.exact:
                 return
 
@@ -512,7 +515,7 @@ class _Search:
         )
 
 
-def _as_choice(rows: Rows, picked: Sequence[int]) -> list[int]:
+def _as_choice(rows: ProblemRows, picked: Sequence[int]) -> list[int]:
     choice = [-1] * rows.n_classes
     for row in picked:
         choice[rows.cls[row]] = row

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...egraph.ir.graph import Graph
 from ...errors import ExportError, UsageError
-from ...extract.model.gc_pause import no_collection
+from ...extract.model.gc_pause import gc_paused
 from ...processes.forks import Lock
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
@@ -51,7 +51,7 @@ def load_module(
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
     # (pausing garbage collection makes imports alone a third faster)
-    with torch.no_grad(), no_collection(), tracing(), known_shapes(), bounded(title, seconds_of(budget)):
+    with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(title, seconds_of(budget)):
         try:
             program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
         except Exception as error:
@@ -71,7 +71,7 @@ def from_exported(
 
     writes = writes_of(program) if _is_ready(program) else None
     if writes is None:
-        with torch.no_grad(), no_collection(), tracing(), known_shapes(), bounded(name, seconds_of(budget)):
+        with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(name, seconds_of(budget)):
             try:
                 program = program.run_decompositions(_decompositions(program))
             except Exception as error:

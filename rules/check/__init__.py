@@ -2,5 +2,5 @@
 
 In: a rule.
 Out: a verdict with evidence.
-Imports: egraph.ir, errors, rules, rules.semantics, rules.smt, rules.tables.
+Imports: egraph.ir, errors, rules, rules.semantics, rules.smt.
 """

@@ -2,6 +2,6 @@
 
 In: rules or two terms.
 Out: derivations.
-Imports: egraph.explain, egraph.ir, egraph.loops, egraph.saturate, egraph.view, errors, rules, rules.check,
-    rules.semantics, rules.smt.
+Imports: egraph.ir, egraph.saturate, egraph.view, errors, rules, rules.check, rules.semantics, rules.smt,
+    rules.tables.
 """

@@ -6,18 +6,22 @@ pair are in one e-class, so a proof may rewrite either side or meet in the middl
 
 The rule set consists of the rules for models without their profitability guards, and of the canonical-form rules
 (tables/normal_form.py, strides.py) in place of the few rules that never terminate without such a guard. A second search adds rules
-that convert one kind of contraction into another, after which associativity generates very many forms. Constant arrays
-are first expressed by ops (smt/spelling.py), because rules match ops.
+that convert one kind of contraction into another, after which associativity generates very many forms. A third search,
+for claims with reshapes of contractions or reductions, adds the loop rules (tables/loops.py): loops are split, merged
+and interchanged, which proves split-K, im2col, online softmax and attention in one pass. Constant arrays are first
+expressed by ops (smt/spelling.py), because rules match ops.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
+from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph, Tensor, make, rebuild, topological
 from ...egraph.ir.rule import Rule
 from ...egraph.saturate.engine import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
@@ -28,6 +32,7 @@ from ...egraph.saturate.term_cost import Roofline
 from ...errors import RuleError, WorkerError
 from ..check.check import about_cost
 from ..smt.spelling import known, one_value, spelled_out
+from ..tables import loops
 
 Claim = Sequence[tuple[Tensor, Tensor]]
 
@@ -42,6 +47,10 @@ ENDLESS = (
 )  # fmt: skip
 #: Rules of the second search only.
 LATE = ("pointwise-conv-is-matmul", "strided-pointwise-conv")
+BLOCK_SIZES = 2  # of the third search
+#: A claim gets the third search if it has an op of each set.
+LOOPED = frozenset({"matmul", "linear", "conv", "sum", "max", "min"})
+REGROUPED = frozenset({"reshape", "windows"})
 
 
 def for_proofs(rules: Iterable[Rule]) -> tuple[Rule, ...]:
@@ -89,15 +98,25 @@ class Prover:
     def __init__(self, rules: Iterable[Rule] | None = None) -> None:
         every = all_for_proofs() if rules is None else for_proofs(rules)
         self.searches = (tuple(r for r in every if r.name not in LATE), every)
-        self.programs: dict[tuple[int, frozenset[str], frozenset[int]], Program] = {}
+        self.with_loops = rules is None
+        self.programs: dict[tuple[tuple[str, ...], frozenset[str], frozenset[int]], Program] = {}
 
-    def program(self, graph: Graph, search: int) -> Program:
-        """The egglog program with the rules of one search (0 or 1), for graphs with these ops and ranks."""
+    def program(self, graph: Graph, rules: tuple[Rule, ...]) -> Program:
+        """The egglog program with these rules, for graphs with these ops and ranks."""
         nodes = with_parts(graph)[0]
-        key = (search, frozenset(n.op for n in nodes), frozenset(n.rank for n in nodes))
+        key = (tuple(r.name for r in rules), frozenset(n.op for n in nodes), frozenset(n.rank for n in nodes))
         if key not in self.programs:
-            self.programs[key] = make_program([graph], self.searches[search], Roofline(), None, parts=True)
+            self.programs[key] = make_program([graph], rules, Roofline(), None, parts=True)
         return self.programs[key]
+
+    def further_searches(self, graph: Graph) -> Iterator[tuple[Rule, ...]]:
+        """The rules of the searches after the first, as far as these differ for this graph."""
+        every = self.searches[1]
+        if {*LATE} & {*self.program(graph, every).names}:
+            yield every
+        ops = {n.op for n in with_parts(graph)[0]}
+        if self.with_loops and ops & LOOPED and ops & REGROUPED:
+            yield (*every, *loops.RULES, *(rule for size in _blocks(graph) for rule in loops.splits(size)))
 
     def prove(self, claims: Sequence[Claim], session: Session, limits: Limits = LIMITS, stop: Stop = never) -> Proof:
         """Tries to prove all claims within the limits, in one e-graph, each claim over its own leaves.
@@ -113,15 +132,17 @@ class Prover:
         graph = Graph.of(list(dict.fromkeys(side for pair in (*pairs, *told) for side in pair)))
         if any(0 in n.shape for n in graph.nodes()):
             return Proof(False, "empty values: no law holds")
-        first = _Search(session, limits, stop, told).run(pairs, graph, self.program(graph, 0))
+        first = _Search(session, limits, stop, told).run(pairs, graph, self.program(graph, self.searches[0]))
         if first or first.stopped == "interrupted":
             return first
-        late = self.program(graph, 1)
-        if not {*LATE} & {*late.names}:
-            return first
-        left = replace(limits, seconds=max(0.0, limits.seconds - first.seconds))
-        found = _Search(session, left, stop, told).run(pairs, graph, late)
-        return found if found else replace(first, seconds=first.seconds + found.seconds)
+        seconds = first.seconds
+        for rules in self.further_searches(graph):
+            left = replace(limits, seconds=max(0.0, limits.seconds - seconds))
+            found = _Search(session, left, stop, told).run(pairs, graph, self.program(graph, rules))
+            if found or found.stopped == "interrupted":
+                return found
+            seconds += found.seconds
+        return replace(first, seconds=seconds)
 
 
 class _Search:
@@ -178,6 +199,17 @@ class _Search:
         if left <= 0:
             raise Deadline
         return self.session.request(method, payload, Bounds(left, self.limits.bytes, self.stop))[0]
+
+
+def _blocks(graph: Graph) -> list[int]:
+    """Block sizes b of reshapes between an axis of size a * b and the axes (a, b); the smallest two."""
+    found: set[int] = set()
+    for node in graph.nodes():
+        if node.op == "reshape":
+            shapes = concrete(node.shape), concrete(node.args[0].shape)
+            for long, short in (shapes, shapes[::-1]):
+                found |= {b for a, b in pairwise(long) if a != 1 != b and a * b in short}
+    return sorted(found)[:BLOCK_SIZES]
 
 
 def _spelled(claim: Claim, mark: str) -> list[tuple[Tensor, Tensor]]:

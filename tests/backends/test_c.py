@@ -32,9 +32,7 @@ from tensor_graphs.backends.program.cpu_helpers import library_text
 from tensor_graphs.backends.registry import backend, on_gpu, select
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import (
-    expected,
     laid,
-    meaning,
     random_values,
     run_outputs,
     run_template,
@@ -46,7 +44,9 @@ from tensor_graphs.egraph.ir.ops import OPS
 from tensor_graphs.egraph.ir.pattern import Call as Pattern
 from tensor_graphs.egraph.ir.special_functions import erf
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
+from tensor_graphs.extract.model.meaning import output_terms
 
+from .reference import expected
 from .test_kir import KERNELS, memory_for
 from .test_kir import kernel as plain_kernel
 from .test_kir import values as kernel_values
@@ -308,7 +308,7 @@ def case(op: str, dtype: str, seed: int) -> tuple[Template, Call, dict[str, Arra
     call = sample(template, seed, dtype)
     if call is None:
         return None
-    root = meaning(template, call)
+    root = output_terms(template, call)[0]
     change = {n: t.input(n.attr("name"), n.shape, n.dtype) for n in topological([root]) if n.op == "param"}
     done: dict[Tensor, Tensor] = dict(change)
     for n in topological([root]):

@@ -29,7 +29,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.simplify.simplify import simplify
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, contiguous
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
@@ -358,7 +358,7 @@ def decode(
 
 def hypergraph(graph: Graph) -> Hypergraph:
     view = saturate_block(graph, ALL, Limits(iterations=4), session=InProcess())
-    return candidates(view, [backend("triton"), backend("torch_cuda")], view_strides)
+    return candidate_hypergraph(view, [backend("triton"), backend("torch_cuda")], view_strides)
 
 
 def planned(graph: Graph) -> Plan:

@@ -33,8 +33,8 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import EGraphView
-from tensor_graphs.extract.candidates.candidates import candidates
-from tensor_graphs.extract.fusion.groups import Regions
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Priced, Strides, contiguous
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
@@ -347,7 +347,7 @@ def test_regions_with_convolutions_compute_their_class() -> None:
         view.terms(view.cheapest([1.0] * len(view))[1], range(view.n_classes)), data, params=data, float64=True
     )
     count = 0
-    for region in Regions(view, frozenset(int(k) for k in np.flatnonzero(view.weight)) | _inputs(view)):
+    for region in FusionGroups(view, frozenset(int(k) for k in np.flatnonzero(view.weight)) | _inputs(view)):
         if not any(n.op == "conv" for n in topological([region.term])):
             continue
         one = kernel(region.term, count % 2 == 0)
@@ -371,7 +371,7 @@ class _Launches:
 
 def test_a_bottleneck_is_a_kernel_for_each_convolution_or_fewer() -> None:
     """Norm, activation and residual are in the convolutions' kernels; a 1x1 convolution can take the one before it along."""
-    found = candidates(saturated(bottleneck()), [BACKEND], view_strides)
+    found = candidate_hypergraph(saturated(bottleneck()), [BACKEND], view_strides)
     choice = search(found, _Launches())
     kernels = [found.candidates[i].template for i in choice.chosen if not found.candidates[i].is_view]
     assert len(kernels) <= 3

@@ -569,7 +569,7 @@ def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
 def test_regions_of_a_saturated_graph_compute_their_class() -> None:
     """Every region's kernel against the value of its class, for the classes of a saturated graph."""
     from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
-    from tensor_graphs.extract.fusion.groups import Regions
+    from tensor_graphs.extract.fusion.groups import FusionGroups
     from tensor_graphs.rules import ALL
 
     a, w, g = t.input("a", (8, 32)), t.param("w", (32, 16)), t.param("g", (32,))
@@ -581,7 +581,7 @@ def test_regions_of_a_saturated_graph_compute_their_class() -> None:
     known = evaluate(terms, data, params=data, float64=True)
     given = frozenset(int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "param"))
     count = 0
-    for region in Regions(view, given):
+    for region in FusionGroups(view, given):
         names = {leaf: str(leaf.attr("name")) for leaf, _ in region.leaves}
         buffers = {str(n.attr("name")): kir.Buffer("float32", tuple(n.shape), contiguous(n.shape)) for n in names}  # type: ignore[arg-type]
         kind = view.types[region.cls]
@@ -599,7 +599,7 @@ def test_regions_of_a_saturated_graph_compute_their_class() -> None:
 def test_three_narrow_layers_are_one_region() -> None:
     """Each row of them is held whole; a wide layer is not computed on the way."""
     from tensor_graphs.egraph.view.view import view_of
-    from tensor_graphs.extract.fusion.groups import Regions
+    from tensor_graphs.extract.fusion.groups import FusionGroups
 
     for middle, wanted in ((256, {3}), (512, set())):
         h: Tensor = t.input("a", (1024, 64))
@@ -607,7 +607,7 @@ def test_three_narrow_layers_are_one_region() -> None:
             h = c.relu(t.matmul(h, t.param(f"w{n}", (int(h.shape[1]), width))))
         view = view_of(Graph.of(h))
         given = frozenset(int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "param"))
-        found = {sum(n.op == "matmul" for n in topological([r.term])) for r in Regions(view, given)}
+        found = {sum(n.op == "matmul" for n in topological([r.term])) for r in FusionGroups(view, given)}
         assert {n for n in found if n > 2} == wanted
 
 

@@ -28,7 +28,7 @@ from tensor_graphs.backends.triton.backend import BACKEND as TRITON
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 GENERATORS = (TRITON, CUDA)
@@ -53,7 +53,7 @@ def graph() -> Graph:
 
 def found(pool: LowerPool | None = None) -> list[Any]:
     lowerings = Lowerings(pool=pool)
-    made = candidates(view_of(graph()), [LIBRARIES, *map(lowerings.of, GENERATORS)], view_strides)
+    made = candidate_hypergraph(view_of(graph()), [LIBRARIES, *map(lowerings.of, GENERATORS)], view_strides)
     return [
         (k.template.name, k.template.pattern, k.outputs, k.inputs, k.call.output, k.weights) for k in made.candidates
     ]
@@ -204,7 +204,7 @@ def test_what_there_was_no_time_to_read_is_asked_for_again(pool: LowerPool) -> N
     polled: list[int] = []
     enough = lambda bound: len(polled) > 30 or bool(polled.append(1))
     opened = [lowerings.of(g) for g in GENERATORS]
-    candidates(view_of(graph()), [LIBRARIES, *opened], view_strides, enough=enough)
+    candidate_hypergraph(view_of(graph()), [LIBRARIES, *opened], view_strides, enough=enough)
     assert pool._count > 0
     for lowering in opened:
         assert lowering.done <= lowering.answered.keys()

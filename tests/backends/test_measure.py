@@ -26,9 +26,9 @@ from tensor_graphs.backends.tuning.cpu_worker import (
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Failure, Timing, Worker
 from tensor_graphs.backends.tuning.sample import sample
-from tensor_graphs.backends.tuning.single_kernel import meanings
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
+from tensor_graphs.extract.model.meaning import output_terms
 
 KIND = Operand(Type((4, 4), "float32"), (4, 1))
 ADD = Call({"x": KIND, "y": KIND}, KIND, {})
@@ -151,7 +151,7 @@ def test_kernels_of_one_meaning_are_compared_on_the_same_indices(rows: int) -> N
         call = Call({"x": table, "i": index}, out, attrs)
         reply = answer({**encode(found, call), "seconds": 0.001})
         assert reply["ok"], reply
-        (node,) = meanings(found, call)
+        (node,) = output_terms(found, call)
         assert {n: role.bound for n, (_, role, *_) in drawn([node], call).items()} == {"x": 0, "i": rows}
 
 
@@ -162,7 +162,7 @@ def test_one_reference_for_each_dtype_that_operands_are_stored_in() -> None:
     found = template("numpy", "np.sub")
     for x, y in ((wide, wide), (narrow, wide), (wide, narrow)):
         call = Call({"x": x, "y": y}, out, {})
-        roots = meanings(found, call)
+        roots = output_terms(found, call)
         arrays = {n: _values(n, *how) for n, how in drawn(roots, call).items()}
         (want,) = _reference(roots, drawn(roots, call), arrays, 0.0)[1]
         np.testing.assert_array_equal(want, arrays["x"].astype(np.float64) - arrays["y"])

@@ -19,7 +19,7 @@ from tensor_graphs.backends.tuning.jobs import job_of, template_of_job
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Template
 from tensor_graphs.pipeline.optimize import _Exact, _Within, view_of
 from tensor_graphs.verification.comparison import spare
@@ -48,7 +48,7 @@ def found(root: Tensor, tolerance: Any) -> Hypergraph:
     chosen = [
         _Exact(own(backend(n))) if tolerance == "exact" else _Within(own(backend(n)), spare(tolerance)) for n in NAMES
     ]
-    return candidates(view_of(Graph.of([root])), chosen, view_strides)
+    return candidate_hypergraph(view_of(Graph.of([root])), chosen, view_strides)
 
 
 def rounding(root: Tensor, tolerance: Any, least: float = 2.0**-20) -> set[str]:

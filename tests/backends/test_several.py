@@ -36,7 +36,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError
-from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, contiguous
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
@@ -374,7 +374,9 @@ class Cheap:
 
 def planned(graph: Graph) -> Plan:
     view = view_of(graph)
-    return plan_of(search(candidates(view, [backend("triton"), backend("torch_cuda")], view_strides), Cheap()), graph)
+    return plan_of(
+        search(candidate_hypergraph(view, [backend("triton"), backend("torch_cuda")], view_strides), Cheap()), graph
+    )
 
 
 def stream() -> tuple[Graph, dict[str, np.ndarray]]:

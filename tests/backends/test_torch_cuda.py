@@ -14,11 +14,13 @@ from tensor_graphs.backends.runtime.marshalling import tensor_of
 from tensor_graphs.backends.tuning.gpu_operands import place
 from tensor_graphs.backends.tuning.gpu_worker import LOST
 from tensor_graphs.backends.tuning.sample import sample
-from tensor_graphs.backends.tuning.single_kernel import compiled, expected, laid, random_values
+from tensor_graphs.backends.tuning.single_kernel import compiled, laid, random_values
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.ops import OPS
 from tensor_graphs.egraph.ir.pattern import Call as Pattern
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
+
+from .reference import expected
 
 torch = pytest.importorskip("torch")
 

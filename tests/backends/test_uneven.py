@@ -24,7 +24,7 @@ from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.pipeline.optimize import view_of
 
@@ -114,7 +114,7 @@ def test_boxes_that_go_beyond_the_ends_compute_the_same(name: str) -> None:
 def test_a_weight_with_odd_rows_is_read_along_the_sum(rows: int, form: str, columns: int) -> None:
     """And in no other way: as it lies, its elements come one by one."""
     root = t.matmul(t.input("x", (rows, 640), "bfloat16"), t.param("w", (640, columns), "bfloat16"))
-    found = candidates(view_of(Graph.of([root])), [triton.BACKEND, cuda_cpp.BACKEND], view_strides).candidates
+    found = candidate_hypergraph(view_of(Graph.of([root])), [triton.BACKEND, cuda_cpp.BACKEND], view_strides).candidates
     products = [x for x in found if x.template.family == "contraction"]
     forms = {name for x in products if x.template.space for s in x.template.space(x.call) for name in s}
     assert {x.template.backend for x in products} == {"triton", "nvrtc"} and form in forms

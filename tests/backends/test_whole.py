@@ -28,9 +28,9 @@ from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import ExtractionError, RuleError
 from tensor_graphs.extract.candidates.candidates import given_classes
-from tensor_graphs.extract.fusion.groups import Regions
-from tensor_graphs.extract.fusion.maximal import Whole, settled
-from tensor_graphs.extract.fusion.multi_output import Group
+from tensor_graphs.extract.fusion.groups import FusionGroups
+from tensor_graphs.extract.fusion.maximal import MaximalFusion, classes_in_large_parts
+from tensor_graphs.extract.fusion.multi_output import MultiOutputGroup
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.solve.serialize import read_document
 
@@ -158,12 +158,12 @@ def _corners() -> Terms:
 SHORT = {"turns": _turns, "turned": lambda: _turns(False), "corners": _corners}
 
 
-def whole_of(roots: Terms, **more: bool) -> Whole:
+def whole_of(roots: Terms, **more: bool) -> MaximalFusion:
     view = view_of(simplify(Graph.of(roots)))
-    return Whole(Regions(view, given_classes(view)), **more)
+    return MaximalFusion(FusionGroups(view, given_classes(view)), **more)
 
 
-def kernel_for(group: Group) -> tuple[Generated, Call]:
+def kernel_for(group: MultiOutputGroup) -> tuple[Generated, Call]:
     """Triton's template of a group, and its call in row-major memory."""
     template = backend("triton").opened()._template(group.terms, ())  # type: ignore[attr-defined]
     leaves = {str(leaf.attr("name")): Operand(leaf.type, contiguous(concrete(leaf.shape))) for leaf, _ in group.leaves}
@@ -277,7 +277,7 @@ def test_large_terms_are_looked_at_in_fewer_layouts() -> None:
     assert few > many >= 8
 
 
-def _group_of(roots: Terms) -> Group | None:
+def _group_of(roots: Terms) -> MultiOutputGroup | None:
     whole = whole_of(roots)
     return whole.group(whole.parts[0].members)
 
@@ -328,7 +328,7 @@ def test_what_is_computed_between_products_belongs_to_no_part_with_them() -> Non
     y = tg.relu(x("a", 8, 8) @ x("b", 8, 8))
     whole = whole_of([tg.exp(y) @ x("c", 8, 8)])
     assert all(whole.values.op(c) != "matmul" for p in whole.parts for c in p.members)
-    assert not whole.large and settled(whole.view, given_classes(whole.view)) is whole.view
+    assert not whole.large and classes_in_large_parts(whole.view, given_classes(whole.view)) is whole.view
 
 
 def test_parts_do_not_wait_for_each_other() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tensor_graphs.costdb.keys.key import KernelKey, Work
-from tensor_graphs.costdb.store.schema import Timing
+from tensor_graphs.costdb.store.schema import TimingRow
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def key() -> Callable[..., KernelKey]:
 
 
 @pytest.fixture
-def timing(key: Callable[..., KernelKey]) -> Callable[..., Timing]:
+def timing(key: Callable[..., KernelKey]) -> Callable[..., TimingRow]:
     """`timing(us, size, run=..., **key fields)`: a row of three samples around `us`."""
 
-    def build(us: float = 10.0, size: int = 1, **fields: Any) -> Timing:
+    def build(us: float = 10.0, size: int = 1, **fields: Any) -> TimingRow:
         own = {name: fields.pop(name) for name in ("run", "time_us", "regime", "samples", "work") if name in fields}
         row: dict[str, Any] = {"samples": (us, us * 1.01, us * 0.99), "work": Work(size, 12.0 * size)}
-        return Timing(key=key(size, **fields), **(row | own))
+        return TimingRow(key=key(size, **fields), **(row | own))
 
     return build
 

@@ -25,17 +25,19 @@ from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.predict import Query
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
 from tensor_graphs.costdb.store import schema
-from tensor_graphs.costdb.store.schema import Failure, Timing, to_table
+from tensor_graphs.costdb.store.schema import FailureRow, TimingRow, to_table
 from tensor_graphs.costdb.store.store import Store, cache, shards
 from tensor_graphs.errors import CostStoreError
 
-Make = Callable[..., Timing]
+from .reading import lookup
+
+Make = Callable[..., TimingRow]
 
 PRELUDE = """
 import sys, time
 from pathlib import Path
 from tensor_graphs.costdb.keys.key import KernelKey, Work
-from tensor_graphs.costdb.store.schema import Timing
+from tensor_graphs.costdb.store.schema import TimingRow
 from tensor_graphs.costdb.store.store import Store
 def key(size):
     return KernelKey("body", "add", "pointwise", "numpy", "1", "text", shapes=((size,),), dtypes=("float32",),
@@ -60,13 +62,13 @@ def filled(tmp_path: Path, timing: Make) -> Path:
     store = Store(tmp_path / "db")
     store.add([timing(float(size), size) for size in range(1, 6)])
     store.add([timing(float(size), size) for size in range(6, 11)])
-    assert len(store.lookup([timing(size=size).key for size in range(1, 11)])) == 10
+    assert len(lookup(store, [timing(size=size).key for size in range(1, 11)])) == 10
     return store.root
 
 
 def all_found(store: Store, timing: Make, sizes: range = range(1, 11)) -> bool:
     keys = [timing(size=size).key for size in sizes]
-    return [round(found.us) for found in store.lookup(keys).values()] == list(sizes)
+    return [round(found.us) for found in lookup(store, keys).values()] == list(sizes)
 
 
 # 20: locked by another process
@@ -108,16 +110,16 @@ def test_two_writers_and_a_reader_at_once(tmp_path: Path, timing: Make) -> None:
     code = """
 first = int(sys.argv[2])
 for size in range(first, first + 8):
-    assert store.add([Timing(key=key(size), work=Work(size, size), samples=(float(size),))]).durable
+    assert store.add([TimingRow(key=key(size), work=Work(size, size), samples=(float(size),))]).durable
     fresh = Store(sys.argv[1], wait_s=60.0)
-    assert fresh.lookup([key(size)]), size
+    assert fresh.snapshot.measurement(key(size).digest, "hot"), size
 print("done")
 """
     writers = [child(code, tmp_path, first) for first in (1, 9)]
     reader = Store(tmp_path, wait_s=60.0)
     while any(writer.poll() is None for writer in writers):
         reader.refresh()
-        seen = reader.lookup([timing(size=size).key for size in range(1, 17)])
+        seen = lookup(reader, [timing(size=size).key for size in range(1, 17)])
         assert all(found.n == 1 for found in seen.values())
     for writer in writers:
         out, err = writer.communicate(timeout=60)
@@ -170,7 +172,7 @@ def test_ctrl_c_during_a_query_is_no_damage(filled: Path, timing: Make, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(cache, "_synchronised", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            Store(filled).lookup([timing().key])
+            lookup(Store(filled), [timing().key])
     assert sorted(p.name for p in filled.rglob("*")) == before
     assert all_found(Store(filled), timing)
 
@@ -188,7 +190,7 @@ def test_a_store_that_cannot_be_written_works_in_memory(timing: Make) -> None:
     with pytest.warns(CostStoreWarning, match="kept in memory"):
         assert not store.add([timing(5.0)]).durable
     with pytest.warns(CostStoreWarning, match="read into memory"):
-        assert store.lookup([timing().key])
+        assert lookup(store, [timing().key])
 
 
 def test_a_readable_store_without_a_writable_cache(filled: Path, timing: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +207,7 @@ def test_a_full_disk_keeps_rows_in_memory_until_there_is_room(
         patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
         with pytest.warns(CostStoreWarning, match="No space left"):
             assert not store.add([timing(1.0, 1)]).durable
-        assert store.lookup([timing(size=1).key])
+        assert lookup(store, [timing(size=1).key])
         assert shards.find(tmp_path) == [] and shards.temporaries(tmp_path) == []
     assert store.add([timing(2.0, 2)]).durable
     assert all_found(Store(tmp_path), timing, range(1, 3))
@@ -293,7 +295,7 @@ def test_bad_rows_in_a_good_shard_are_counted(tmp_path: Path, timing: Make) -> N
     rows = [timing(5.0), timing(float("nan"), 2), timing(-1.0, 3), timing(5.0, 4, time_us=1)]
     shards.write(tmp_path, "cpu", to_table(rows))
     store = Store(tmp_path)
-    assert len(store.lookup([row.key for row in rows])) == 1
+    assert len(lookup(store, [row.key for row in rows])) == 1
     assert store.check().skipped_rows == {"bad latency": 2, "absurd date": 1}
 
 
@@ -304,7 +306,7 @@ def test_merging_a_bad_store_takes_the_good_part(tmp_path: Path, filled: Path, t
     report = store.merge(filled)
     assert (report.copied, set(report.bad_shards.values())) == (3, {"unreadable-parquet"})
     assert report.skipped_rows == {"bad latency": 1}
-    assert all_found(store, timing) and store.lookup([timing(size=50, device="gpu").key]) and store.check().ok
+    assert all_found(store, timing) and lookup(store, [timing(size=50, device="gpu").key]) and store.check().ok
     assert not shards.quarantined(filled)  # another's store is not ours to tidy
 
 
@@ -313,7 +315,7 @@ def test_rows_of_another_device_or_driver_never_answer(
 ) -> None:
     store = Store(tmp_path)
     store.add([timing(5.0, device="cpu:other"), timing(5.0, driver="other"), timing(5.0, toolchain="other")])
-    assert store.lookup([key()]) == {}
+    assert lookup(store, [key()]) == {}
 
 
 def test_links_are_not_followed(tmp_path: Path, filled: Path, timing: Make) -> None:
@@ -334,20 +336,20 @@ def test_a_nanosecond_timing_is_refused_and_a_fast_lie_not_believed(
     query = Query(key(10**6), Work(1e6, 1.2e7))
     (honest,) = store.price([query])
     store.add([timing(3e-3, 10**6, work=query.work, run="stranger")])
-    assert store.lookup([query.key])  # it is kept: it might be a truth about something else
+    assert lookup(store, [query.key])  # it is kept: it might be a truth about something else
     assert store.price([query]) == [honest] and honest.source == "bound"
 
 
 def test_a_claim_that_is_not_reproduced_is_dropped(tmp_path: Path, timing: Make) -> None:
     store = Store(tmp_path)
     store.add([timing(1.0, run=f"stranger{i}") for i in range(9)])
-    (claimed,) = store.lookup([timing().key]).values()
+    (claimed,) = lookup(store, [timing().key]).values()
     store.add([timing(100.0)])
-    (found,) = store.lookup([timing().key]).values()
+    (found,) = lookup(store, [timing().key]).values()
     assert claimed.us == pytest.approx(1.0) and not claimed.own
     assert found.us == pytest.approx(100.0) and found.own and found.n == 1
     store.add([timing(1.1)])  # measured again, and now the claim holds
-    (again,) = store.lookup([timing().key]).values()
+    (again,) = lookup(store, [timing().key]).values()
     assert again.own and again.us == pytest.approx(50.55)
 
 
@@ -374,12 +376,12 @@ def test_texts_are_only_texts(tmp_path: Path, text: str) -> None:
     )
     store = Store(tmp_path / "db")
     rows = [
-        Timing(key=key, samples=(5.0,), work=Work(10, 10), run=text),
-        Failure(key=key, status=text, stage=text, message=text),
+        TimingRow(key=key, samples=(5.0,), work=Work(10, 10), run=text),
+        FailureRow(key=key, status=text, stage=text, message=text),
     ]
     assert store.add(rows).rows == 2
     fresh = Store(tmp_path / "db")
-    assert fresh.lookup([key]) and fresh.failures([key]) and fresh.price([Query(key, Work(10, 10))])
+    assert lookup(fresh, [key]) and fresh.failures([key]) and fresh.price([Query(key, Work(10, 10))])
     stats = fresh.stats()
     assert "<script" not in stats._repr_html_() and "\x1b" not in repr(stats) and "\u202e" not in repr(stats)
     assert fresh.check().ok
@@ -407,9 +409,9 @@ def test_the_cache_reaches_nothing_outside(filled: Path, tmp_path: Path) -> None
 def test_no_acknowledged_row_is_lost_by_a_kill(tmp_path: Path, timing: Make) -> None:
     code = """
 for size in range(1, 100_000):
-    assert store.add([Timing(key=key(size), samples=(float(size),))]).durable
+    assert store.add([TimingRow(key=key(size), samples=(float(size),))]).durable
     print(size, flush=True)
-    Store(sys.argv[1]).lookup([key(1)])
+    Store(sys.argv[1]).snapshot.measurement(key(1).digest, "hot")
 """
     writer = child(code, tmp_path)
     assert writer.stdout is not None
@@ -497,6 +499,6 @@ def test_a_shard_is_valid_parquet_for_everyone(filled: Path) -> None:
 
 
 def test_faults_are_found_without_asserts(tmp_path: Path) -> None:
-    code = PRELUDE + "print(store.add([Timing(key=key(1), samples=(-1.0,))]).skipped)"
+    code = PRELUDE + "print(store.add([TimingRow(key=key(1), samples=(-1.0,))]).skipped)"
     done = subprocess.run([sys.executable, "-O", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "{'bad latency': 1}\n"

@@ -11,21 +11,23 @@ from filelock import FileLock
 
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
 from tensor_graphs.costdb.store import cache_snapshot as picture
-from tensor_graphs.costdb.store.schema import Accuracy, Failure, Timing
+from tensor_graphs.costdb.store.schema import AccuracyRow, FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store, cache, shards
 
-Make = Callable[..., Timing]
+from .reading import lookup
+
+Make = Callable[..., TimingRow]
 
 
 @pytest.fixture
 def filled(tmp_path: Path, timing: Make, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of eight shards and its picture, and one shard more."""
-    monkeypatch.setattr(picture, "LEAST", 4)
+    monkeypatch.setattr(picture, "MIN_NEW_SHARDS", 4)
     store = Store(tmp_path / "db")
     for size in range(1, 9):
         store.add([timing(float(size), size)])
     rest = {"key": timing(size=3).key, "work": timing(size=3).work}
-    store.add([Accuracy(rel_fro=0.25, **rest), Failure(status="crash", message="gone", **rest)])
+    store.add([AccuracyRow(rel_fro=0.25, **rest), FailureRow(status="crash", message="gone", **rest)])
     assert len(store.snapshot) == 10 and picture_of(store.root).exists()
     store.add([timing(9.0, 9)])
     return store.root
@@ -53,7 +55,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def facts(store: Store, timing: Make) -> str:
     keys = [timing(size=size).key for size in range(1, 11)]
-    found = store.lookup(keys)
+    found = lookup(store, keys)
     return repr((
         {d: (m.us, m.low, m.high, m.n, m.samples) for d, m in found.items()}, store.accuracies(keys), store.failures(keys),
         store.snapshot_id(), len(store.snapshot),
@@ -121,6 +123,6 @@ def test_a_row_that_cannot_be_used_costs_no_other(tmp_path: Path, timing: Make) 
     bad = bad.set_column(bad.schema.get_field_index("time_us"), "time_us", [[1]])
     shards.write(store.root, "cpu:test", bad)
     fresh = Store(store.root)
-    assert len(fresh.lookup([timing(size=size).key for size in range(1, 5)])) == 4
+    assert len(lookup(fresh, [timing(size=size).key for size in range(1, 5)])) == 4
     loaded = cache.load_memory(store.root)
     assert loaded.skipped == {"absurd date": 1} and len(loaded.shards) == 5 and not loaded.bad

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tensor_graphs.costdb.keys.device import device_key
 from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.predict import Query
-from tensor_graphs.costdb.price.roofline import DEFAULTS, Roofline, Rooflines
+from tensor_graphs.costdb.price.roofline import DEFAULTS, DeviceRoofline, Rooflines
 from tensor_graphs.costdb.store import calibrate
-from tensor_graphs.costdb.store.schema import Timing
+from tensor_graphs.costdb.store.schema import TimingRow
 from tensor_graphs.costdb.store.snapshot import Snapshot
 from tensor_graphs.costdb.store.store import Store
 
-Make = Callable[..., Timing]
+Make = Callable[..., TimingRow]
 Keys = Callable[..., KernelKey]
 SIZES = [2**power for power in range(6, 24)]
 
@@ -35,7 +35,7 @@ def truth(kernel: int, size: int) -> float:
     return bound * (1.5 + kernel) * (1.0 + 0.1 * kernel * math.log10(size)) + 0.3 * kernel
 
 
-def measured(timing: Make, kernel: int, size: int) -> Timing:
+def measured(timing: Make, kernel: int, size: int) -> TimingRow:
     return timing(truth(kernel, size), size, kernel=f"k{kernel}", name=f"n{kernel}", work=work(size))
 
 
@@ -165,7 +165,8 @@ def test_more_work_never_has_a_lower_bound(flops: float, moved: float, factor: f
 
 def test_calibration_sets_the_roofline(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    roofline = calibrate.calibrate(store, threads=1)
+    store.add(calibrate.measure(1))
+    roofline = store.predictor().rooflines.of(device_key(1), "numpy")
     again = Store(tmp_path)
     assert again.predictor().rooflines.of(device_key(1), "numpy") == roofline != DEFAULTS["numpy"]
     assert 0.05 < roofline.launch_us < 100 and roofline.cache_bytes_per_us >= roofline.bytes_per_us
@@ -180,14 +181,14 @@ def test_calibration_sets_the_roofline(tmp_path: Path) -> None:
 def test_absurd_calibration_is_not_believed(tmp_path: Path) -> None:
     store = Store(tmp_path)
     rows = calibrate.measure(1, seconds=0.01)
-    lies = [Timing(key=row.key, work=Work(row.work.flops, row.work.bytes), samples=(3e-3,)) for row in rows]
+    lies = [TimingRow(key=row.key, work=Work(row.work.flops, row.work.bytes), samples=(3e-3,)) for row in rows]
     store.add(lies)
     assert store.predictor().rooflines.of(device_key(1), "numpy") == DEFAULTS["numpy"]
 
 
 def test_unknown_backends_get_a_roofline() -> None:
     rooflines = Rooflines(Snapshot())
-    assert isinstance(rooflines.of("cpu:x", "new"), Roofline)
+    assert isinstance(rooflines.of("cpu:x", "new"), DeviceRoofline)
     assert rooflines.of("gpu:x", "new").bytes_per_us > rooflines.of("cpu:x", "new").bytes_per_us
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.costdb.keys.key import KernelKey, Work
-from tensor_graphs.costdb.store.schema import EARLIEST_US, Accuracy, Failure, Timing, checked, now_us, to_table
+from tensor_graphs.costdb.store.schema import MIN_TIME_US, AccuracyRow, FailureRow, TimingRow, checked, now_us, to_table
 
 nan, inf = float("nan"), float("inf")
 
@@ -21,7 +21,7 @@ nan, inf = float("nan"), float("inf")
 @given(st.lists(st.lists(st.floats(0.01, 1e9), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_medians_and_deviations_are_those_of_the_samples(series: list[list[float]]) -> None:
     key = KernelKey("k", "n", "f", "numpy", "1", "s")
-    table, skipped = checked(to_table([Timing(key=key, samples=samples) for samples in series]))
+    table, skipped = checked(to_table([TimingRow(key=key, samples=samples) for samples in series]))
     assert not skipped
     medians = [float(np.median(samples)) for samples in series]
     mads = [float(np.median(np.abs(np.array(samples) - middle))) for samples, middle in zip(series, medians)]
@@ -33,7 +33,7 @@ def test_medians_and_deviations_are_those_of_the_samples(series: list[list[float
 @pytest.mark.parametrize(
     "samples", [(), (nan,), (0.0,), (-1.0,), (inf,), (1e-3,), (1e11,), (5.0, 5.0, nan), (5.0, -5.0)]
 )
-def test_impossible_latencies_are_skipped_and_the_others_kept(timing: Callable[..., Timing], samples: Any) -> None:
+def test_impossible_latencies_are_skipped_and_the_others_kept(timing: Callable[..., TimingRow], samples: Any) -> None:
     table, skipped = checked(to_table([timing(samples=samples), timing(7.0, 2)]))
     assert skipped == {"bad latency": 1} and table.num_rows == 1
     assert table["median_us"].to_pylist() == [7.0]
@@ -43,17 +43,17 @@ def test_impossible_latencies_are_skipped_and_the_others_kept(timing: Callable[.
     ("fields", "reason"),
     [
         ({"time_us": 0}, "absurd date"),
-        ({"time_us": EARLIEST_US - 1}, "absurd date"),
+        ({"time_us": MIN_TIME_US - 1}, "absurd date"),
         ({"time_us": now_us() + 10 * 86_400_000_000}, "absurd date"),
         ({"regime": "lukewarm"}, "unknown regime"),
     ],
 )
-def test_other_bad_rows_are_skipped(timing: Callable[..., Timing], fields: dict[str, Any], reason: str) -> None:
+def test_other_bad_rows_are_skipped(timing: Callable[..., TimingRow], fields: dict[str, Any], reason: str) -> None:
     table, skipped = checked(to_table([timing(**fields), timing()]))
     assert skipped == {reason: 1} and table.num_rows == 1
 
 
-def test_rows_whose_key_is_forged_are_skipped(timing: Callable[..., Timing]) -> None:
+def test_rows_whose_key_is_forged_are_skipped(timing: Callable[..., TimingRow]) -> None:
     table = to_table([timing(1.0, 1), timing(2.0, 2)])
     swapped = table.set_column(
         table.schema.get_field_index("digest"), "digest", pa.array(table["digest"].to_pylist()[::-1])
@@ -74,7 +74,7 @@ def test_rows_whose_key_is_forged_are_skipped(timing: Callable[..., Timing]) -> 
         ("samples", [1.0, None], "bad latency"),
     ],
 )
-def test_foreign_columns_are_judged(timing: Callable[..., Timing], column: str, value: Any, reason: str) -> None:
+def test_foreign_columns_are_judged(timing: Callable[..., TimingRow], column: str, value: Any, reason: str) -> None:
     table = to_table([timing(), timing(1.0, 2)])
     place = table.schema.get_field_index(column)
     values = [value, table[column].to_pylist()[1]]
@@ -82,7 +82,7 @@ def test_foreign_columns_are_judged(timing: Callable[..., Timing], column: str, 
     assert skipped == {reason: 1} and kept.num_rows == 1
 
 
-def test_claimed_medians_are_not_believed(timing: Callable[..., Timing]) -> None:
+def test_claimed_medians_are_not_believed(timing: Callable[..., TimingRow]) -> None:
     table = to_table([timing(50.0)])
     lied = table.set_column(table.schema.get_field_index("median_us"), "median_us", pa.array([0.5]))
     assert checked(lied)[0]["median_us"].to_pylist() == [50.0]
@@ -90,9 +90,9 @@ def test_claimed_medians_are_not_believed(timing: Callable[..., Timing]) -> None
 
 def test_accuracy_and_failure_rows(key: Callable[..., KernelKey]) -> None:
     rows = [
-        Accuracy(key=key(), rel_fro=1e-7, max_abs=inf),
-        Accuracy(key=key(), rel_fro=nan),
-        Failure(key=key(), status="crash", stage="run", message="x" * 10_000),
+        AccuracyRow(key=key(), rel_fro=1e-7, max_abs=inf),
+        AccuracyRow(key=key(), rel_fro=nan),
+        FailureRow(key=key(), status="crash", stage="run", message="x" * 10_000),
     ]
     table, skipped = checked(to_table(rows))
     assert skipped == {"NaN accuracy": 1}
@@ -101,4 +101,4 @@ def test_accuracy_and_failure_rows(key: Callable[..., KernelKey]) -> None:
 
 
 def test_a_row_needs_no_work(key: Callable[..., KernelKey]) -> None:
-    assert Timing(key=key(), samples=(1.0,)).work == Work(0.0, 0.0)
+    assert TimingRow(key=key(), samples=(1.0,)).work == Work(0.0, 0.0)

@@ -12,11 +12,13 @@ import pytest
 from tensor_graphs import settings
 from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.predict import Query
-from tensor_graphs.costdb.store.schema import Accuracy, Failure, Timing
+from tensor_graphs.costdb.store.schema import AccuracyRow, FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store, default_root, shards
-from tensor_graphs.errors import CostStoreError, UnwritableError, UsageError
+from tensor_graphs.errors import CostStoreError, UnwritableError
 
-Make = Callable[..., Timing]
+from .reading import lookup
+
+Make = Callable[..., TimingRow]
 
 
 def test_added_rows_are_found_at_once_and_by_other_stores(tmp_path: Path, timing: Make) -> None:
@@ -25,31 +27,29 @@ def test_added_rows_are_found_at_once_and_by_other_stores(tmp_path: Path, timing
     answer = store.add(rows)
     assert (answer.rows, answer.durable, len(answer.shards)) == (19, True, 1)
     for seen in (store, reader):
-        found = seen.lookup([row.key for row in rows])
+        found = lookup(seen, [row.key for row in rows])
         assert [found[row.key.digest].us for row in rows] == [pytest.approx(10.0 * size) for size in range(1, 20)]
-    assert Store(tmp_path).lookup([rows[0].key.digest]).keys() == {rows[0].key.digest}
+    assert lookup(Store(tmp_path), [rows[0].key.digest]).keys() == {rows[0].key.digest}
 
 
 def test_unknown_keys_are_absent(tmp_path: Path, key: Callable[..., KernelKey], timing: Make) -> None:
     store = Store(tmp_path)
     store.add([timing()])
-    assert store.lookup([key(999)]) == {} and store.failures([key(999)]) == {} and store.accuracies([key()]) == {}
+    assert lookup(store, [key(999)]) == {} and store.failures([key(999)]) == {} and store.accuracies([key()]) == {}
 
 
 def test_regimes_are_never_mixed(tmp_path: Path, timing: Make) -> None:
     store = Store(tmp_path)
     store.add([timing(10.0, regime="hot"), timing(50.0, regime="cold")])
     digest = timing().key.digest
-    assert store.lookup([digest])[digest].us == pytest.approx(10.0)
-    assert store.lookup([digest], regime="cold")[digest].us == pytest.approx(50.0)
-    with pytest.raises(UsageError):
-        store.lookup([digest], regime="tepid")
+    assert lookup(store, [digest])[digest].us == pytest.approx(10.0)
+    assert lookup(store, [digest], regime="cold")[digest].us == pytest.approx(50.0)
 
 
 def test_one_wild_run_does_not_move_the_summary(tmp_path: Path, timing: Make) -> None:
     store = Store(tmp_path)
     store.add([timing(us, run=f"run{us}") for us in (100.0, 101.0, 99.0, 102.0, 0.01)])
-    (found,) = store.lookup([timing().key]).values()
+    (found,) = lookup(store, [timing().key]).values()
     assert found.us == pytest.approx(100.0, rel=0.02) and found.n == 5 and found.samples == 15
     assert 90.0 < found.low <= found.us <= found.high < 110.0
 
@@ -58,22 +58,22 @@ def test_many_rows_of_one_run_count_as_one_run(tmp_path: Path, timing: Make) -> 
     store = Store(tmp_path)
     poisoned = [timing(1.0, run="bad", samples=(1.0 + shift / 100,)) for shift in range(50)]
     store.add([*poisoned, *(timing(100.0, run=f"good{i}") for i in range(3))])
-    (found,) = store.lookup([timing().key]).values()
+    (found,) = lookup(store, [timing().key]).values()
     assert found.us == pytest.approx(100.0)
 
 
 def test_failures_and_accuracies_come_back(tmp_path: Path, key: Callable[..., KernelKey]) -> None:
     store = Store(tmp_path)
     store.add([
-        Failure(key=key(), status="timeout", stage="run", message="1", time_us=1_700_000_000_000_002),
-        Failure(key=key(), status="crash", stage="compile", message="0", time_us=1_700_000_000_000_001),
-        Accuracy(key=key(), rel_fro=1e-7, max_ulp=3.0),
+        FailureRow(key=key(), status="timeout", stage="run", message="1", time_us=1_700_000_000_000_002),
+        FailureRow(key=key(), status="crash", stage="compile", message="0", time_us=1_700_000_000_000_001),
+        AccuracyRow(key=key(), rel_fro=1e-7, max_ulp=3.0),
     ])  # fmt: skip
     for seen in (store, Store(tmp_path)):
         assert [record.status for record in seen.failures([key()])[key().digest]] == ["crash", "timeout"]
         (accuracy,) = seen.accuracies([key()])[key().digest]
         assert (accuracy.rel_fro, accuracy.max_ulp, accuracy.reference) == (1e-7, 3.0, "float64")
-        assert seen.lookup([key()]) == {}
+        assert lookup(seen, [key()]) == {}
 
 
 def test_all_samples_are_kept(tmp_path: Path, timing: Make) -> None:
@@ -114,8 +114,8 @@ def test_a_frozen_store_sees_nothing_new_but_keeps_it(tmp_path: Path, timing: Ma
     before = frozen.snapshot_id()
     assert frozen.add([timing(20.0, 2)]).durable
     frozen.refresh()
-    assert frozen.lookup([timing(size=2).key]) == {} and frozen.snapshot_id() == before
-    assert Store(tmp_path).lookup([timing(size=2).key])
+    assert lookup(frozen, [timing(size=2).key]) == {} and frozen.snapshot_id() == before
+    assert lookup(Store(tmp_path), [timing(size=2).key])
 
 
 def test_merge_takes_over_what_is_new(tmp_path: Path, timing: Make) -> None:
@@ -124,7 +124,7 @@ def test_merge_takes_over_what_is_new(tmp_path: Path, timing: Make) -> None:
     other.add([timing(20.0, 2, device="gpu")])
     first, second = one.merge(other.root), one.merge(other.root)
     assert (first.copied, first.present, second.copied, second.present) == (1, 0, 0, 1)
-    assert len(one.lookup([timing(size=1).key, timing(size=2, device="gpu").key])) == 2
+    assert len(lookup(one, [timing(size=1).key, timing(size=2, device="gpu").key])) == 2
     with pytest.raises(CostStoreError):
         one.merge(tmp_path / "nowhere")
 
@@ -135,7 +135,7 @@ def test_a_shard_in_two_places_counts_once(tmp_path: Path, timing: Make) -> None
     (shard,) = shards.find(tmp_path)
     (tmp_path / "v1" / "copy").mkdir()
     (tmp_path / "v1" / "copy" / shard.path.name).write_bytes(shard.path.read_bytes())
-    (found,) = Store(tmp_path).lookup([timing().key]).values()
+    (found,) = lookup(Store(tmp_path), [timing().key]).values()
     assert found.samples == 3
 
 
@@ -146,11 +146,11 @@ def test_compacting_keeps_every_row_once(tmp_path: Path, timing: Make) -> None:
         store.add([row])
     store.add([*rows, timing(5.0, 1, device="gpu")])  # duplicates of all
     watcher = Store(tmp_path)
-    before = watcher.lookup([row.key for row in rows])
+    before = lookup(watcher, [row.key for row in rows])
     report = store.compact()
     assert (report.shards_before, report.shards_after, report.rows_before, report.rows_after) == (10, 2, 17, 9)
     watcher.refresh()
-    assert watcher.lookup([row.key for row in rows]) == before == Store(tmp_path).lookup([row.key for row in rows])
+    assert lookup(watcher, [row.key for row in rows]) == before == lookup(Store(tmp_path), [row.key for row in rows])
     assert store.compact().rows_after == 9 and store.check().ok
 
 
@@ -162,19 +162,19 @@ def test_rows_of_a_cache_that_saw_both_old_and_compacted_shards(tmp_path: Path, 
     store.compact()
     for path, content in old.items():
         path.write_bytes(content)
-    assert len(Store(tmp_path).lookup([timing(size=1).key, timing(size=2).key])) == 2
+    assert len(lookup(Store(tmp_path), [timing(size=1).key, timing(size=2).key])) == 2
     for path in old:
         path.unlink()
-    found = Store(tmp_path).lookup([timing(size=1).key, timing(size=2).key])
+    found = lookup(Store(tmp_path), [timing(size=1).key, timing(size=2).key])
     assert [measurement.n for measurement in found.values()] == [1, 1]
 
 
 def test_removed_shards_disappear(tmp_path: Path, timing: Make) -> None:
     store = Store(tmp_path)
     store.add([timing()])
-    assert store.lookup([timing().key])
+    assert lookup(store, [timing().key])
     shards.find(tmp_path)[0].path.unlink()
-    assert not Store(tmp_path).lookup([timing().key])
+    assert not lookup(Store(tmp_path), [timing().key])
 
 
 def test_export_is_one_file_that_others_can_read(tmp_path: Path, timing: Make) -> None:

@@ -14,12 +14,12 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.costdb.keys.key import Work
-from tensor_graphs.costdb.store.schema import Accuracy
+from tensor_graphs.costdb.store.schema import AccuracyRow
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError, UsageError
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Candidate, Priced, Template
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import Choice, alternatives, search
@@ -56,7 +56,7 @@ def errors(found: Sequence[Candidate]) -> list[float]:
 def graph() -> Hypergraph:
     """tanh(exp(x)) of 8 floats, for two inputs: each value takes 32 bytes."""
     outputs = [tg.tanh(tg.exp(tg.input(n, (8,)))) for n in "xy"]
-    return candidates(view_of(Graph.of(outputs)), [Backend()], view_strides)
+    return candidate_hypergraph(view_of(Graph.of(outputs)), [Backend()], view_strides)
 
 
 def names(choice: Choice) -> list[str]:
@@ -72,19 +72,19 @@ def names(choice: Choice) -> list[str]:
     ],
 )
 def test_an_error_budget_chooses_finer_kernels(most: float, wanted: list[str], cost: float) -> None:
-    choice = search(graph(), Prices(), budgets=[budgets.error(most, errors)])
+    choice = search(graph(), Prices(), budgets=[budgets.error_budget(most, errors)])
     assert names(choice) == wanted and choice.cost == cost and choice.extraction.optimal
 
 
 @pytest.mark.parametrize(("most", "fused", "cost"), [(128, 0, 4.0), (127, 1, 11.0), (64, 2, 18.0)])
 def test_a_memory_limit_chooses_fused_kernels(most: int, fused: int, cost: float) -> None:
-    choice = search(graph(), Prices(), budgets=[budgets.memory(most)])
+    choice = search(graph(), Prices(), budgets=[budgets.memory_budget(most)])
     assert names(choice).count("fused") == fused and choice.cost == cost
-    assert sum(budgets.memory(0).use([choice.hypergraph.candidates[i] for i in choice.chosen])) <= most
+    assert sum(budgets.memory_budget(0).use([choice.hypergraph.candidates[i] for i in choice.chosen])) <= most
 
 
 def test_budgets_hold_together_and_for_alternatives() -> None:
-    both = [budgets.memory(96), budgets.error(1.2e-4, errors)]
+    both = [budgets.memory_budget(96), budgets.error_budget(1.2e-4, errors)]
     choice = search(graph(), Prices(), budgets=both)
     assert names(choice) == ["fine", "fused", "np.tanh"]
     found = list(alternatives(choice, 10, max_gap=10.0))
@@ -102,7 +102,7 @@ def test_alternatives_can_be_asked_to_differ() -> None:
     assert set(first.chosen) & set(second.chosen)
 
 
-@pytest.mark.parametrize("budget", [budgets.memory(63), budgets.error(0.0, errors)])
+@pytest.mark.parametrize("budget", [budgets.memory_budget(63), budgets.error_budget(0.0, errors)])
 def test_what_no_plan_keeps_is_said(budget: budgets.Budget) -> None:
     found = graph()
     if budget.name == "error":
@@ -115,7 +115,7 @@ def test_what_no_plan_keeps_is_said(budget: budgets.Budget) -> None:
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
 def test_bad_budgets(wrong: float) -> None:
     with pytest.raises(UsageError, match="budget must be"):
-        budgets.memory(wrong)
+        budgets.memory_budget(wrong)
 
 
 def test_stored_accuracies_are_the_errors_of_candidates(tmp_path: Any) -> None:
@@ -124,13 +124,13 @@ def test_stored_accuracies_are_the_errors_of_candidates(tmp_path: Any) -> None:
     for c in found.candidates:
         if c.template in (FAST, FUSED):
             common: Any = {"key": key_of(c.template, c.call), "work": Work(*call_work(c.template, c.call))}
-            rows += [Accuracy(rel_fro=e, **common) for e in (ERROR[c.template.name], 1e-9)]
+            rows += [AccuracyRow(rel_fro=e, **common) for e in (ERROR[c.template.name], 1e-9)]
     store.add(rows)
     known = CostPricer(store).errors
     assert known(found.candidates) == [
         ERROR.get(c.template.name, 0.0) if c.template is not FINE else 0.0 for c in found.candidates
     ]
-    choice = search(found, Prices(), budgets=[budgets.error(1.5e-3, known)])
+    choice = search(found, Prices(), budgets=[budgets.error_budget(1.5e-3, known)])
     assert names(choice) == ["fast", "fine", "np.tanh", "np.tanh"]
 
 
@@ -164,7 +164,7 @@ def test_optimizing_within_an_error_budget(tmp_path: Any) -> None:
     coarse = {found.candidates[i].template.name for i in explorer.choice.chosen} - {"np.tanh"}
     assert coarse == {"np.exp"}
     rows: list[Any] = [
-        Accuracy(rel_fro=1e-2, key=key_of(c.template, c.call), work=Work(*call_work(c.template, c.call)))
+        AccuracyRow(rel_fro=1e-2, key=key_of(c.template, c.call), work=Work(*call_work(c.template, c.call)))
         for c in found.candidates if c.template.name in coarse
     ]  # fmt: skip
     store.add(rows)

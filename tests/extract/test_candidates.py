@@ -19,15 +19,20 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.extract.candidates.candidates import MAX_LAYOUTS, Hypergraph, _Builder, candidates
-from tensor_graphs.extract.model.kernel import MAX_COMBINATIONS, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.extract.candidates.candidates import (
+    MAX_LAYOUTS,
+    Hypergraph,
+    _HypergraphBuilder,
+    candidate_hypergraph,
+)
+from tensor_graphs.extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Candidate, Operand, Template, Vertex, contiguous
 from tensor_graphs.rules import ALL
 
 NUMPY = [backend("numpy")]
 
 
 def build(outputs: Any, backends: Any = NUMPY) -> Hypergraph:
-    return candidates(view_of(Graph.of(outputs)), backends, view_strides)
+    return candidate_hypergraph(view_of(Graph.of(outputs)), backends, view_strides)
 
 
 def names(found: Hypergraph) -> list[str]:
@@ -90,7 +95,7 @@ def test_layouts_per_class_are_bounded() -> None:
     for c in found.candidates:
         key = (c.template.name, c.output.cls, tuple(v.cls for _, v in c.inputs))
         per_match[key] = per_match.get(key, 0) + 1
-    assert max(per_match.values()) <= MAX_COMBINATIONS
+    assert max(per_match.values()) <= MAX_LAYOUT_COMBINATIONS
 
 
 def test_operands_that_are_all_views_of_one_product_are_combined() -> None:
@@ -229,10 +234,10 @@ def test_sharing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     view = saturate_block(Graph.of(x), ALL, Limits(iterations=3), session=InProcess())
     both = [backend("numpy"), backend("torch")]
-    shared = candidates(view, both, view_strides)
-    kind, fresh = _Builder._kind, itertools.count()
-    monkeypatch.setattr(_Builder, "_kind", lambda self, cls: (kind(self, cls), next(fresh))[1])
-    alone = candidates(view, both, view_strides)
+    shared = candidate_hypergraph(view, both, view_strides)
+    kind, fresh = _HypergraphBuilder._kind, itertools.count()
+    monkeypatch.setattr(_HypergraphBuilder, "_kind", lambda self, cls: (kind(self, cls), next(fresh))[1])
+    alone = candidate_hypergraph(view, both, view_strides)
 
     def said(found: Hypergraph) -> list[Any]:
         return [
@@ -272,7 +277,7 @@ def test_when_enough_was_generated_the_libraries_kernels_are_there() -> None:
     backends = [backend(name) for name in ("torch_cuda", "triton")]
 
     def found(enough: Any) -> tuple[dict[str, int], Hypergraph]:
-        graph = candidates(view, backends, view_strides, enough=enough)
+        graph = candidate_hypergraph(view, backends, view_strides, enough=enough)
         names = [c.template.backend for c in graph.candidates]
         return {b: names.count(b) for b in ("torch_cuda", "triton")}, graph
 
@@ -306,11 +311,12 @@ def test_kernels_that_were_found_first_are_bound_first(monkeypatch: pytest.Monke
             view = view_of(
                 Graph.of([tg.softmax(y * 2.0 + t.permute(x, (1, 0)), axis=1), tg.softmax(tg.exp(x), axis=1), y])
             )
-            graph = candidates(view, backends, view_strides, enough=lambda bound: bound and next(looks) >= most)  # noqa: B023
+            enough = lambda bound, looks=looks, most=most: bound and next(looks) >= most
+            graph = candidate_hypergraph(view, backends, view_strides, enough=enough)
             if any(c.template.backend == "triton" for c in graph.candidates):
                 return most
         raise AssertionError
 
     together = needed()
-    monkeypatch.setattr("tensor_graphs.extract.candidates.candidates.FIRST", 1)
+    monkeypatch.setattr("tensor_graphs.extract.candidates.candidates.FIRST_BATCH_MATCHES", 1)
     assert needed() < together

@@ -7,23 +7,23 @@ import weakref
 
 import pytest
 
-from tensor_graphs.extract.model.gc_pause import frozen, no_collection
+from tensor_graphs.extract.model.gc_pause import gc_frozen, gc_paused
 
 
 def test_collection_pauses_and_goes_on() -> None:
-    with no_collection():
+    with gc_paused():
         assert not gc.isenabled()
-        with no_collection():
+        with gc_paused():
             pass
         assert not gc.isenabled(), "an inner pause does not end the outer one"
     assert gc.isenabled()
-    with pytest.raises(ValueError), no_collection():
+    with pytest.raises(ValueError), gc_paused():
         raise ValueError
     assert gc.isenabled()
 
 
 def test_a_pause_lasts_until_the_last_thread_that_asked_for_it_ends() -> None:
-    first, second = no_collection(), no_collection()
+    first, second = gc_paused(), gc_paused()
     with first:
         second.__enter__()
     assert not gc.isenabled(), "it began later, and goes on"
@@ -33,13 +33,13 @@ def test_a_pause_lasts_until_the_last_thread_that_asked_for_it_ends() -> None:
 
 def test_what_was_made_counts_as_old_and_what_was_frozen_stays_so() -> None:
     gc.collect()
-    with no_collection():
+    with gc_paused():
         made = [[i] for i in range(20_000)]
     assert gc.get_count()[0] < 2_000 and gc.get_freeze_count() == 0 and made
     gc.freeze()
     try:
         before = gc.get_freeze_count()
-        with no_collection():
+        with gc_paused():
             pass
         assert gc.get_freeze_count() == before > 0
     finally:
@@ -53,9 +53,9 @@ def test_what_is_frozen_for_a_while_is_collected_afterwards() -> None:
     ring = Ring()
     ring.self = ring  # type: ignore[attr-defined]
     gone = weakref.ref(ring)
-    with frozen():
+    with gc_frozen():
         assert gc.get_freeze_count()
-        with no_collection():
+        with gc_paused():
             pass
         del ring
         gc.collect()
@@ -68,7 +68,7 @@ def test_what_is_frozen_for_a_while_is_collected_afterwards() -> None:
 def test_what_a_program_has_frozen_stays_so() -> None:
     gc.freeze()
     try:
-        with frozen():
+        with gc_frozen():
             pass
         assert gc.get_freeze_count()
     finally:
@@ -81,8 +81,8 @@ def test_what_the_interpreter_froze_when_it_started_counts_for_nothing(monkeypat
     for name in ("freeze", "unfreeze"):
         act = getattr(gc, name)
         monkeypatch.setattr(gc, name, lambda act=act, name=name: (done.append(name), act()))
-    with frozen():
+    with gc_frozen():
         assert done == ["freeze"], "as Python 3.12 has it"
-    with no_collection():
+    with gc_paused():
         pass
     assert done == ["freeze", "unfreeze"] * 2

@@ -17,7 +17,7 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Candidate, Priced, Vertex
 from tensor_graphs.extract.search.lazy_pricing import VIEW_US
 from tensor_graphs.extract.search.plan import plan_of
@@ -98,7 +98,7 @@ def small_hypergraphs(count: int) -> list[tuple[int, Graph, Hypergraph, list[flo
     for seed in range(200):
         graph = random_graph(seed)
         view = saturate_block(graph, ALL, Limits(iterations=2, nodes=2000), session=InProcess())
-        kernels = candidates(view, [backend("numpy")], view_strides)
+        kernels = candidate_hypergraph(view, [backend("numpy")], view_strides)
         prices = Prices(seed)
         costs: list[float] = []
         for way in ways(kernels):

@@ -9,8 +9,13 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.view.view import EGraphView, view_of
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
-from tensor_graphs.extract.candidates.image_layouts import Lies, Places, between, images
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from tensor_graphs.extract.candidates.image_layouts import (
+    ImageLayout,
+    KernelImageLayouts,
+    image_classes,
+    image_layout_indices,
+)
 from tensor_graphs.extract.model.kernel import Candidate, Operand, Vertex, contiguous
 
 SHAPE = (2, 16, 8, 8)
@@ -31,49 +36,51 @@ def block() -> Graph:
 
 
 def found() -> Hypergraph:
-    return candidates(view_of(block()), [LIBRARIES, TRITON], view_strides)
+    return candidate_hypergraph(view_of(block()), [LIBRARIES, TRITON], view_strides)
 
 
 def test_images_are_what_windows_read_and_make_and_what_is_computed_beside_them() -> None:
     view = view_of(block())
-    shapes = {view.types[k].shape for k in images(view)}
+    shapes = {view.types[k].shape for k in image_classes(view)}
     assert SHAPE in shapes and not any(len(s) < 3 for s in shapes)
-    assert not any(view.types[k].shape in ((2, 16, 64), (2, 64, 16)) for k in images(view)), "matrices of places"
-    assert all(k in images(view) for k, kind in enumerate(view.types) if kind.shape == SHAPE)
+    assert not any(view.types[k].shape in ((2, 16, 64), (2, 64, 16)) for k in image_classes(view)), "matrices of places"
+    assert all(k in image_classes(view) for k, kind in enumerate(view.types) if kind.shape == SHAPE)
 
 
 def test_a_program_without_windows_has_no_images() -> None:
     x = t.input("x", (2, 4, 8, 8))
-    assert not images(view_of(Graph.of(t.exp(x) + x)))
+    assert not image_classes(view_of(Graph.of(t.exp(x) + x)))
 
 
-def lies(view: EGraphView, vertex: Vertex) -> Lies | None:
+def lies(view: EGraphView, vertex: Vertex) -> ImageLayout | None:
     """How an image that may lie in either layout lies."""
     kind = view.types[vertex.cls]
     if kind.shape != SHAPE:
         return None
     rows = Operand(kind, contiguous(SHAPE))
-    return {rows.strides: Lies.ROWS, channels_innermost(rows).strides: Lies.TURNED}.get(vertex.strides)
+    return {rows.strides: ImageLayout.ROWS, channels_innermost(rows).strides: ImageLayout.TURNED}.get(vertex.strides)
 
 
 def test_generated_kernels_read_and_write_images_that_lie_alike() -> None:
     graph = found()
     view, roots = graph.view, {r.cls for r in graph.roots}
-    seen: set[tuple[frozenset[Lies | None], Lies | None]] = set()
+    seen: set[tuple[frozenset[ImageLayout | None], ImageLayout | None]] = set()
 
-    def read(candidate: Candidate) -> frozenset[Lies | None]:
+    def read(candidate: Candidate) -> frozenset[ImageLayout | None]:
         free = (v for _, v in candidate.inputs if v.cls not in graph.given)
         return frozenset(lies(view, v) for v in free if lies(view, v))
 
     for candidate in graph.candidates:
         if candidate.template.backend == "triton" and candidate.output.cls not in roots:
             seen.add((read(candidate), lies(view, candidate.output)))
-    assert {how for how, _ in seen} <= {frozenset(), frozenset({Lies.ROWS}), frozenset({Lies.TURNED})}
-    assert {(frozenset({one}), one) for one in Lies} <= seen, "in each of the two"
-    assert not {(frozenset({a}), b) for a in Lies for b in Lies if a is not b} & seen
-    assert {(frozenset[Lies](), one) for one in Lies} <= seen, "what is given lies row-major, and is read for both"
+    assert {how for how, _ in seen} <= {frozenset(), frozenset({ImageLayout.ROWS}), frozenset({ImageLayout.TURNED})}
+    assert {(frozenset({one}), one) for one in ImageLayout} <= seen, "in each of the two"
+    assert not {(frozenset({a}), b) for a in ImageLayout for b in ImageLayout if a is not b} & seen
+    assert {(frozenset[ImageLayout](), one) for one in ImageLayout} <= seen, (
+        "what is given lies row-major, and is read for both"
+    )
     assert any(
-        c.output.cls in roots and read(c) == {Lies.TURNED} and lies(view, c.output) is Lies.ROWS
+        c.output.cls in roots and read(c) == {ImageLayout.TURNED} and lies(view, c.output) is ImageLayout.ROWS
         for c in graph.candidates if c.template.backend == "triton"
     ), "an output is row-major, whatever it is made of"  # fmt: skip
 
@@ -89,18 +96,20 @@ def test_what_is_looked_at_is_read_once_in_each_layout() -> None:
 
 
 def test_layouts_that_go_together() -> None:
-    image = {Lies.ROWS: 0, Lies.TURNED: 2}
+    image = {ImageLayout.ROWS: 0, ImageLayout.TURNED: 2}
     allowed = [[0, 1, 2], [0, 1], [0, 1, 2]]
 
-    def ways(free: bool, writes: Lies, asked_for: bool = False) -> list[list[list[int]]]:
-        return list(Places(allowed, [image, {}, image], free, writes, asked_for).uniform)
+    def ways(free: bool, writes: ImageLayout, asked_for: bool = False) -> list[list[list[int]]]:
+        return list(KernelImageLayouts(allowed, [image, {}, image], free, writes, asked_for).uniform)
 
     rows, turned = [[0, 1], [0, 1], [0, 1]], [[1, 2], [0, 1], [1, 2]]
-    assert ways(True, Lies.ROWS) == [rows] and ways(True, Lies.TURNED) == [turned]
-    assert ways(False, Lies.ROWS) == [rows, turned] == ways(True, Lies.ROWS, asked_for=True)
-    assert list(Places([[0, 1]], [{}], True, Lies.TURNED, False).uniform) == [[[0, 1]]] * 2, "nothing is chosen"
+    assert ways(True, ImageLayout.ROWS) == [rows] and ways(True, ImageLayout.TURNED) == [turned]
+    assert ways(False, ImageLayout.ROWS) == [rows, turned] == ways(True, ImageLayout.ROWS, asked_for=True)
+    assert list(KernelImageLayouts([[0, 1]], [{}], True, ImageLayout.TURNED, False).uniform) == [[[0, 1]]] * 2, (
+        "nothing is chosen"
+    )
 
 
 def test_an_image_that_nothing_turns_lies_as_it_is() -> None:
-    assert between([(4, 1), (1, 4)], None) == {} == between([(4, 1)], (1, 4))
-    assert between([(4, 1), (2, 2), (1, 4)], (1, 4)) == {Lies.ROWS: 0, Lies.TURNED: 2}
+    assert image_layout_indices([(4, 1), (1, 4)], None) == {} == image_layout_indices([(4, 1)], (1, 4))
+    assert image_layout_indices([(4, 1), (2, 2), (1, 4)], (1, 4)) == {ImageLayout.ROWS: 0, ImageLayout.TURNED: 2}

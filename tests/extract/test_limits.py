@@ -16,15 +16,22 @@ from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError, UsageError
 from tensor_graphs.extract.solve import solve as solving
-from tensor_graphs.extract.solve.kbest import difference, k_best
-from tensor_graphs.extract.solve.limited import within
+from tensor_graphs.extract.solve.kbest import k_best
+from tensor_graphs.extract.solve.limited import within_limits
 from tensor_graphs.extract.solve.placement import place
-from tensor_graphs.extract.solve.problem import Limit, Problem, evaluate, reachable
+from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem, evaluate, reachable
 from tensor_graphs.extract.solve.solve import solve
 
 from .test_solve import brute_force
 
 Nodes = list[tuple[int, tuple[int, ...], float]]
+
+
+def difference(new: Extraction, old: Extraction, kernels: Any) -> float:
+    """Share of the flagged nodes of `new` that `old` does not contain; 1 if `new` has none."""
+    flags = np.asarray(kernels, bool)
+    mine, other = ({int(i) for i in e.choice if i >= 0 and flags[i]} for e in (new, old))
+    return len(mine - other) / len(mine) if mine else 1.0
 
 
 @st.composite
@@ -65,7 +72,7 @@ def test_limits_are_kept_at_least_cost(problem: Problem, method: Any) -> None:
     except ExtractionError:
         assert method == "greedy", "only the greedies may miss what there is"
         return
-    assert within(problem, found.choice) and found.cost == evaluate(problem, found.choice)
+    assert within_limits(problem, found.choice) and found.cost == evaluate(problem, found.choice)
     assert found.lower_bound <= every[0][0] <= found.cost
     if method != "greedy":
         assert found.optimal and found.cost <= every[0][0] * (1 + 2e-6) + 1e-12
@@ -196,7 +203,7 @@ def test_error_memory_and_devices_together(data: Any) -> None:
         return
     for method in ("auto", "highs"):
         found = solve(placed.problem, method=method)  # type: ignore[arg-type]
-        assert found.optimal and found.cost == pytest.approx(best) and within(placed.problem, found.choice)
+        assert found.optimal and found.cost == pytest.approx(best) and within_limits(placed.problem, found.choice)
         assert math.fsum(use[n] for n, _ in placed.kernels(found)) <= most * (1 + 1e-9)
 
 

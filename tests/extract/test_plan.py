@@ -18,7 +18,7 @@ from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Plan, Priced
 from tensor_graphs.extract.search.plan import WeightTerms, plan_of
 from tensor_graphs.extract.search.search import Choice, search
@@ -32,7 +32,7 @@ class Flat:
 
 
 def choose(graph: Graph, view: EGraphView | None = None) -> Choice:
-    return search(candidates(view or view_of(graph), [backend("numpy")], view_strides), Flat())
+    return search(candidate_hypergraph(view or view_of(graph), [backend("numpy")], view_strides), Flat())
 
 
 def plan(graph: Graph, view: EGraphView | None = None) -> Plan:

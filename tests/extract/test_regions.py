@@ -7,9 +7,9 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.extract.fusion.groups import Regions
-from tensor_graphs.extract.fusion.multi_output import Together
-from tensor_graphs.extract.fusion.policy import Region
+from tensor_graphs.extract.fusion.groups import FusionGroups
+from tensor_graphs.extract.fusion.multi_output import MultiOutputFusion
+from tensor_graphs.extract.fusion.policy import FusionGroup
 
 X = tg.input("x", (2, 8, 4, 4))
 BIAS = tg.input("bias", (1, 8, 1, 1))
@@ -20,7 +20,7 @@ def offered(root: Tensor) -> set[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Operators, from the output on, and first leaf's class of each region of the output."""
     view = view_of(Graph.of(root))
     given = frozenset(c for c, op in zip(view.cls.tolist(), view.op) if op == "input")
-    found = [r for r in Regions(view, given) if r.cls == view.roots[0]]
+    found = [r for r in FusionGroups(view, given) if r.cls == view.roots[0]]
     return {(_operators(r.term), tuple(c for _, c in r.leaves if c not in given)) for r in found}
 
 
@@ -42,12 +42,12 @@ def test_rows_that_are_walked_again_are_offered_as_they_lie_too(behind: bool) ->
     assert len(found[(*before, "group_norm")]) == 1, "the sum lies in memory"
 
 
-def regions_of(root: Tensor) -> tuple[Regions, list[Region], dict[Tensor, int]]:
+def regions_of(root: Tensor) -> tuple[FusionGroups, list[FusionGroup], dict[Tensor, int]]:
     """The regions of a graph, and the class of each of its nodes."""
     graph = Graph.of(root)
     view = view_of(graph)
     given = frozenset(c for c, op in zip(view.cls.tolist(), view.op) if op == "input")
-    regions = Regions(view, given)
+    regions = FusionGroups(view, given)
     nodes = {(view.op[n], view.attrs[n], tuple(view.kids(n).tolist())): int(view.cls[n]) for n in range(len(view))}
     classes: dict[Tensor, int] = {}
     for node in graph.nodes():
@@ -67,7 +67,7 @@ def test_statistics_may_lie_in_memory_and_are_made_together() -> None:
     assert reading and all({"sum", "mean"}.isdisjoint(_operators(r.term)) for r in reading)
     stored = {c for r in reading for _, c in r.leaves}
     assert classes[X + BIAS] in stored, "what they are statistics of may lie in memory"
-    assert any(set(g.classes) == statistics for g in Together(regions, found))
+    assert any(set(g.classes) == statistics for g in MultiOutputFusion(regions, found))
 
 
 def test_a_scale_of_each_channel_is_no_part_of_a_convolution() -> None:

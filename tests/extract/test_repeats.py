@@ -11,10 +11,10 @@ from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import EGraphView, view_of
-from tensor_graphs.extract.fusion.groups import Regions
-from tensor_graphs.extract.fusion.policy import Region
-from tensor_graphs.extract.fusion.repeats import Repeats
-from tensor_graphs.extract.fusion.sequence_slices import picks
+from tensor_graphs.extract.fusion.groups import FusionGroups
+from tensor_graphs.extract.fusion.policy import FusionGroup
+from tensor_graphs.extract.fusion.repeats import RepeatedSubgraphs
+from tensor_graphs.extract.fusion.sequence_slices import sequence_slice_classes
 
 LAYERS, WIDTH = 24, 8
 
@@ -34,11 +34,11 @@ def given(view: EGraphView) -> frozenset[int]:
     return frozenset(int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "param", "constant"))
 
 
-def known(regions: Iterable[Region]) -> set[Any]:
+def known(regions: Iterable[FusionGroup]) -> set[Any]:
     return {(r.cls, r.term, tuple(x for _, x in r.leaves), r.inner, r.statistics) for r in regions}
 
 
-class Different(Repeats):
+class Different(RepeatedSubgraphs):
     """No two classes are alike."""
 
     @property
@@ -48,19 +48,19 @@ class Different(Repeats):
 
 def test_regions_of_repeated_layers_are_those_that_each_would_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     view = network()
-    moved = Regions(view, given(view))
+    moved = FusionGroups(view, given(view))
     found = known(moved)
     grown = sum(len(kept) for kept in moved._grown_of.values())
     assert grown < 0.7 * len(moved.reachable())
     monkeypatch.setattr("tensor_graphs.extract.fusion.groups.Repeats", Different)
-    alone = Regions(view, given(view))
+    alone = FusionGroups(view, given(view))
     assert known(alone) == found and alone.shared == moved.shared
     assert sum(len(kept) for kept in alone._grown_of.values()) == len(alone.reachable())
 
 
 def test_classes_are_alike_where_their_surroundings_are() -> None:
     view = network()
-    colours = Regions(view, given(view)).repeats.colours
+    colours = FusionGroups(view, given(view)).repeats.colours
     sums = [int(view.cls[n]) for n, op in enumerate(view.op) if op == "add"]
     seen = [colours[s] for s in sums]
     middle = seen[9:-5]
@@ -69,7 +69,7 @@ def test_classes_are_alike_where_their_surroundings_are() -> None:
 
 def test_an_image_follows_e_nodes_and_is_none_where_they_differ() -> None:
     view = network()
-    repeats = Regions(view, given(view)).repeats
+    repeats = FusionGroups(view, given(view)).repeats
     tops = [
         n
         for n, op in enumerate(view.op)
@@ -109,8 +109,8 @@ def test_steps_of_an_unrolled_program_are_grown_once_and_are_the_same_kernels() 
     """Places of a sequence are read as views, and how many steps are put together tells no step from another."""
 
     def of_states(view: EGraphView) -> tuple[int, set[Any]]:
-        places = picks(view, given(view), view.types)
-        regions = Regions(view, given(view) | places)
+        places = sequence_slice_classes(view, given(view), view.types)
+        regions = FusionGroups(view, given(view) | places)
         tanh = {int(view.cls[n]) for n, op in enumerate(view.op) if op == "tanh"}
         terms = {r.term for r in regions if r.cls in tanh}
         grown = sum(1 for kept in regions._grown_of.values() for one in kept if one.cls in tanh)
@@ -124,13 +124,15 @@ def test_places_are_views_of_what_is_given() -> None:
     """A step's row, also without the axis of one element and in a wider type of the same memory; no rows of what is computed, no
     wider slices, and none where few are read."""
     view = unrolled(9)
-    found = picks(view, given(view), view.types)
+    found = sequence_slice_classes(view, given(view), view.types)
     assert len(found) == 18 and not found & given(view)
-    assert not picks(unrolled(7), given(unrolled(7)), unrolled(7).types)
+    assert not sequence_slice_classes(unrolled(7), given(unrolled(7)), unrolled(7).types)
     x = t.input("x", (9, 4), "bfloat16")
     wide, made = t.cast(x, "float32"), t.exp(x)
     rows = [wide[i : i + 1] for i in range(9)]
     rows += [made[i : i + 1] for i in range(9)]
     view = view_of(Graph.of([*rows, *(x[i : i + 2] for i in range(8))]))
-    assert not picks(view, given(view), view.types)
-    assert len(picks(view, given(view), [view.types[int(next(iter(given(view))))]] * view.n_classes)) == 9
+    assert not sequence_slice_classes(view, given(view), view.types)
+    assert (
+        len(sequence_slice_classes(view, given(view), [view.types[int(next(iter(given(view))))]] * view.n_classes)) == 9
+    )

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from tensor_graphs.extract.solve import frontier_dp as seams
 from tensor_graphs.extract.solve import solve as solving
 from tensor_graphs.extract.solve.cpsat import solve_cpsat
-from tensor_graphs.extract.solve.frontier import Cover
-from tensor_graphs.extract.solve.frontier_dp import Seams
+from tensor_graphs.extract.solve.frontier_dp import FrontierDP
 from tensor_graphs.extract.solve.greedy import best_greedy
-from tensor_graphs.extract.solve.problem import NodeSpec, Problem, Rows
+from tensor_graphs.extract.solve.label_setting import LabelSearchResult
+from tensor_graphs.extract.solve.problem import NodeSpec, Problem, ProblemRows
 from tensor_graphs.extract.solve.solve import solve
 
 COSTS = st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.0, 1.7, 2.0, 5.0, 40.0, 1e9])
 
 
-def least(rows: Rows) -> float:
+def least(rows: ProblemRows) -> float:
     """Cost of the cheapest extraction, by trying all; inf if there is none."""
     best = math.inf
     for picked in itertools.product(*[m or [-1] for m in rows.members]):
@@ -32,7 +32,7 @@ def least(rows: Rows) -> float:
 
 
 @st.composite
-def layered(draw: st.DrawFn, layers: int, most: int = 3, ways: int = 2) -> Rows:
+def layered(draw: st.DrawFn, layers: int, most: int = 3, ways: int = 2) -> ProblemRows:
     """Equal layers on top of each other, with cycles inside, values of the layer before and of the first one read; each may
     have a root of its own; some have bundles of which two values are taken."""
     size = draw(st.integers(1, most))
@@ -63,14 +63,14 @@ def layered(draw: st.DrawFn, layers: int, most: int = 3, ways: int = 2) -> Rows:
     return Problem.build(nodes, [*roots, last[0]], n_classes=count).rows
 
 
-def searched(rows: Rows, width: int = seams.WIDTH) -> Cover:
+def searched(rows: ProblemRows, width: int = seams.MAX_EXACT_WIDTH) -> LabelSearchResult:
     """The search of a problem as it is."""
-    found = Seams(rows, best_greedy(rows)[0])
+    found = FrontierDP(rows, best_greedy(rows)[0])
     assert found.fits
     return found.search(width)
 
 
-def check(rows: Rows, found: Cover, best: float) -> None:
+def check(rows: ProblemRows, found: LabelSearchResult, best: float) -> None:
     """A proved result is the optimum; any other one is a valid solution."""
     assert found.chosen is not None
     choice = [-1] * rows.n_classes
@@ -84,25 +84,25 @@ def check(rows: Rows, found: Cover, best: float) -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(layered(2), st.sampled_from([1, 2, seams.WIDTH]))
-def test_proved_is_the_optimum(rows: Rows, width: int) -> None:
+@given(layered(2), st.sampled_from([1, 2, seams.MAX_EXACT_WIDTH]))
+def test_proved_is_the_optimum(rows: ProblemRows, width: int) -> None:
     best = least(rows)
     if best == math.inf:
         return
     found = searched(rows, width)
-    assert found.exact or width < seams.WIDTH
+    assert found.exact or width < seams.MAX_EXACT_WIDTH
     check(rows, found, best)
 
 
 @settings(deadline=None, max_examples=60)
 @given(layered(3, 2), st.sampled_from([1, 3, 6]), st.sampled_from([0, 1, 4]))
-def test_wherever_it_is_cut(rows: Rows, apart: int, crowd: int) -> None:
+def test_wherever_it_is_cut(rows: ProblemRows, apart: int, crowd: int) -> None:
     best = least(rows)
     if best == math.inf:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seams, "APART", apart)
-        patch.setattr(seams, "CROWD", crowd)
+        patch.setattr(seams, "MIN_CUT_DISTANCE", apart)
+        patch.setattr(seams, "MIN_LABELS_TO_FILTER", crowd)
         found = searched(rows)
     assert found.exact
     check(rows, found, best)
@@ -110,7 +110,7 @@ def test_wherever_it_is_cut(rows: Rows, apart: int, crowd: int) -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(layered(7, 4, 3))
-def test_it_agrees_with_cp_sat_on_deep_problems(rows: Rows) -> None:
+def test_it_agrees_with_cp_sat_on_deep_problems(rows: ProblemRows) -> None:
     cost, start, _ = best_greedy(rows)
     if cost == math.inf:
         return
@@ -120,7 +120,7 @@ def test_it_agrees_with_cp_sat_on_deep_problems(rows: Rows) -> None:
     check(rows, found, other.cost)
 
 
-def deep(layers: int) -> Rows:
+def deep(layers: int) -> ProblemRows:
     """Layers of a residual value in two layouts, and of three ways to get on."""
     nodes: list[NodeSpec] = [(0, (), 1.0), (1, (0,), 0.3)]
     for n in range(0, 4 * layers, 4):
@@ -138,30 +138,30 @@ def test_equal_layers_are_searched_once() -> None:
     few, many = searched(deep(10)), searched(deep(100))
     assert few.exact and many.exact
     assert many.labels < 2 * few.labels
-    assert len({id(p) for p in Seams(deep(100), 1e3).pieces}) < 8
+    assert len({id(p) for p in FrontierDP(deep(100), 1e3).pieces}) < 8
 
 
 def test_what_it_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = deep(10)
-    assert Seams(rows, 1e3).search(stop=lambda: True).chosen is None
-    assert Seams(rows, 1e3).search(deadline=time.perf_counter() - 1).chosen is None
-    narrow = Seams(rows, 1e3).search(1)
+    assert FrontierDP(rows, 1e3).search(stop=lambda: True).chosen is None
+    assert FrontierDP(rows, 1e3).search(deadline=time.perf_counter() - 1).chosen is None
+    narrow = FrontierDP(rows, 1e3).search(1)
     assert narrow.chosen is not None and not narrow.exact and narrow.lower == 0.0
-    monkeypatch.setattr(seams, "WAYS", 1)
-    assert Seams(rows, 1e3).search().chosen is None
-    monkeypatch.setattr(seams, "OPEN", 1)
-    assert not Seams(rows, 1e3).fits
+    monkeypatch.setattr(seams, "MAX_DERIVATIONS", 1)
+    assert FrontierDP(rows, 1e3).search().chosen is None
+    monkeypatch.setattr(seams, "MAX_OPEN_CLASSES", 1)
+    assert not FrontierDP(rows, 1e3).fits
 
 
 @settings(deadline=None, max_examples=25)
 @given(layered(2, 2))
-def test_where_it_is_a_beam_the_others_prove(rows: Rows) -> None:
+def test_where_it_is_a_beam_the_others_prove(rows: ProblemRows) -> None:
     best = least(rows)
     if best == math.inf:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seams, "LABELS", 0)
-        patch.setattr(seams, "NARROW", 1)
+        patch.setattr(seams, "MAX_EXACT_LABELS", 0)
+        patch.setattr(seams, "BEAM_WIDTH", 1)
         found = solve(Problem.build(zip(rows.cls, rows.kids, rows.cost), rows.roots, n_classes=rows.n_classes))
     assert found.optimal and found.lower_bound <= best * (1 + 1e-9)
     assert found.cost == pytest.approx(best, rel=1e-6)
@@ -182,10 +182,10 @@ def test_a_beam_that_would_not_end_gives_up() -> None:
 def test_what_was_given_up_as_a_whole_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    class GivesUp(Seams):
-        def search(self, *args: object, **more: object) -> Cover:
+    class GivesUp(FrontierDP):
+        def search(self, *args: object, **more: object) -> LabelSearchResult:
             sizes.append(len(self.rows))
-            return Cover(None, math.inf, 0.0, False, 0)
+            return LabelSearchResult(None, math.inf, 0.0, False, 0)
 
     monkeypatch.setattr(solving, "Seams", GivesUp)
     nodes: list[NodeSpec] = [(c, (), 1.0 + c % 2) for c in range(8)]

@@ -21,7 +21,7 @@ from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.clock import Clock
 from tensor_graphs.extract.model.kernel import Candidate, Priced, Template
 from tensor_graphs.extract.search import plans as plans_module
@@ -46,7 +46,7 @@ def variants(count: int, output: Any = None, both: int = 0) -> Hypergraph:
         def unavailable(self) -> str:
             return ""
 
-    return candidates(view_of(Graph.of(tg.exp(X) if output is None else output)), [Fake()], view_strides)
+    return candidate_hypergraph(view_of(Graph.of(tg.exp(X) if output is None else output)), [Fake()], view_strides)
 
 
 def call_key(c: Candidate) -> tuple[int, int]:
@@ -198,7 +198,7 @@ def rewritten() -> Hypergraph:
     view = saturate_block(
         Graph.of(tg.exp(a * c + b * c)), rules, Limits(iterations=4), session=InProcess(), guard=False
     )
-    return candidates(view, [backend("numpy")], view_strides)
+    return candidate_hypergraph(view, [backend("numpy")], view_strides)
 
 
 def test_alternatives_rise_in_cost_and_differ() -> None:

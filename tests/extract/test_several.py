@@ -21,17 +21,17 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import RuleError
-from tensor_graphs.extract.candidates.candidates import Hypergraph, _Builder, candidates
-from tensor_graphs.extract.fusion.groups import Regions
-from tensor_graphs.extract.fusion.growth import MAX_LEAVES
-from tensor_graphs.extract.fusion.multi_output import MOST, Together
-from tensor_graphs.extract.fusion.uses import Uses
+from tensor_graphs.extract.candidates.candidates import Hypergraph, _HypergraphBuilder, candidate_hypergraph
+from tensor_graphs.extract.fusion.groups import FusionGroups
+from tensor_graphs.extract.fusion.growth import MAX_GROUP_LEAVES
+from tensor_graphs.extract.fusion.multi_output import MAX_OUTPUTS, MultiOutputFusion
+from tensor_graphs.extract.fusion.uses import ChosenConsumers
 from tensor_graphs.extract.model.kernel import Candidate, Operand, Priced, Template, Vertex
-from tensor_graphs.extract.model.scc import components
+from tensor_graphs.extract.model.scc import strongly_connected_components
 from tensor_graphs.extract.search.encoding import Rows
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import alternatives, search
-from tensor_graphs.extract.solve.budgets import memory
+from tensor_graphs.extract.solve.budgets import memory_budget
 from tensor_graphs.extract.solve.kbest import k_best
 from tensor_graphs.extract.solve.solve import solve
 from tensor_graphs.rules import ALL
@@ -47,7 +47,7 @@ class Made:
 
     def __init__(self, kernels: Sequence[tuple[tuple[int, ...], tuple[int, ...], float]], roots: Sequence[int]) -> None:
         self.kernels = kernels
-        call = next(c.call for c in candidates(VIEW, [backend("numpy")], view_strides).candidates)
+        call = next(c.call for c in candidate_hypergraph(VIEW, [backend("numpy")], view_strides).candidates)
         found = []
         for outputs, inputs, _ in kernels:
             first, *more = (Vertex(o, (1,)) for o in outputs)
@@ -148,7 +148,7 @@ class _Token:
 
 def test_memory_budgets_count_every_output() -> None:
     made = Made([((1,), (0,), 1.0), ((1, 2), (0,), 1.5)], [1])
-    assert memory(1e9).use(made.graph.candidates) == [16.0, 32.0]
+    assert memory_budget(1e9).use(made.graph.candidates) == [16.0, 32.0]
 
 
 def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
@@ -162,15 +162,15 @@ def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
     code = "np.copyto({out}, {a}); np.copyto({out1}, {a})"
     late = Template("np.late", "numpy", "sin(a + exp(x));exp(x)", code)
     good = Template("np.good", "numpy", "sin(a + b);cos(a)", code)
-    kernels = candidates(found, [Kernels([late, good]), backend("numpy")], view_strides)
+    kernels = candidate_hypergraph(found, [Kernels([late, good]), backend("numpy")], view_strides)
     assert {c.template.name for c in kernels.candidates if c.more} == {"np.good"}
-    one = list(_Builder(found, [Kernels([late])], view_strides, None)._matches(late))
+    one = list(_HypergraphBuilder(found, [Kernels([late])], view_strides, None)._matches(late))
     assert [(found.classes[end], found.classes[table])] == [(m.cls, *m.more) for m in one], (
         "it fits, but comes too late"
     )
     with pytest.raises(RuleError, match="reads z"):
-        candidates(found, [Kernels([replace(late, pattern="sin(a + b);exp(z)")])], view_strides)
-    levels = components([list(kids) for kids in _reads(kernels)])[1]
+        candidate_hypergraph(found, [Kernels([replace(late, pattern="sin(a + b);exp(z)")])], view_strides)
+    levels = strongly_connected_components([list(kids) for kids in _reads(kernels)])[1]
     assert all(len(member) == 1 for member in levels), "the order has no cycle"
 
 
@@ -192,11 +192,11 @@ def view(outputs: Any, rules: bool = False) -> Any:
 def groups(found: Any, launched: bool = True) -> list[set[int]]:
     """The sets of classes that kernels are made for together."""
     given = frozenset(int(found.cls[n]) for n, op in enumerate(found.op) if op in ("input", "param", "state"))
-    regions = Regions(found, given)
-    together = list(Together(regions, list(regions), launched))
+    regions = FusionGroups(found, given)
+    together = list(MultiOutputFusion(regions, list(regions), launched))
     for g in together:
-        assert 2 <= len(g.classes) <= MOST and len(g.terms) == len(g.classes) == len({*g.classes})
-        assert len(g.leaves) <= MAX_LEAVES and not {c for _, c in g.leaves} & {*g.classes}
+        assert 2 <= len(g.classes) <= MAX_OUTPUTS and len(g.terms) == len(g.classes) == len({*g.classes})
+        assert len(g.leaves) <= MAX_GROUP_LEAVES and not {c for _, c in g.leaves} & {*g.classes}
         assert all(found.types[c].shape == t.shape for c, t in zip(g.classes, g.terms))
     return [set(g.classes) for g in together]
 
@@ -225,7 +225,9 @@ def test_deep_residual_streams_have_regions_in_every_layer() -> None:
         together = groups(found)
         assert all({found.classes[s], found.classes[n]} in together for s, n in zip(sums, norms[1:]))
         regions = list(
-            Regions(found, frozenset(int(found.cls[n]) for n, op in enumerate(found.op) if op in ("input", "param")))
+            FusionGroups(
+                found, frozenset(int(found.cls[n]) for n, op in enumerate(found.op) if op in ("input", "param"))
+            )
         )
         assert max(len(r.leaves) for r in regions) <= 6
         counts.append((len(regions), len(together)))
@@ -276,7 +278,7 @@ def test_uses_and_what_every_way_passes() -> None:
     b = tg.tanh(a)
     c = b * 2.0
     found = view_of(Graph.of([b + c, tg.sin(a)]))
-    uses = Uses(found, found.cheapest([1.0] * len(found))[1])
+    uses = ChosenConsumers(found, found.cheapest([1.0] * len(found))[1])
     of = found.classes
     assert uses.count[of[b]] == 2 and uses.count[of[c]] == 1 and uses.count[of[a]] == 2
     assert uses.beside(of[b], of[c]) and uses.beside(of[a], of[b]) and not uses.beside(of[c], of[b])
@@ -291,7 +293,7 @@ def test_a_plan_makes_every_output_once() -> None:
     found = view_of(graph)
     both = Template("np.both", "numpy", "exp(x);tanh(exp(x))", "np.exp({x}, out={out}); np.tanh({out}, out={out1})")
     assert both.operands == ("x",) and both.writes_out(_call(found, h))
-    kernels = candidates(found, [Kernels([both]), backend("numpy")], view_strides)
+    kernels = candidate_hypergraph(found, [Kernels([both]), backend("numpy")], view_strides)
     (one,) = [c for c in kernels.candidates if c.more]
     assert [v.cls for v in one.outputs] == [found.classes[h], found.classes[n]] and one.call.outputs == (
         one.call.output,
@@ -307,7 +309,7 @@ def test_a_plan_makes_every_output_once() -> None:
     for a, b in zip(program.flat(value), (np.exp(value), np.tanh(np.exp(value)))):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     other = Graph.of([h, tg.tanh(x)])
-    apart = candidates(view_of(other), [Kernels([both]), backend("numpy")], view_strides)
+    apart = candidate_hypergraph(view_of(other), [Kernels([both]), backend("numpy")], view_strides)
     assert not [c for c in apart.candidates if c.more]
 
 

@@ -12,13 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError
-from tensor_graphs.extract.model.scc import components
+from tensor_graphs.extract.model.scc import strongly_connected_components
 from tensor_graphs.extract.solve import dominators as must
 from tensor_graphs.extract.solve import greedy
 from tensor_graphs.extract.solve import solve as solving
-from tensor_graphs.extract.solve.components import split
+from tensor_graphs.extract.solve.components import split_components
 from tensor_graphs.extract.solve.greedy import best_greedy, bottom_up
-from tensor_graphs.extract.solve.local_search import polish, promising
+from tensor_graphs.extract.solve.local_search import local_search, promising_rows
 from tensor_graphs.extract.solve.presolve import detach, presolve
 from tensor_graphs.extract.solve.problem import Problem, evaluate
 from tensor_graphs.extract.solve.serialize import parse_egraph, to_json, write_egraph
@@ -99,13 +99,13 @@ def test_local_search_is_valid_and_never_worse(document: dict[str, Any]) -> None
     start = rows.walk(bottom_up(rows))
     if start is None:
         return
-    found = polish(rows, start)
+    found = local_search(rows, start)
     choice = [-1] * rows.n_classes
     for row in found:
         choice[rows.cls[row]] = row
     assert rows.total(found) <= rows.total(start)
     assert sorted(rows.walk(choice) or []) == sorted(found), "it holds what the roots need, no more"
-    kept = promising(rows, found, 2)
+    kept = promising_rows(rows, found, 2)
     assert set(found) <= set(kept) and len(kept) <= len(found) + 2
 
 
@@ -159,14 +159,14 @@ def test_a_solution_larger_than_what_is_offered_to_exact_solvers(monkeypatch: py
 def test_what_the_roots_need_is_found_window_by_window(document: dict[str, Any]) -> None:
     rows = parse_egraph(document).rows
     items = must.items_of(rows)
-    _, order = components(must.class_graph(items))
+    _, order = strongly_connected_components(must.class_graph(items))
     sets = must.must_sets(items, order)
     assert sets is not None
     roots = [c for c in rows.roots if items[c]]
     wanted = {c for c in range(rows.n_classes) if any(sets[r] >> c & 1 for r in roots)} | set(roots)
     for window in (1, 2, 100):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(must, "WINDOW", window)
+            patch.setattr(must, "WINDOW_CLASSES", window)
             assert must.always_on(items, order, rows.roots) == wanted
     assert must.always_on(items, order, rows.roots, lambda: True) <= wanted
     with pytest.MonkeyPatch.context() as patch:  # and reductions by them keep an optimum
@@ -188,7 +188,7 @@ def test_reductions_can_end_anywhere(calls: int, document: dict[str, Any]) -> No
     left = iter(range(calls))
     reduced = presolve(rows, cost, expired=lambda: next(left, None) is None)
     picked = []
-    for part in split(reduced.rows):
+    for part in split_components(reduced.rows):
         assert part.rows.roots
         found = best_greedy(part.rows)[1]
         assert found
@@ -218,7 +218,7 @@ def test_local_search_finds_what_the_greedies_miss() -> None:
     nodes = [(0, (), 3.0), (1, (), 2.5), (1, (0,), 0.0), (2, (0,), 1.0), (3, (1, 2), 0.0)]
     rows = Problem.build(nodes, [3]).rows
     start = rows.walk(bottom_up(rows))
-    assert start is not None and (rows.total(start), rows.total(polish(rows, start))) == (6.5, 4.0)
+    assert start is not None and (rows.total(start), rows.total(local_search(rows, start))) == (6.5, 4.0)
 
 
 @pytest.mark.parametrize("depth", [1500, 5000])

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError, UsageError
-from tensor_graphs.extract.solve.components import split
+from tensor_graphs.extract.solve.components import split_components
 from tensor_graphs.extract.solve.cpsat import solve_cpsat, units
-from tensor_graphs.extract.solve.frontier import Frontier
 from tensor_graphs.extract.solve.greedy import best_greedy, bottom_up, one_pass, queued
 from tensor_graphs.extract.solve.highs import solve_highs
 from tensor_graphs.extract.solve.kbest import k_best
+from tensor_graphs.extract.solve.label_setting import LabelSetting
 from tensor_graphs.extract.solve.presolve import detach, presolve
 from tensor_graphs.extract.solve.problem import Problem, evaluate
 from tensor_graphs.extract.solve.serialize import read_egraph
@@ -112,10 +112,10 @@ def test_every_method_is_valid_and_bounded(problem: Problem, method: str, determ
 @given(problems(acyclic=True))
 def test_frontier_is_exact_on_acyclic_problems(problem: Problem) -> None:
     every = brute_force(problem)
-    found = Frontier(problem.rows).search()
+    found = LabelSetting(problem.rows).search()
     assert found.exact
     assert found.cost == pytest.approx(every[0][0], abs=1e-9)
-    assert Frontier(problem.rows).search(1).lower <= every[0][0] + 1e-9
+    assert LabelSetting(problem.rows).search(1).lower <= every[0][0] + 1e-9
     assert found.chosen is not None and evaluate(problem, problem.choice_of(found.chosen)) == pytest.approx(found.cost)
 
 
@@ -131,7 +131,7 @@ def test_presolve_keeps_an_optimum_and_maps_it_back(problem: Problem) -> None:
     reduced = presolve(light.rows, every[0][0])
     rows: list[int] = []
     total = reduced.constant
-    for part in split(reduced.rows):
+    for part in split_components(reduced.rows):
         answer = solve_cpsat(part.rows, best_greedy(part.rows)[1], seconds=5)
         assert answer.chosen is not None
         rows += [copy[r] for copy in part.copies for r in answer.chosen]
@@ -178,7 +178,7 @@ def test_solvers_agree_on_fuzz_files(path: Path) -> None:
     start = best_greedy(rows)[1]
     for answer in (solve_cpsat(rows, start, seconds=10), solve_highs(rows, start, seconds=10)):
         assert answer.proven and answer.cost == pytest.approx(best.cost, rel=1e-7)
-    assert Frontier(rows).search().lower <= best.cost * (1 + 1e-9)
+    assert LabelSetting(rows).search().lower <= best.cost * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["tensat/resnet50_acyclic", "tensat/vgg", "egg/math_associate_adds"])
@@ -200,7 +200,7 @@ def test_identical_components_are_solved_once() -> None:
     rows = chain(100).rows
     light = detach(rows)
     assert light is not None
-    assert max(len(p.copies) for p in split(light.rows)) >= 98
+    assert max(len(p.copies) for p in split_components(light.rows)) >= 98
 
 
 def test_split_sees_through_renumbering() -> None:
@@ -213,7 +213,7 @@ def test_split_sees_through_renumbering() -> None:
     problem = Problem.build(nodes, [c for c, kids, p in nodes if p == 2.75])
     light = detach(problem.rows)
     assert light is not None
-    assert {len(p.copies) for p in split(light.rows) if len(p.rows) > 1} == {8}
+    assert {len(p.copies) for p in split_components(light.rows) if len(p.rows) > 1} == {8}
 
 
 def test_hint_stop_and_time_limit() -> None:

@@ -23,7 +23,7 @@ from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_b
 from tensor_graphs.egraph.saturate.union import union
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import ExtractionError, NoPlanError
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.search.encoding import Rows
 from tensor_graphs.extract.search.lazy_pricing import Prices
 from tensor_graphs.extract.search.search import search
@@ -86,7 +86,7 @@ def view_at(iterations: int, beam: int = 4, slack: float = 3) -> EGraphView:
 
 @cache
 def kernels(view: EGraphView) -> Hypergraph:
-    return candidates(view, [backend("numpy")], view_strides)
+    return candidate_hypergraph(view, [backend("numpy")], view_strides)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_generated_kernels_of_the_graph_as_written_stay(pricer: CostPricer) -> N
     graph = zoo.nasrnn(steps=1)
     costs = []
     for view in (view_of(graph), saturate_block(graph, ALL, Limits(iterations=1), session=SESSION)):
-        found = candidates(view, [backend("numpy"), backend("c")], view_strides)
+        found = candidate_hypergraph(view, [backend("numpy"), backend("c")], view_strides)
         costs.append(search(found, pricer).cost)
     assert falling(costs)
 

@@ -12,8 +12,8 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.pattern import parse_term
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
-from tensor_graphs.extract.model.meaning import meaning
-from tensor_graphs.extract.model.work import call_work, seen
+from tensor_graphs.extract.model.meaning import pattern_terms
+from tensor_graphs.extract.model.work import attended_pairs, call_work
 
 
 def call(output: tuple[int, ...], dtype: str = "bfloat16", **operands: tuple[tuple[int, ...], str]) -> Call:
@@ -24,12 +24,15 @@ def call(output: tuple[int, ...], dtype: str = "bfloat16", **operands: tuple[tup
 def test_mixed_floats_are_alike() -> None:
     pattern = "cast(div(x, sqrt(s)) @ w, dtype='bfloat16')"
     found = call((8, 4), x=((8, 6), "bfloat16"), s=((8, 1), "float32"), w=((6, 4), "bfloat16"))
-    root = meaning(parse_term(pattern), found)
+    root = pattern_terms([parse_term(pattern)], found)[0]
     assert root.dtype == "float32" and root.shape == (8, 4)
-    assert meaning(parse_term("x + x"), found).dtype == "bfloat16"  # where they fit as they are, they stay
+    assert pattern_terms([parse_term("x + x")], found)[0].dtype == "bfloat16"  # where they fit as they are, they stay
     with pytest.raises(ShapeError):
-        meaning(parse_term("x @ x"), found)
-    assert meaning(parse_term("cast(x, dtype='float32') * x"), call((8, 6), x=((8, 6), "float16"))).dtype == "float32"
+        pattern_terms([parse_term("x @ x")], found)[0]
+    assert (
+        pattern_terms([parse_term("cast(x, dtype='float32') * x")], call((8, 6), x=((8, 6), "float16")))[0].dtype
+        == "float32"
+    )
 
 
 def test_what_is_gathered_from_is_not_read_whole() -> None:
@@ -47,7 +50,7 @@ def test_what_is_gathered_from_is_not_read_whole() -> None:
 def test_attention_computes_what_its_mask_shows(rows: int, columns: int, causal: bool, window: int) -> None:
     mask = causal_mask(rows, columns, causal, window, "float32")
     shown = int(np.isfinite(np.broadcast_to(evaluate(Graph.of(mask), {})[0], (rows, columns))).sum())
-    assert seen(rows, columns, causal, window) == shown
+    assert attended_pairs(rows, columns, causal, window) == shown
     pattern = f"attention(q, k, v, scale=1.0, causal={causal}, window={window}, softcap=0.0)"
     found = call(
         (2, rows, 4), q=((2, rows, 6), "float32"), k=((2, columns, 6), "float32"), v=((2, columns, 4), "float32")

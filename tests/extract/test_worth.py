@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.extract.candidates.candidates import Numbered
+from tensor_graphs.extract.candidates.candidates import NumberedHypergraph
 from tensor_graphs.extract.model.kernel import Priced
 from tensor_graphs.extract.search.cutoff import Worth, tree_costs
 
@@ -17,7 +17,7 @@ from tensor_graphs.extract.search.cutoff import Worth, tree_costs
 def hypergraph(
     made: list[int], needs: list[tuple[int, ...]], vertices: int, bundles: tuple[tuple[int, ...], ...] = ()
 ) -> Any:
-    numbered = Numbered({i: i for i in range(vertices)}, made, needs, [0], list(bundles))  # type: ignore[misc]
+    numbered = NumberedHypergraph({i: i for i in range(vertices)}, made, needs, [0], list(bundles))  # type: ignore[misc]
     found = [SimpleNamespace(template=object(), call=object(), number=i) for i in range(len(made))]
     return SimpleNamespace(numbered=numbered, candidates=found)
 

@@ -28,7 +28,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
 from tensor_graphs.egraph.view.view import EGraphView, glue
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Backend, Plan, Priced
 from tensor_graphs.extract.model.storage_dtypes import narrow_types
 from tensor_graphs.extract.search.plan import plan_of
@@ -283,7 +283,7 @@ def odd_plans(one: Case, rng: random.Random, names: Sequence[str], tries: int, n
     chosen = backends_of(*names)
     if narrow and not {*names} & {*GPU}:
         chosen = storing_narrow(chosen)
-    found = candidates(view, chosen, view_strides, types)
+    found = candidate_hypergraph(view, chosen, view_strides, types)
     done: set[Any] = set()
     for _ in range(tries):
         choice = odd_choice(found, rng, done)

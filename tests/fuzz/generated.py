@@ -20,7 +20,7 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.dims import concrete
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.extract.candidates.candidates import candidates
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Operand
 
 from .checks import SEEN, backends_of, data_of, forms, plans
@@ -43,7 +43,7 @@ def lying(value: Array, operand: Operand) -> Array:
 def specified(one: Case, rng: random.Random) -> str:
     """What the kernel IR says of a kernel is what its term means, in every layout that there is."""
     _, view = forms(one)
-    found = candidates(view, backends_of("numpy", "torch_cuda", "triton", "nvrtc", "c"), view_strides)
+    found = candidate_hypergraph(view, backends_of("numpy", "torch_cuda", "triton", "nvrtc", "c"), view_strides)
     choice = view.cheapest([1.0] * len(view))[1]
     data = data_of(one)
     known = [c for c in range(view.n_classes) if choice[c] >= 0]

@@ -55,9 +55,9 @@ def _program(k: int) -> Any:
 
 def _row(size: int) -> Any:
     from tensor_graphs.costdb.keys.key import KernelKey
-    from tensor_graphs.costdb.store.schema import Timing
+    from tensor_graphs.costdb.store.schema import TimingRow
 
-    return Timing(key=KernelKey("k", "k", "f", "b", "e", "s", shapes=(size,), device="d"), samples=(float(size),))
+    return TimingRow(key=KernelKey("k", "k", "f", "b", "e", "s", shapes=(size,), device="d"), samples=(float(size),))
 
 
 def save(folder: Path, begin: int) -> Iterator[str]:
@@ -102,7 +102,7 @@ def appended(folder: Path, said: list[str]) -> str:
 
     store = Store(folder / "db")
     rows = [int(line) for line in said if line.isdigit()]
-    found = store.lookup([_row(size).key for size in rows])
+    found = {size for size in rows if store.snapshot.has(_row(size).key.digest)}
     if len(found) != len(set(rows)):
         return f"{len(set(rows)) - len(found)} of {len(set(rows))} acknowledged rows are lost"
     return _whole_store(folder, store)

@@ -180,11 +180,14 @@ def _read_program(folder: Path, content: bytes) -> None:
 
 def _good_shards(folder: Path) -> list[bytes]:
     from tensor_graphs.costdb.keys.key import KernelKey
-    from tensor_graphs.costdb.store.schema import Failure, Timing, to_table
+    from tensor_graphs.costdb.store.schema import FailureRow, TimingRow, to_table
     from tensor_graphs.costdb.store.shards import encode
 
     key = lambda name: KernelKey(name, name, "f", "b", "e", "s", device="d")
-    rows = [Timing(key=key("a"), samples=(1.0, 2.0)), Failure(key=key("b"), stage="run", status="crash", message="x")]
+    rows = [
+        TimingRow(key=key("a"), samples=(1.0, 2.0)),
+        FailureRow(key=key("b"), stage="run", status="crash", message="x"),
+    ]
     return [encode(to_table(rows)), encode(to_table(rows[:1]))]
 
 

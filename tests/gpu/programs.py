@@ -17,13 +17,14 @@ from tensor_graphs.backends.generate.template import Generated, template_of
 from tensor_graphs.backends.ir.precision import IEEE, PRECISIONS
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.triton import backend as triton
-from tensor_graphs.backends.tuning.single_kernel import kernel_plan, meanings
+from tensor_graphs.backends.tuning.single_kernel import kernel_plan
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import is_float, numpy_dtype
 from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.meaning import output_terms
 
 EMITTERS = {"triton": triton.BACKEND.emitter, "cuda": cuda_cpp.BACKEND.emitter}
 FORMS = 5  # of a class in one emitter that are written
@@ -174,7 +175,7 @@ def operands(call: Call) -> dict[str, np.ndarray[Any, Any]]:
 
 def wanted(template: Generated, call: Call, given: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
     """Every output in float64."""
-    roots = meanings(template, call)
+    roots = output_terms(template, call)
     leaves = {str(n.attr("name")): n.dtype for n in topological(roots) if n.op == "param"}
     params = {n: given[n].astype(numpy_dtype(d)) for n, d in leaves.items()}
     return evaluate(roots, {}, params=params, float64=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from tensor_graphs.egraph.ir.graph import Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.rule import Rule
-from tensor_graphs.egraph.loops import rules as loops
-from tensor_graphs.egraph.loops.notation import Index, notation
+from tensor_graphs.egraph.saturate.saturate import InProcess
 from tensor_graphs.rules.check.check import check, judge
-from tensor_graphs.rules.derive.loop_derivations import DERIVATIONS, Derivation
+from tensor_graphs.rules.derive.prove import LIMITS, Prover
 from tensor_graphs.rules.semantics.sampler import Instance
+from tensor_graphs.rules.tables import loops
 
 MOTION = re.compile(r"(split|merge)-(mul|sub)-(\d)-of-(\d)")
 SAMPLED = [r for r in (*loops.RULES, *loops.splits(3)) if not MOTION.fullmatch(r.name)]
@@ -67,18 +68,50 @@ def test_a_wrong_index_map_is_refuted() -> None:
     assert any(judge(swapped, i).status == "refuted" for i in _instances(rule))
 
 
-@cache
-def derived(name: str) -> Explanation:
-    return next(d for d in DERIVATIONS if d.name == name).derive()
+NAMES = (
+    "split-K", "online softmax", "attention in one pass", "im2col", "a 1×1 convolution is a product", "interchange",
+)  # fmt: skip
+_DERIVED: dict[str, Explanation] = {}
 
 
-@pytest.mark.parametrize("derivation", DERIVATIONS, ids=lambda d: d.name)
-def test_derivations_are_complete_and_replayed(derivation: Derivation) -> None:
-    found = derived(derivation.name)
+@pytest.fixture(scope="module")
+def derivations(benchmark_module: Callable[[str], Any]) -> dict[str, Any]:
+    """The derivations of benchmarks/derivations.py by name."""
+    return {d.name: d for d in benchmark_module("derivations").DERIVATIONS}
+
+
+@pytest.fixture(scope="module")
+def notation(benchmark_module: Callable[[str], Any]) -> Callable[[Tensor], str]:
+    """The index notation of benchmarks/loop_notation.py."""
+    return benchmark_module("loop_notation").notation
+
+
+def derived(derivations: dict[str, Any], name: str) -> Explanation:
+    if name not in _DERIVED:
+        _DERIVED[name] = derivations[name].derive()
+    return _DERIVED[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_derivations_are_complete_and_replayed(name: str, derivations: dict[str, Any], notation: Any) -> None:
+    derivation, found = derivations[name], derived(derivations, name)
     assert found.complete and replay(found, derivation.rules).ok
     assert found.original is derivation.sides()[0] and found.chosen is derivation.sides()[1]
     text = (Path(__file__).parents[2] / "docs/derivations.md").read_text()
-    assert f"## {derivation.name}\n" in text and notation(found.original) in text
+    assert f"## {name}\n" in text and notation(found.original) in text
+
+
+@pytest.mark.parametrize("name", ["split-K", "online softmax", "im2col"])
+def test_the_prover_uses_loop_rules(name: str, derivations: dict[str, Any]) -> None:
+    assert Prover().prove([[derivations[name].sides()]], InProcess(), replace(LIMITS, seconds=60))
+
+
+def test_a_wrong_split_is_not_proved() -> None:
+    """The blocks of one operand are in another order."""
+    a, b = t.input("a", (4, 6)), t.input("b", (6, 5))
+    blocks = t.permute(t.reshape(a, (4, 3, 2)), (2, 0, 1)) @ t.reshape(b, (2, 3, 5))
+    claim = (a @ b, t.reshape(t.sum(blocks, 0, True), (4, 5)))
+    assert not Prover().prove([[claim]], InProcess(), replace(LIMITS, seconds=3))
 
 
 NEEDED = {
@@ -90,8 +123,8 @@ NEEDED = {
 
 
 @pytest.mark.parametrize(("name", "rule"), NEEDED.items())
-def test_derivations_rest_on_their_loop_rule(name: str, rule: str) -> None:
-    assert rule in derived(name).rules
+def test_derivations_rest_on_their_loop_rule(name: str, rule: str, derivations: dict[str, Any]) -> None:
+    assert rule in derived(derivations, name).rules
 
 
 # ---------------------------------------------------------------- index expressions
@@ -124,7 +157,7 @@ def _terms() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_notation_means_the_term(number: int) -> None:
+def test_notation_means_the_term(number: int, notation: Callable[[Tensor], str]) -> None:
     term, rng = _terms()[number], np.random.default_rng(0)
     data = {"x": rng.standard_normal((4, 6)), "y": rng.standard_normal((6, 4))}
     [value] = evaluate([term], data, float64=True)
@@ -136,7 +169,8 @@ def test_notation_means_the_term(number: int) -> None:
         assert _value(named, data, shown) == pytest.approx(value[at]), text
 
 
-def test_index_arithmetic() -> None:
+def test_index_arithmetic(benchmark_module: Callable[[str], Any]) -> None:
+    Index = benchmark_module("loop_notation").Index
     k, j = Index((("k", 1, 4),)), Index((("j", 1, 3),))
     flat = k.scaled(3) + j
     assert flat.divided(3) == (k, j) and str(flat) == "3·k+j"

@@ -18,9 +18,11 @@ from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_b
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.check.check import judge
-from tensor_graphs.rules.check.partial import PARTIAL, RULES, Partial, difference, drawn, verify
 from tensor_graphs.rules.derive.independent import holds
-from tensor_graphs.rules.tables.output_regions import corrected, joined, pieces, restricted, volume, whole, wrong_region
+from tensor_graphs.rules.tables.partial import PARTIAL, RULES, Partial
+
+from .output_regions import corrected, joined, pieces, restricted, volume, whole, wrong_region
+from .partial_check import difference, drawn, verify
 
 BY_NAME = {p.rule.name: p for p in PARTIAL}
 
@@ -155,7 +157,7 @@ def test_a_correction_reads_only_the_receptive_field() -> None:
 
 
 def test_a_region_smaller_than_computed_is_not_enough() -> None:
-    from tensor_graphs.rules.tables.output_regions import _spliced
+    from .output_regions import _spliced
 
     original, mutant, (region,) = CASES["halves"]
     for small in (((0, 1), (0, 3), (3, 4), (0, 6)), ((0, 1), (0, 3), (3, 5), (0, 5)), ((0, 1), (0, 2), (3, 5), (0, 6))):

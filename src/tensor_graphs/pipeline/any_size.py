@@ -31,9 +31,9 @@ from ..egraph.simplify.widen import widen
 from ..egraph.view.view import EGraphView
 from ..errors import ShapeError, TensorGraphsError, UsageError
 from ..extract.candidates.candidates import Hypergraph
-from ..extract.model.gc_pause import no_collection
+from ..extract.model.gc_pause import gc_paused
 from ..extract.model.kernel import Call, Candidate, Plan, Strides, Template, Vertex, contiguous
-from ..extract.model.sizes import bound_call, holds, lifted_call
+from ..extract.model.sizes import bound_call, holds_at_all_sizes, lifted_call
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
@@ -141,7 +141,7 @@ class Symbolic:
 
     def hypergraph(self, found: Hypergraph) -> Hypergraph:
         """The candidates of a lifted view that hold at all sizes, with their calls at the searched sizes."""
-        with no_collection():
+        with gc_paused():
             lifted = [(c, self._made(c.template, c.call)) for c in found.candidates]
             kept = [replace(c, template=m.template, call=m.call) for c, m in lifted if m is not None]
         return replace(found, candidates=kept)
@@ -164,7 +164,7 @@ class Symbolic:
         if isinstance(template, Generated):
             return sized(template, call, self.numbers, self.searched, self._others)
         free = lifted_call(template, call, self.numbers)
-        if free is None or not holds(template, free, self.probes):
+        if free is None or not holds_at_all_sizes(template, free, self.probes):
             return None
         there = bound_call(free, self.searched)
         tuned = {name: tuple(map(int, o.type.shape)) for name, o in there.operands.items()}  # type: ignore[arg-type]

@@ -45,9 +45,9 @@ from ..egraph.simplify.simplify import simplify
 from ..egraph.simplify.widen import widen
 from ..egraph.view.view import EGraphView, glue, view_of
 from ..errors import DeviceUnavailableError, NoPlanError, ShapeError, UsageError, WorkerError
-from ..extract.candidates.candidates import Hypergraph, candidates
+from ..extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from ..extract.model.clock import Clock, Halted
-from ..extract.model.gc_pause import frozen
+from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.kernel import Backend, Call, Template
 from ..extract.model.storage_dtypes import narrow_types
 from ..extract.model.work import graph_flops
@@ -173,10 +173,10 @@ def _matched(
     limit, own = spare(session.options.tolerance), session.lowerings.opened
     chosen = [_Exact(own(b)) if session.options.exact else _Within(own(b), limit) for b in backends]
     if session.symbolic is not None:
-        found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
+        found = candidate_hypergraph(session.symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
         return session.symbolic.hypergraph(found)
     narrow = narrow and on_gpu(backends) and not session.options.exact  # exact programs keep the model's dtypes
-    return candidates(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
+    return candidate_hypergraph(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
 
 
 def hypergraphs(
@@ -222,7 +222,7 @@ def _alone(backends: Sequence[Backend]) -> bool:
 
 
 def _found_enough(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
-    """Predicate that ends kernel generation on a GPU (argument: see `candidates`). Always false without library
+    """Predicate that ends kernel generation on a GPU (argument: see `candidate_hypergraph`). Always false without library
     kernels, since there may then be no plan without generated ones.
     """
     began, budget = session.now(), session.options.budget
@@ -334,7 +334,7 @@ def stored_narrow(
         return None
     with session.stage("candidates", "values in bfloat16"):
         own = [session.lowerings.opened(b) for b in backends]
-        return candidates(view, storing_narrow(own), view_strides, types, stop)
+        return candidate_hypergraph(view, storing_narrow(own), view_strides, types, stop)
 
 
 def _cheapest(
@@ -403,8 +403,10 @@ def choose(
 
 def _budgets(options: Options, pricer: CostPricer) -> list[budgets.Budget]:
     """Resource limits on the sum over a plan's kernels."""
-    found = [] if options.memory_limit is None else [budgets.memory(options.memory_limit)]
-    return found if options.error_budget is None else [*found, budgets.error(options.error_budget, pricer.errors)]
+    found = [] if options.memory_limit is None else [budgets.memory_budget(options.memory_limit)]
+    return (
+        found if options.error_budget is None else [*found, budgets.error_budget(options.error_budget, pricer.errors)]
+    )
 
 
 def optimize(
@@ -780,7 +782,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
             with session.stage("ahead"):
                 early.end()
             session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in early.faults]
-        with open_store(session, store), frozen() if on_gpu(backends) else nullcontext():
+        with open_store(session, store), gc_frozen() if on_gpu(backends) else nullcontext():
             pricer, found, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
                 found, first = _cheapest(session, graphs, pricer, measurer)

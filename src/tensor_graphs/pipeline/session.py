@@ -183,8 +183,8 @@ def beside_ours(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     if not rules:
         return ALL
     from ..rules import EVERY
-    from ..rules.check import partial
     from ..rules.check.check import require
+    from ..rules.tables import partial
 
     tried = {r.name: r for r in (*EVERY, *partial.RULES)}
     names = {r.name for r in ALL}

@@ -39,7 +39,7 @@ from ..extract.model.kernel import Candidate, Plan
 from ..extract.model.work import call_work, graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..extract.solve.budgets import Budget, Uses, rounding
+from ..extract.solve.budgets import Budget, Uses, rounding_budget
 from ..verification.comparison import FACTORS, Tolerance, Verification
 from ..verification.diagnose import Diagnosis, diagnose
 from ..verification.reference import KEPT_BYTES
@@ -264,7 +264,7 @@ class Acceptance:
         self.tightened += 1
         most = spent * MARGIN / worst.excess
         try:
-            self.tighter = self.choose(found, (rounding(most, errors),))
+            self.tighter = self.choose(found, (rounding_budget(most, errors),))
         except NoPlanError:
             return False
         self.dropped.append(f"kernels that round by more than {most:.2g} together")

@@ -14,7 +14,6 @@ import numpy as np
 
 from ..backends.program.emission import device_of
 from ..backends.tuning.single_kernel import laid, run_outputs
-from ..backends.tuning.single_kernel import meanings as kernel_meanings
 from ..backends.verification import compare
 from ..backends.verification import inputs as drawing
 from ..backends.verification.rounding_noise import Disturbed
@@ -26,6 +25,7 @@ from ..egraph.ir.pattern import Var, build
 from ..egraph.ir.rule import Rule
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Plan, Step
+from ..extract.model.meaning import output_terms
 from .comparison import FAR, WRONG, allowed_error, misplaced, relative_error
 
 Array = np.ndarray[Any, Any]
@@ -185,7 +185,7 @@ def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
     whole output, or of the worst element if that exceeds its limit), infinite if NaN or infinities are misplaced; for
     integers and bools 1 if any element is wrong.
     """
-    graph = Graph.of(kernel_meanings(step.template, step.call))
+    graph = Graph.of(output_terms(step.template, step.call))
     return max((_kernel_error(step, graph, rng, turn) for turn in TURNS), key=lambda pair: pair[0] / pair[1])
 
 

@@ -9,13 +9,14 @@ index. A reduction over one axis is an accumulating loop. A matrix product is th
 
 `RULES` unfold contractions into this form, transform loops, and recognize contractions again; `splits(b)` adds rules
 that tile a loop into blocks of b. They are ordinary rules, so derivations are explained and replayed as usual. They
-grow the e-graph a lot and are not in the default rule set. The transformations are those of EinNet
+grow the e-graph a lot and are not applied to models: `rules/derive/prove.py` uses them for claims that the other rules
+do not prove (decision 24). The transformations are those of EinNet
 (https://www.usenix.org/conference/osdi23/presentation/zheng); index maps as views follow luminal.
 """
 
 from __future__ import annotations
 
-from ..ir.rule import Rule, table
+from ...egraph.ir.rule import Rule, table
 
 REDUCTIONS = ("sum", "max", "min")
 RANKS = range(2, 8)

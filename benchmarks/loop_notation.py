@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from ..ir.composite_ops import expand
-from ..ir.dims import concrete
-from ..ir.graph import LEAVES, Tensor
-from ..ir.index_maps import AffineMap, SameOrder, Stretched
+from tensor_graphs.egraph.ir.composite_ops import expand
+from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.ir.graph import LEAVES, Tensor
+from tensor_graphs.egraph.ir.index_maps import AffineMap, SameOrder, Stretched
 
 _INFIX = {"add": " + ", "sub": " − ", "mul": "·", "div": " / "}
 _LOOPS = {"sum": "Σ", "max": "max", "min": "min", "mean": "mean"}

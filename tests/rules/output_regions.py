@@ -24,11 +24,11 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from ...egraph.ir import builders as api
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import LEAVES, Tensor, make
-from ...egraph.ir.index_maps import AffineMap, Parts, Stretched
-from ...errors import UsageError
+from tensor_graphs.egraph.ir import builders as api
+from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.ir.graph import LEAVES, Tensor, make
+from tensor_graphs.egraph.ir.index_maps import AffineMap, Parts, Stretched
+from tensor_graphs.errors import UsageError
 
 Box = tuple[tuple[int, int], ...]  # per axis [start, stop)
 Form = Any  # nested tuples: equal forms are equal values

@@ -1,7 +1,7 @@
 """Partially equivalent rewrites as rules: the rewrite is wrong on a computable region, and the rule corrects it there.
 
 A rewrite that is right outside of a computable region, plus a correction of that region, is a sound rewrite (PET, OSDI
-2021; see `regions.py`, which computes such regions for any two programs). The families here state the region in closed
+2021). The families here state the region in closed
 form, as attribute expressions over sizes, strides, paddings and dilations, so they are ordinary rules:
 
 - `seam`: windows over two images joined along a spatial axis are two results joined, except across the seam.
@@ -10,31 +10,19 @@ form, as attribute expressions over sizes, strides, paddings and dilations, so t
 - `frame`: a border of nonzero constants as zero padding, except where windows read the border.
 
 They create more kernels than they remove and are profitable only where launch overhead or parallelism dominates. So
-they are not in `rules.ALL`; `tg.optimize(model, rules=partial.RULES)` uses them.
+they are not in `rules.ALL`; `tg.optimize(model, rules=partial.RULES)` uses them. The tests compute the wrong region of each
+rewrite from its two programs and compare it with the closed form (tests/rules/partial_check.py).
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
-
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
-from ...egraph.ir.interpret import evaluate as values_of
-from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import Env, attr_variables, evaluate, holds, parse_guard, variables
+from ...egraph.ir.pattern import Env, evaluate, parse_guard
 from ...egraph.ir.rule import Rule, table
-from ...errors import ShapeError
-from ..semantics.sampler import Instance
-from ..tables.output_regions import Box, volume, wrong_region
-from .check import Verdict, judge
 
-Array = np.ndarray[Any, Any]
+Box = tuple[tuple[int, int], ...]  # per axis [start, stop)
 
 
 @dataclass(frozen=True)
@@ -62,86 +50,7 @@ class Partial:
         """The wrong boxes of right side number `which` for given sizes and attributes and a result of this shape."""
         start, stop = (int(evaluate(parse_guard(b), env)) for b in self.regions[which])
         box = tuple((start, stop) if i == self.axis else (0, d) for i, d in enumerate(shape))
-        return [box] if volume(box) > 0 else []
-
-
-# ---------------------------------------------------------------- verification
-def drawn(partial: Partial, rng: random.Random, count: int) -> Iterator[Instance]:
-    """Random instances that satisfy all guards, with images large enough to contain the regions."""
-    rule = partial.rule
-    names = {v for t in rule.lefts for v in variables(t)}
-    bound = {a for t in rule.lefts for a in attr_variables(t)}
-    while count:
-        kernel = (rng.randint(1, 4), rng.randint(1, 4))
-        groups, depth = rng.choice((1, 1, 2)), rng.choice((1, 2))
-        space, spread = [rng.randint(2, 14) for _ in range(2)], [rng.randint(1, 2) for _ in range(2)]
-        pads = [rng.randint(0, min(2, spread[i % 2] * (kernel[i % 2] - 1))) for i in range(4)]
-        shape = [rng.choice((1, 1, 2)), groups * depth, *space]
-        other = [rng.randint(2, 14) if i == partial.axis else d for i, d in enumerate(shape)]
-        shapes = {"x": tuple(shape), "y": tuple(other), "w": (groups * 2, depth, *kernel)}
-        attrs = {"s": tuple(rng.randint(1, 3) for _ in range(2)), "p": tuple(pads), "d": tuple(spread), "g": groups, "k": kernel,
-                 "l": rng.randint(1, 3), "v": rng.choice((1.0, -2.0))}  # fmt: skip
-        types = {n: Type(shapes[n], "float32") for n in sorted(names)}
-        found = Instance(types, {a: v for a, v in attrs.items() if a in bound}, frozenset())
-        if holds(rule.guards, found.env()):
-            with suppress(ShapeError):
-                found.sides(rule)
-                count -= 1
-                yield found
-
-
-def verify(partial: Partial, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """Tests the corrected rule, and that its region is correct and tight, on `samples` instances.
-
-    On each instance the rule is judged by `check`. If a mutant is well typed, the region computed from the two programs
-    must equal the closed form, the programs must agree outside of it, and every element inside must differ in some
-    random draw. "refuted" says what failed and where.
-    """
-    rng, regions = random.Random(seed), 0
-    for one in drawn(partial, rng, samples):
-        verdict = judge(partial.rule, one, seed=rng.randrange(1 << 30))
-        if verdict.status != "tested":
-            return verdict
-        try:
-            pairs = one.sides(partial.uncorrected)
-        except ShapeError:
-            continue
-        for i, (original, mutant) in enumerate(pairs):
-            if original.type == mutant.type:
-                regions += 1
-                stated = partial.region(i, one.env(), concrete(original.shape))
-                if problem := _untrue(stated, original, mutant, rng.randrange(1 << 30)):
-                    return Verdict("refuted", f"{partial.rule.name}: {problem}", str(one))
-    return Verdict("tested", f"{samples} instances, {regions} regions, right and tight")
-
-
-def _untrue(stated: Sequence[Box], original: Tensor, mutant: Tensor, seed: int) -> str:
-    """Why a stated region is wrong, or ''."""
-    found = wrong_region(original, mutant)
-    if stated != found:
-        return f"the region is {found}, not {stated}"
-    inside: Array = np.zeros(concrete(original.shape), np.bool_)
-    for box in stated:
-        inside[tuple(slice(*part) for part in box)] = True
-    differs = difference(original, mutant, inside, seed=seed)
-    return "" if np.array_equal(differs, inside) else f"{inside.sum()} elements in the region, {differs.sum()} differ"
-
-
-def difference(original: Tensor, mutant: Tensor, expected: Array, *, seed: int = 0, draws: int = 200) -> Array:
-    """Boolean mask of the elements at which two programs differ in any random draw of small integers, exact in float64.
-
-    Stops after a dozen draws once the mask equals `expected`; a maximum hides most differences in a single draw.
-    """
-    rng = np.random.default_rng(seed)
-    leaves = [n for n in topological([original, mutant]) if n.is_leaf]
-    found: Array = np.zeros(concrete(original.shape), np.bool_)
-    for i in range(draws):
-        data = {n.attr("name"): rng.integers(-999, 999, concrete(n.shape)).astype(np.float64) for n in leaves}
-        a, b = values_of([original, mutant], data, params=data, float64=True)
-        found = found | (np.abs(a - b) > 1e-6)
-        if i >= 11 and np.array_equal(found, expected):
-            break
-    return found
+        return [box] if all(a < b for a, b in box) else []
 
 
 # ---------------------------------------------------------------- the families

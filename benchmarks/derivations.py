@@ -1,8 +1,5 @@
-"""Known optimizations derived from general loop-transformation rules, each with its chain of rule applications.
-
-As a program, this module prints docs/derivations.md:
-
-    python -m tensor_graphs.rules.derive.loop_derivations > docs/derivations.md
+"""Known optimizations derived from general loop-transformation rules, each with its chain of rule applications; prints
+docs/derivations.md: `python -m benchmarks.derivations > docs/derivations.md`.
 """
 
 from __future__ import annotations
@@ -10,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...egraph.explain.explain import Explanation, derive, spelled
-from ...egraph.explain.replay import check
-from ...egraph.ir import builders as t
-from ...egraph.ir.graph import Tensor
-from ...egraph.ir.rule import Rule
-from ...egraph.loops import rules as loops
-from ...egraph.loops.notation import notation
-from ...egraph.saturate.saturate import InProcess, Limits
-from ...errors import RuleError
-from .. import ALL
+from benchmarks.loop_notation import notation
+from tensor_graphs.egraph.explain.explain import Explanation, derive, spelled
+from tensor_graphs.egraph.explain.replay import check
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.saturate.saturate import InProcess, Limits
+from tensor_graphs.errors import RuleError
+from tensor_graphs.rules import ALL
+from tensor_graphs.rules.tables import loops
 
 LIMITS = Limits(nodes=6000, iterations=10, seconds=60)
 BLOCK = 3
@@ -158,17 +155,19 @@ def _counted(names: list[str]) -> list[str]:
 
 HEAD = """# Derivations
 
-Optimizations that other systems hard-code, derived here from general loop-transformation rules (`egraph/loops/rules.py`):
+Optimizations that other systems hard-code, derived here from general loop-transformation rules (`rules/tables/loops.py`):
 contractions are written as sums over an iteration space, loops are split, merged and interchanged, index maps are composed,
 and contractions are recognized again. Both terms are put into one e-graph, which is saturated with all loop rules (either
 those that split loops or those that merge them) and a dozen base rules. If both terms end up in one e-class, they are
 equal. The chain of rule applications is then reconstructed from the e-graph (`egraph/explain/explain.py`) and replayed step by step
 in float64 on random inputs.
 
+`tg.equivalent` and `rules derive` use these rules for claims that the other rules do not prove; they prove all six.
+
 Each line is one element of the term, written as loops over elements of the operands. The rules named between two lines lead
 from one to the other. Steps that only change the views around a term leave its line unchanged.
 
-    python -m tensor_graphs.rules.derive.loop_derivations > docs/derivations.md
+    python -m benchmarks.derivations > docs/derivations.md
 """
 
 

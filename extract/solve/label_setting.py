@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..model.scc import components
-from .problem import Rows
+from ..model.scc import strongly_connected_components
+from .problem import ProblemRows
 
-WIDTHS = (30, 300, 3000)
+BEAM_WIDTHS = (30, 300, 3000)
 """Beam widths, tried in this order until one loses no label that matters."""
 
-DEPTHS = 4
-STATES = 60_000
+MAX_RELAXATION_DEPTH = 4
+MAX_RELAXATION_STATES = 60_000
 """Largest number of states in the relaxation's table."""
 
-MEMORY, SET_BYTES = 512 << 20, 200
+MAX_LABEL_BYTES, LABEL_OVERHEAD_BYTES = 512 << 20, 200
 """Memory limit in bytes of labels and of relaxation moves; bytes per label beside its bitset."""
 
 Label = tuple[float, int, int]  # (cost so far, predecessor label, row that resolved the predecessor's last class)
@@ -35,7 +35,7 @@ States = dict[int, list[tuple[float, int]]]  # state -> (cost, successor state) 
 
 
 @dataclass(frozen=True)
-class Cover:
+class LabelSearchResult:
     """Search result. chosen: rows (None: none cheaper than `upper`) · cost: their cost · lower: valid lower bound ·
     exact: whether the rows are proven optimal (or, without rows, that nothing is cheaper than `upper`) · labels: number
     expanded."""
@@ -47,7 +47,7 @@ class Cover:
     labels: int
 
 
-def topological(rows: Rows, prefer: list[int] | None = None) -> tuple[list[int], bool]:
+def topological(rows: ProblemRows, prefer: list[int] | None = None) -> tuple[list[int], bool]:
     """(position of each class, whether every row's children have lower positions).
 
     In cyclic problems the classes of one component are ordered as in `prefer` (a solution, children first), then by
@@ -56,7 +56,7 @@ def topological(rows: Rows, prefer: list[int] | None = None) -> tuple[list[int],
     graph: list[list[int]] = [[] for _ in range(rows.n_classes)]
     for c, kids in zip(rows.cls, rows.kids):
         graph[c].extend(kids)
-    _, order = components(graph)
+    _, order = strongly_connected_components(graph)
     if len(order) == rows.n_classes:
         return _as_early_as_possible(rows, graph, [c for (c,) in order]), True
     place = {rows.cls[row]: n for n, row in enumerate(prefer or [])}
@@ -69,7 +69,7 @@ def topological(rows: Rows, prefer: list[int] | None = None) -> tuple[list[int],
     return position, False
 
 
-def _as_early_as_possible(rows: Rows, graph: list[list[int]], order: list[int]) -> list[int]:
+def _as_early_as_possible(rows: ProblemRows, graph: list[list[int]], order: list[int]) -> list[int]:
     """Positions assigned from the top down: a class is ready when all its parents are placed. Among ready classes,
     those with one row come first (they leave the frontier without branching: kernels with several outputs), then the
     last one in `order`."""
@@ -94,10 +94,10 @@ def _as_early_as_possible(rows: Rows, graph: list[list[int]], order: list[int]) 
     return position
 
 
-class Frontier:
+class LabelSetting:
     """A problem prepared for searches of several beam widths. `acyclic`: the class order loses no row."""
 
-    def __init__(self, rows: Rows, prefer: list[int] | None = None) -> None:
+    def __init__(self, rows: ProblemRows, prefer: list[int] | None = None) -> None:
         self.rows = rows
         position, self.acyclic = topological(rows, prefer)
         bit = [1 << p for p in position]
@@ -111,17 +111,17 @@ class Frontier:
     @property
     def set_bytes(self) -> int:
         """Estimated bytes per label."""
-        return len(self.moves) // 8 + SET_BYTES
+        return len(self.moves) // 8 + LABEL_OVERHEAD_BYTES
 
     @cached_property
-    def relaxed(self) -> Relaxed:
+    def relaxed(self) -> RelaxedBounds:
         """Lower bounds on the remaining cost of labels."""
-        return Relaxed(self.moves, self.start)
+        return RelaxedBounds(self.moves, self.start)
 
     @cached_property
-    def shares(self) -> Shares:
+    def shares(self) -> BeamRanking:
         """Cost estimates that rank labels in a beam."""
-        return Shares(self.moves)
+        return BeamRanking(self.moves)
 
     def search(
         self,
@@ -131,18 +131,18 @@ class Frontier:
         upper: float = math.inf,
         deadline: float = math.inf,
         stop: Callable[[], bool] | None = None,
-    ) -> Cover:
+    ) -> LabelSearchResult:
         """Search with at most `width` labels per step (None: all). Labels that cannot beat `upper` are dropped soundly.
 
         Without a solution, with the relaxation's bound only, if more than `max_labels` are expanded, labels take more
-        than MEMORY bytes, `deadline` (time.perf_counter()) passes or `stop` returns True."""
+        than MAX_LABEL_BYTES bytes, `deadline` (time.perf_counter()) passes or `stop` returns True."""
         if not self.start:
-            return Cover([], 0.0, 0.0, True, 0)
+            return LabelSearchResult([], 0.0, 0.0, True, 0)
         floor = self.relaxed.of(self.start) if self.acyclic else 0.0
         buckets: list[Bucket] = [{} for _ in self.moves]
         buckets[self.start.bit_length() - 1][self.start] = (0.0, 0, -1)
         best, dropped, count = upper, math.inf, 0
-        room = MEMORY // self.set_bytes
+        room = MAX_LABEL_BYTES // self.set_bytes
         ends: Bucket = {}
         for v in range(len(self.moves) - 1, -1, -1):
             bucket = buckets[v]
@@ -150,7 +150,7 @@ class Frontier:
                 continue
             count += len(bucket) if width is None else min(width, len(bucket))
             if count > max_labels or room < 0 or time.perf_counter() > deadline or (stop is not None and stop()):
-                return Cover(None, math.inf, min(floor, upper), False, count)
+                return LabelSearchResult(None, math.inf, min(floor, upper), False, count)
             if width is not None and len(bucket) > width:
                 buckets[v], lost = _strongest(bucket, width, self.shares, self.relaxed, v)
                 dropped = min(dropped, lost)
@@ -159,13 +159,18 @@ class Frontier:
         lower = max(min(floor, best), min(best, dropped)) if self.acyclic else 0.0
         exact = self.acyclic and dropped >= best
         if not ends:
-            return Cover(None, math.inf, lower, exact, count)
+            return LabelSearchResult(None, math.inf, lower, exact, count)
         chosen = _trace(ends, buckets)
-        return Cover(chosen, self.rows.total(chosen), lower, exact, count)
+        return LabelSearchResult(chosen, self.rows.total(chosen), lower, exact, count)
 
 
 def _expand(
-    buckets: list[Bucket], v: int, moves: list[tuple[float, int, int]], ends: Bucket, best: float, relaxed: Relaxed
+    buckets: list[Bucket],
+    v: int,
+    moves: list[tuple[float, int, int]],
+    ends: Bucket,
+    best: float,
+    relaxed: RelaxedBounds,
 ) -> tuple[float, int]:
     """Resolve class v in every label of its bucket; returns (best complete cost, number of labels added)."""
     added = 0
@@ -200,18 +205,18 @@ def _trace(ends: Bucket, buckets: list[Bucket]) -> list[int]:
     return chosen
 
 
-class Relaxed:
+class RelaxedBounds:
     """Lower bounds on the remaining cost of a label, by state-space relaxation.
 
     `of(need)` is the exact cost of a relaxed problem in which all but the topologically last `depth` needed classes are
-    dropped after every step. Dropping classes only lowers the cost. The depth grows while the table stays below STATES.
+    dropped after every step. Dropping classes only lowers the cost. The depth grows while the table stays below MAX_RELAXATION_STATES.
     """
 
     def __init__(self, moves: list[list[tuple[float, int, int]]], start: int) -> None:
         self.moves = moves
         self.table: dict[int, float] = {0: 0.0}
         self.depth = 0
-        for depth in range(1, DEPTHS + 1):
+        for depth in range(1, MAX_RELAXATION_DEPTH + 1):
             states = self._reachable(start, depth)
             if states is None:
                 break
@@ -234,11 +239,11 @@ class Relaxed:
         state = last_bits(start, depth)
         buckets[state.bit_length() - 1][state] = []
         count, steps = 0, 0
-        most = MEMORY // (len(self.moves) // 8 + SET_BYTES)
+        most = MAX_LABEL_BYTES // (len(self.moves) // 8 + LABEL_OVERHEAD_BYTES)
         for v in range(len(self.moves) - 1, -1, -1):
             count += len(buckets[v])
             steps += len(buckets[v]) * len(self.moves[v])
-            if count > STATES or steps > most:
+            if count > MAX_RELAXATION_STATES or steps > most:
                 return None
             moves = [(price, mask) for price, mask, _ in self.moves[v]]
             for state, ways in buckets[v].items():
@@ -273,7 +278,7 @@ def last_bits(mask: int, count: int) -> int:
     return mask ^ rest
 
 
-class Shares:
+class BeamRanking:
     """Estimated remaining cost of a label, for beam ranking. Each class splits its cost evenly among its possible
     parents; the shares of parents already resolved are still unpaid, so they are charged to the needed class."""
 
@@ -300,7 +305,7 @@ class Shares:
         return total
 
 
-def _strongest(bucket: Bucket, width: int, shares: Shares, relaxed: Relaxed, v: int) -> tuple[Bucket, float]:
+def _strongest(bucket: Bucket, width: int, shares: BeamRanking, relaxed: RelaxedBounds, v: int) -> tuple[Bucket, float]:
     """(the `width` labels with the least estimated cost, a lower bound on completing any other label of the bucket)."""
     scored: list[tuple[float, int, Any]] = [
         (label[0] + shares.due(need, v), i, (need, label)) for i, (need, label) in enumerate(bucket.items())

@@ -1,0 +1,294 @@
+"""Searches on a virtual clock, without a GPU: `python -m benchmarks.search_replay WORKLOAD ... [--seconds 4 20] [--seeds 3]`.
+
+The extraction, the acquisition policy, the schedule searches and the order of trials are the real ones. Compilers, the device
+and solves only advance a virtual clock by the durations that benchmarks/search_rehearsal.py takes for an H200 with 32 cores, so
+a replay of 26 seconds takes a few seconds, and two replays of one policy give equal results on a busy machine. Kernel times are
+made up from rooflines (`Times` in search_rehearsal.py), a different set per seed.
+
+Printed per search: the true cost in µs of the plan returned (unmeasured kernels at their true times), the number of measured
+kernels and rounds. `--set NAME=VALUE` changes a threshold of the policy; `--json FILE` appends one line per search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from heapq import heappop, heappush
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from benchmarks.search_rehearsal import (
+    COMPILE_S,
+    FULL_S,
+    GENERATED,
+    GPU,
+    LAUNCH_US,
+    LEAST,
+    LIBRARY,
+    LOAD_S,
+    MOST_S,
+    OPEN_S,
+    SPREAD,
+    TRY_S,
+    WORKERS,
+    Silent,
+    hypergraph_of,
+)  # fmt: skip
+from tensor_graphs.backends.tuning import measure_gpu, trials
+from tensor_graphs.backends.tuning.gpu_process import GpuProcess
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.backends.tuning.measure_gpu import Event, GpuMeasurer, Measured, Try
+from tensor_graphs.backends.tuning.schedule_search import ScheduleSearch
+from tensor_graphs.costdb.keys.key import Work
+from tensor_graphs.costdb.store import tuned
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.extract.candidates.candidates import Hypergraph
+from tensor_graphs.extract.model import clock as clock_module
+from tensor_graphs.extract.model.kernel import Call, Template
+from tensor_graphs.extract.model.work import call_work
+from tensor_graphs.extract.search import plans
+from tensor_graphs.extract.search import search as search_module
+from tensor_graphs.pipeline.prices import CostPricer
+
+SOLVE_S_PER_CANDIDATE = 3e-5  # virtual seconds of a solve, at most its time limit
+TAIL = 0.15  # share of kernels that take 2 to 8 times as long as predicted, for odd seeds
+MADE_UP_NEIGHBOURS = 32  # schedules per kernel beside the ranked guesses
+PRICE_S_PER_CALL = 1e-5  # virtual seconds of pricing
+
+
+class VirtualTime:
+    """A clock that stands still until `advance` is called; in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Virtual seconds."""
+        return self.now
+
+    perf_counter = monotonic
+
+
+class TrueTimes:
+    """Made-up kernel times in µs, equal for equal (seed, kernel, schedule)."""
+
+    def __init__(self, store: Store, seed: int) -> None:
+        self.rooflines, self.seed = store.predictor("cold").rooflines, seed
+
+    def of(self, template: Template, call: Call) -> float:
+        """The time of a kernel in the schedule of the call."""
+        row = key_of(template, call)
+        place = [str(row.columns[name]) for name in ("kernel", "shapes", "strides", "schedule")]
+        draw = lambda text: random.Random(f"{self.seed}|{text}").random()
+        low, high = LIBRARY if template.space is None else GENERATED
+        bound = self.rooflines.of(row.device, row.backend, str(row.dtypes[0])).us(Work(*call_work(template, call)))
+        us = LAUNCH_US + bound * (low + (high - low) * draw("|".join(place[:3])))
+        if self.seed % 2 and draw("tail|" + "|".join(place[:3])) < TAIL:
+            us *= 2 + 6 * draw("slow|" + "|".join(place[:3]))
+        return us * (1 + SPREAD * draw("|".join(place)) ** 2) if call.schedule else us
+
+
+class CheapSearch(ScheduleSearch):
+    """A schedule search with made-up neighbours: the real ones are checked by emitting kernels, which takes longer than a replay."""
+
+    def _neighbours(self) -> Iterator[dict[str, int]]:
+        for number in range(MADE_UP_NEIGHBOURS):
+            schedule = {**self.ranked[0], "replay": number}
+            if self._open(schedule):
+                yield schedule
+
+
+class Schedules:
+    """Schedule searches of a workload's kernels: the real guesses with made-up neighbours."""
+
+    def __init__(self) -> None:
+        self.ranked: dict[tuple[int, int], list[dict[str, int]]] = {}
+
+    def search_of(self, template: Template, call: Call, most: int, snapshot: Any) -> ScheduleSearch | None:
+        """As `trials.search_of`."""
+        place = id(template), id(call)
+        if place not in self.ranked:
+            no_choice = template.space is None or call.schedule
+            self.ranked[place] = [] if no_choice else [dict(s) for s in template.space(call)]  # type: ignore[misc]
+        ranked = self.ranked[place][:most]
+        if not ranked:
+            return None
+        key = key_of(template, call)
+        known = dict(trials._known(snapshot, key, [*ranked, *tuned.tried(snapshot, key)]))
+        return CheapSearch(ranked, (lambda s: True) if template.fits is not None else None, [], most, known)
+
+
+class NoThread:
+    """Stands in for the measurer's background thread; the replay advances its work itself."""
+
+    def __init__(self, target: Any = None, args: Sequence[Any] = (), **_: Any) -> None:
+        self.worth = args[0] if args else None
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def join(self) -> None:
+        """Nothing to wait for."""
+
+
+class VirtualMeasurer(GpuMeasurer):
+    """The GPU measurer with compilers and a device that only advance a virtual clock."""
+
+    def __init__(self, store: Store, times: TrueTimes, time: VirtualTime) -> None:
+        super().__init__(store, device="cpu", workers=0, worker=Silent())  # type: ignore[arg-type]
+        self.times, self.time_ = times, time
+        self.processes = [GpuProcess("cpu", 1.0, Silent())]  # type: ignore[arg-type]
+        self.pool = SimpleNamespace(workers=WORKERS, busy=WORKERS, clock=clock_module.Clock(), start=lambda: None)  # type: ignore[assignment]
+        self.compilers, self.device_free, self.open = [0.0] * WORKERS, 0.0, set[int]()
+        self.queue: list[tuple[float, int, Event]] = []
+        self.numbers = itertools.count()
+
+    def close(self) -> None:
+        """There are no processes to close."""
+
+    def _push(self, at: float, event: Event) -> None:
+        heappush(self.queue, (at, next(self.numbers), event))
+
+    def _submit(self, kernel: Measured, calls: Sequence[Call]) -> None:
+        for call in calls:
+            one, at = Try(call), self.time_.now
+            if kernel.template.space is not None:
+                first = self.compilers.index(min(self.compilers))
+                seconds = COMPILE_S["nvrtc" if "cuda" in kernel.template.backend else "triton"]
+                at = self.compilers[first] = max(at, self.compilers[first]) + seconds
+            kernel.tries.append(one)
+            kernel.pending += 1
+            self._push(at, Event(kernel, one))
+
+    def _hand_out(self) -> None:
+        while self._waiting and len(self._handed) < 4:
+            kernel, one = self._waiting.popleft()
+            kernel.process = self.processes[0]
+            if one is None:
+                seconds = sum(self._run_s(FULL_S, kernel.tries[i].us) for i in kernel.best)
+            else:
+                us = self.times.of(kernel.template, one.call)
+                seconds = self._run_s(TRY_S, us) + (0.0 if kernel.number in self.open else OPEN_S) + LOAD_S / 2
+                self.open.add(kernel.number)
+            self.device_free = max(self.device_free, self.time_.now) + seconds
+            job: Future[None] = Future()
+            job.set_result(None)
+            self._handed[job] = self.processes[0]
+            self._push(self.device_free, Event(kernel, one, job))
+
+    def _run_s(self, seconds: float, us: float) -> float:
+        return seconds + LEAST * us / 1e6 + min(MOST_S, 100 * us / 1e6)
+
+    def _next(self, later: Iterator[Any]) -> Event:
+        at, _, event = heappop(self.queue)
+        self.time_.now = max(self.time_.now, at)
+        if self._ended is not None and self._ended():
+            raise measure_gpu._Ended
+        if event.job is not None and event.kernel is not None:
+            if event.one is not None:
+                event.one.accuracy, event.one.cold = (
+                    {"rel_fro": 0.0},
+                    [self.times.of(event.kernel.template, event.one.call)] * 3,
+                )
+            else:
+                for i in event.kernel.best:
+                    event.kernel.tries[i].hot = event.kernel.tries[i].cold
+        return event
+
+    def advance(self, seconds: float) -> None:
+        """Let virtual time pass, in which measurements in flight continue."""
+        until = self.time_.now + seconds
+        while self._behind is not None and self._under_way:
+            self._hand_out()
+            if not self.queue or self.queue[0][0] > until:
+                break
+            try:
+                self._over(self._step(self._behind.worth, iter(())))  # type: ignore[attr-defined]
+            except measure_gpu._Ended:
+                break
+        self.time_.now = max(self.time_.now, until)
+
+
+def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, schedules: Schedules) -> dict[str, Any]:
+    """One search: true cost of its plan, counts, and the virtual seconds used."""
+    time = VirtualTime()
+    solve_ = plans._solve
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        patch = lambda target, name, value: stack.enter_context(mock.patch.object(target, name, value))
+        for module in (plans, clock_module, measure_gpu):
+            patch(module, "time", time)
+        patch(measure_gpu, "Thread", NoThread)
+        patch(Store, "flush", lambda self: ())
+        store = Store(Path(folder))
+        pricer.store = store
+        patch(measure_gpu, "search_of", schedules.search_of)
+        times = TrueTimes(store, seed)
+        measurer = VirtualMeasurer(store, times, time)
+
+        def solved(
+            hypergraph: Any, cost: Any, limit: float, deterministic: bool, budgets: Any, known: Any, stop: Any
+        ) -> Any:
+            measurer.advance(min(limit, SOLVE_S_PER_CANDIDATE * len(cost)))
+            return solve_(hypergraph, cost, limit, True, budgets, known)
+
+        price_ = pricer.price
+
+        def priced(found: Any) -> Any:
+            measurer.advance(PRICE_S_PER_CALL * len(found) if len(found) > 1 else 0.0)
+            return price_(found)
+
+        patch(plans, "_solve", solved)
+        patch(pricer, "price", priced)
+        choice = search_module.search(graph, pricer, measurer, seconds=seconds)
+        true = 0.0
+        for i in choice.chosen:
+            candidate, price = graph.candidates[i], choice.prices[i]
+            if candidate.is_view or price.source == "measured":
+                true += price.us
+            else:
+                from dataclasses import replace
+
+                true += times.of(candidate.template, replace(candidate.call, schedule=dict(price.schedule)))
+        unmeasured = choice.sources.get("predicted", 0) + choice.sources.get("bound", 0)
+        return {"us": true, "rounds": choice.rounds, "kernels": choice.measured, "schedules": measurer.counts["schedules"],
+                "unmeasured": unmeasured, "stopped": choice.stopped, "virtual_s": round(time.now, 2)}  # fmt: skip
+
+
+def main() -> None:
+    """Parse, replay, print."""
+    parser = argparse.ArgumentParser(description="Searches on a virtual clock.")
+    parser.add_argument("workloads", nargs="+")
+    parser.add_argument("--seconds", type=float, nargs="*", default=[4.0, 20.0])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    os.environ.setdefault("TENSOR_GRAPHS_GPU", GPU)
+    for workload in options.workloads:
+        graph = hypergraph_of(workload, "gpu")
+        print(workload, len(graph.candidates), "candidates", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            pricer, schedules = CostPricer(Store(Path(folder))), Schedules()
+            for seconds, seed in itertools.product(options.seconds, range(options.seeds)):
+                found = {
+                    "workload": workload,
+                    "seconds": seconds,
+                    "seed": seed,
+                    **replay(graph, seconds, seed, pricer, schedules),
+                }
+                print(found, flush=True)
+                if options.json:
+                    with options.json.open("a") as file:
+                        file.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

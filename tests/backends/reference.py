@@ -1,0 +1,26 @@
+"""Float64 reference of a single kernel call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.extract.model.kernel import Call, Template
+from tensor_graphs.extract.model.meaning import output_terms
+
+Array = np.ndarray[Any, Any]
+
+
+def expected(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
+    """The reference of the kernel's first output, in float64."""
+    root = output_terms(template, call)[0]
+    given = {
+        leaf.attr("name"): operands[leaf.attr("name")].astype(dtypes.numpy_dtype(leaf.dtype), copy=False)
+        for leaf in Graph.of(root).leaves("param")
+    }
+    return evaluate([root], {}, params=given, float64=True)[0]
