@@ -31,7 +31,7 @@ from .schedules import (
 from .tiled_fp32.kernel import TiledSchedule, emit_tiles
 from .tiled_fp32.schedules import applies as tiles_apply
 from .tiled_fp32.schedules import tile_schedules, tiles_fit
-from .warp_specialized.kernel import GemmSchedule, emit_roles
+from .warp_specialized.kernel import GemmSchedule, emit_gemm
 from .warp_specialized.schedules import applies as gemm_applies
 from .warp_specialized.schedules import gemm_fits, gemm_schedules
 from .windows.kernel import WindowSchedule, emit_windows
@@ -108,7 +108,7 @@ GEMM = Strategy(
     applies=gemm_applies,
     ranked=lambda asked, count: gemm_schedules(asked.kernel, asked.shape, count),
     legal=lambda kernel, shape, s, splits: gemm_fits(kernel, shape, s),
-    emit=lambda found, s, name: [emit_roles(found.kernel, found.shape, s, name)],
+    emit=lambda found, s, name: [emit_gemm(found.kernel, found.shape, s, name)],
     merge=every_third,
 )
 TILED = Strategy(

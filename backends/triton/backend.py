@@ -17,9 +17,9 @@ from .emit.kernel import emit, emit_joined
 from .schedules.candidates import rounding_schedules, schedules
 from .schedules.legality import FEW, facts_of, legal
 from .schedules.parameters import AttentionSchedule, ConvolutionSchedule, TileSchedule
-from .warp_specialized.attention import emit_roles
-from .warp_specialized.convolution import emit_images
-from .warp_specialized.schedules import attention_fits, attention_schedules, image_schedules, images_fit
+from .warp_specialized.attention import emit_attention
+from .warp_specialized.convolution import emit_convolution
+from .warp_specialized.schedules import attention_fits, attention_schedules, convolution_fits, convolution_schedules
 
 DESCRIBING = '''def described(x, shape, block, swizzle=0, strides=()):
     """A matrix in memory, of which a kernel reads blocks, or with strides what lies further apart or has more axes; `swizzle`: how
@@ -102,16 +102,16 @@ ATTENTION = Strategy(
     applies=lambda kernel, shape: shape.kind == "attention",
     ranked=lambda asked, count: list(islice(attention_schedules(asked.kernel, asked.shape), count)),
     legal=lambda kernel, shape, s, splits: attention_fits(kernel, shape, s),
-    emit=lambda found, s, name: [emit_roles(found.kernel, s.tiling(found.shape), name, found.shape)],
+    emit=lambda found, s, name: [emit_attention(found.kernel, s.tiling(found.shape), name, found.shape)],
 )
 CONVOLUTION = Strategy(
     "warp-specialized convolution",
     "Gluon kernels of padded convolutions: TMA loads shifted boxes of the image.",
     ConvolutionSchedule,
     applies=lambda kernel, shape: shape.kind == "contraction",
-    ranked=lambda asked, count: list(image_schedules(asked.kernel, asked.shape)),
-    legal=lambda kernel, shape, s, splits: images_fit(kernel, shape, s),
-    emit=lambda found, s, name: [emit_images(found.kernel, s, name, found.shape)],
+    ranked=lambda asked, count: list(convolution_schedules(asked.kernel, asked.shape)),
+    legal=lambda kernel, shape, s, splits: convolution_fits(kernel, shape, s),
+    emit=lambda found, s, name: [emit_convolution(found.kernel, s, name, found.shape)],
 )
 
 

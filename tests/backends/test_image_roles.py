@@ -14,8 +14,8 @@ from tensor_graphs.backends.generate.weight_layouts import innermost
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.triton.backend import BACKEND
 from tensor_graphs.backends.triton.schedules.parameters import ConvolutionSchedule
-from tensor_graphs.backends.triton.warp_specialized.convolution import images_of
-from tensor_graphs.backends.triton.warp_specialized.schedules import image_schedules
+from tensor_graphs.backends.triton.warp_specialized.convolution import convolution_of
+from tensor_graphs.backends.triton.warp_specialized.schedules import convolution_schedules
 from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
@@ -66,7 +66,7 @@ def called(name: str, last: bool, dtype: str = "float16") -> tuple[Template, Cal
 def proposed(template: Template, call: Call) -> list[dict[str, int]]:
     found = template.lower(call)  # type: ignore[attr-defined]
     assert found is not None
-    return [s.numbers() for s in image_schedules(found.kernel, found.shape, 9)]
+    return [s.numbers() for s in convolution_schedules(found.kernel, found.shape, 9)]
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["rows", "channels innermost"])
@@ -124,11 +124,11 @@ def test_an_image_is_read_as_it_lies() -> None:
     assert found is not None
     schedule = ConvolutionSchedule.parse(proposed(template, call)[0])
     assert schedule is not None
-    one = images_of(found.kernel, schedule, "probe", found.shape)
+    one = convolution_of(found.kernel, schedule, "probe", found.shape)
     p = one.image_patch
     assert (p.sizes, p.strides) == ((2, 16, 16, 64), (16384, 1024, 64, 1)) and p.block == (1, 4, 16, 64)
     rows = Operand(call.operands["a"].type, contiguous(call.operands["a"].type.shape))  # type: ignore[arg-type]
     other = template.lower(replace(call, operands={**call.operands, "a": rows}))  # type: ignore[attr-defined]
     assert other is not None
     with pytest.raises(kir.Unfusable):
-        images_of(other.kernel, schedule, "probe", other.shape)
+        convolution_of(other.kernel, schedule, "probe", other.shape)

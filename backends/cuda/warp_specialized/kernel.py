@@ -107,18 +107,18 @@ class Side:
     along: bool
 
 
-def emit_roles(kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> CudaLaunch:
+def emit_gemm(kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> CudaLaunch:
     """The launch of a GEMM with given tiles. Unfusable unless its operands are plain 16-bit matrices that TMA can
     load."""
-    return _Roles(kernel, shape, roles, name).roles()
+    return _Gemm(kernel, shape, roles, name).roles()
 
 
 def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
     """Whether TMA can load the operands of a product in these tiles."""
-    return if_fusable(_Roles, kernel, shape, roles, PROBE) is not None
+    return if_fusable(_Gemm, kernel, shape, roles, PROBE) is not None
 
 
-class _Roles(Function):
+class _Gemm(Function):
     """Emitter of a warp-specialized GEMM. The inherited frame is that of the epilogue."""
 
     def __init__(self, kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> None:

@@ -11,7 +11,7 @@ from ....egraph.ir.memo import memo
 from ...ir.kernel import PROBE, Kernel, if_fusable
 from ...ir.tiling import MULTIPROCESSORS, Shape
 from .device_library import COLUMNS, GROUP, PIECE
-from .kernel import DEPTH, GemmSchedule, emit_roles, readable
+from .kernel import DEPTH, GemmSchedule, emit_gemm, readable
 
 ROWS, COLUMNS_ = 17, 64  # least rows and columns of a GEMM that is worth warp specialization
 CLUSTERED = 120  # SMs that clusters of more than two blocks can occupy
@@ -64,7 +64,7 @@ def _legal(shape: Shape, s: GemmSchedule) -> bool:
 
 def _written(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
     """Whether the kernel can be emitted with a schedule."""
-    return if_fusable(emit_roles, kernel, shape, schedule, PROBE) is not None
+    return if_fusable(emit_gemm, kernel, shape, schedule, PROBE) is not None
 
 
 @memo(1024)

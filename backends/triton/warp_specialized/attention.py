@@ -39,7 +39,7 @@ class RoleLaunch(Launch):
         return f"{self.name}[({self.grid},)]({', '.join([*(names[a] for a in self.args), *described])}, num_warps=4)"
 
 
-def emit_roles(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleLaunch:
+def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleLaunch:
     """The launch of attention with given tiles (64 rows per four warps). Unfusable unless the kernel is one product
     with keys inside one with values, both operands 16-bit and loadable by TMA."""
     groups = tiling.warps // 4

@@ -55,7 +55,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class ImageLaunch(Launch):
+class ConvolutionLaunch(Launch):
     """A launch with tensor maps of any number of axes."""
 
     patches: tuple[Patch, ...] = ()
@@ -173,7 +173,7 @@ class Piece(Function):
 
 
 @dataclass
-class Images:
+class Convolution:
     """A convolution in tiles: `tall` positions and the filters of all `pieces` in each; `depth` K elements per step,
     `stages` steps in the ring."""
 
@@ -219,7 +219,7 @@ class Images:
         if any(p.block[-1] != self.depth for p in (self.image_patch, *self.filter_patches)):
             raise Unfusable("a sum that does not run along memory")
 
-    def launch(self) -> ImageLaunch:
+    def launch(self) -> ConvolutionLaunch:
         """The functions of producer and consumers, and the kernel that assigns roles to warps."""
         rings = ["image", *(f"filters{j}" for j in range(len(self.pieces)))]
         boxes = [f"{ring}_box" for ring in rings]
@@ -234,7 +234,7 @@ class Images:
         ]  # fmt: skip
         grid = self.m // self.tall * (self.n // self.wide)
         patches = (self.image_patch, *self.filter_patches)
-        return ImageLaunch(self.name, in_gluon(source), grid, tuple(pointers), 4, self.stages, patches=patches)
+        return ConvolutionLaunch(self.name, in_gluon(source), grid, tuple(pointers), 4, self.stages, patches=patches)
 
     def _place(self) -> list[str]:
         """Code of the program's tile coordinates."""
@@ -365,13 +365,13 @@ class Images:
         return ["    " + line for line in lines]
 
 
-def emit_images(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> ImageLaunch:
+def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> ConvolutionLaunch:
     """The launch of a warp-specialized convolution. Unfusable unless the kernel is one product of images and filters,
     both 16-bit, in tiles that divide the output."""
-    return images_of(kernel, schedule, name, shape).launch()
+    return convolution_of(kernel, schedule, name, shape).launch()
 
 
-def images_of(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> Images:
-    """The convolution of a schedule. Unfusable as in `emit_images`."""
+def convolution_of(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> Convolution:
+    """The convolution of a schedule. Unfusable as in `emit_convolution`."""
     pieces = tuple(n for n in (schedule.wide, schedule.more) if n)
-    return Images(kernel, shape, name, schedule.tall, pieces, schedule.stages, schedule.k[0])
+    return Convolution(kernel, shape, name, schedule.tall, pieces, schedule.stages, schedule.k[0])

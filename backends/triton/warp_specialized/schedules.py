@@ -14,8 +14,8 @@ from ...ir.kernel import PROBE, Kernel, if_fusable
 from ...ir.tiling import MULTIPROCESSORS, Shape, padded
 from ..schedules.legality import SHARED
 from ..schedules.parameters import AttentionSchedule, ConvolutionSchedule
-from .attention import emit_roles
-from .convolution import DEPTHS, images_of
+from .attention import emit_attention
+from .convolution import DEPTHS, convolution_of
 from .spelling import GROUP
 from .tiles import WIDE_RESULT, WIDEST, widths
 
@@ -54,7 +54,7 @@ def attention_schedules(kernel: Kernel, shape: Shape) -> Iterator[AttentionSched
                 break
 
 
-def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[ConvolutionSchedule]:
+def convolution_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[ConvolutionSchedule]:
     """Candidate schedules of a padded convolution, best guess first, ranked by waves of programs and by how often tiles
     are loaded."""
     if shape.kind != "contraction" or len(shape.dots) != 1 or not any(e.op == "load" and e.args for e in kernel.exprs):
@@ -74,12 +74,12 @@ def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[Co
         found.append((rank, ConvolutionSchedule(*sides, tall // 16, stages, tall, wide, (depth,), more or None)))
     kept = 0
     for _, schedule in sorted(found, key=lambda pair: pair[0]):
-        if kept < count and images_fit(kernel, shape, schedule):
+        if kept < count and convolution_fits(kernel, shape, schedule):
             kept += 1
             yield schedule
 
 
-def images_fit(kernel: Kernel, shape: Shape, s: ConvolutionSchedule) -> bool:
+def convolution_fits(kernel: Kernel, shape: Shape, s: ConvolutionSchedule) -> bool:
     """Whether a schedule of a warp-specialized convolution is legal."""
     if shape.kind != "contraction" or len(s.k) != 1 or s.warps != s.tall // 16 or not s.valid:
         return False
@@ -88,7 +88,7 @@ def images_fit(kernel: Kernel, shape: Shape, s: ConvolutionSchedule) -> bool:
         return False
     if 2 * s.stages * depth * (s.tall + across) + BEHIND > SHARED:
         return False
-    found = if_fusable(images_of, kernel, s, PROBE, shape)
+    found = if_fusable(convolution_of, kernel, s, PROBE, shape)
     if found is None or if_fusable(found.launch) is None:
         return False
     return s.m == (s.tall if found.positions == shape.rows else across)
@@ -116,4 +116,4 @@ def attention_fits(kernel: Kernel, shape: Shape, s: AttentionSchedule) -> bool:
     turned = 0 if columns == width > WIDE_RESULT and not s.pieces else columns // 2
     if 2 * (tiling.m * (width + turned) + s.stages * keys * (width + columns)) > SHARED:
         return False
-    return if_fusable(emit_roles, kernel, tiling, PROBE, shape) is not None
+    return if_fusable(emit_attention, kernel, tiling, PROBE, shape) is not None
