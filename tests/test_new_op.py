@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.loop_notation import notation
+from tensor_graphs.rules.tables.output_regions import wrong_region
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
@@ -22,11 +24,9 @@ from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ir.op_markdown import table_markdown
 from tensor_graphs.egraph.ir.ops import OPS, Op, OutFunction, TargetText, Type, ViewMethods, register
 from tensor_graphs.egraph.ir.rule import Rule
-from tensor_graphs.egraph.loops.notation import notation
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.rules.check.check import verdict
-from tensor_graphs.rules.tables.output_regions import wrong_region
 
 DOCS = Path(__file__).parents[1] / "docs" / "ops.md"
 ASINH = Op(
