@@ -38,8 +38,10 @@ from tensor_graphs.extract.solve.problem import Problem, Rows
 from tensor_graphs.extract.solve.serialize import read_egraph
 from tensor_graphs.extract.solve.solve import presolve
 from tensor_graphs.models.torch_export import export_bounds
-from tensor_graphs.pipeline import optimize as pipeline
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline.match import SOME_LEFT_OUT
+from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.processes import memory_limits as host
 from tensor_graphs.verification import comparison, reference, verify
@@ -82,8 +84,8 @@ def test_the_graph_as_it_came_is_not_matched_for_ever(tmp_path: Path) -> None:
         pytest.skip("no C compiler")
     with settings.override(home=str(tmp_path)):
         session = Session(Options(backend="auto", budget=1e-6, measure=False, verify=False))
-        program = pipeline.optimize_graph(session, growth.graph("wide", 60))
-    assert program.report is not None and pipeline.SOME_LEFT_OUT in program.report.cut
+        program = optimize_graph(session, growth.graph("wide", 60))
+    assert program.report is not None and SOME_LEFT_OUT in program.report.cut
 
 
 # ---------------------------------------------------------------- loading

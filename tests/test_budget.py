@@ -18,10 +18,13 @@ from tensor_graphs.egraph.ir.composite_ops import layer_norm
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.extract.model.kernel import Template
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline import measuring
 from tensor_graphs.pipeline import plan_cache as remember
-from tensor_graphs.pipeline.optimize import UNTIMED, optimize_graph
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.match import generation_limit
+from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.session import Session
+from tensor_graphs.pipeline.time_program import UNTIMED
 from tensor_graphs.progress import Progress
 from tensor_graphs.verification import verify
 
@@ -161,7 +164,7 @@ def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypat
         def unavailable(self) -> str:
             return ""
 
-    monkeypatch.setattr(pipeline, "select", lambda choice: [Rough()])
+    monkeypatch.setattr(measuring, "select", lambda choice: [Rough()])
     monkeypatch.setattr(
         CpuMeasurer, "time", lambda self, t, c: Measured((0.01 if t is rough else 9.0,) * 5, {"rel_fro": 0.0})
     )
@@ -192,7 +195,7 @@ def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -
         moment[0] = 0.0
         session = Session(Options(budget=40.0), now=lambda: moment[0])
         moment[0] = began
-        enough = pipeline._found_enough(session, [backend("torch_cuda")])
+        enough = generation_limit(session, [backend("torch_cuda")])
         while not enough(False):
             moment[0] += 0.25
         return moment[0]

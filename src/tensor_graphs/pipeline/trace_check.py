@@ -11,35 +11,31 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from ..backends.verification.rounding_noise import Disturbed
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import Graph, Tensor, topological
-from ..egraph.ir.interpret import evaluate, expand_all
+from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.interpret import evaluate
 from ..errors import TensorGraphsError, TraceError
 from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
 from ..models.functions.trace import is_passed_through
-from ..verification.comparison import allowed_error, misplaced, relative_error
+from ..verification.comparison import relative_error
 from ..verification.reference import sample_inputs
 from ..verification.verify import index_bounds
+from .arguments import leaves_of_structure, torch_leaves
 from .source import bound, is_module
+from .trace_agreement import Array, Rounding, agrees, near, refuse, title_of
 
-Array = np.ndarray[Any, Any]
 DRAWN = 2  # number of random inputs; 1 for large graphs
 LARGE_FLOPS = 1e9  # flops of a graph above which one input is used
 HUGE_FLOPS = 2e10  # flops of a graph above which the float64 comparison is skipped
 MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # flops and weight bytes above which a module is not run
-SHARP = 1e-6  # float64 tolerance: relative to the element, and
-FINE = 1e-10  # relative to the largest element
 #: Relative tolerance of a Torch module by dtype: Torch sums in another order and has other elementary functions.
 LOOSE = {"float64": 1e-9, "float32": 2e-3}
-ENLARGED = 1e5  # growth of a rounding error that later operations may cause
-ROUNDINGS = 16.0  # allowed multiple of a program's tolerance when both run in their own dtypes
 SAME = "compared with the function itself, on {} inputs"
 
 
@@ -92,7 +88,7 @@ def _compare_function(function: Callable[..., Any], examples: Sequence[Any], gra
             if shown and not number:
                 raise TraceError(
                     f"the function can be traced, but called with the example inputs it raises {problem}",
-                    hint="give examples that it takes", where=_title(function),
+                    hint="give examples that it takes", where=title_of(function),
                 ) from problem.__cause__  # fmt: skip
             failed = f"; for {len(cases) - compared} others it raises {problem}"
     return SAME.format(compared) + failed
@@ -111,7 +107,7 @@ def _compare_on(
         ):
             raise TraceError(
                 f"output {name!r} is not the same when the function is called twice with the same arguments",
-                where=_title(function),
+                where=title_of(function),
                 hint="random numbers, clocks and state cannot be traced: pass them as arguments",
             )
     exact: list[Array] | None = None
@@ -123,111 +119,17 @@ def _compare_on(
             exact = _outputs(_called(function, examples, wide), graph, function)
         with np.errstate(all="ignore"):
             sharp = evaluate(graph, values, float64=True)
-    rounding = _Rounding(graph, values)
+    rounding = Rounding(graph, values)
     for i, (name, root) in enumerate(zip(graph.names, graph.outputs)):
         in_wide = exact[i] if exact else None
-        if not _agrees(function, name, root, outputs[i], in_wide, found[i], sharp[i]) and not rounding.explains(
+        if not agrees(function, name, root, outputs[i], in_wide, found[i], sharp[i]) and not rounding.explains(
             i, outputs[i], found[i]
         ):
-            _refuse(function, name, outputs[i], found[i], values)
+            refuse(function, name, outputs[i], found[i], values)
 
 
 def _narrow(values: Array) -> bool:
     return dtypes.is_float(dtypes.name_of(values.dtype)) and values.dtype.itemsize < 8
-
-
-class _Rounding:
-    """Which elements of a graph's outputs rounding decides on given inputs (cancellation, ties, discontinuities)."""
-
-    def __init__(self, graph: Graph, values: Mapping[str, Array]) -> None:
-        self._disturbed = Disturbed(graph.with_roots(expand_all(graph.roots, wide_means=True)), values)
-
-    def explains(self, output: int, own: Array, found: Array) -> bool:
-        """Whether every difference between the function's output `own` and the graph's `found` is of rounding's size.
-
-        The graph runs up to eleven times with noise of its dtypes' rounding (`backends/verification/rounding_noise.py`).
-        """
-        with np.errstate(all="ignore"):
-            same = (own == found) | ((own != own) & (found != found))
-            gap = np.where(same, 0.0, np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64)))
-            floats = dtypes.is_float(dtypes.name_of(found.dtype))
-            fine = np.abs(np.asarray(own, np.float64)) * allowed_error("fast", 0.0, found.dtype.name) if floats else 0.0
-            off = ~same & ~(gap <= fine)
-            while off.any() and self._disturbed.further():
-                moved = self._disturbed.moved[output]
-                off &= ~(gap <= moved) & (moved != np.inf) if floats else ~moved
-        return not off.any()
-
-
-def _agrees(
-    function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array
-) -> bool:
-    """Whether an output of the graph (`found`; `sharp` in float64) agrees with the function's (`own`; `exact` in
-    float64).
-
-    Raises TraceError for another shape or dtype.
-    """
-    if own.shape != found.shape or dtypes.name_of(own.dtype) != root.dtype:
-        raise TraceError(
-            f"output {name!r} of the function is {own.dtype}{list(own.shape)}, of its graph {root.type}", where=_title(function),
-            hint="a Python condition on shapes, types or values was decided while tracing",
-        )  # fmt: skip
-    if (
-        exact is not None
-        and exact.shape == sharp.shape
-        and _equal(root.dtype, sharp, exact)
-        and _roughly(root, found, own)
-    ):
-        return True
-    return _near(root, found, own, exact if exact is not None and exact.shape == own.shape else own, sharp)
-
-
-def _refuse(function: Any, name: str, own: Array, found: Array, values: Mapping[str, Array]) -> NoReturn:
-    """Raise TraceError for an output, with the index of the largest difference."""
-    gap = np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64))
-    gap = np.where((found == own) | ((found != found) & (own != own)), 0, np.where(gap == gap, gap, np.inf))
-    place = tuple(map(int, np.unravel_index(int(np.argmax(gap)), gap.shape))) if gap.ndim else ()
-    raise TraceError(
-        f"output {name!r} of the function differs from that of its graph: at {list(place)} the function gives {own[place]!s},"
-        f" the graph {found[place]!s}",
-        where=f"{_title(function)} called with {', '.join(f'{n}: {v.dtype}{list(v.shape)}' for n, v in values.items())}",
-        hint="something in the function was decided while tracing (a condition, a captured value, state): use np.where, or pass it as an"
-        " argument",
-    )
-
-
-def _equal(dtype: str, y: Array, exact: Array) -> bool:
-    """Whether the graph's and the function's float64 results agree."""
-    if not dtypes.is_float(dtype):
-        return bool(np.array_equal(y, exact))
-    if misplaced(y, exact, exact):
-        return False
-    fine = np.isfinite(exact)
-    a, b = np.asarray(y, np.float64)[fine], np.asarray(exact, np.float64)[fine]
-    scale = np.abs(b).max() if b.size else 0.0
-    return bool(np.all(np.abs(a - b) <= SHARP * np.abs(b) + FINE * scale))
-
-
-def _roughly(root: Tensor, y: Array, own: Array) -> bool:
-    """Whether an output in the graph's own dtypes agrees with the function's, up to amplified rounding (ENLARGED)."""
-    if not dtypes.is_float(root.dtype):
-        return True
-    return bool(relative_error(y, own) <= allowed_error("fast", 0.0, root.dtype) * ENLARGED)
-
-
-def _near(root: Tensor, y: Array, own: Array, exact: Array, sharp: Array | None = None) -> bool:
-    """Whether a graph's output `y` in its own dtypes equals the function's output `own` up to rounding.
-
-    Integers and booleans must be equal, except elements computed from floats whose value differs between a run in the graph's dtypes
-    and one in float64 (`exact` of the function, `sharp` of the graph)."""
-    if not dtypes.is_float(root.dtype):
-        if not any(dtypes.is_float(n.dtype) for n in topological([root])):
-            return bool(np.array_equal(y, own))
-        unstable = (own != exact) | (y != (y if sharp is None else sharp))  # rounding decides these elements
-        return not bool(np.any((y != own) & ~unstable))
-    if misplaced(y, own, exact):
-        return False
-    return bool(relative_error(y, own) <= allowed_error("fast", 2 * relative_error(own, exact), root.dtype) * ROUNDINGS)
 
 
 def _called(function: Callable[..., Any], examples: Sequence[Any], values: Mapping[str, Array]) -> Any:
@@ -264,31 +166,14 @@ def _random_state_kept() -> Iterator[None]:
 
 def _outputs(returned: Any, graph: Graph, function: Any) -> list[Array]:
     """Arrays in a function's return value, in the order of the graph's outputs. TraceError for another structure."""
-    found: list[Array] = []
-
-    def walk(item: Any, template: Any) -> bool:
-        if isinstance(template, Mapping):
-            same = isinstance(item, Mapping) and list(item) == list(template)
-            return same and all(walk(item[k], v) for k, v in template.items())
-        if isinstance(template, list | tuple):
-            return type(item) is type(template) and len(item) == len(template) and all(map(walk, item, template))
-        if template is None:
-            return item is None
-        if isinstance(item, Tensor):
-            raise OwnFunction("functions of tensor expressions")
-        if item is None or isinstance(item, Mapping | list | tuple):
-            return False
-        found.append(np.asarray(item))
-        return bool(found[-1].dtype != object)
-
-    if not walk(returned, 0 if graph.structure is None else graph.structure):
-        raise TraceError("the function does not return what it returned while it was traced", where=_title(function),
+    leaves = leaves_of_structure(returned, 0 if graph.structure is None else graph.structure)
+    if any(isinstance(leaf, Tensor) for leaf in leaves or ()):
+        raise OwnFunction("functions of tensor expressions")
+    found = [np.asarray(leaf) for leaf in leaves or ()]
+    if leaves is None or any(array.dtype == object for array in found):
+        raise TraceError("the function does not return what it returned while it was traced", where=title_of(function),
                          hint="a Python condition on values was decided while tracing")  # fmt: skip
     return found
-
-
-def _title(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 # ---------------------------------------------------------------- modules and functions of Torch
@@ -298,9 +183,7 @@ def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
     """
     import torch
 
-    tensors = [
-        e for e in torch.utils._pytree.tree_leaves((tuple(examples), dict(kwargs))) if isinstance(e, torch.Tensor)
-    ]
+    tensors = [e for e in torch_leaves((tuple(examples), dict(kwargs))) if isinstance(e, torch.Tensor)]
     sizes = _sizes(graph, [tuple(e.shape) for e in tensors])
     if len(tensors) != len(graph.inputs) or sizes is None:
         return "compared with its graph only: the module's arguments are not the graph's inputs"
@@ -323,23 +206,23 @@ def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
     values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, tensors)}
     with np.errstate(all="ignore"):
         found, sharp = evaluate(graph, values), evaluate(graph, values, float64=True)
-    rounding = _Rounding(graph, values)
+    rounding = Rounding(graph, values)
     for i, (name, root) in enumerate(zip(graph.names, graph.outputs)):
         own, again = to_numpy(runs[0][i]), to_numpy(runs[1][i])
-        if not np.array_equal(own, again, equal_nan=own.dtype.kind == "f") and not _near(root, own, again, again):
+        if not np.array_equal(own, again, equal_nan=own.dtype.kind == "f") and not near(root, own, again, again):
             raise TraceError(f"output {name!r} is not the same when the module is called twice with the same arguments",
-                             where=_title(module), hint="call module.eval(); random numbers cannot be traced")  # fmt: skip
+                             where=title_of(module), hint="call module.eval(); random numbers cannot be traced")  # fmt: skip
         if own.shape != found[i].shape or dtypes.name_of(own.dtype) != root.dtype:
             raise TraceError(
                 f"output {name!r} of the module is {own.dtype}{list(own.shape)}, of its graph {root.type}",
-                where=_title(module),
+                where=title_of(module),
             )
         off = relative_error(own, sharp[i]) if dtypes.is_float(root.dtype) else 0.0
         if (
             off > LOOSE.get(root.dtype, 5e-2)
-            or not (dtypes.is_float(root.dtype) or _near(root, found[i], own, own, sharp[i]))
+            or not (dtypes.is_float(root.dtype) or near(root, found[i], own, own, sharp[i]))
         ) and not rounding.explains(i, own, found[i]):
-            _refuse(module, name, own, found[i], values)
+            refuse(module, name, own, found[i], values)
     return "compared with the module itself, on its examples"
 
 
@@ -351,7 +234,7 @@ def _torch_outputs(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
     )
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = torch.utils._pytree.tree_leaves(module(*copied[0], **copied[1]))
+        found = torch_leaves(module(*copied[0], **copied[1]))
     return [v.detach().cpu() for v in found if isinstance(v, torch.Tensor)]
 
 

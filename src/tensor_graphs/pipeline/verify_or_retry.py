@@ -15,28 +15,23 @@ The attempts, from the fastest plan to the unoptimized graph, which always passe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ..backends import gpu
 from ..backends.program.emit_cpu import bind_sizes
 from ..backends.program.program import Program
-from ..backends.runtime.marshalling import is_torch
 from ..egraph.ir.dtypes import HALVES
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.ops import OPS
 from ..egraph.ir.rule import Rule
-from ..egraph.view.view import Bools, EGraphView
+from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError, TensorGraphsError, VerificationError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Candidate, Plan
-from ..extract.model.work import call_work, graph_flops
+from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from ..extract.solve.budgets import Budget, Uses, rounding
@@ -44,6 +39,8 @@ from ..verification.comparison import FACTORS, Tolerance, Verification
 from ..verification.diagnose import Diagnosis, diagnose
 from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
+from .rewritten_values import as_it_came, rewritten_most
+from .run_program import renamed, run_flat
 
 MAX_ATTEMPTS = 8
 TIGHTENINGS = 3  # rounding-error budgets tried per run
@@ -51,7 +48,6 @@ GROSS = 8.0  # multiple of the fair error above which a kernel is excluded at on
 MARGIN = 0.9  # safety factor on an error budget: random errors of another plan add up slightly differently
 REWRITES = "all rewrites"
 STORED = "values stored in fewer bits than an output has"
-MOVES = ("view", "copy")  # families of kernels that do no arithmetic
 NOTHING = Diagnosis(0.0, {}, {}, ())
 
 
@@ -296,64 +292,4 @@ def _beyond_tolerance() -> NoPlanError:
     return NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
 
 
-# ---------------------------------------------------------------- effect of rewriting
-def faithful(view: EGraphView) -> Bools:
-    """Per e-class: whether it is a value of the original graph, or made of such values by views and copies
-    (concatenation) only.
-    """
-    known: Bools = view.original.copy()
-    kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
-    moves = [(int(view.cls[i]), view.kids(i)) for i in np.flatnonzero(kinds).tolist()]
-    grown = True
-    while grown:
-        fresh = [c for c, kids in moves if not known[c] and known[kids].all()]
-        known[fresh] = True
-        grown = bool(fresh)
-    return known
-
-
-def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
-    """Return a predicate: the candidate computes values of the original graph from values of the original graph."""
-    known = faithful(view).tolist()
-    return lambda c: all(known[v.cls] for v in c.outputs) and all(known[v.cls] for _, v in c.inputs)
-
-
-def rewritten_most(choice: Choice) -> str | None:
-    """Family of chosen kernels with most flops on values that the original graph does not have; None if there are
-    none.
-    """
-    original = as_it_came(choice.hypergraph.view)
-    work: dict[str, float] = {}
-    for i in choice.chosen:
-        c = choice.hypergraph.candidates[i]
-        if c.template.family not in MOVES and not original(c):
-            work[c.template.family] = work.get(c.template.family, 0.0) + call_work(c.template, c.call)[0]
-    return max(work, key=lambda family: (work[family], family)) if work else None
-
-
-# ---------------------------------------------------------------- programs of a graph
-def renamed(graph: Graph, work: Graph) -> Graph:
-    """Graph that determines a program's signature: names and structure of the original model, values of the optimized
-    form.
-    """
-    return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
-
-
-def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """Run a program on named inputs and states; return its outputs, then its updated states, as a flat list.
-
-    Returns tensors on the program's device if any of `values` is a tensor, else arrays.
-    """
-    program.bind()
-    for name in program.states:
-        program.set_state(name, values[name])
-    results = program.flat(*(values[n] for n in program.input_names))
-    updated = list(program.plan.updates) if program.plan else []
-    if not any(map(is_torch, values.values())):
-        return [*results, *map(program.get_state, updated)]
-    gpu.wait(program.device, f"running {program.manifest.name}")
-    return [*results, *(program.states[n].clone() for n in updated)]
-
-
-__all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "SizesError", "as_it_came", "faithful", "renamed", "rewritten_most",
-           "run_flat"]  # fmt: skip
+__all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "SizesError"]
