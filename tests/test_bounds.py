@@ -306,7 +306,7 @@ def test_references_that_do_not_fit_are_refused_before_they_are_computed(
     monkeypatch.setattr(room, "available_bytes", lambda: 8 << 20)
     assert verdict(whole, right(whole), monkeypatch, seeds=1, tolerance=tolerance).passed
     monkeypatch.setattr(room, "available_bytes", lambda: 1 << 20)
-    monkeypatch.setattr(verify, "evaluate", lambda *_, **__: pytest.fail("computed"))
+    monkeypatch.setattr(reference, "evaluate", lambda *_, **__: pytest.fail("computed"))
     with pytest.raises(TooLargeError, match=r"verification takes at least \d+ bytes of memory, 1048576 are available"):
         verdict(whole, right(whole), monkeypatch, seeds=1, tolerance=tolerance)
     stripped = large(lambda x: x + x)

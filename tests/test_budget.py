@@ -26,7 +26,7 @@ from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.time_program import UNTIMED
 from tensor_graphs.progress import Progress
-from tensor_graphs.verification import verify
+from tensor_graphs.verification import reference
 
 RNG = np.random.default_rng(0)
 PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}
@@ -119,14 +119,14 @@ def test_ctrl_c_in_a_stage_keeps_the_best(stage: str, home: Path) -> None:
 @pytest.mark.parametrize(("at", "verified"), [(1, 0), (2, 0), (3, 1)])
 def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pressed in the first run of the reference, in the second, and in the first for another input."""
-    progress, plain, calls = Progress(), verify.evaluate, []
+    progress, plain, calls = Progress(), reference.evaluate, []
 
     def evaluated(*given: Any, **more: Any) -> Any:
         calls.append(1)
         progress.stopped = progress.stopped or len(calls) == at
         return plain(*given, **more)
 
-    monkeypatch.setattr(verify, "evaluate", evaluated)
+    monkeypatch.setattr(reference, "evaluate", evaluated)
     made = run(progress)
     assert right(made) and len(calls) == at
     if verified:
@@ -138,7 +138,7 @@ def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: p
 
 def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tg.optimize(graph(), backend="numpy").report.remembered
-    progress, plain = Progress(), verify.evaluate
+    progress, plain = Progress(), reference.evaluate
 
     def evaluated(*given: Any, **more: Any) -> Any:
         progress.stopped = True
@@ -146,7 +146,7 @@ def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatc
 
     other = {**PARAMS, "g": PARAMS["g"] + 1}
     with monkeypatch.context() as patch:
-        patch.setattr(verify, "evaluate", evaluated)
+        patch.setattr(reference, "evaluate", evaluated)
         made = tg.optimize(graph(), params=other, backend="numpy", progress=progress)
     assert made.report.remembered and made.report.verification is None and "verification" in made.report.cut
     again = tg.optimize(graph(), params=other, backend="numpy")

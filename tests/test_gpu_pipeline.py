@@ -53,7 +53,7 @@ from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.pipeline.provenance import origin_of, read_origin
 from tensor_graphs.pipeline.session import Session, open_store
 from tensor_graphs.private import read_sealed, sealed
-from tensor_graphs.verification import diagnose, reference
+from tensor_graphs.verification import diagnose, reference, verify
 from tensor_graphs.verification import memory_checks as room
 from tensor_graphs.verification.comparison import relative_error
 from tensor_graphs.verification.reference import sample_inputs
@@ -278,8 +278,8 @@ def test_measuring_on_a_gpu_has_its_least_time_once(monkeypatch: pytest.MonkeyPa
 def test_what_is_compared_with_is_computed_while_rewriting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first input; and where that fails, verification computes it as ever."""
     seen: list[int] = []
-    plain = reference._reference
-    monkeypatch.setattr(reference, "_reference", lambda *given: seen.append(1) or plain(*given))
+    plain = verify.compute_reference
+    monkeypatch.setattr(verify, "compute_reference", lambda *given: seen.append(1) or plain(*given))
     monkeypatch.setattr(background_reference, "gpu_facts", lambda: {"name": "rehearsal"})
     graph, params = block("float16")
     for failing, left in ((False, 2), (True, 3)):

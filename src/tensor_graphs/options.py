@@ -113,7 +113,7 @@ class CommonOptions:
         of_kind("a name", str, NoneType),
     )
     budget: float = option(
-        60.0, "Time limit of the whole optimization in seconds (saturate, paths: of rewriting).", is_budget, decides=False
+        60.0, "Time limit of the whole optimization in seconds. For `saturate` and `paths`: of rewriting.", is_budget, decides=False
     )  # fmt: skip
     limits: Limits | None = option(None, "Saturation limits per block (`tg.Limits`).", is_limits)
     costdb: str | Path | None = option(
@@ -132,8 +132,8 @@ class CommonOptions:
     )
     effort: int = option(
         1,
-        "Amount of rewriting: 0 disables it, 1 rewrites within `limits`, each further level adds a run with doubled"
-        " limits and keeps what lower levels found.",
+        "0: no rewriting; 1: rewriting within `limits`; each further level adds a run with doubled limits and keeps what"
+        " lower levels found.",
         of_kind("an integer", Integral),
     )
     rules: Sequence[Rule] = option(
@@ -225,15 +225,15 @@ class Options(SaturateOptions):
     seed: int = option(0, "Random seed of the verification inputs.", is_seed)
     again: bool = option(
         False,
-        "Search again. By default the cached plan of an earlier equal search on this machine is reused if no price has"
-        " become worse (pipeline/plan_cache.py).",
+        "Search again instead of reusing the cached plan of an earlier equal search on this machine. Such a plan is"
+        " reused only if no price has become worse (pipeline/plan_cache.py).",
         is_flag, decides=False,
     )  # fmt: skip
     allow_caller: bool = option(
         True,
-        "Allow other forms than the compiled plan: on the CPU, the program is timed against the unfused graph and"
-        " against calls of `source` on the examples; a rival that is faster by more than noise is run instead, as"
-        " `report.runs` and `report.compared` say.",
+        "Allow the caller's own function to run instead of the program: on the CPU both are timed on the examples, and"
+        " `source` runs if it is faster by more than noise, as `report.runs` and `report.compared` say. False: the"
+        " compiled plan, or the unfused graph where that is faster.",
         is_flag, decides=False,
     )  # fmt: skip
 
@@ -327,7 +327,8 @@ def takes_options(kind: Callable[P, O]) -> Callable[[TakesOptions[O, R]], Public
 def documentation(kind: type[CommonOptions]) -> str:
     """Name, default and description of the fields of `kind`, one paragraph each."""
     return "\n".join(
-        textwrap.fill(f"`{f.name}`: {f.metadata['doc']}", 116, subsequent_indent="    ") for f in fields(kind)
+        textwrap.fill(f"`{f.name}`: {f.metadata['doc']}", 116, subsequent_indent="    ", break_on_hyphens=False)
+        for f in fields(kind)
     )
 
 

@@ -55,7 +55,7 @@ def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Va
     """Random values for a graph's inputs: tensors on a Torch device, or arrays if `device` is "" or its memory is
     insufficient.
     """
-    if not device or not _fits(device, sum(t.type.nbytes for t in graph.inputs)):
+    if not device or not fits_device(device, sum(t.type.nbytes for t in graph.inputs)):
         return sample_inputs(graph.inputs, rng, index_bounds(graph))
     from .on_device import sample_tensors
 
@@ -74,7 +74,7 @@ def first_reference(
     """Reference of the first input, computed on a device before the program exists, for `references` of `verify`. Empty
     if device memory is insufficient. Raises Halted through `poll`.
     """
-    if _unsigned(graph) or not _fits(device, 3 * in_and_out(graph)):
+    if has_unsigned(graph) or not fits_device(device, 3 * in_and_out(graph)):
         return {}
     import torch
 
@@ -82,11 +82,12 @@ def first_reference(
 
     with suppress(torch.OutOfMemoryError):
         draw = np.random.default_rng((seed, 0))
-        return {0: reference_tensors(graph, draw, device, poll, _weights_there(graph, device))}
+        return {0: reference_tensors(graph, draw, device, poll, weights_on_device(graph, device))}
     return {}
 
 
-def _expanded(graph: Graph) -> Graph:
+def with_atomic_ops(graph: Graph) -> Graph:
+    """The graph with composite ops expanded as a float64 run evaluates them."""
     return graph.with_roots(expand_all(graph.roots, wide_means=True))
 
 
@@ -99,18 +100,20 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     return 2 * flops / rates[0] + 4 * nbytes / rates[1]
 
 
-def _unsigned(graph: Graph) -> bool:
+def has_unsigned(graph: Graph) -> bool:
     """Whether unsigned integers occur that Torch cannot compare."""
     return any(n.dtype in ("uint16", "uint32", "uint64") for n in graph.nodes())
 
 
-def _fits(device: str, nbytes: int) -> bool:
+def fits_device(device: str, nbytes: int) -> bool:
+    """Whether inputs and outputs of `nbytes` and their references fit into the memory of a Torch device."""
     from .on_device import fits
 
     return fits(device, nbytes)
 
 
-def _weights_there(graph: Graph, device: str) -> dict[str, Any] | None:
+def weights_on_device(graph: Graph, device: str) -> dict[str, Any] | None:
+    """An empty cache of weights on a Torch device, if they fit into its memory; else None."""
     if not device:
         return None
     from .on_device import room_for_weights
@@ -118,7 +121,7 @@ def _weights_there(graph: Graph, device: str) -> dict[str, Any] | None:
     return room_for_weights(graph, device)
 
 
-def _reference(
+def compute_reference(
     graph: Graph, rng: np.random.Generator, device: str, bitwise: bool, poll: Callable[[], object],
     weights: dict[str, Any] | None = None, turn: int = 0,
 ) -> Reference:  # fmt: skip

@@ -35,9 +35,9 @@ from .comparison import (
     OutputError,
     Tolerance,
     Verification,
-    _near,
     allowed_error,
     compare_output,
+    in_form_of,
     misplaced,
     of_all,
     relative_error,
@@ -49,15 +49,15 @@ from .reference import (
     LARGE_BYTES,
     LARGE_FLOPS,
     Reference,
-    _expanded,
-    _fits,
-    _reference,
-    _unsigned,
-    _weights_there,
+    compute_reference,
     expected_seconds,
     first_reference,
+    fits_device,
+    has_unsigned,
     sample_inputs,
     sampled_near,
+    weights_on_device,
+    with_atomic_ops,
 )
 
 
@@ -86,14 +86,14 @@ def verify(
     """
     size = in_and_out(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
-    if tolerance == "exact" or (device and (_unsigned(graph) or not _fits(device, planned * size))):
+    if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, planned * size))):
         device = ""
     if not device and size > LARGE_BYTES and tolerance != "exact":
         from .strips import strips_of, verify_strips
 
         if cuts := strips_of(graph):
             return verify_strips(graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll)
-    weights = _weights_there(graph, device)
+    weights = weights_on_device(graph, device)
     known = references if references is not None else {}
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
@@ -102,7 +102,7 @@ def verify(
         if seeds not in known:
             draw = np.random.default_rng((seed, seeds))
             try:
-                known[seeds] = _reference(graph, draw, device, tolerance == "exact", poll, weights, seeds)
+                known[seeds] = compute_reference(graph, draw, device, tolerance == "exact", poll, weights, seeds)
             except Halted:
                 if not seeds:
                     raise
@@ -110,7 +110,7 @@ def verify(
         inputs, exact, own = known[seeds]
         found = run({n: v.clone() if is_torch(v) else v.copy() for n, v in inputs.items()})
         there = device if any(map(is_torch, inputs.values())) else ""
-        disturbed = Disturbed(_expanded(graph), inputs, there, weights, poll)
+        disturbed = Disturbed(with_atomic_ops(graph), inputs, there, weights, poll)
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
         try:
             for k, (name, root, y, r, o) in enumerate(zip(names, graph.roots, found, exact, own, strict=True)):
@@ -142,7 +142,7 @@ def _reconsidered(
         return judged
     if judged.discrete and not discrete:
         return judged  # bitwise comparison
-    y = _near(y, exact)
+    y = in_form_of(y, exact)
     while (judged.worst.ratio > 0 if discrete else judged.excess > 1) and disturbed.further():
         if discrete:
             place = compare.differing(y, own, exact, disturbed.moved[k])
