@@ -253,7 +253,8 @@ def large(expression: Callable[[Tensor], Tensor], shape: tuple[int, ...] = (6000
 
 
 def verdict(graph: Graph, run: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> comparison.Verification:
-    monkeypatch.setattr(reference, "LARGE_BYTES", 1 << 16)
+    for module in (reference, verify):
+        monkeypatch.setattr(module, "LARGE_BYTES", 1 << 16)
     monkeypatch.setattr("tensor_graphs.verification.strips.PIECE", 1 << 12)
     return verify.verify(graph, run, **options)
 

@@ -268,7 +268,7 @@ def test_a_plan_that_is_wrong_elsewhere_is_not_used(monkeypatch: pytest.MonkeyPa
     left: list[str] = []  # what will be said of the next programs
 
     def wrong(self: Any, program: Any, tolerance: Any, seed: int, *_: Any) -> str:
-        return self._noted({"T": 3}, left.pop()) if left else ""
+        return self._failure({"T": 3}, left.pop()) if left else ""
 
     monkeypatch.setattr(SizeVerifier, "problem", wrong)
     graph = Graph.of(tg.relu(X) * 2.0)

@@ -386,13 +386,13 @@ def test_what_is_kept_of_a_float64_run_is_as_fine_as_what_it_judges(dtype: str, 
 
 def test_references_that_take_memory_go_once_nothing_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    found = accept.Acceptance.__dict__["_wrong"]
+    found = accept.Acceptance.__dict__["_problem"]
 
     def wrong(self: accept.Acceptance, *given: Any) -> str:
         self.elsewhere = lambda *_: held.append(len(self.references)) or ""  # type: ignore[func-returns-value]
         return str(found(self, *given))
 
-    monkeypatch.setattr(accept.Acceptance, "_wrong", wrong)
+    monkeypatch.setattr(accept.Acceptance, "_problem", wrong)
     for limit in (1 << 30, 1):
         monkeypatch.setattr(accept, "KEPT_BYTES", limit)
         tg.optimize(tg.exp(tg.input("x", (8,))), backend="numpy", budget=10.0, measure=False, again=True)

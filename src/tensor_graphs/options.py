@@ -1,7 +1,7 @@
 """Keyword arguments of `optimize`, `saturate` and `paths`: each is declared, documented and validated here, once.
 
-The public functions take the fields of a class of this module as keyword arguments (`takes_options`) and pass them on
-as one object. Each class adds the arguments that its functions have beyond those of its base:
+The public functions take the fields of a class of this module as keyword arguments (`takes_options` in
+`public_functions.py`) and pass them on as one object. Each class adds arguments to those of its base:
 
     CommonOptions           all functions
       PathOptions           paths
@@ -13,15 +13,13 @@ as one object. Each class adds the arguments that its functions have beyond thos
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from . import settings
 from .errors import UsageError
@@ -275,63 +273,6 @@ def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return (*ALL, *rules)
 
 
-# ---------------------------------------------------------------- public functions
-P = ParamSpec("P")
-O_contra = TypeVar("O_contra", contravariant=True)
-R_co = TypeVar("R_co", covariant=True)
-
-
-class PublicFunction(Protocol[P, R_co]):
-    """A function of a source, example inputs, and options as keyword arguments."""
-
-    def __call__(self, source: Any, example_inputs: Any = None, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-
-
-class TakesOptions(Protocol[O_contra, R_co]):
-    """A function of a source, example inputs, and options as one object."""
-
-    def __call__(self, source: Any, example_inputs: Any, options: O_contra, /) -> R_co: ...
-
-
-O = TypeVar("O", bound=CommonOptions)
-R = TypeVar("R")
-
-
-def takes_options(kind: Callable[P, O]) -> Callable[[TakesOptions[O, R]], PublicFunction[P, R]]:
-    """Decorator: callers give the fields of `kind` as keyword arguments; signature and docstring list them."""
-    declared = cast("type[CommonOptions]", kind)
-    parameters = [
-        inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Any"),
-        inspect.Parameter("example_inputs", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation="Any"),
-        *inspect.signature(declared).parameters.values(),
-    ]
-
-    def decorated(function: TakesOptions[O, R]) -> PublicFunction[P, R]:
-        inner = cast(Any, function)
-        signature = inspect.Signature(parameters, return_annotation=inner.__annotations__.get("return", Any))
-
-        def call(source: Any, example_inputs: Any = None, **given: Any) -> R:
-            if unknown := sorted(set(given) - set(signature.parameters)):
-                raise TypeError(f"{inner.__name__}() got an unexpected keyword argument {unknown[0]!r}")
-            return function(source, example_inputs, cast("O", declared(**given)))
-
-        for name in ("__module__", "__name__", "__qualname__"):
-            setattr(call, name, getattr(inner, name))
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = "\n\n".join([inspect.cleandoc(inner.__doc__), "Keyword arguments:", documentation(declared)])
-        return cast("PublicFunction[P, R]", call)
-
-    return decorated
-
-
-def documentation(kind: type[CommonOptions]) -> str:
-    """Name, default and description of the fields of `kind`, one paragraph each."""
-    return "\n".join(
-        textwrap.fill(f"`{f.name}`: {f.metadata['doc']}", 116, subsequent_indent="    ", break_on_hyphens=False)
-        for f in fields(kind)
-    )
-
-
 def summary(name: str) -> str:
     """First sentence of an option's documentation, without its full stop, in lower case: the command line's help."""
     doc: str = next(f.metadata["doc"] for f in fields(Options) if f.name == name)
@@ -339,5 +280,4 @@ def summary(name: str) -> str:
     return first[0].lower() + first[1:]
 
 
-__all__ = ["CommonOptions", "Options", "PathOptions", "SaturateOptions", "documentation", "option", "summary",
-           "takes_options", "with_builtin"]  # fmt: skip
+__all__ = ["CommonOptions", "Options", "PathOptions", "SaturateOptions", "option", "summary", "with_builtin"]

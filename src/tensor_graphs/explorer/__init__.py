@@ -5,5 +5,5 @@ In: the sources that `optimize` takes.
 Out: an `Explorer`, explanations, plans.
 Imports: backends, backends.program, backends.tuning, egraph.explain, egraph.ir, egraph.saturate, egraph.simplify,
     egraph.view, errors, extract.candidates, extract.model, extract.search, extract.solve, models.files, options,
-    pipeline, plain, progress, report, rules, rules.derive, settings, verification, writing.
+    pipeline, plain, progress, public_functions, report, rules, rules.derive, settings, verification, writing.
 """

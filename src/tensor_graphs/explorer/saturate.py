@@ -13,7 +13,7 @@ from ..egraph.ir.graph import Graph
 from ..extract.model.kernel import Plan
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice, alternatives
-from ..options import Options, PathOptions, SaturateOptions, takes_options
+from ..options import Options, PathOptions, SaturateOptions
 from ..pipeline.choose import choose_cheapest
 from ..pipeline.match import hypergraph
 from ..pipeline.prepare import prepare
@@ -23,6 +23,7 @@ from ..pipeline.rewrite import rewrite
 from ..pipeline.session import Session, open_store
 from ..pipeline.source import as_graph
 from ..progress import Progress
+from ..public_functions import takes_options
 from ..report.report import Report
 from .explorer import Explorer
 

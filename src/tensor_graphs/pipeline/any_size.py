@@ -81,11 +81,11 @@ class Symbolic:
     def hypergraph(self, found: Hypergraph) -> Hypergraph:
         """The candidates of a lifted view that hold at all sizes, with their calls at the searched sizes."""
         with no_collection():
-            lifted = [(c, self._made(c.template, c.call)) for c in found.candidates]
+            lifted = [(c, self._lifted_call(c.template, c.call)) for c in found.candidates]
             kept = [replace(c, template=m.template, call=m.call) for c, m in lifted if m is not None]
         return replace(found, candidates=kept)
 
-    def _made(self, template: Template, call: Call) -> Sized | None:
+    def _lifted_call(self, template: Template, call: Call) -> Sized | None:
         key = id(template), id(call)
         if key not in self._calls:
             self._keyed.append((template, call))
@@ -184,7 +184,7 @@ class Symbolic:
         return Vertex(vertex.cls, strides)
 
     # ------------------------------------------------------------ report
-    def spelled(self) -> dict[str, str]:
+    def size_ranges(self) -> dict[str, str]:
         """Per dimension: range and searched size, as `1..2048 (searched at 128)`."""
         return {name: range_text(atom.min, atom.max, self.searched[name]) for name, atom in ranges(self.graph).items()}
 

@@ -15,8 +15,9 @@ from ..backends.registry import backend, on_gpu
 from ..egraph.ir.graph import Graph
 from ..errors import UsageError
 from ..extract.model.kernel import Backend
-from ..options import Options, takes_options
+from ..options import Options
 from ..progress import Progress
+from ..public_functions import takes_options
 from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
 from .choose_form import faster_form
 from .load import load

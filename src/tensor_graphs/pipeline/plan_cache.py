@@ -136,7 +136,7 @@ class CachedPlan:
 
 
 @dataclass(frozen=True)
-class _Ended:
+class _Outcome:
     """How the cached search ended."""
 
     search_stopped: str
@@ -149,7 +149,7 @@ class _Head:
 
     format: int
     budget: Any  # a number, possibly infinite
-    report: _Ended
+    report: _Outcome
     plan: dict[str, Any]
     source: str
     verified: str
@@ -209,14 +209,14 @@ class Entry:
                 return "its program reads otherwise when it is made anew"
             with replacing_raw(self.path) as file:
                 file.write(sealed(json.dumps(data, separators=(",", ":")).encode()))
-            self._make_room()
+            self._evict()
         except TensorGraphsError as error:
             return error.message
         except OSError as error:
             return f"{error.strerror or error}"
         return ""
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         used: dict[Path, float] = {}
         for path in self.path.parent.glob("*.json"):
             with suppress(FileNotFoundError):  # another process may be evicting entries, too

@@ -123,7 +123,7 @@ def _finished(
     report.verification = accepted.verdict.to_json() if accepted.verdict else None
     report.warnings += session.warnings
     if symbolic is not None:
-        report.sizes, report.warnings = symbolic.spelled(), [*report.warnings, *symbolic.notes()]
+        report.sizes, report.warnings = symbolic.size_ranges(), [*report.warnings, *symbolic.notes()]
     if choice.stopped == "budget":
         session.cut.append("measuring")
     unoptimized = faster_unoptimized(session, task, program, report)

@@ -43,9 +43,7 @@ class Session:
     started: tuple[Store, CpuMeasurer | GpuMeasurer] | None = (
         None  # GPU measurer whose processes were started in advance
     )
-    memory: list[str] = field(
-        default_factory=list
-    )  # messages: why no cached plan was used; why this plan was not cached
+    memory: list[str] = field(default_factory=list)  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
 

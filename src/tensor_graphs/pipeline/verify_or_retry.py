@@ -48,7 +48,7 @@ GROSS = 8.0  # multiple of the fair error above which a kernel is excluded at on
 MARGIN = 0.9  # safety factor on an error budget: random errors of another plan add up slightly differently
 REWRITES = "all rewrites"
 STORED = "values stored in fewer bits than an output has"
-NOTHING = Diagnosis(0.0, {}, {}, ())
+NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Acceptance:
             choice = choice or self.choose(found, ())
         except NoPlanError:
             if self.dropped:
-                raise _beyond_tolerance() from None
+                raise _no_plan_within_tolerance() from None
             raise
         with self.stage("build"):
             if self.plan is not None:
@@ -120,14 +120,14 @@ class Acceptance:
             assert program.plan is not None
             with self.stage("verify"):
                 try:
-                    verdict, wrong = self._judged(program, attempt)
+                    verdict, wrong = self._verdict(program, attempt)
                 except Halted:
                     self.cut.append("verification")
                     return choice, program, None
                 except TensorGraphsError:
                     raise
                 except Exception as error:  # a compiler error, or an error of the first launch of a kernel
-                    found = self._without_untried(found, choice, error)
+                    found = self._without_unmeasured(found, choice, error)
                     continue
                 if verdict.passed and not wrong:
                     return choice, program, verdict
@@ -135,17 +135,17 @@ class Acceptance:
                 hurried = self.late() and not (wrong or last or verdict.miscompiled)
                 narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict)
                 again = narrow and not (last or hurried)
-                finding = NOTHING if wrong or hurried or again else diagnose(self.graph, fixed(program.plan))
+                finding = NO_DIAGNOSIS if wrong or hurried or again else diagnose(self.graph, fixed(program.plan))
             if wrong and REWRITES in self.dropped:
                 raise SizesError(wrong)
             if again:
-                found = self._drop(STORED, self.stored(found.view), *self.dropped)
+                found = self._excluded(STORED, self.stored(found.view), *self.dropped)
                 self.say(f"over tolerance, again without {STORED}")
                 continue
             if narrow and hurried:
                 self.dropped.append(STORED)
             if wrong or hurried:
-                found = self._drop(REWRITES, self._plain(), *self.dropped)
+                found = self._excluded(REWRITES, self._unrewritten(), *self.dropped)
                 self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
                 self.cut += ["other plans within tolerance"] if hurried else []
                 continue
@@ -155,9 +155,9 @@ class Acceptance:
                 if self.tolerance not in FACTORS:
                     break
                 return choice, program, verdict.of_unoptimized()
-            found = self._less(found, choice, finding, verdict, attempt)
+            found = self._without_cause(found, choice, finding, verdict, attempt)
             self.say(f"over tolerance, again without {self.dropped[-1]}")
-        raise _beyond_tolerance()
+        raise _no_plan_within_tolerance()
 
     def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
         """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
@@ -167,28 +167,28 @@ class Acceptance:
         ]
         return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
 
-    def _plain(self) -> Hypergraph:
+    def _unrewritten(self) -> Hypergraph:
         """The hypergraph of the graph without rewriting."""
         return self.stored(None) if STORED in self.dropped else self.plain()
 
-    def _without_untried(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
+    def _without_unmeasured(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
         """Exclude kernels whose schedules were never run: all of them, or, if the rest does not cover every output,
         those of the plan.
 
         Returns the reduced hypergraph. Raises `error` if the plan has no such kernel.
         """
-        untried = {
+        unmeasured = {
             i for i, (c, p) in enumerate(zip(choice.hypergraph.candidates, choice.prices))
             if not c.is_view and c.template.space is not None and p.source != "measured"
         }  # fmt: skip
-        chosen = untried.intersection(choice.chosen)
+        chosen = unmeasured.intersection(choice.chosen)
         if not chosen:
             raise error
         said = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
         self.say(f"a kernel of the plan does not run, again without {said}")
         self.dropped.append(said)
         candidates = choice.hypergraph.candidates
-        for left_out in (untried, chosen):
+        for left_out in (unmeasured, chosen):
             found = replace(choice.hypergraph, candidates=[c for i, c in enumerate(candidates) if i not in left_out])
             try:
                 self.tighter = self.choose(found, ())
@@ -197,7 +197,7 @@ class Acceptance:
                 continue
         raise error
 
-    def _judged(self, program: Program, attempt: int) -> tuple[Verification, str]:
+    def _verdict(self, program: Program, attempt: int) -> tuple[Verification, str]:
         """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
         poll = self.polled()
         program.check_room()  # fail on insufficient memory before references are computed
@@ -211,9 +211,9 @@ class Acceptance:
         if verdict.passed and verdict.cut:
             self.cut.append(verdict.cut)
         verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
-        return verdict, self._wrong(program, verdict, poll)
+        return verdict, self._problem(program, verdict, poll)
 
-    def _wrong(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
+    def _problem(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
         """Problem of a size-polymorphic program, or "": at other sizes, or at these sizes if lifting to free sizes was
         wrong.
         """
@@ -225,7 +225,7 @@ class Acceptance:
             return ""
         return verdict.worst.said
 
-    def _less(
+    def _without_cause(
         self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, attempt: int
     ) -> Hypergraph:
         """Exclude the most likely cause from the hypergraph and record it in `dropped`."""
@@ -234,12 +234,12 @@ class Acceptance:
                 worst = finding.inaccurate[0]
                 if finding.kernels[worst] <= GROSS and self._tighten(found, choice, finding, verdict):
                     return found
-                return self._drop(worst, found, worst)
+                return self._excluded(worst, found, worst)
             if REWRITES not in self.dropped and (family := rewritten_most(choice)) is not None:
                 original = as_it_came(found.view)
                 kept = [c for c in found.candidates if c.template.family != family or original(c)]
-                return self._drop(f"rewritten {family}", replace(found, candidates=kept))
-        return self._drop(REWRITES, self._plain(), *self.dropped)
+                return self._excluded(f"rewritten {family}", replace(found, candidates=kept))
+        return self._excluded(REWRITES, self._unrewritten(), *self.dropped)
 
     def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:
         """Solve for a choice within a rounding-error budget and record it; return whether one was found.
@@ -266,7 +266,7 @@ class Acceptance:
         self.dropped.append(f"kernels that round by more than {most:.2g} together")
         return True
 
-    def _drop(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
+    def _excluded(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
         self.dropped.append(what)
         return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
 
@@ -288,7 +288,7 @@ def fixed(plan: Plan) -> Plan:
     return bind_sizes(plan, plan.sizes)
 
 
-def _beyond_tolerance() -> NoPlanError:
+def _no_plan_within_tolerance() -> NoPlanError:
     return NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
 
 

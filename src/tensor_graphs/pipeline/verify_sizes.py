@@ -44,26 +44,31 @@ class SizeVerifier:
         """
         atoms = ranges(self.graph)
         found: list[Sizes] = []
-        for wanted in (self._least(atoms), self._small(atoms, ODD), self._small(atoms, EVEN), self._larger(atoms)):
-            sizes = next((s for s in wanted if self._means(s)), None)
+        for wanted in (
+            self._minimal(atoms),
+            self._from_list(atoms, ODD),
+            self._from_list(atoms, EVEN),
+            self._larger(atoms),
+        ):
+            sizes = next((s for s in wanted if self._is_valid(s)), None)
             if sizes is not None and sizes not in found and sizes != self.searched:
                 found.append(sizes)
         return found
 
-    def _means(self, sizes: Sizes) -> bool:
+    def _is_valid(self, sizes: Sizes) -> bool:
         try:
             self.graph.bind(sizes)
         except ShapeError:
             return False
         return True
 
-    def _least(self, atoms: Mapping[str, Atom]) -> Iterator[Sizes]:
+    def _minimal(self, atoms: Mapping[str, Atom]) -> Iterator[Sizes]:
         low = {name: atom.min for name, atom in atoms.items()}
         while any(low[n] < self.searched[n] for n in low):
             yield dict(low)
             low = {n: min(2 * s, self.searched[n]) for n, s in low.items()}
 
-    def _small(self, atoms: Mapping[str, Atom], among: Sequence[int]) -> Iterator[Sizes]:
+    def _from_list(self, atoms: Mapping[str, Atom], among: Sequence[int]) -> Iterator[Sizes]:
         for start in range(len(among)):
             yield {n: min(max(among[(start + i) % len(among)], a.min), a.max) for i, (n, a) in enumerate(atoms.items())}
         yield {n: max(s - 1, atoms[n].min) for n, s in self.searched.items()}
@@ -72,21 +77,21 @@ class SizeVerifier:
         grown: list[Callable[[int], int]] = [lambda s: 2 * s + 1, lambda s: s + s // 2 + 1, lambda s: s + 1]
         for grow in grown:
             sizes = {n: min(grow(s), atoms[n].max) for n, s in self.searched.items()}
-            if self._means(sizes) and self._light(sizes):
+            if self._is_valid(sizes) and self._is_small(sizes):
                 yield sizes
         for name, size in self.searched.items():  # large models: one dimension plus one, the others minimal
             yield {n: min(size + 1, a.max) if n == name else min(a.min, self.searched[n]) for n, a in atoms.items()}
 
-    def _drawn(self, seed: int) -> Iterator[Sizes]:
+    def _random(self, seed: int) -> Iterator[Sizes]:
         """Additional random sizes, mostly small; only valid ones with little computation."""
         rng, atoms = random.Random(seed), ranges(self.graph)
         for k in range(EXTRA):
             most = 16 << k
             sizes = {n: rng.randint(a.min, max(a.min, min(a.max, most))) for n, a in atoms.items()}
-            if self._means(sizes) and self._light(sizes, LARGE_FLOPS / 8, LARGE_BYTES / 8):
+            if self._is_valid(sizes) and self._is_small(sizes, LARGE_FLOPS / 8, LARGE_BYTES / 8):
                 yield sizes
 
-    def _light(self, sizes: Sizes, flops: float = LARGE_FLOPS, size: float = LARGE_BYTES) -> bool:
+    def _is_small(self, sizes: Sizes, flops: float = LARGE_FLOPS, size: float = LARGE_BYTES) -> bool:
         """Whether the graph at these sizes stays below the given flops and bytes per value."""
         there = self.graph.bind(sizes)
         return graph_flops(list(there.roots)) <= flops and all(n.type.nbytes <= size for n in there.nodes() if n.args)
@@ -100,7 +105,7 @@ class SizeVerifier:
         `enough()`: skip the optional sizes; `poll`: see `verify`.
         """
         start = time.monotonic()
-        for number, sizes in enumerate(chain(needed := self.required(), self._drawn(seed))):
+        for number, sizes in enumerate(chain(needed := self.required(), self._random(seed))):
             if number >= len(needed) and (enough() or time.monotonic() - start > EXTRA_SECONDS):
                 break
             there = self.graph.bind(sizes)
@@ -112,12 +117,12 @@ class SizeVerifier:
                     poll=poll,
                 )  # fmt: skip
             except (TensorGraphsError, ValueError, TypeError, IndexError, RuntimeError) as error:
-                return self._noted(sizes, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+                return self._failure(sizes, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
             if wrong := [o for o in verdict.outputs if not _tolerable(o, tolerance)]:
-                return self._noted(sizes, wrong[0].said)
+                return self._failure(sizes, wrong[0].said)
         return ""
 
-    def _noted(self, sizes: Sizes, what: str) -> str:
+    def _failure(self, sizes: Sizes, what: str) -> str:
         at = ", ".join(f"{n}={s}" for n, s in sizes.items())
         self.failed.append(f"at {at}: {what}")
         return self.failed[-1]
