@@ -89,9 +89,13 @@ def record_workload(work: Any, device: str) -> Json:
     from tensor_graphs.backends.registry import select
     from tensor_graphs.costdb.store.store import Store
     from tensor_graphs.extract.search.plan import plan_of
-    from tensor_graphs.pipeline import optimize as pipeline
+    from tensor_graphs.options import Options
+    from tensor_graphs.pipeline.choose import choose
+    from tensor_graphs.pipeline.match import hypergraph
+    from tensor_graphs.pipeline.prepare import prepare
     from tensor_graphs.pipeline.prices import CostPricer
-    from tensor_graphs.pipeline.session import Options, Session
+    from tensor_graphs.pipeline.rewrite import rewrite
+    from tensor_graphs.pipeline.session import Session
     from tensor_graphs.pipeline.source import as_graph
 
     inputs, weights = work.arguments("cpu")
@@ -103,11 +107,11 @@ def record_workload(work: Any, device: str) -> Json:
         backend = "gpu" if device == "gpu" else "auto"
         session = Session(Options(backend=backend, budget=math.inf, deterministic=True, costdb=Path(folder)))
         graph = as_graph(work.module(weights), tuple(inputs))
-        prepared = pipeline.prepare(session, graph, None)
-        view, _, _ = pipeline.saturated(session, prepared.work)
-        found = pipeline.hypergraph(session, view, select(backend))
+        prepared = prepare(session, graph, None)
+        view = rewrite(session, prepared.work).view
+        found = hypergraph(session, view, select(backend))
         lines = sorted(candidate_records(found))
-        choice = pipeline.choose(session, found, CostPricer(Store(Path(folder), frozen=True)), None)
+        choice = choose(session, found, CostPricer(Store(Path(folder), frozen=True)), None)
         plan = plan_of(choice, prepared.work)
         return {
             "nodes": len(graph.nodes()), "e_classes": len(view), "candidates": len(lines), "kernels": lines,

@@ -18,8 +18,13 @@ from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.model.kernel import Candidate, Priced, Step, Template
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline.match import hypergraph
+from tensor_graphs.pipeline.prepare import prepare
 from tensor_graphs.pipeline.provenance import Origin, origin_of
+from tensor_graphs.pipeline.rewrite import rewrite
+from tensor_graphs.pipeline.session import Session
+from tensor_graphs.pipeline.source import as_graph
 
 NAMES = ("torch_cuda", "triton", "nvrtc")
 SPELLED = 400  # characters of a kernel's pattern that a record holds
@@ -50,10 +55,11 @@ def kernel(template: Template) -> tuple[str, str]:
 def found_again(module: Any, inputs: Sequence[Any], kernels: Sequence[Mapping[str, Any]]) -> Again | None:
     """The plan of a module that consists of a record's kernels; None where there is none any more."""
     wanted = Counter((k["kernel"], k["pattern"]) for k in kernels)
-    session = pipeline.Session(pipeline.Options(measure=False, budget=math.inf))
-    work = pipeline.prepare(session, pipeline.as_graph(module, tuple(inputs)), None).work
-    view, _, views = pipeline.saturated(session, work)
-    found = pipeline.hypergraph(session, view, [backend(name) for name in NAMES])
+    session = Session(Options(measure=False, budget=math.inf))
+    work = prepare(session, as_graph(module, tuple(inputs)), None).work
+    rewritten = rewrite(session, work)
+    view, views = rewritten.view, rewritten.block_views
+    found = hypergraph(session, view, [backend(name) for name in NAMES])
     kept = [c for c in found.candidates if c.is_view or kernel(c.template) in wanted]
     try:
         plan = plan_of(search(replace(found, candidates=kept), Alike()), work)

@@ -49,8 +49,11 @@ def main() -> None:
     from tensor_graphs.backends.registry import select
     from tensor_graphs.backends.tuning.compile_pool import CompilePool
     from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
-    from tensor_graphs.pipeline import optimize as pipeline
-    from tensor_graphs.pipeline.session import Options, Session
+    from tensor_graphs.options import Options
+    from tensor_graphs.pipeline.match import hypergraph
+    from tensor_graphs.pipeline.prepare import prepare
+    from tensor_graphs.pipeline.rewrite import rewrite
+    from tensor_graphs.pipeline.session import Session
     from tensor_graphs.pipeline.source import as_graph
 
     work = WORKLOADS[options.workload]
@@ -59,9 +62,9 @@ def main() -> None:
     with mock.patch.object(TorchCudaBackend, "unavailable", there), mock.patch.object(Generator, "unavailable", there):
         session = Session(Options(backend="triton-only"))
         graph = as_graph(work.module(weights), tuple(inputs))
-        view, _, _ = pipeline.saturated(session, pipeline.prepare(session, graph, None).work)
+        view = rewrite(session, prepare(session, graph, None).work).view
         start = time.monotonic()
-        found = pipeline.hypergraph(session, view, select("triton-only"))
+        found = hypergraph(session, view, select("triton-only"))
     kernels = [found.candidates[i] for i in found.calls[0] if found.candidates[i].template.space is not None]
     chosen = kernels[:: max(1, len(kernels) // options.kernels)][: options.kernels]
     print(f"{len(kernels)} generated kernels in {time.monotonic() - start:.2f} s, {len(chosen)} of them are searched")

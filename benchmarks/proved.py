@@ -17,8 +17,10 @@ from tensor_graphs.extract.model.kernel import Backend
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.models import zoo
 from tensor_graphs.models.files.taso import load_field_json
-from tensor_graphs.pipeline import optimize as pipeline
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline.match import hypergraph
+from tensor_graphs.pipeline.prepare import prepare
+from tensor_graphs.pipeline.session import Session
 
 from .common import QUICK, data, row
 from .stages import run, stated_prices
@@ -44,10 +46,9 @@ def measure(graph: Graph, backends: Sequence[Backend]) -> dict[str, Any]:
     found = run(graph, pricer=pricer, solve_seconds=SECONDS, backends=backends)
     whole = found.choice.extraction
     session = Session(Options(measure=False))
-    blocks = find_blocks(pipeline.prepare(session, graph, None).work, max_nodes=96)
+    blocks = find_blocks(prepare(session, graph, None).work, max_nodes=96)
     alone = [
-        search(pipeline.hypergraph(session, view, backends), pricer, solve_seconds=SECONDS).extraction
-        for view in found.views
+        search(hypergraph(session, view, backends), pricer, solve_seconds=SECONDS).extraction for view in found.views
     ]
     counts = [sum(i.block == k for i in blocks.instances) for k in range(len(alone))]
     proved = [whole.optimal or e.optimal for e in alone]

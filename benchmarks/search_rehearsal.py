@@ -38,9 +38,12 @@ from tensor_graphs.extract.candidates.candidates import Hypergraph
 from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import search
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline.match import hypergraph
+from tensor_graphs.pipeline.prepare import prepare
 from tensor_graphs.pipeline.prices import CostPricer
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.rewrite import rewrite
+from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.source import as_graph
 
 GPU = "gpu:NVIDIA H200:sm90:multiprocessors=132|none|none"
@@ -177,8 +180,8 @@ def hypergraph_of(workload: str, backend: str) -> Hypergraph:
     with mock.patch.object(TorchCudaBackend, "unavailable", there), mock.patch.object(Generator, "unavailable", there):
         session = Session(Options(backend=backend, budget=math.inf))
         graph = as_graph(work.module(weights), tuple(inputs))
-        view, _, _ = pipeline.saturated(session, pipeline.prepare(session, graph, None).work)
-        return pipeline.hypergraph(session, view, select(backend))
+        view = rewrite(session, prepare(session, graph, None).work).view
+        return hypergraph(session, view, select(backend))
 
 
 def main() -> None:

@@ -22,8 +22,11 @@ from tensor_graphs.extract.model.kernel import Backend, Plan, Pricer
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.preload import SOLVERS, STORE, load_ahead
 from tensor_graphs.extract.search.search import Choice, search
-from tensor_graphs.pipeline import optimize as pipeline
-from tensor_graphs.pipeline.session import Options, Session, open_store
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline.match import hypergraph
+from tensor_graphs.pipeline.prepare import prepare
+from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.pipeline.session import Session, open_store
 
 from .common import timed
 
@@ -76,7 +79,7 @@ def run(
     seconds: dict[str, float] = {}
     backends = select("auto") if backends is None else backends
     with timed(seconds, "simplify"):
-        work = pipeline.prepare(session, graph, sizes).work
+        work = prepare(session, graph, sizes).work
     with timed(seconds, "blocks"):
         blocks = find_blocks(work, max_nodes=max_nodes) if max_nodes else None
         graphs = [b.graph for b in blocks.unique] if blocks else [work]
@@ -85,10 +88,10 @@ def run(
         stages = saturate_in_stages(effort, graphs, session.options.rules, session.options.limits)
     with timed(seconds, "glue"):
         whole = [glue(blocks, views) if blocks else views[0] for views in stages]
-    found = [pipeline.hypergraph(session, view, backends) for view in whole]
+    found = [hypergraph(session, view, backends) for view in whole]
     seconds["candidates"] = session.clock.seconds["candidates"]
     with open_store(session) as store:
-        pricer = pricer or pipeline.CostPricer(store)
+        pricer = pricer or CostPricer(store)
         with timed(seconds, "extract"):
             choices = [search(graph, pricer, solve_seconds=solve_seconds) for graph in found]
         choice = min(choices, key=lambda c: c.cost)  # the first one of equals, as in the pipeline
@@ -101,10 +104,10 @@ def run(
     return Run(whole[-1], stages[-1], choice, plan, len(blocks.instances) if blocks else 1, seconds)
 
 
-def stated_prices() -> pipeline.CostPricer:
+def stated_prices() -> CostPricer:
     """Prices from the stated roofline alone, the same on every machine."""
     folder = tempfile.TemporaryDirectory(prefix="tensor_graphs-bench-")
-    pricer = pipeline.CostPricer(Store(folder.name))
+    pricer = CostPricer(Store(folder.name))
     weakref.finalize(pricer, folder.cleanup)  # also at the end of the process
     return pricer
 

@@ -45,10 +45,14 @@ from tensor_graphs.extract.solve.label_setting import LabelSetting
 from tensor_graphs.extract.solve.problem import Problem, ProblemRows
 from tensor_graphs.extract.solve.serialize import read_egraph
 from tensor_graphs.models.torch_export import export_bounds
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
 from tensor_graphs.pipeline import trace_check as caller_reference
-from tensor_graphs.pipeline.caller import Caller, compared, unlike
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline import trace_check_large
+from tensor_graphs.pipeline.caller import Caller
+from tensor_graphs.pipeline.choose_form import unlike
+from tensor_graphs.pipeline.match import SOME_LEFT_OUT
+from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.processes import memory_limits as host
 from tensor_graphs.verification import comparison, reference, strips, verify
@@ -91,8 +95,8 @@ def test_the_graph_as_it_came_is_not_matched_for_ever(tmp_path: Path) -> None:
         pytest.skip("no C compiler")
     with settings.override(home=str(tmp_path)):
         session = Session(Options(backend="auto", budget=1e-6, measure=False, verify=False))
-        program = pipeline.optimize_graph(session, growth.graph("wide", 60))
-    assert program.report is not None and pipeline.SOME_LEFT_OUT in program.report.cut
+        program = optimize_graph(session, growth.graph("wide", 60))
+    assert program.report is not None and SOME_LEFT_OUT in program.report.cut
 
 
 # ---------------------------------------------------------------- loading
@@ -264,7 +268,8 @@ def large(expression: Callable[[Tensor], Tensor], shape: tuple[int, ...] = (6000
 
 
 def verdict(graph: Graph, run: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> comparison.Verification:
-    monkeypatch.setattr(verify, "LARGE_BYTES", 1 << 16)
+    for module in (reference, verify):
+        monkeypatch.setattr(module, "LARGE_BYTES", 1 << 16)
     monkeypatch.setattr("tensor_graphs.verification.strips.PIECE", 1 << 12)
     return verify.verify(graph, run, **options)
 
@@ -358,7 +363,7 @@ def peak_of(run: Callable[[], Any]) -> int:
 
 
 def large_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller_reference, "LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(trace_check_large, "LARGE_BYTES", 1 << 20)
     monkeypatch.setattr(strips, "PIECE", 1 << 12)
     monkeypatch.setattr(drawing, "DRAWN", 1 << 12)
     monkeypatch.setattr(drawing, "PERIOD", 4099)
@@ -421,7 +426,7 @@ def test_long_calls_are_not_repeated_for_the_comparison(monkeypatch: pytest.Monk
     rival = Caller.of(lambda x: (calls.append(1), twice(x))[1], (x,), {})
     assert rival is not None and program.report is not None
     for first, count in (({"caller": 2e6, "program": 3e6}, 0), ({"caller": 2.0, "program": 3.0}, 1)):
-        taken = compared(program, rival, program.report, left=0.0, ended=lambda: True, first=first)
+        taken = is_caller_faster(program, rival, program.report, left=0.0, ended=lambda: True, first=first)
         assert (len(calls) > 0) == bool(count) and (taken or count)
 
 

@@ -18,12 +18,15 @@ from tensor_graphs.egraph.ir.composite_ops import layer_norm
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.extract.model.kernel import Template
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline import measuring
 from tensor_graphs.pipeline import plan_cache as remember
-from tensor_graphs.pipeline.optimize import UNTIMED, optimize_graph
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.match import generation_limit
+from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.session import Session
+from tensor_graphs.pipeline.time_program import UNTIMED
 from tensor_graphs.progress import Progress
-from tensor_graphs.verification import verify
+from tensor_graphs.verification import reference
 
 RNG = np.random.default_rng(0)
 PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}
@@ -116,14 +119,14 @@ def test_ctrl_c_in_a_stage_keeps_the_best(stage: str, home: Path) -> None:
 @pytest.mark.parametrize(("at", "verified"), [(1, 0), (2, 0), (3, 1)])
 def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pressed in the first run of the reference, in the second, and in the first for another input."""
-    progress, plain, calls = Progress(), verify.evaluate, []
+    progress, plain, calls = Progress(), reference.evaluate, []
 
     def evaluated(*given: Any, **more: Any) -> Any:
         calls.append(1)
         progress.stopped = progress.stopped or len(calls) == at
         return plain(*given, **more)
 
-    monkeypatch.setattr(verify, "evaluate", evaluated)
+    monkeypatch.setattr(reference, "evaluate", evaluated)
     made = run(progress)
     assert right(made) and len(calls) == at
     if verified:
@@ -135,7 +138,7 @@ def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: p
 
 def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tg.optimize(graph(), backend="numpy").report.remembered
-    progress, plain = Progress(), verify.evaluate
+    progress, plain = Progress(), reference.evaluate
 
     def evaluated(*given: Any, **more: Any) -> Any:
         progress.stopped = True
@@ -143,7 +146,7 @@ def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatc
 
     other = {**PARAMS, "g": PARAMS["g"] + 1}
     with monkeypatch.context() as patch:
-        patch.setattr(verify, "evaluate", evaluated)
+        patch.setattr(reference, "evaluate", evaluated)
         made = tg.optimize(graph(), params=other, backend="numpy", progress=progress)
     assert made.report.remembered and made.report.verification is None and "verification" in made.report.cut
     again = tg.optimize(graph(), params=other, backend="numpy")
@@ -161,7 +164,7 @@ def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypat
         def unavailable(self) -> str:
             return ""
 
-    monkeypatch.setattr(pipeline, "select", lambda choice: [Rough()])
+    monkeypatch.setattr(measuring, "select", lambda choice: [Rough()])
     monkeypatch.setattr(
         CpuMeasurer, "time", lambda self, t, c: Measured((0.01 if t is rough else 9.0,) * 5, {"rel_fro": 0.0})
     )
@@ -192,7 +195,7 @@ def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -
         moment[0] = 0.0
         session = Session(Options(budget=40.0), now=lambda: moment[0])
         moment[0] = began
-        enough = pipeline._found_enough(session, [backend("torch_cuda")])
+        enough = generation_limit(session, [backend("torch_cuda")])
         while not enough(False):
             moment[0] += 0.25
         return moment[0]

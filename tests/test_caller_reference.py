@@ -10,6 +10,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import TraceError
 from tensor_graphs.pipeline import trace_check as caller_reference
 from tensor_graphs.pipeline.source import as_graph
+from tensor_graphs.pipeline.trace_agreement import Rounding
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
@@ -96,7 +97,7 @@ def test_differences_that_rounding_decides_are_accepted():
         return rows - rows.mean(1, keepdims=True), np.argmax(rows * np.float32(0.1) * 3 - rows * np.float32(0.3), 1)
 
     graph = as_graph(centred, (X,))
-    rounding = caller_reference._Rounding(graph, {"a": X})
+    rounding = Rounding(graph, {"a": X})
     zero = np.zeros((3, 40), np.float32)
     assert rounding.explains(0, zero, zero + np.float32(2e-7)) and not rounding.explains(
         0, zero, zero + np.float32(1e-3)

@@ -15,8 +15,7 @@ import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.errors import ShapeError
-from tensor_graphs.pipeline import caller, timing
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.pipeline import caller, caller_timing, load, timing
 
 X, Y = (np.random.default_rng(i).standard_normal((4, 6)).astype(np.float32) for i in range(2))
 GIVEN: dict[str, Any] = {"backend": "numpy", "budget": 20.0, "effort": 0}
@@ -92,9 +91,7 @@ def test_a_slower_function_does_not_run() -> None:
 @pytest.mark.usefixtures("slow_plans")
 @pytest.mark.parametrize("off", [1e-3, "types", "raises", "same memory"])
 def test_what_is_not_the_function_that_was_traced_does_not_run(off: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        pipeline.caller_reference, "compare", lambda *args, **kwargs: ""
-    )  # it would refuse these functions
+    monkeypatch.setattr(load.trace_check, "compare", lambda *args, **kwargs: "")  # it would refuse these functions
 
     def other(x: Any, y: Any) -> Any:
         if type(x) is not np.ndarray:
@@ -138,10 +135,13 @@ def test_noise_takes_no_caller(monkeypatch: pytest.MonkeyPatch, share: float, ma
     given = caller.Caller.of(gated, (X, Y), {})
     assert given is not None
     took = {"caller": 100 * share, "program": 100.0, "wrapped": 100 * share}
-    monkeypatch.setattr(caller, "sampled", lambda calls, **how: {n: [took[n]] * 9 for n in calls})
+    monkeypatch.setattr(caller_timing, "sampled", lambda calls, **how: {n: [took[n]] * 9 for n in calls})
     ticks = iter(took.values())
     clock = lambda call: next(ticks)
-    assert caller.compared(program, given, program.report, left=5.0, ended=lambda: not many, clock=clock) is taken
+    assert (
+        caller_timing.is_caller_faster(program, given, program.report, left=5.0, ended=lambda: not many, clock=clock)
+        is taken
+    )
     assert program.report.program_us == 100
 
 

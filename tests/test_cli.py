@@ -258,9 +258,9 @@ def test_a_sweep_goes_on_where_it_ended(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensor_graphs.explorer import profile as sweep
-    from tensor_graphs.pipeline import optimize as pipeline
+    from tensor_graphs.pipeline import choose_form
 
-    monkeypatch.setattr(pipeline, "_time_whole", lambda *given: None)
+    monkeypatch.setattr(choose_form, "time_program", lambda *given: None)
     short = ("--backend", "numpy", "--budget", "60", "--workers", "1")
     monkeypatch.setattr(sweep, "interleaved", lambda pair, **given: dict.fromkeys(pair, 5.0))
     first = document(capsys, "profile", model, *short, "--paths", "1")

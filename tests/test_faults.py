@@ -29,9 +29,10 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate import worker
 from tensor_graphs.extract.model.kernel import Priced
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
 from tensor_graphs.pipeline.optimize import optimize_graph
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.pipeline.session import Session
 from tensor_graphs.progress import Progress
 from tensor_graphs.rules import ALL
 
@@ -188,7 +189,7 @@ def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None
     a, b, c = (tg.input(n, (4,)) for n in "abc")
     graph = Graph.of(((a + b) + c) * (a + c))
     start = time.monotonic()
-    made = optimize_graph(Session(Options(**FAST, limits=limits, rules=(exploding(), *ALL))), graph)
+    made = optimize_graph(Session(Options(**FAST, limits=limits), rules=(exploding(), *ALL)), graph)
     assert reason in made.report.stopped
     assert time.monotonic() - start < 30.0
     right(made, graph.outputs[0], {n: normal(4, seed=i) for i, n in enumerate("abc")})
@@ -197,7 +198,7 @@ def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None
 def test_memory_limits_are_kept() -> None:
     a, b = tg.input("a", (4,)), tg.input("b", (4,))
     limits = tg.Limits(nodes=10**8, iterations=10**6, seconds=60.0, bytes=1, beam=0)
-    made = optimize_graph(Session(Options(**FAST, limits=limits, rules=(exploding(),))), Graph.of((a + b) * a))
+    made = optimize_graph(Session(Options(**FAST, limits=limits), rules=(exploding(),)), Graph.of((a + b) * a))
     assert "bytes" in made.report.stopped
     right(made, (a + b) * a, {"a": normal(4), "b": normal(4, seed=1)})
 
@@ -205,7 +206,7 @@ def test_memory_limits_are_kept() -> None:
 # ---------------------------------------------------------------- 15: nothing to choose, or all the same
 def test_no_kernel_at_all_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     never = Priced(float("inf"), float("inf"), float("inf"), "failed")
-    monkeypatch.setattr(pipeline.CostPricer, "price", lambda self, found: [never for _ in found])
+    monkeypatch.setattr(CostPricer, "price", lambda self, found: [never for _ in found])
     with pytest.raises(errors.NoPlanError) as caught:
         tg.optimize(tg.exp(tg.input("x", (4,))), **FAST)
     assert caught.value.exit_code == 6
@@ -213,7 +214,7 @@ def test_no_kernel_at_all_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_equal_costs_are_decided_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     same = Priced(1.0, 1.0, 1.0, "measured")
-    monkeypatch.setattr(pipeline.CostPricer, "price", lambda self, found: [same for _ in found])
+    monkeypatch.setattr(CostPricer, "price", lambda self, found: [same for _ in found])
     x, y, z = (tg.input(n, (4,)) for n in "xyz")
     build = lambda: tg.optimize((x + y) * z + (y + x) * z, deterministic=True, **FAST)
     assert build().source == build().source

@@ -26,7 +26,6 @@ from tensor_graphs.backends.triton.backend import Triton
 from tensor_graphs.backends.tuning import single_kernel as single
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.cli.explain import explain_steps
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
@@ -34,20 +33,31 @@ from tensor_graphs.egraph.ir.graph import Graph, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.simplify.simplify import simplify
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPlanError
 from tensor_graphs.extract.model.kernel import Call, Operand
+from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline import background_reference, measuring, recall, time_program
+from tensor_graphs.pipeline import choose as choosing
 from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.pipeline.accept import unmeasured_kernels
+from tensor_graphs.pipeline.choose import choose
+from tensor_graphs.pipeline.match import hypergraph
 from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json
+from tensor_graphs.pipeline.prepare import prepare
+from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.pipeline.provenance import origin_of, read_origin
-from tensor_graphs.pipeline.session import Options, Session, open_store
+from tensor_graphs.pipeline.session import Session, open_store
 from tensor_graphs.private import read_sealed, sealed
-from tensor_graphs.verification import diagnose, reference
+from tensor_graphs.verification import diagnose, reference, verify
 from tensor_graphs.verification import memory_checks as room
 from tensor_graphs.verification.comparison import relative_error
 from tensor_graphs.verification.reference import sample_inputs
+from tensor_graphs.verification.verify import index_bounds
 
 torch = pytest.importorskip("torch")
 NO_GPU = backend("torch_cuda").unavailable()
@@ -216,11 +226,11 @@ def test_diagnosis_of_a_plan_that_stores_16_bits() -> None:
     graph, params = block("bfloat16")
     options = Options(backend="cuda", measure=False)
     session = Session(options)
-    work = pipeline.prepare(session, replace(graph, params=params), None).work
-    found = pipeline.hypergraph(session, pipeline.view_of(work), [backend("torch_cuda")])
+    work = prepare(session, replace(graph, params=params), None).work
+    found = hypergraph(session, view_of(work), [backend("torch_cuda")])
     with open_store(session) as store:
-        choice = pipeline.choose(session, found, pipeline.CostPricer(store), None)
-    plan = pipeline.plan_of(choice, work)
+        choice = choose(session, found, CostPricer(store), None)
+    plan = plan_of(choice, work)
     seen = diagnose.diagnose(replace(graph, params=params), plan)
     assert not seen.miscompiled and seen.rewrites == 0, seen
     broken = [replace(s, template=replace(s.template, code="{out}.copy_({x} * 2)")) if s.template.name == "cuda.silu" else s
@@ -253,12 +263,12 @@ def test_measuring_on_a_gpu_has_its_least_time_once(monkeypatch: pytest.MonkeyPa
         given.append(seconds)
         return SimpleNamespace(seconds={"measure": 0.5})
 
-    monkeypatch.setattr(pipeline, "search", search)
+    monkeypatch.setattr(choosing, "search", search)
     graph: Any = SimpleNamespace(candidates=[])
     for budget, least in ((5.0, 1.0), (100.0, 2.0)):
         session = Session(Options(backend="gpu", budget=budget), now=iter([0.0, *[3 * budget] * 50]).__next__)
         for measurer in (CpuMeasurer([]), object(), object()):
-            pipeline.choose(session, graph, Any, measurer)  # type: ignore[arg-type]
+            choose(session, graph, Any, measurer)  # type: ignore[arg-type]
             if measurer.__class__ is CpuMeasurer:
                 session.clock.seconds.clear()
         assert given[-3:] == [0.0, least, 0.0]
@@ -268,15 +278,15 @@ def test_measuring_on_a_gpu_has_its_least_time_once(monkeypatch: pytest.MonkeyPa
 def test_what_is_compared_with_is_computed_while_rewriting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first input; and where that fails, verification computes it as ever."""
     seen: list[int] = []
-    plain = reference.run_references
-    monkeypatch.setattr(reference, "run_references", lambda *given: seen.append(1) or plain(*given))
-    monkeypatch.setattr(pipeline, "gpu_facts", lambda: {"name": "rehearsal"})
+    plain = verify.compute_reference
+    monkeypatch.setattr(verify, "compute_reference", lambda *given: seen.append(1) or plain(*given))
+    monkeypatch.setattr(background_reference, "gpu_facts", lambda: {"name": "rehearsal"})
     graph, params = block("float16")
     for failing, left in ((False, 2), (True, 3)):
         ahead = lambda graph, device, failing=failing, **more: (
             1 / 0 if failing else reference.first_reference(graph, "cpu", **more)
         )
-        monkeypatch.setattr(pipeline, "first_reference", ahead)
+        monkeypatch.setattr(background_reference, "first_reference", ahead)
         program = tg.optimize(graph, params=params, backend="gpu", measure=False, budget=20)
         assert program.report.verification["passed"] and program.report.verification["seeds"] == 3
         assert len(seen) == left
@@ -290,8 +300,9 @@ def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
 ) -> None:
     """Where the whole program was slower, the unoptimized one is returned, verified; that is timed where kernels were not measured,
     time or not."""
-    monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
-    monkeypatch.setattr(pipeline, "measurer_of", lambda *given: None)
+    for module in (recall, time_program):
+        monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr(measuring, "measurer_of", lambda *given: None)
     monkeypatch.setattr(
         "tensor_graphs.pipeline.timing.sampled", lambda calls, **more: {"before": [before], "after": [10.0]}
     )
@@ -314,18 +325,19 @@ def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
 def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The second search is none, whatever the store has got meanwhile; with other weights it is verified, and a larger budget
     goes on where the first one was cut."""
-    monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
-    monkeypatch.setattr(pipeline, "measurer_of", lambda *given: None)
+    for module in (recall, time_program):
+        monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr(measuring, "measurer_of", lambda *given: None)
     monkeypatch.setattr(
         "tensor_graphs.pipeline.timing.sampled", lambda calls, **more: {"before": [5.0], "after": [10.0]}
     )
     graph, params = block("float16")
     with settings.override(home=str(tmp_path)):
         first = tg.optimize(graph, params=params, backend="gpu", budget=20)
-        monkeypatch.setattr("tensor_graphs.pipeline.optimize.listing", lambda root: "more was measured")
+        monkeypatch.setattr("tensor_graphs.pipeline.recall.listing", lambda root: "more was measured")
         searched: list[float] = []
-        plain = pipeline._searched
-        monkeypatch.setattr(pipeline, "_searched", lambda s, *a: searched.append(s.options.budget) or plain(s, *a))
+        plain = pipeline.search
+        monkeypatch.setattr(pipeline, "search", lambda s, *a: searched.append(s.options.budget) or plain(s, *a))
         second = tg.optimize(graph, params=params, backend="gpu", budget=20)
         check(second, graph, params, "float16")
         assert second.report.remembered and second.source == first.source and not searched
@@ -379,7 +391,7 @@ def test_on_a_gpu(_: int, dtype: str, choice: str) -> None:
 @pytest.mark.usefixtures("rehearsal")
 def test_what_cannot_fit_into_a_gpu_is_said_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "gpu_facts", lambda: {"memory_bytes": 10_000})
-    monkeypatch.setattr(pipeline, "_searched", lambda *given: pytest.fail("a search began"))
+    monkeypatch.setattr(pipeline, "search", lambda *given: pytest.fail("a search began"))
     with pytest.raises(DeviceMemoryError, match="take 32768 bytes, the GPU has 10000"):
         tg.optimize(tg.exp(tg.input("x", (64, 64))), backend="gpu", measure=False)
 
@@ -422,4 +434,4 @@ def test_what_was_never_measured_of_a_plan_is_compiled_before_it_runs() -> None:
         for n, s in enumerate(("predicted", "measured", "bound"))
     ]  # fmt: skip
     choice = SimpleNamespace(chosen=[0, 1, 2], hypergraph=SimpleNamespace(candidates=found), prices=prices)
-    assert [(t, c.schedule) for t, c in pipeline._untried(choice)] == [(found[0].template, {"m": 0})]  # type: ignore[arg-type]
+    assert [(t, c.schedule) for t, c in unmeasured_kernels(choice)] == [(found[0].template, {"m": 0})]  # type: ignore[arg-type]

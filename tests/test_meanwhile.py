@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier, Event, Thread
@@ -18,17 +19,23 @@ import tensor_graphs as tg
 from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.program.program import Program
-from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.triton.backend import Triton
 from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
 from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.ir.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph, make
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.model.clock import Halted
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline import measuring, overlapped_tuning, recall, search, time_program
 from tensor_graphs.pipeline import verify_or_retry as accept
-from tensor_graphs.pipeline.overlapped_tuning import Meanwhile
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.match import match_all
+from tensor_graphs.pipeline.overlapped_tuning import OverlappedTuning, start_tuning
+from tensor_graphs.pipeline.prepare import Task, prepare
+from tensor_graphs.pipeline.rewrite import Rewritten, rewrite
+from tensor_graphs.pipeline.session import Session
 
 WAIT_S = 60.0  # for what must happen
 
@@ -54,7 +61,7 @@ def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end
         assert searched["small"].wait(WAIT_S)
         return graph("large")
 
-    early = Meanwhile([lambda: graph("small"), large], search)
+    early = OverlappedTuning([lambda: graph("small"), large], search)
     early.matched()
     assert early.graph is not None and early.graph.name == "large"
     assert searched["large"].wait(WAIT_S)
@@ -70,11 +77,11 @@ def test_what_fails_is_noted_and_what_was_there_before_stays() -> None:
 
     nothing = lambda found, enough, begun: None
     for error, said in ((NoPlanError("none"), ["none"]), (KeyError(1), ["KeyError: 1"]), (Halted(), [])):
-        early = Meanwhile([lambda: graph("small"), partial(fail, error), lambda: graph("never")], nothing)
+        early = OverlappedTuning([lambda: graph("small"), partial(fail, error), lambda: graph("never")], nothing)
         early.matched()
         assert early.faults == said and early.graph is not None and early.graph.name == "small"
         early.end()
-    early = Meanwhile([lambda: graph("small")], lambda found, enough, begun: fail(NoPlanError("no kernels")))
+    early = OverlappedTuning([lambda: graph("small")], lambda found, enough, begun: fail(NoPlanError("no kernels")))
     early.matched()
     early.end()
     assert early.faults == ["no kernels"]
@@ -87,7 +94,7 @@ def test_nothing_is_begun_after_the_end() -> None:
         assert go.wait(WAIT_S)
         return graph("slow")
 
-    early = Meanwhile([slow, lambda: made.append(1)], lambda found, enough, begun: None)
+    early = OverlappedTuning([slow, lambda: made.append(1)], lambda found, enough, begun: None)
     ending = Thread(target=early.end)
     ending.start()
     while not early._over:
@@ -150,7 +157,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     for kind in (TorchCudaBackend, Triton):
         monkeypatch.setattr(kind, "unavailable", lambda self: "")
     monkeypatch.setattr(gpu_facts, "hardware", lambda: "rehearsal")
-    for module in (accept, pipeline):
+    for module in (accept, recall, time_program):
         monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
     monkeypatch.setattr(
         "tensor_graphs.pipeline.timing.sampled", lambda calls, **more: {"before": [10.0], "after": [10.0]}
@@ -160,7 +167,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         def __init__(self, store: Store) -> None:
             super().__init__(store, device="cpu", worker=found)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pipeline, "GpuMeasurer", Made)
+    monkeypatch.setattr(measuring, "GpuMeasurer", Made)
     return found
 
 
@@ -175,13 +182,13 @@ def small() -> Graph:
 def test_kernels_are_measured_before_the_graph_is_rewritten(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plain = pipeline.saturated
+    plain = rewrite
 
     def saturated(*given: Any) -> Any:
         assert device.tried.wait(WAIT_S)
         return plain(*given)
 
-    monkeypatch.setattr(pipeline, "saturated", saturated)
+    monkeypatch.setattr(search, "rewrite", saturated)
     program = tg.optimize(small(), params={"w": W}, backend="gpu", budget=120, costdb=tmp_path)
     report = program.report
     assert report.verification["passed"] and not any("ended early" in w for w in report.warnings)
@@ -192,9 +199,10 @@ def test_kernels_are_measured_before_the_graph_is_rewritten(
 
 def test_without_time_for_the_rewritten_graph_what_was_matched_of_the_one_that_came_is_used() -> None:
     session = Session(Options(backend="gpu", budget=0.0))
-    work = pipeline.prepare(session, small(), None).work
-    own, view = object(), pipeline.view_of(work)
-    assert pipeline.hypergraphs(session, work, view, pipeline.select("numpy"), own) == [own]  # type: ignore[arg-type]
+    task = Task(small(), prepare(session, small(), None), select("numpy"))
+    own, blocks = object(), find_blocks(task.work)
+    rewritten = Rewritten(view_of(task.work), blocks, [], [])
+    assert match_all(session, task, rewritten, own) == [own]  # type: ignore[arg-type]
     assert session.cut == ["kernels of the rewritten graph"]
 
 
@@ -209,16 +217,16 @@ def test_generated_kernels_have_their_least_time_from_when_libraries_were_matche
         return graph("no hypergraph")
 
     clock = SimpleNamespace(time=0.0)
-    monkeypatch.setattr(pipeline, "_matched", matched)
+    monkeypatch.setattr(overlapped_tuning, "match_kernels", matched)
     session, store = Session(Options(backend="gpu", budget=10.0), now=lambda: clock.time), Store(tmp_path)
-    work = pipeline.prepare(session, small(), None).work
-    early = pipeline.meanwhile(session, work, pipeline.select("gpu"), store, pipeline.GpuMeasurer(store))
+    task = Task(small(), prepare(session, small(), None), select("gpu"))
+    early = start_tuning(session, task, store, measuring.GpuMeasurer(store))
     early.matched()
     early.end()
     assert asked == [(False, True), (False, True)]
     asked.clear()
     clock.time = 0.0
-    early = pipeline.meanwhile(session, work, pipeline.select("triton-only"), store, pipeline.GpuMeasurer(store))
+    early = start_tuning(session, replace(task, backends=select("triton-only")), store, measuring.GpuMeasurer(store))
     early.matched()
     early.end()
     assert asked == [(False, False)], "all that is generated is needed where nothing else computes"

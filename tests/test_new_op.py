@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.loop_notation import notation
-from tensor_graphs.rules.tables.output_regions import wrong_region
+from tests.rules.output_regions import wrong_region
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of

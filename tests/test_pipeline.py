@@ -18,8 +18,12 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
-from tensor_graphs.pipeline.optimize import hypergraph, optimize_graph, prepare, saturated
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline.match import hypergraph
+from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.prepare import prepare
+from tensor_graphs.pipeline.rewrite import rewrite
+from tensor_graphs.pipeline.session import Session
 from tensor_graphs.progress import Progress
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
@@ -594,7 +598,7 @@ def test_rules_fire_through_the_casts_of_a_bfloat16_model() -> None:
 
     graph = load_module(model, (x,))
     prepared = prepare(session, graph, None)
-    view, _, _ = saturated(session, prepared.work)
+    view = rewrite(session, prepared.work).view
     widths = {int(view.types[c].shape[-1]) for n, c in enumerate(view.cls) if view.op[n] in ("matmul", "linear")}  # type: ignore[arg-type]
     assert widths & {32, 48}, f"no products of the same input were merged: widths {sorted(widths)}"
     assert hypergraph(session, view, select("numpy")).candidates

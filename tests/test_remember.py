@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial, partialmethod
 from pathlib import Path
@@ -27,10 +27,11 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.composite_ops import rms_norm, softmax
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.errors import TensorGraphsError
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.pipeline import choose_form, measuring, recall, search, time_program, verify_program
 from tensor_graphs.pipeline import plan_cache as remember
 from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json, priced_steps
+from tensor_graphs.pipeline.time_program import UNTIMED
 from tensor_graphs.private import read_sealed, sealed
 from tensor_graphs.progress import Progress
 
@@ -56,7 +57,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel takes as long as its name is, without a process that measures it; whole programs are not timed."""
     took = lambda self, template, call: Measured((float(len(template.name)),) * 5, {"rel_fro": 0.0})
     monkeypatch.setattr(CpuMeasurer, "time", took)
-    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: None)
+    whole_programs_take(monkeypatch, lambda *a: None)
+
+
+def whole_programs_take(monkeypatch: pytest.MonkeyPatch, timed: Callable[..., None]) -> None:
+    """Call `timed` in place of the timing of whole programs."""
+    for module in (choose_form, recall):
+        monkeypatch.setattr(module, "time_program", timed)
 
 
 def optimized(source: Any = None, **options: Any) -> Any:
@@ -72,8 +79,8 @@ def kept(home: Path) -> list[Path]:
 def test_a_second_search_is_none_and_its_program_is_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = optimized()
     assert not first.report.remembered and first.report.measured_now > 0 and len(kept(home)) == 1
-    for name in ("saturated", "verify", "measurer_of"):
-        monkeypatch.setattr(pipeline, name, None)  # nothing of the kind happens
+    for module, name in ((search, "rewrite"), (verify_program, "verify"), (measuring, "measurer_of")):
+        monkeypatch.setattr(module, name, None)  # nothing of the kind happens
     second = optimized()
     assert second.report.remembered and second.report.measured_now == 0 and second.source == first.source
     assert second.report.verification == first.report.verification and second.report.cost_us == first.report.cost_us
@@ -106,8 +113,8 @@ def test_other_weights_are_verified_and_other_questions_are_searched(
 ) -> None:
     optimized()
     asked: list[int] = []
-    plain = pipeline.verify
-    monkeypatch.setattr(pipeline, "verify", lambda *a, **k: asked.append(1) or plain(*a, **k))
+    plain = verify_program.verify
+    monkeypatch.setattr(verify_program, "verify", lambda *a, **k: asked.append(1) or plain(*a, **k))
     other = {"w": W + 1, "g": G}
     assert optimized(params=other).report.remembered and asked == [1]
     assert optimized(params=other).report.remembered and asked == [1]
@@ -125,13 +132,13 @@ def test_other_weights_are_verified_and_other_questions_are_searched(
 @pytest.mark.usefixtures("quick")
 def test_a_plan_that_is_wrong_for_other_weights_is_searched_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optimized()
-    plain = pipeline.verify
+    plain = verify_program.verify
 
     def failing(*given: Any, **more: Any) -> Any:
         verdict = plain(*given, **more)
         return replace(verdict, outputs=tuple(replace(o, finite=False) for o in verdict.outputs))
 
-    monkeypatch.setattr(pipeline, "verify", failing)
+    monkeypatch.setattr(verify_program, "verify", failing)
     report = optimized(params={"w": 2 * W, "g": G}).report
     assert not report.remembered and "accurate" in report.memory[0] and "accurate" in str(report)
 
@@ -204,15 +211,15 @@ def test_what_an_earlier_search_had_no_time_for_is_made_up_for(home: Path, monke
     optimized()
     (path,) = kept(home)
     data = json.loads(read_sealed(path))
-    data["report"]["cut"] = ["verification on 2 of 3 inputs", pipeline.UNTIMED]
+    data["report"]["cut"] = ["verification on 2 of 3 inputs", UNTIMED]
     data["report"]["verification"]["seeds"] = 1
     path.write_bytes(sealed(json.dumps(data).encode()))
     timed: list[Any] = []
-    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: timed.append(a))
+    whole_programs_take(monkeypatch, lambda *a: timed.append(a))
     report = optimized().report
     assert report.remembered and report.cut == [] and report.verification["seeds"] == 3 and len(timed) == 1
     assert optimized().report.cut == [] and len(timed) == 1  # and that is remembered
-    monkeypatch.setattr(pipeline, "verify", lambda *a, **k: pytest.fail("verified again"))
+    monkeypatch.setattr(verify_program, "verify", lambda *a, **k: pytest.fail("verified again"))
     assert optimized().report.remembered
 
 
@@ -221,10 +228,10 @@ def test_timing_that_was_made_up_for_is_not_made_up_for_again(home: Path, monkey
     optimized()
     (path,) = kept(home)
     data = json.loads(read_sealed(path))
-    data["report"]["cut"] = [pipeline.UNTIMED]
+    data["report"]["cut"] = [UNTIMED]
     path.write_bytes(sealed(json.dumps(data).encode()))
     timed: list[Any] = []
-    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: timed.append(a))
+    whole_programs_take(monkeypatch, lambda *a: timed.append(a))
     assert [optimized().report.cut for _ in range(3)] == [[]] * 3 and len(timed) == 1
 
 
@@ -338,7 +345,7 @@ def fast_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels in C take 1 µs, all others 50 µs; whole programs are not timed."""
     took = lambda self, template, call: Measured((1.0 if template.backend == "c" else 50.0,) * 5, {"rel_fro": 0.0})
     monkeypatch.setattr(CpuMeasurer, "time", took)
-    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: None)
+    whole_programs_take(monkeypatch, lambda *a: None)
 
 
 def in_c(**options: Any) -> Any:
@@ -394,10 +401,11 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(kind, "unavailable", lambda self: "")
     monkeypatch.setattr(gpu, "hardware", lambda: "rehearsal")
     monkeypatch.setattr(accept, "Program", partial(Program, device="cpu"))
-    monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
+    for module in (recall, time_program):
+        monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
     made = partialmethod(GpuMeasurer.__init__, device="cpu", timeout=60.0)
-    monkeypatch.setattr(pipeline, "GpuMeasurer", type("Here", (GpuMeasurer,), {"__init__": made}))
-    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: None)
+    monkeypatch.setattr(measuring, "GpuMeasurer", type("Here", (GpuMeasurer,), {"__init__": made}))
+    whole_programs_take(monkeypatch, lambda *a: None)
     source = t.exp(t.input("x", (40, 6))) * t.input("y", (40, 6))
     first = tg.optimize(source, backend="triton-only", budget=60)
     assert first.report.search_stopped == "measured" and first.report.measured_now > 0

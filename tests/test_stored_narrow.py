@@ -13,10 +13,15 @@ from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.search.plan import plan_of
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline.choose import choose
+from tensor_graphs.pipeline.match import stored_narrow
+from tensor_graphs.pipeline.prepare import prepare
 from tensor_graphs.pipeline.prices import CostPricer
-from tensor_graphs.pipeline.session import Options, Session, open_store
+from tensor_graphs.pipeline.rewrite import rewrite
+from tensor_graphs.pipeline.session import Session, open_store
 
 
 def supported() -> bool:
@@ -57,12 +62,12 @@ def exact(graph: Graph, x: Any) -> Any:
 def test_values_and_weights_lie_in_bfloat16() -> None:
     graph = model()
     session = Session(Options(measure=False))
-    prepared = pipeline.prepare(session, graph, None)
-    view, _, _ = pipeline.saturated(session, prepared.work)
-    found = pipeline.stored_narrow(session, view, select("torch"))
+    prepared = prepare(session, graph, None)
+    view = rewrite(session, prepared.work).view
+    found = stored_narrow(session, view, select("torch"))
     assert found is not None
     with open_store(session) as store:
-        choice = pipeline.choose(session, found, CostPricer(store), None)
+        choice = choose(session, found, CostPricer(store), None)
     plan = plan_of(choice, prepared.work)
     kinds = {v.type.dtype for v in plan.values if len(v.type.shape) == 2 and v.type.shape[-1] != 1}
     assert kinds == {"bfloat16"}, "all values longer than a statistic are stored in the model's dtype"
@@ -83,10 +88,10 @@ def test_the_faster_of_both_plans_is_verified_and_runs() -> None:
 
 def test_where_it_makes_no_sense_there_is_no_such_plan() -> None:
     session = Session(Options(measure=False, tolerance="exact"))
-    view = pipeline.view_of(pipeline.prepare(session, model(), None).work)
-    assert pipeline.stored_narrow(session, view, select("torch")) is None
+    view = view_of(prepare(session, model(), None).work)
+    assert stored_narrow(session, view, select("torch")) is None
     session = Session(Options(measure=False))
-    assert pipeline.stored_narrow(session, view, select("numpy")) is None
-    wide = pipeline.view_of(Graph.of(tg.exp(tg.input("x", (4, 4)))))
+    assert stored_narrow(session, view, select("numpy")) is None
+    wide = view_of(Graph.of(tg.exp(tg.input("x", (4, 4)))))
     with settings.override(threads=1):
-        assert pipeline.stored_narrow(session, wide, select("torch")) is None
+        assert stored_narrow(session, wide, select("torch")) is None

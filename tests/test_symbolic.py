@@ -26,9 +26,11 @@ from tensor_graphs.egraph.saturate.lift import Numbers, generic_sizes, lifted
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.extract.model.sizes import bound_call
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
 from tensor_graphs.pipeline.any_size import Symbolic
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.prepare import for_every_size, prepare
+from tensor_graphs.pipeline.session import Session
+from tensor_graphs.pipeline.verify_sizes import SizeVerifier
 from tensor_graphs.verification.comparison import relative_error
 from tensor_graphs.verification.reference import sample_inputs
 
@@ -256,8 +258,8 @@ def test_on_a_gpu_a_program_is_of_one_size() -> None:
 
     session = Session(Options(measure=False))
     graph = Graph.of(X * 2.0)
-    prepared = pipeline.prepare(session, graph, {"B": 1, "T": 8})
-    assert pipeline.for_every_size(session, graph, prepared, [SimpleNamespace(device="cuda")]) is None  # type: ignore[list-item]
+    prepared = prepare(session, graph, {"B": 1, "T": 8})
+    assert for_every_size(session, graph, prepared, [SimpleNamespace(device="cuda")]) is None  # type: ignore[list-item]
     assert session.warnings == ["the program runs at one size only: programs on a GPU do"]
 
 
@@ -266,9 +268,9 @@ def test_a_plan_that_is_wrong_elsewhere_is_not_used(monkeypatch: pytest.MonkeyPa
     left: list[str] = []  # what will be said of the next programs
 
     def wrong(self: Any, program: Any, tolerance: Any, seed: int, *_: Any) -> str:
-        return self._noted({"T": 3}, left.pop()) if left else ""
+        return self._failure({"T": 3}, left.pop()) if left else ""
 
-    monkeypatch.setattr(Symbolic, "wrong", wrong)
+    monkeypatch.setattr(SizeVerifier, "problem", wrong)
     graph = Graph.of(tg.relu(X) * 2.0)
     for count, single in ((1, False), (9, True)):
         left[:] = ["made up"] * count
@@ -283,7 +285,7 @@ def test_verification_at_other_sizes_sees_a_wrong_lift() -> None:
     graph = Graph.of(X[:, 0 : T - 1] * 2.0)
     program = tg.optimize(Graph.of(X[:, 0:1] * 2.0), **FAST)
     found = Symbolic.of(graph, {"B": 1, "T": 2}, exact=False)
-    assert "at B=" in found.wrong(program, "eager", 0)
+    assert "at B=" in found.verifier.problem(program, "eager", 0)
 
 
 # ---------------------------------------------------------------- numbers and e-nodes

@@ -229,11 +229,11 @@ def test_programs_that_launch_in_threads_leave_torch_s_rule_for_float32_alone() 
 
 
 def test_the_settings_of_a_call_hold_in_its_threads() -> None:
-    from tensor_graphs.pipeline.overlapped_tuning import Meanwhile
+    from tensor_graphs.pipeline.overlapped_tuning import OverlappedTuning
 
     seen: list[int] = []
     with settings.override(threads=3):
-        early = Meanwhile([lambda: seen.append(settings.current().threads)], lambda *given: None)  # type: ignore[list-item, func-returns-value]
+        early = OverlappedTuning([lambda: seen.append(settings.current().threads)], lambda *given: None)  # type: ignore[list-item, func-returns-value]
         early.matched()
         early.end()
     assert seen == [3]

@@ -19,10 +19,13 @@ from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
 from tensor_graphs.extract.model.kernel import Template
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline import measuring
 from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.optimize import optimize_graph
-from tensor_graphs.pipeline.session import Options, Session
+from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.pipeline.rewritten_values import faithful
+from tensor_graphs.pipeline.session import Session
 from tensor_graphs.rules import ALL
 from tensor_graphs.verification import comparison, reference, verify
 from tensor_graphs.verification.diagnose import diagnose
@@ -34,8 +37,8 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def run(expression: Any, rules: tuple[Rule, ...] = (), **options: Any) -> Any:
     graph = expression if isinstance(expression, Graph) else Graph.of(expression)
-    chosen = Options(backend="numpy", measure=False, rules=(*rules, *ALL), **options)
-    return optimize_graph(Session(chosen), graph)
+    chosen = Options(backend="numpy", measure=False, **options)
+    return optimize_graph(Session(chosen, rules=(*rules, *ALL)), graph)
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         numpy = backend("numpy")
         kept = tuple(t for t in numpy.templates if t.name != without)
         changed = _With(numpy, (*extra, *kept))
-        monkeypatch.setattr(pipeline, "select", lambda choice: [changed])
+        monkeypatch.setattr(measuring, "select", lambda choice: [changed])
 
     return put
 
@@ -66,13 +69,13 @@ def kernel(name: str, pattern: str, code: str) -> Template:
 
 def cheap(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Make the pricer believe that kernels of these names cost nearly nothing."""
-    price = pipeline.CostPricer.price
+    price = CostPricer.price
 
     def patched(self: Any, found: Any) -> Any:
         return [replace(p, us=0.001, low=0.001, high=0.001) if c.template.name in names else p
                 for c, p in zip(found, price(self, found))]  # fmt: skip
 
-    monkeypatch.setattr(pipeline.CostPricer, "price", patched)
+    monkeypatch.setattr(CostPricer, "price", patched)
 
 
 # ---------------------------------------------------------------- miscompiles
@@ -212,7 +215,7 @@ def test_rewriting_is_given_up_by_family(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_values_that_were_only_moved_are_as_they_came() -> None:
     x, w, v = tg.input("x", (4, 6)), tg.param("w", (6, 6)), tg.param("v", (6, 6))
     view = saturate_block(Graph.of([x @ w, x @ v, tg.exp(x) * 2.0 + tg.exp(x) * 3.0]), ALL, session=InProcess())
-    known, original = accept.faithful(view), view.original
+    known, original = faithful(view), view.original
     assert original[list(view.classes.values())].all() and original.sum() == len(set(view.classes.values()))
     assert (known >= original).all() and (~known).any()
     for i, op in enumerate(view.op):
@@ -384,13 +387,13 @@ def test_what_is_kept_of_a_float64_run_is_as_fine_as_what_it_judges(dtype: str, 
 
 def test_references_that_take_memory_go_once_nothing_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    found = accept.Acceptance.__dict__["_wrong"]
+    found = accept.Acceptance.__dict__["_problem"]
 
     def wrong(self: accept.Acceptance, *given: Any) -> str:
         self.elsewhere = lambda *_: held.append(len(self.references)) or ""  # type: ignore[func-returns-value]
         return str(found(self, *given))
 
-    monkeypatch.setattr(accept.Acceptance, "_wrong", wrong)
+    monkeypatch.setattr(accept.Acceptance, "_problem", wrong)
     for limit in (1 << 30, 1):
         monkeypatch.setattr(accept, "KEPT_BYTES", limit)
         tg.optimize(tg.exp(tg.input("x", (8,))), backend="numpy", budget=10.0, measure=False, again=True)

@@ -1,5 +1,4 @@
-"""The rewrite rules as data, one module a family: rules for models, rules for proofs only (normal forms, strides,
-    loops), and rules on request (partial).
+"""The rewrite rules in force, one module a family.
 
 In: nothing.
 Out: lists of rules.

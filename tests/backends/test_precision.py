@@ -19,9 +19,10 @@ from tensor_graphs.backends.tuning.jobs import job_of, template_of_job
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Template
-from tensor_graphs.pipeline.optimize import _Exact, _Within, view_of
+from tensor_graphs.pipeline.backend_filter import exact_only, within_loss
 from tensor_graphs.verification.comparison import spare
 
 torch = pytest.importorskip("torch")
@@ -46,7 +47,8 @@ def picture() -> Tensor:
 def found(root: Tensor, tolerance: Any) -> Hypergraph:
     own = Lowerings(0.0 if tolerance == "exact" else spare(tolerance)).opened
     chosen = [
-        _Exact(own(backend(n))) if tolerance == "exact" else _Within(own(backend(n)), spare(tolerance)) for n in NAMES
+        exact_only(own(backend(n))) if tolerance == "exact" else within_loss(own(backend(n)), spare(tolerance))
+        for n in NAMES
     ]
     return candidate_hypergraph(view_of(Graph.of([root])), chosen, view_strides)
 

@@ -24,9 +24,9 @@ from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
-from tensor_graphs.pipeline.optimize import view_of
 
 from .test_kir import x
 

@@ -31,7 +31,8 @@ from tensor_graphs.extract.search.warm_start import ages, rungs, start_of, warm_
 from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem
 from tensor_graphs.extract.solve.solve import METHODS, solve
 from tensor_graphs.models import zoo
-from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.pipeline import choose as choosing
+from tensor_graphs.pipeline.choose import choose_cheapest
 from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.rules import ALL
 
@@ -223,11 +224,11 @@ def test_less_effort_is_searched_first_and_kept_where_it_is_cheaper(monkeypatch:
             raise NoPlanError("nothing covers it")
         return SimpleNamespace(cost=graph.cost, stopped=graph.stopped)
 
-    monkeypatch.setattr(pipeline, "choose", choose)
+    monkeypatch.setattr(choosing, "choose", choose)
 
     def cheapest(*graphs: tuple[float, str]) -> int:
         made = [SimpleNamespace(number=n, cost=c, stopped=s) for n, (c, s) in enumerate(graphs)]
-        return int(pipeline._cheapest(Session(), made, None, None)[0].number)  # type: ignore[arg-type]
+        return int(choose_cheapest(Session(), made, None, None)[0].number)  # type: ignore[arg-type]
 
     assert cheapest((0.0, ""), (5.0, "measured"), (6.0, "measured")) == 1
     assert cheapest((0.0, ""), (5.0, "measured"), (4.0, "measured")) == 2

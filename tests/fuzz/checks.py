@@ -34,10 +34,11 @@ from tensor_graphs.extract.model.storage_dtypes import narrow_types
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import Choice
 from tensor_graphs.extract.solve.problem import Extraction
-from tensor_graphs.pipeline.optimize import prepare
+from tensor_graphs.options import Options
 from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json, priced_steps
-from tensor_graphs.pipeline.session import Options, Session
-from tensor_graphs.pipeline.verify_or_retry import renamed, run_flat
+from tensor_graphs.pipeline.prepare import prepare
+from tensor_graphs.pipeline.run_program import renamed, run_flat
+from tensor_graphs.pipeline.session import Session
 from tensor_graphs.rules import ALL
 
 from .graphs import Case

@@ -37,7 +37,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import ExportError, TensorGraphsError, UnsupportedError, UsageError
 from tensor_graphs.models.torch_export.arrays import to_numpy
 from tensor_graphs.models.torch_export.export import load_module
-from tensor_graphs.pipeline.verify_or_retry import run_flat
+from tensor_graphs.pipeline.run_program import run_flat
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "bool")

@@ -15,7 +15,7 @@ from tensor_graphs.egraph.ir.dims import Dim, dim
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import ShapeError, TensorGraphsError, UsageError
-from tensor_graphs.pipeline.verify_or_retry import run_flat
+from tensor_graphs.pipeline.run_program import run_flat
 from tensor_graphs.verification.reference import sample_inputs
 
 from .checks import SEEN, own_text

@@ -24,6 +24,7 @@ import typer
 
 from .. import __version__
 from ..errors import CostStoreError, ExtractionError, Interrupted, TensorGraphsError, TooLargeError, UsageError
+from ..options import Options, summary
 from ..writing import is_stream, write_text
 from .console import Answer, Console, Json, Out, Terminated, Verbose, terminated, text_of, working, writable
 from .rules import app as rules_app
@@ -49,16 +50,12 @@ Dims = Annotated[
 Fix = Annotated[
     list[str] | None, typer.Option("--fix", help="NAME=INT: compile a free dimension for this size only; repeatable")
 ]
-Backend = Annotated[str, typer.Option(help="auto, numpy, torch, c, gpu, cuda, triton, triton-only or generated")]
-Budget = Annotated[float, typer.Option(help="time limit of the whole optimization in seconds")]
-ToleranceOption = Annotated[
-    str, typer.Option(help="allowed error: eager, fast, exact, or a relative error such as 1e-3")
-]
-CostDb = Annotated[Path | None, typer.Option(help="folder of the store of measured kernel costs")]
-Trust = Annotated[
-    bool, typer.Option("--trust-model", help="allow model formats that can run code while loading (.pt2)")
-]
-Seed = Annotated[int, typer.Option(help="random seed of the verification inputs")]
+Backend = Annotated[str, typer.Option(help=summary("backend"))]
+Budget = Annotated[float, typer.Option(help=summary("budget"))]
+ToleranceOption = Annotated[str, typer.Option(help=summary("tolerance"))]
+CostDb = Annotated[Path | None, typer.Option(help=summary("costdb"))]
+Trust = Annotated[bool, typer.Option("--trust-model", help=summary("trust"))]
+Seed = Annotated[int, typer.Option(help=summary("seed"))]
 Nodes = Annotated[int, typer.Option(help="maximum number of e-nodes per block")]
 Iterations = Annotated[int, typer.Option(help="maximum number of saturation iterations per block")]
 Beam = Annotated[
@@ -71,16 +68,9 @@ Slack = Annotated[
     float,
     typer.Option(help="keep e-nodes whose cost exceeds the best of their e-class by at most this many kernel launches"),
 ]
-Effort = Annotated[
-    int,
-    typer.Option(
-        help="0: no rewriting; 1: rewriting within these limits; each further level adds a run with doubled limits"
-    ),
-]
-MemoryLimit = Annotated[
-    float | None, typer.Option(help="maximum bytes of all kernel outputs and scratch memory together")
-]
-ErrorBudget = Annotated[float | None, typer.Option(help="maximum sum of the kernels' measured relative errors")]
+Effort = Annotated[int, typer.Option(help=summary("effort"))]
+MemoryLimit = Annotated[float | None, typer.Option(help=summary("memory_limit"))]
+ErrorBudget = Annotated[float | None, typer.Option(help=summary("error_budget"))]
 
 
 # ---------------------------------------------------------------- arguments
@@ -138,14 +128,14 @@ def options(
 
 @app.command()
 def optimize(
-    model: Model, output: Out = None, dim: Dims = None, fix: Fix = None, backend: Backend = "auto", budget: Budget = 60.0,
-    tolerance: ToleranceOption = "eager", costdb: CostDb = None,
-    verify: Annotated[bool, typer.Option(help="compare the result with a float64 run of the original")] = True,
-    measure: Annotated[bool, typer.Option(help="measure kernels that the cost store does not contain")] = True,
-    seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
-    effort: Effort = 1, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
+    model: Model, output: Out = None, dim: Dims = None, fix: Fix = None, backend: Backend = "auto", budget: Budget = Options.budget,
+    tolerance: ToleranceOption = str(Options.tolerance), costdb: CostDb = None,
+    verify: Annotated[bool, typer.Option(help=summary("verify"))] = Options.verify,
+    measure: Annotated[bool, typer.Option(help=summary("measure"))] = Options.measure,
+    seed: Seed = Options.seed, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
+    effort: Effort = Options.effort, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
     rules: Annotated[Path | None, typer.Option(help="file of additional rewrite rules, one per line")] = None,
-    again: Annotated[bool, typer.Option("--again", help="search again instead of reusing the cached plan of an earlier search")] = False,
+    again: Annotated[bool, typer.Option("--again", help=summary("again"))] = Options.again,
     report: Annotated[Path | None, typer.Option(help="write an HTML report to this file")] = None,
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
@@ -180,8 +170,8 @@ def default_output(model: str) -> Path:
 @app.command()
 def saturate(
     model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="e-graph JSON file to write (.json or .json.gz)")],
-    dim: Dims = None, backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None,
-    nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3, effort: Effort = 1,
+    dim: Dims = None, backend: Backend = "auto", budget: Budget = Options.budget, costdb: CostDb = None,
+    nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3, effort: Effort = Options.effort,
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Run rewriting only; write the saturated e-graph with its candidate kernels and prices for `extract`."""
@@ -270,7 +260,7 @@ def explain(
 @app.command()
 def profile(
     model: Model, paths: Annotated[int, typer.Option(help="number of distinct plans to time")] = 5, dim: Dims = None,
-    backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None, trust_model: Trust = False,
+    backend: Backend = "auto", budget: Budget = Options.budget, costdb: CostDb = None, trust_model: Trust = False,
     diversity: Annotated[float, typer.Option(help="minimum share of a plan's time in kernels that any other plan does not have, 0 to 1")] = 0.05,
     resume: Annotated[bool, typer.Option("--resume", help="reuse the times of an earlier sweep of this model")] = False,
     workers: Annotated[int, typer.Option(help="worker processes for rewriting; 0: one per core")] = 0,

@@ -40,13 +40,14 @@ def explain(
         found = explain_rewrites(target, dims=dims, backend=backend, trust=trust)
         return {"blocks": [b.to_json() for b in found]}, "\n".join(map(str, found))
     from ..egraph.ir.blocks import find_blocks
-    from ..pipeline import optimize as pipeline
-    from ..pipeline.session import Options, Session
+    from ..options import Options
+    from ..pipeline.prepare import prepare
+    from ..pipeline.session import Session
     from ..pipeline.source import as_graph
 
     graph = as_graph(target, dims=dims, trust=trust)
     session = Session(Options(backend=backend))
-    prepared = pipeline.prepare(session, graph, dims)
+    prepared = prepare(session, graph, dims)
     blocks = find_blocks(prepared.work)
     counts = dict(sorted(graph.counts().items(), key=lambda r: -r[1]))
     inputs = [f"{t.attr('name')}: {t.type}" for t in prepared.graph.inputs]
@@ -111,7 +112,7 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
 
 def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     from ..egraph.view.view import rule_table
-    from ..pipeline.any_size import range_text
+    from ..pipeline.size_ranges import range_text
 
     program = load_program(folder, device="cpu")  # the program is not run, so no GPU is needed
     saved = _report(folder / "report.json")

@@ -48,9 +48,10 @@ from ..extract.solve.problem import Extraction, Problem, reachable
 from ..extract.solve.serialize import parse_egraph, read_document, read_egraph, write_egraph
 from ..models.files.limits import check_size
 from ..models.files.native import attrs_from_json, attrs_to_json, load_graph, save_graph
-from ..pipeline.optimize import hypergraph as all_kernels
+from ..options import Options
+from ..pipeline.match import hypergraph as all_kernels
 from ..pipeline.provenance import attach
-from ..pipeline.session import Options, Session
+from ..pipeline.session import Session
 from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
@@ -335,7 +336,7 @@ def _check(program: Program, graph: Graph, where: str) -> Verification:
     hold.
     """
     from ..extract.model.work import graph_flops
-    from ..pipeline.verify_or_retry import run_flat
+    from ..pipeline.run_program import run_flat
     from ..verification.verify import verify
 
     flops = graph_flops(list(graph.roots))

@@ -24,10 +24,14 @@ from ..errors import BadModelError, UsageError
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..pipeline import optimize as pipeline
+from ..options import Options
+from ..pipeline.choose import choose
+from ..pipeline.match import hypergraph
+from ..pipeline.prepare import prepare
 from ..pipeline.prices import CostPricer
 from ..pipeline.provenance import origin_of, read_origin
-from ..pipeline.session import Options, Session, open_store
+from ..pipeline.rewrite import rewrite
+from ..pipeline.session import Session, open_store
 from ..pipeline.source import as_graph
 from ..rules import ALL
 
@@ -132,10 +136,10 @@ def explain_rewrites(
     Each block is extracted alone; the plan of the whole model may differ at block boundaries. Nothing is measured.
     Takes the sources of `optimize`. `replay`: evaluate every step numerically; None: only for small blocks.
     """
-    session = Session(Options(backend, limits=limits or Limits(), measure=False))
+    session = Session(Options(backend=backend, limits=limits, measure=False))
     graph = as_graph(source, example_inputs, dims=dims, trust=trust)
-    _, blocks, views = pipeline.saturated(session, pipeline.prepare(session, graph, dims).work)
-    return list(_blocks(session, blocks, views, replay))
+    rewritten = rewrite(session, prepare(session, graph, dims).work)
+    return list(_blocks(session, rewritten.blocks, rewritten.block_views, replay))
 
 
 def explain_saved(
@@ -157,17 +161,11 @@ def explain_saved(
     origin = read_origin(Path(folder))
     roots, chosen = origin.roots, origin.chosen
     until = time.monotonic() + seconds
-    session = Session(
-        Options(
-            limits=limits or Limits(),
-            effort=effort,
-            rules=(*ALL, *rules),
-            tolerance="exact" if exact else "eager",
-            measure=False,
-            budget=math.inf,
-        )
-    )
-    view, blocks, views = pipeline.saturated(session, Graph.of(list(roots)))
+    tolerance = "exact" if exact else "eager"
+    options = Options(backend="auto", limits=limits, effort=effort, tolerance=tolerance, measure=False, budget=math.inf)
+    session = Session(options, rules=(*ALL, *rules))
+    rewritten = rewrite(session, Graph.of(list(roots)))
+    view, blocks, views = rewritten.view, rewritten.blocks, rewritten.block_views
     classes = classes_of(congruent(view), [*roots, *chosen])
     if any(classes.get(a) != classes.get(b) or a not in classes for a, b in zip(roots, chosen)):
         raise BadModelError(
@@ -178,7 +176,7 @@ def explain_saved(
     for term in topological(chosen):
         if term in classes:
             terms.setdefault(classes[term], term)
-    return list(_saved_blocks(blocks, views, classes, terms, session.options.rules, replay, until))
+    return list(_saved_blocks(blocks, views, classes, terms, session.rules, replay, until))
 
 
 def _saved_blocks(
@@ -252,11 +250,11 @@ def _cut(
 def _blocks(
     session: Session, blocks: Blocks, views: Sequence[EGraphView], replay: bool | None
 ) -> Iterator[BlockRewrites]:
-    backends = select(session.options.backend)
+    backends = select(session.options.backend_name)
     with open_store(session) as store:
         for number, (block, view) in enumerate(zip(blocks.unique, views)):
-            found = pipeline.hypergraph(session, view, backends)
-            choice = pipeline.choose(session, found, CostPricer(store), None)
+            found = hypergraph(session, view, backends)
+            choice = choose(session, found, CostPricer(store), None)
             steps, checked = explain_choice(block.graph, view, choice, replay=replay)
             yield BlockRewrites(
                 number, sum(i.block == number for i in blocks.instances), len(block.graph.nodes()), len(view), 0,

@@ -11,9 +11,13 @@ from ..backends.tuning.jobs import write_jobs
 from ..extract.model.kernel import Candidate
 from ..extract.search.search import Choice, alternatives
 from ..extract.search.state import RIVALS
-from ..pipeline.optimize import choose, hypergraph, prepare, saturated
+from ..options import Options
+from ..pipeline.choose import choose
+from ..pipeline.match import hypergraph
+from ..pipeline.prepare import prepare
 from ..pipeline.prices import CostPricer
-from ..pipeline.session import Options, Session, open_store
+from ..pipeline.rewrite import rewrite
+from ..pipeline.session import Session, open_store
 from ..pipeline.source import as_graph
 from ..progress import Progress
 
@@ -31,7 +35,7 @@ def write_lacking(
     graph = as_graph(model, dims=dims, trust=trust)
     backends = select("gpu" if name == "auto" and settings.current().gpu else name)
     prepared = prepare(session, graph, dims)
-    view, _, _ = saturated(session, prepared.work)
+    view = rewrite(session, prepared.work).view
     found = hypergraph(session, view, backends)
     with open_store(session) as store:
         choice = choose(session, found, CostPricer(store), None)

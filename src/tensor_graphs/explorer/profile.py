@@ -24,11 +24,11 @@ from ..egraph.ir.graph import Graph, structural_digest
 from ..errors import UsageError
 from ..extract.model.kernel import Plan
 from ..extract.search.search import variants
-from ..pipeline import optimize as pipeline
+from ..pipeline.optimize import optimize
 from ..pipeline.plan_file import priced_steps
+from ..pipeline.run_program import run_flat
 from ..pipeline.source import as_graph, bound, sizes_of
 from ..pipeline.timing import clock_of, interleaved
-from ..pipeline.verify_or_retry import run_flat
 from ..plain import decode, read_bytes, strict_json
 from ..progress import Progress
 from ..verification.diagnose import meaning
@@ -104,7 +104,7 @@ def profile(
     with settings.override(**({"workers": workers} if workers else {})):
         free = as_graph(model, trust=trust)
         graph, _ = bound(free, sizes_of(free, dims))  # plans for one size: the measured kernels are those they call
-        first = pipeline.optimize(
+        first = optimize(
             graph, backend=backend, budget=SEARCHING * budget, costdb=costdb, again=True, progress=progress, verify=False,
         )  # fmt: skip
         left = max(until - time.monotonic(), LEAST)

@@ -2,64 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import settings
 from ..backends.program.program import Program
 from ..backends.registry import select
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.rule import Rule
-from ..egraph.saturate.saturate import Limits
 from ..extract.model.kernel import Plan
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice, alternatives
-from ..pipeline.optimize import _cheapest, hypergraph, prepare, saturated
+from ..options import Options, PathOptions, SaturateOptions
+from ..pipeline.choose import choose_cheapest
+from ..pipeline.match import hypergraph
+from ..pipeline.prepare import prepare
 from ..pipeline.prices import CostPricer
 from ..pipeline.provenance import attach
-from ..pipeline.session import Options, Session, beside_ours, open_store
+from ..pipeline.rewrite import rewrite
+from ..pipeline.session import Session, open_store
 from ..pipeline.source import as_graph
 from ..progress import Progress
+from ..public_functions import takes_options
 from ..report.report import Report
-from ..verification.comparison import Tolerance
 from .explorer import Explorer
 
 
-def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, Any] | None = None,
-             dims: Mapping[str, int] | None = None, backend: str | None = None, limits: Limits | None = None,
-             tolerance: Tolerance = "eager", budget: float = 60.0, costdb: str | Path | None = None,
-             memory_limit: float | None = None, error_budget: float | None = None, effort: int = 1,
-             rules: Sequence[Rule] = (), progress: Progress | None = None, example_kwargs: Mapping[str, Any] | None = None,
-             trust: bool = False) -> Explorer:  # fmt: skip
+@takes_options(SaturateOptions)
+def saturate(source: Any, example_inputs: Any, options: SaturateOptions) -> Explorer:
     """Rewrite anything that `optimize` takes, without measuring; return an `Explorer`.
 
     The Explorer holds the saturated e-graph with candidate kernels and their current prices and shows its e-classes in
-    a notebook; `.view` is the bare EGraphView. Arguments and errors as for `optimize`; `budget`: seconds for rewriting.
+    a notebook; `.view` is the bare EGraphView. Arguments and errors as for `optimize`.
     """
-    options = Options(
-        backend or settings.current().backend, tolerance, budget, limits or Limits(), costdb, measure=False,
-        memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=beside_ours(rules),
-    )  # fmt: skip
-    session = Session(options, progress or Progress())
+    session = Session(Options.of(options, measure=False), options.progress or Progress())
     with session.running():
         with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
             graph = as_graph(
-                source,
-                example_inputs,
-                params=params,
-                dims=dims,
-                example_kwargs=example_kwargs,
-                trust=trust,
-                budget=budget,
-            )
-        prepared = prepare(session, graph, dims)
-        view, _, _ = saturated(session, prepared.work)
-        backends = select(options.backend)
-        graphs = [hypergraph(session, v, backends) for v in (*session.smaller, view)]
+                source, example_inputs, params=options.params, dims=options.dims, example_kwargs=options.example_kwargs,
+                trust=options.trust, budget=options.budget,
+            )  # fmt: skip
+        prepared = prepare(session, graph, options.dims)
+        rewritten = rewrite(session, prepared.work)
+        backends = select(options.backend_name)
+        graphs = [hypergraph(session, v, backends) for v in (*rewritten.smaller, rewritten.view)]
         with open_store(session) as store:
-            _, choice = _cheapest(session, graphs, CostPricer(store), None)
+            _, choice = choose_cheapest(session, graphs, CostPricer(store), None)
     return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice)
 
 
@@ -93,25 +81,18 @@ class RunnablePlan:
         return f"path {self.rank}: {self.plan.kernels} kernels{new}, {self.cost:.1f} µs estimated"
 
 
-def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: Mapping[str, Any] | None = None,
-          dims: Mapping[str, int] | None = None, backend: str | None = None, max_gap: float = 0.5,
-          diversity: float = 0.0, costdb: str | Path | None = None, limits: Limits | None = None,
-          memory_limit: float | None = None, error_budget: float | None = None,
-          effort: int = 1, rules: Sequence[Rule] = (), budget: float = 60.0) -> Iterator[RunnablePlan]:  # fmt: skip
-    """Iterate over up to `count` distinct complete plans in order of estimated cost, up to (1 + `max_gap`) times the
-    cheapest.
+@takes_options(PathOptions)
+def paths(source: Any, example_inputs: Any, options: PathOptions) -> Iterator[RunnablePlan]:
+    """Iterate over up to `count` distinct complete plans in order of estimated cost.
 
-    `diversity`: minimum fraction of a plan's kernels that every earlier plan lacks. `budget`: seconds for rewriting.
-    Other arguments as for `optimize`; all plans satisfy `memory_limit` and `error_budget`.
+    All plans satisfy `memory_limit` and `error_budget`. Other arguments as for `optimize`.
 
         for plan in tg.paths(f, [x], count=3):
             print(plan, plan.program()(x))
     """
-    explorer = saturate(
-        source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits,
-        memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=rules, budget=budget,
-    )  # fmt: skip
-    yield from runnable(explorer, alternatives(explorer.choice, count, max_gap=max_gap, diversity=diversity))
+    explorer = saturate(source, example_inputs, **options.common())
+    choices = alternatives(explorer.choice, options.count, max_gap=options.max_gap, diversity=options.diversity)
+    yield from runnable(explorer, choices)
 
 
 def runnable(explorer: Explorer, choices: Iterable[Choice]) -> Iterator[RunnablePlan]:

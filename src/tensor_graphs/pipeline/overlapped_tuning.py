@@ -10,18 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event, Thread
 from typing import TypeVar
 
+from ..backends.tuning.measure_gpu import GpuMeasurer
+from ..costdb.store.store import Store
+from ..egraph.view.view import view_of
 from ..errors import TensorGraphsError
 from ..extract.candidates.candidates import Hypergraph
-from ..extract.model.clock import Halted
+from ..extract.model.clock import Clock, Halted
+from ..extract.model.kernel import Backend
+from ..extract.search.search import measure_ahead
+from .match import generation_limit, match_kernels, only_generated
+from .prepare import Task
+from .prices import CostPricer
+from .session import Session
 
 T = TypeVar("T")
 
 
 @dataclass
-class Meanwhile:
+class OverlappedTuning:
     """Background matching and measuring. One thread makes hypergraphs in order (`matching`, small ones first); each is
     searched while the next is made, the last one until `end`.
 
@@ -85,4 +95,29 @@ class Meanwhile:
         return None
 
 
-__all__ = ["Meanwhile"]
+def start_tuning(session: Session, task: Task, store: Store, measurer: GpuMeasurer) -> OverlappedTuning:
+    """Start overlapped tuning of the unrewritten graph: library kernels first, then generated kernels."""
+    options, pressed, clock = session.options, session.interrupted(), Clock()
+    backends = task.backends
+    session.clocks.append(("ahead", clock))
+    libraries = [] if only_generated(backends) else [b for b in backends if getattr(b, "generated", None) is None]
+
+    def match(chosen: Sequence[Backend]) -> Hypergraph:
+        with clock.running("match"):
+            return match_kernels(session, view_of(task.work), chosen, pressed, generation_limit(session, backends))
+
+    def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
+        stop, said = (lambda: enough() or session.progress.stopped), (lambda message: begun())
+        measurer.keeps = True
+        try:
+            measure_ahead(
+                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=said
+            )
+        finally:
+            measurer.keeps = False
+
+    steps = [libraries, backends] if 0 < len(libraries) < len(backends) else [backends]
+    return OverlappedTuning([partial(match, step) for step in steps], measure)
+
+
+__all__ = ["OverlappedTuning", "start_tuning"]

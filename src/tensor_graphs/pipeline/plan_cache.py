@@ -108,7 +108,7 @@ def content_digest(params: Mapping[str, Data]) -> str:
 
 # ---------------------------------------------------------------- files
 @dataclass
-class Remembered:
+class CachedPlan:
     """Content of a plan file. `source`: hash of the program's text. `verified`: hash of the weights it was verified
     with, "" if unverified.
     """
@@ -121,14 +121,14 @@ class Remembered:
     as_written: bool = False  # the unfused graph was the fastest found
 
     @staticmethod
-    def of(data: Json, graph: Graph, lift: Lift | None = None) -> Remembered:
+    def of(data: Json, graph: Graph, lift: Lift | None = None) -> CachedPlan:
         """Parse a plan file for a graph (`lift`: see `plan_from_json`). Stale if a kernel has changed or the file is
         damaged.
         """
         try:
             plan, report = plan_from_json(data["plan"], graph, lift), Report.of_json(data["report"])
             source, verified, store = (str(data[key]) for key in ("source", "verified", "store"))
-            return Remembered(plan, report, source, verified, store, bool(data.get("as_written")))
+            return CachedPlan(plan, report, source, verified, store, bool(data.get("as_written")))
         except TensorGraphsError as error:
             raise Stale(f"it cannot be made anew: {error.message}") from None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -136,7 +136,7 @@ class Remembered:
 
 
 @dataclass(frozen=True)
-class _Ended:
+class _Outcome:
     """How the cached search ended."""
 
     search_stopped: str
@@ -149,7 +149,7 @@ class _Head:
 
     format: int
     budget: Any  # a number, possibly infinite
-    report: _Ended
+    report: _Outcome
     plan: dict[str, Any]
     source: str
     verified: str
@@ -158,15 +158,15 @@ class _Head:
 
 
 @dataclass(frozen=True)
-class Memory:
+class Entry:
     """The plan cache entry of one search."""
 
     path: Path
 
     @staticmethod
-    def of(key: str) -> Memory:
+    def of(key: str) -> Entry:
         """The entry of a key, in the cache folder."""
-        return Memory(settings.private(FOLDER) / f"{key}.json")
+        return Entry(settings.private(FOLDER) / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
         """The stored JSON; None if there is none. Stale if damaged, or if that search was cut short by a smaller budget
@@ -209,14 +209,14 @@ class Memory:
                 return "its program reads otherwise when it is made anew"
             with replacing_raw(self.path) as file:
                 file.write(sealed(json.dumps(data, separators=(",", ":")).encode()))
-            self._make_room()
+            self._evict()
         except TensorGraphsError as error:
             return error.message
         except OSError as error:
             return f"{error.strerror or error}"
         return ""
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         used: dict[Path, float] = {}
         for path in self.path.parent.glob("*.json"):
             with suppress(FileNotFoundError):  # another process may be evicting entries, too

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType
 
 from .. import settings
 from ..backends.generate.generator import Lowerings
@@ -18,92 +16,39 @@ from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..costdb.store.store import Store, default_root
 from ..egraph.ir.memo import forget
 from ..egraph.ir.rule import Rule
-from ..egraph.saturate.saturate import Limits
-from ..egraph.view.view import EGraphView
-from ..errors import UsageError, warnings_into
+from ..errors import warnings_into
 from ..extract.model.clock import Clock, Halted
+from ..options import Options, with_builtin
 from ..progress import Progress
 from ..report.timeline import Rows, timeline
-from ..rules import ALL
-from ..verification.comparison import Tolerance, allowed_error, spare
-from .any_size import Symbolic
+from ..verification.comparison import spare
 from .caller import Caller
 
+LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
 LATE = 0.25  # fraction of the budget by which the search for a plan within tolerance may exceed it
-
-
-#: option -> allowed types, and their description in an error
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "backend": ((str,), "a name"),
-    "budget": ((Real,), "a number of seconds"),
-    "limits": ((Limits,), "a tg.Limits(...)"),
-    "costdb": ((str, Path, NoneType), "a folder"),
-    "seed": ((Integral,), "an integer"),
-    "memory_limit": ((Real, NoneType), "a number of bytes"),
-    "error_budget": ((Real, NoneType), "a number"),
-    "effort": ((Integral,), "an integer"),
-}
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of an optimization; see `optimize`."""
-
-    backend: str = "auto"
-    tolerance: Tolerance = "eager"
-    budget: float = 60.0
-    limits: Limits = field(default_factory=Limits)
-    costdb: str | Path | None = None
-    verify: bool = True
-    measure: bool = True
-    deterministic: bool = False
-    seed: int = 0
-    rules: tuple[Rule, ...] = ALL
-    memory_limit: float | None = None
-    error_budget: float | None = None
-    effort: int = 1
-    again: bool = False
-    allow_caller: bool = True
-
-    def __post_init__(self) -> None:
-        for name, (kinds, meant) in _KINDS.items():
-            if not isinstance(getattr(self, name), kinds):
-                raise UsageError(f"{name}={getattr(self, name)!r}", hint=f"{name} is {meant}")
-        if not self.budget >= 0:
-            raise UsageError(f"a budget of {self.budget} seconds", hint="give a number from 0 on")
-        if self.seed < 0:
-            raise UsageError(f"seed={self.seed}", hint="give an integer from 0 on")
-        allowed_error(self.tolerance, 0.0, "float32")  # raises UsageError for an invalid tolerance
-
-    @property
-    def exact(self) -> bool:
-        """Whether only bitwise-exact rewriting is allowed."""
-        return self.tolerance == "exact"
 
 
 @dataclass
 class Session:
-    """One running optimization: options, stage clock, and intermediate results."""
+    """State of one call: options, clocks, messages for the report, worker processes."""
 
     options: Options
     progress: Progress = field(default_factory=Progress)
+    rules: Sequence[Rule] = ()  # rules in force; default: the built-in ones and, tested first, those of the options
     clock: Clock = field(default_factory=Clock)
     now: Callable[[], float] = time.monotonic
     warnings: list[str] = field(default_factory=list)
-    smaller: list[EGraphView] = field(default_factory=list)  # views of lower effort levels
-    symbolic: Symbolic | None = None  # set for a size-polymorphic search
     cut: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
     reserved: float = 0.0  # expected seconds of verification
-    begun: tuple[Store, CpuMeasurer | GpuMeasurer] | None = None  # GPU measurer whose processes were started in advance
-    memory: list[str] = field(
-        default_factory=list
-    )  # messages: why no cached plan was used; why this plan was not cached
-    kept: bool = False  # whether the unfused graph is returned because nothing faster was found
+    started: tuple[Store, CpuMeasurer | GpuMeasurer] | None = (
+        None  # GPU measurer whose processes were started in advance
+    )
+    memory: list[str] = field(default_factory=list)  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
-
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
 
     def __post_init__(self) -> None:
+        self.rules = self.rules or with_builtin(self.options.rules)
         self.lowerings = Lowerings(spare(self.options.tolerance), LowerPool())  # kernel generation for this session
         self.start = self.now()
         self.began = time.monotonic()
@@ -174,29 +119,9 @@ class Session:
         return poll
 
 
-def beside_ours(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The built-in rules and the caller's rules, each of the latter tested on random instances first.
-
-    RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is
-    taken.
-    """
-    if not rules:
-        return ALL
-    from ..rules import EVERY
-    from ..rules.check.check import require
-    from ..rules.tables import partial
-
-    tried = {r.name: r for r in (*EVERY, *partial.RULES)}
-    names = {r.name for r in ALL}
-    for rule in rules:
-        if not isinstance(rule, Rule):
-            raise UsageError(f"a {type(rule).__name__} is no rule", hint='tg.Rule("name", "left side", "right side")')
-        if rule.name in names:
-            raise UsageError(f"two rules are called {rule.name!r}")
-        names.add(rule.name)
-        if tried.get(rule.name) != rule:
-            require(rule)
-    return (*ALL, *rules)
+def least_measuring(options: Options) -> float:
+    """Minimum seconds of measuring on a GPU."""
+    return min(LEAST_S, LEAST * options.budget)
 
 
 def store_root(options: Options) -> Path:

@@ -15,28 +15,23 @@ The attempts, from the fastest plan to the unoptimized graph, which always passe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ..backends import gpu
 from ..backends.program.emit_cpu import bind_sizes
 from ..backends.program.program import Program
-from ..backends.runtime.marshalling import is_torch
 from ..egraph.ir.dtypes import HALVES
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.ops import OPS
 from ..egraph.ir.rule import Rule
-from ..egraph.view.view import Bools, EGraphView
+from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError, TensorGraphsError, VerificationError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Candidate, Plan
-from ..extract.model.work import call_work, graph_flops
+from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from ..extract.solve.budgets import Budget, Uses, rounding_budget
@@ -44,6 +39,8 @@ from ..verification.comparison import FACTORS, Tolerance, Verification
 from ..verification.diagnose import Diagnosis, diagnose
 from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
+from .rewritten_values import as_it_came, rewritten_most
+from .run_program import renamed, run_flat
 
 MAX_ATTEMPTS = 8
 TIGHTENINGS = 3  # rounding-error budgets tried per run
@@ -51,8 +48,7 @@ GROSS = 8.0  # multiple of the fair error above which a kernel is excluded at on
 MARGIN = 0.9  # safety factor on an error budget: random errors of another plan add up slightly differently
 REWRITES = "all rewrites"
 STORED = "values stored in fewer bits than an output has"
-MOVES = ("view", "copy")  # families of kernels that do no arithmetic
-NOTHING = Diagnosis(0.0, {}, {}, ())
+NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 
 
 @dataclass
@@ -97,7 +93,7 @@ class Acceptance:
             choice = choice or self.choose(found, ())
         except NoPlanError:
             if self.dropped:
-                raise _beyond_tolerance() from None
+                raise _no_plan_within_tolerance() from None
             raise
         with self.stage("build"):
             if self.plan is not None:
@@ -124,14 +120,14 @@ class Acceptance:
             assert program.plan is not None
             with self.stage("verify"):
                 try:
-                    verdict, wrong = self._judged(program, attempt)
+                    verdict, wrong = self._verdict(program, attempt)
                 except Halted:
                     self.cut.append("verification")
                     return choice, program, None
                 except TensorGraphsError:
                     raise
                 except Exception as error:  # a compiler error, or an error of the first launch of a kernel
-                    found = self._without_untried(found, choice, error)
+                    found = self._without_unmeasured(found, choice, error)
                     continue
                 if verdict.passed and not wrong:
                     return choice, program, verdict
@@ -139,17 +135,17 @@ class Acceptance:
                 hurried = self.late() and not (wrong or last or verdict.miscompiled)
                 narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict)
                 again = narrow and not (last or hurried)
-                finding = NOTHING if wrong or hurried or again else diagnose(self.graph, fixed(program.plan))
+                finding = NO_DIAGNOSIS if wrong or hurried or again else diagnose(self.graph, fixed(program.plan))
             if wrong and REWRITES in self.dropped:
                 raise SizesError(wrong)
             if again:
-                found = self._drop(STORED, self.stored(found.view), *self.dropped)
+                found = self._excluded(STORED, self.stored(found.view), *self.dropped)
                 self.say(f"over tolerance, again without {STORED}")
                 continue
             if narrow and hurried:
                 self.dropped.append(STORED)
             if wrong or hurried:
-                found = self._drop(REWRITES, self._plain(), *self.dropped)
+                found = self._excluded(REWRITES, self._unrewritten(), *self.dropped)
                 self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
                 self.cut += ["other plans within tolerance"] if hurried else []
                 continue
@@ -159,9 +155,9 @@ class Acceptance:
                 if self.tolerance not in FACTORS:
                     break
                 return choice, program, verdict.of_unoptimized()
-            found = self._less(found, choice, finding, verdict, attempt)
+            found = self._without_cause(found, choice, finding, verdict, attempt)
             self.say(f"over tolerance, again without {self.dropped[-1]}")
-        raise _beyond_tolerance()
+        raise _no_plan_within_tolerance()
 
     def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
         """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
@@ -171,28 +167,28 @@ class Acceptance:
         ]
         return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
 
-    def _plain(self) -> Hypergraph:
+    def _unrewritten(self) -> Hypergraph:
         """The hypergraph of the graph without rewriting."""
         return self.stored(None) if STORED in self.dropped else self.plain()
 
-    def _without_untried(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
+    def _without_unmeasured(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
         """Exclude kernels whose schedules were never run: all of them, or, if the rest does not cover every output,
         those of the plan.
 
         Returns the reduced hypergraph. Raises `error` if the plan has no such kernel.
         """
-        untried = {
+        unmeasured = {
             i for i, (c, p) in enumerate(zip(choice.hypergraph.candidates, choice.prices))
             if not c.is_view and c.template.space is not None and p.source != "measured"
         }  # fmt: skip
-        chosen = untried.intersection(choice.chosen)
+        chosen = unmeasured.intersection(choice.chosen)
         if not chosen:
             raise error
         said = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
         self.say(f"a kernel of the plan does not run, again without {said}")
         self.dropped.append(said)
         candidates = choice.hypergraph.candidates
-        for left_out in (untried, chosen):
+        for left_out in (unmeasured, chosen):
             found = replace(choice.hypergraph, candidates=[c for i, c in enumerate(candidates) if i not in left_out])
             try:
                 self.tighter = self.choose(found, ())
@@ -201,7 +197,7 @@ class Acceptance:
                 continue
         raise error
 
-    def _judged(self, program: Program, attempt: int) -> tuple[Verification, str]:
+    def _verdict(self, program: Program, attempt: int) -> tuple[Verification, str]:
         """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
         poll = self.polled()
         program.check_room()  # fail on insufficient memory before references are computed
@@ -215,9 +211,9 @@ class Acceptance:
         if verdict.passed and verdict.cut:
             self.cut.append(verdict.cut)
         verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
-        return verdict, self._wrong(program, verdict, poll)
+        return verdict, self._problem(program, verdict, poll)
 
-    def _wrong(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
+    def _problem(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
         """Problem of a size-polymorphic program, or "": at other sizes, or at these sizes if lifting to free sizes was
         wrong.
         """
@@ -229,7 +225,7 @@ class Acceptance:
             return ""
         return verdict.worst.said
 
-    def _less(
+    def _without_cause(
         self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, attempt: int
     ) -> Hypergraph:
         """Exclude the most likely cause from the hypergraph and record it in `dropped`."""
@@ -238,12 +234,12 @@ class Acceptance:
                 worst = finding.inaccurate[0]
                 if finding.kernels[worst] <= GROSS and self._tighten(found, choice, finding, verdict):
                     return found
-                return self._drop(worst, found, worst)
+                return self._excluded(worst, found, worst)
             if REWRITES not in self.dropped and (family := rewritten_most(choice)) is not None:
                 original = as_it_came(found.view)
                 kept = [c for c in found.candidates if c.template.family != family or original(c)]
-                return self._drop(f"rewritten {family}", replace(found, candidates=kept))
-        return self._drop(REWRITES, self._plain(), *self.dropped)
+                return self._excluded(f"rewritten {family}", replace(found, candidates=kept))
+        return self._excluded(REWRITES, self._unrewritten(), *self.dropped)
 
     def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:
         """Solve for a choice within a rounding-error budget and record it; return whether one was found.
@@ -270,7 +266,7 @@ class Acceptance:
         self.dropped.append(f"kernels that round by more than {most:.2g} together")
         return True
 
-    def _drop(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
+    def _excluded(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
         self.dropped.append(what)
         return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
 
@@ -292,68 +288,8 @@ def fixed(plan: Plan) -> Plan:
     return bind_sizes(plan, plan.sizes)
 
 
-def _beyond_tolerance() -> NoPlanError:
+def _no_plan_within_tolerance() -> NoPlanError:
     return NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
 
 
-# ---------------------------------------------------------------- effect of rewriting
-def faithful(view: EGraphView) -> Bools:
-    """Per e-class: whether it is a value of the original graph, or made of such values by views and copies
-    (concatenation) only.
-    """
-    known: Bools = view.original.copy()
-    kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
-    moves = [(int(view.cls[i]), view.kids(i)) for i in np.flatnonzero(kinds).tolist()]
-    grown = True
-    while grown:
-        fresh = [c for c, kids in moves if not known[c] and known[kids].all()]
-        known[fresh] = True
-        grown = bool(fresh)
-    return known
-
-
-def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
-    """Return a predicate: the candidate computes values of the original graph from values of the original graph."""
-    known = faithful(view).tolist()
-    return lambda c: all(known[v.cls] for v in c.outputs) and all(known[v.cls] for _, v in c.inputs)
-
-
-def rewritten_most(choice: Choice) -> str | None:
-    """Family of chosen kernels with most flops on values that the original graph does not have; None if there are
-    none.
-    """
-    original = as_it_came(choice.hypergraph.view)
-    work: dict[str, float] = {}
-    for i in choice.chosen:
-        c = choice.hypergraph.candidates[i]
-        if c.template.family not in MOVES and not original(c):
-            work[c.template.family] = work.get(c.template.family, 0.0) + call_work(c.template, c.call)[0]
-    return max(work, key=lambda family: (work[family], family)) if work else None
-
-
-# ---------------------------------------------------------------- programs of a graph
-def renamed(graph: Graph, work: Graph) -> Graph:
-    """Graph that determines a program's signature: names and structure of the original model, values of the optimized
-    form.
-    """
-    return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
-
-
-def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """Run a program on named inputs and states; return its outputs, then its updated states, as a flat list.
-
-    Returns tensors on the program's device if any of `values` is a tensor, else arrays.
-    """
-    program.bind()
-    for name in program.states:
-        program.set_state(name, values[name])
-    results = program.flat(*(values[n] for n in program.input_names))
-    updated = list(program.plan.updates) if program.plan else []
-    if not any(map(is_torch, values.values())):
-        return [*results, *map(program.get_state, updated)]
-    gpu.wait(program.device, f"running {program.manifest.name}")
-    return [*results, *(program.states[n].clone() for n in updated)]
-
-
-__all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "SizesError", "as_it_came", "faithful", "renamed", "rewritten_most",
-           "run_flat"]  # fmt: skip
+__all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "SizesError"]

@@ -201,7 +201,7 @@ def of_all(found: Sequence[OutputError]) -> OutputError:
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
 
 
-def like_reference(y: Any, like: Any) -> Any:
+def in_form_of(y: Any, like: Any) -> Any:
     """An output in its reference's form: an array, or a tensor on the reference's device."""
     if is_torch(like):
         from .on_device import near
@@ -219,7 +219,7 @@ def compare_output(
         from . import on_device
 
         unequal = on_device.unequal
-    y = like_reference(y, exact)
+    y = in_form_of(y, exact)
     if y.shape != exact.shape:
         shapes = Worst(where=f"its shape is {tuple(y.shape)}, not {tuple(exact.shape)}")
         return OutputError(name, math.inf, 0.0, 0.0, False, discrete=not dtypes.is_float(dtype), worst=shapes)

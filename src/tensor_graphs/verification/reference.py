@@ -22,6 +22,11 @@ from .comparison import (
 )
 from .memory_checks import in_and_out, refuse_reference
 
+LARGE_FLOPS = 2e10  # flops above which one seed is used instead of three (noted in the report)
+
+
+LARGE_BYTES = 1 << 28  # bytes of inputs and outputs, likewise
+
 
 def sample_inputs(
     leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None = None
@@ -51,7 +56,7 @@ def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Va
     """Random values for a graph's inputs: tensors on a Torch device, or arrays if `device` is "" or its memory is
     insufficient.
     """
-    if not device or not fits_on_device(device, sum(t.type.nbytes for t in graph.inputs)):
+    if not device or not fits_device(device, sum(t.type.nbytes for t in graph.inputs)):
         return sample_inputs(graph.inputs, rng, index_bounds(graph))
     from .on_device import sample_tensors
 
@@ -70,7 +75,7 @@ def first_reference(
     """Reference of the first input, computed on a device before the program exists, for `references` of `verify`. Empty
     if device memory is insufficient. Raises Halted through `poll`.
     """
-    if has_wide_unsigned(graph) or not fits_on_device(device, 3 * in_and_out(graph)):
+    if has_unsigned(graph) or not fits_device(device, 3 * in_and_out(graph)):
         return {}
     import torch
 
@@ -82,7 +87,8 @@ def first_reference(
     return {}
 
 
-def expanded(graph: Graph) -> Graph:
+def with_atomic_ops(graph: Graph) -> Graph:
+    """The graph with composite ops expanded as a float64 run evaluates them."""
     return graph.with_roots(expand_all(graph.roots, wide_means=True))
 
 
@@ -95,18 +101,20 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     return 2 * flops / rates[0] + 4 * nbytes / rates[1]
 
 
-def has_wide_unsigned(graph: Graph) -> bool:
+def has_unsigned(graph: Graph) -> bool:
     """Whether unsigned integers occur that Torch cannot compare."""
     return any(n.dtype in ("uint16", "uint32", "uint64") for n in graph.nodes())
 
 
-def fits_on_device(device: str, nbytes: int) -> bool:
+def fits_device(device: str, nbytes: int) -> bool:
+    """Whether inputs and outputs of `nbytes` and their references fit into the memory of a Torch device."""
     from .on_device import fits
 
     return fits(device, nbytes)
 
 
 def weights_on_device(graph: Graph, device: str) -> dict[str, Any] | None:
+    """An empty cache of weights on a Torch device, if they fit into its memory; else None."""
     if not device:
         return None
     from .on_device import room_for_weights
@@ -114,7 +122,7 @@ def weights_on_device(graph: Graph, device: str) -> dict[str, Any] | None:
     return room_for_weights(graph, device)
 
 
-def run_references(
+def compute_reference(
     graph: Graph, rng: np.random.Generator, device: str, bitwise: bool, poll: Callable[[], object],
     weights: dict[str, Any] | None = None, turn: int = 0,
 ) -> Reference:  # fmt: skip

@@ -21,11 +21,11 @@ import numpy as np
 
 from ..backends.runtime.marshalling import is_torch
 from ..backends.verification import compare
+from ..backends.verification.inputs import index_bounds, random_indices
 from ..backends.verification.rounding_noise import Disturbed
 from ..egraph.ir import dtypes
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
-from . import reference
 from .comparison import (
     FACTORS,
     FAR,
@@ -35,15 +35,30 @@ from .comparison import (
     OutputError,
     Tolerance,
     Verification,
+    allowed_error,
     compare_output,
-    like_reference,
+    in_form_of,
+    misplaced,
     of_all,
+    relative_error,
+    spare,
 )
 from .memory_checks import in_and_out
-from .reference import Reference
-
-LARGE_FLOPS = 2e10  # flops above which one seed is used instead of three (noted in the report)
-LARGE_BYTES = 1 << 28  # bytes of inputs and outputs, likewise
+from .reference import (
+    KEPT_BYTES,
+    LARGE_BYTES,
+    LARGE_FLOPS,
+    Reference,
+    compute_reference,
+    expected_seconds,
+    first_reference,
+    fits_device,
+    has_unsigned,
+    sample_inputs,
+    sampled_near,
+    weights_on_device,
+    with_atomic_ops,
+)
 
 
 def verify(
@@ -71,16 +86,14 @@ def verify(
     """
     size = in_and_out(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
-    if tolerance == "exact" or (
-        device and (reference.has_wide_unsigned(graph) or not reference.fits_on_device(device, planned * size))
-    ):
+    if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, planned * size))):
         device = ""
     if not device and size > LARGE_BYTES and tolerance != "exact":
         from .strips import strips_of, verify_strips
 
         if cuts := strips_of(graph):
             return verify_strips(graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll)
-    weights = reference.weights_on_device(graph, device)
+    weights = weights_on_device(graph, device)
     known = references if references is not None else {}
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
@@ -89,7 +102,7 @@ def verify(
         if seeds not in known:
             draw = np.random.default_rng((seed, seeds))
             try:
-                known[seeds] = reference.run_references(graph, draw, device, tolerance == "exact", poll, weights, seeds)
+                known[seeds] = compute_reference(graph, draw, device, tolerance == "exact", poll, weights, seeds)
             except Halted:
                 if not seeds:
                     raise
@@ -97,7 +110,7 @@ def verify(
         inputs, exact, own = known[seeds]
         found = run({n: v.clone() if is_torch(v) else v.copy() for n, v in inputs.items()})
         there = device if any(map(is_torch, inputs.values())) else ""
-        disturbed = Disturbed(reference.expanded(graph), inputs, there, weights, poll)
+        disturbed = Disturbed(with_atomic_ops(graph), inputs, there, weights, poll)
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
         try:
             for k, (name, root, y, r, o) in enumerate(zip(names, graph.roots, found, exact, own, strict=True)):
@@ -129,7 +142,7 @@ def _reconsidered(
         return judged
     if judged.discrete and not discrete:
         return judged  # bitwise comparison
-    y = like_reference(y, exact)
+    y = in_form_of(y, exact)
     while (judged.worst.ratio > 0 if discrete else judged.excess > 1) and disturbed.further():
         if discrete:
             place = compare.differing(y, own, exact, disturbed.moved[k])
@@ -141,4 +154,6 @@ def _reconsidered(
     return judged
 
 
-__all__ = ["verify"]
+__all__ = ["FACTORS", "KEPT_BYTES", "MISCOMPILE", "WRONG", "OutputError", "Tolerance", "Verification", "allowed_error", "expected_seconds",
+           "first_reference", "index_bounds", "misplaced", "random_indices", "relative_error", "sample_inputs", "sampled_near",
+           "spare", "verify"]  # fmt: skip

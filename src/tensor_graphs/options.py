@@ -1,0 +1,283 @@
+"""Keyword arguments of `optimize`, `saturate` and `paths`: each is declared, documented and validated here, once.
+
+The public functions take the fields of a class of this module as keyword arguments (`takes_options` in
+`public_functions.py`) and pass them on as one object. Each class adds arguments to those of its base:
+
+    CommonOptions           all functions
+      PathOptions           paths
+      SaturateOptions       saturate
+        Options             optimize, and the state of every `Session`
+"""
+
+# ruff: noqa: RUF009 (`option` is `dataclasses.field`)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from . import settings
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .egraph.ir.rule import Rule
+    from .egraph.saturate.saturate import Limits
+    from .progress import Progress
+
+Check = Callable[[str, Any], None]
+"""Raises UsageError for an invalid value of the named option."""
+
+
+# ---------------------------------------------------------------- validators
+def anything(name: str, value: Any) -> None:
+    """Accept any value; later stages check it."""
+
+
+def of_kind(meaning: str, *kinds: type) -> Check:
+    """Validator: the value is an instance of one of the types, described in an error by `meaning`."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, kinds):
+            raise UsageError(f"{name}={value!r}", hint=f"{name} is {meaning}")
+
+    return check
+
+
+def is_flag(name: str, value: Any) -> None:
+    """Accept Python and NumPy bools, and integers."""
+    if not isinstance(value, Integral) and type(value).__name__ not in ("bool", "bool_"):
+        raise UsageError(f"{name}={value!r}", hint=f"{name} is True or False")
+
+
+def is_budget(name: str, value: Any) -> None:
+    """Accept a number of seconds from 0 on, infinity included."""
+    of_kind("a number of seconds", Real)(name, value)
+    if not value >= 0:
+        raise UsageError(f"a budget of {value} seconds", hint="give a number from 0 on")
+
+
+def is_seed(name: str, value: Any) -> None:
+    """Accept an integer from 0 on."""
+    of_kind("an integer", Integral)(name, value)
+    if value < 0:
+        raise UsageError(f"seed={value}", hint="give an integer from 0 on")
+
+
+def is_tolerance(name: str, value: Any) -> None:
+    """Accept the name of a tolerance or a relative error."""
+    from .verification.comparison import allowed_error
+
+    allowed_error(value, 0.0, "float32")
+
+
+def is_limits(name: str, value: Any) -> None:
+    """Accept saturation limits or None."""
+    from .egraph.saturate.saturate import Limits
+
+    of_kind("a tg.Limits(...)", Limits, NoneType)(name, value)
+
+
+NAMED_VALUES = of_kind("a dict by name", Mapping, NoneType)
+
+
+def option(default: Any, doc: str, check: Check, *, decides: bool = True) -> Any:
+    """Declare an option: default, documentation, validator. `decides`: the plan of a search depends on it."""
+    return field(default=default, metadata={"doc": doc, "check": check, "decides": decides})
+
+
+# ---------------------------------------------------------------- options
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """Options of all public functions. UsageError for invalid values."""
+
+    params: Mapping[str, Any] | None = option(
+        None, "Data of weights and initial states by name.", NAMED_VALUES, decides=False
+    )
+    dims: Mapping[str, int] | None = option(
+        None,
+        "Sizes of free dimensions at which the program is optimized (default: batch 1, sequence 128). The program runs"
+        " at every size that the dimensions allow (on a GPU: at these sizes only).",
+        NAMED_VALUES, decides=False,
+    )  # fmt: skip
+    backend: str | None = option(
+        None,
+        'Kernels to use: "auto" (default of the setting), "numpy", "torch", "c", "gpu", "cuda", "triton", "triton-only"'
+        ' or "generated".',
+        of_kind("a name", str, NoneType),
+    )
+    budget: float = option(
+        60.0, "Time limit of the whole optimization in seconds. For `saturate` and `paths`: of rewriting.", is_budget, decides=False
+    )  # fmt: skip
+    limits: Limits | None = option(None, "Saturation limits per block (`tg.Limits`).", is_limits)
+    costdb: str | Path | None = option(
+        None, "Folder of the store of measured kernel costs.", of_kind("a folder", str, Path, NoneType), decides=False
+    )
+    memory_limit: float | None = option(
+        None,
+        "Maximum bytes of all kernel outputs and scratch memory together, an upper bound of the peak beside weights,"
+        " inputs and states. NoPlanError if no plan satisfies it.",
+        of_kind("a number of bytes", Real, NoneType),
+    )
+    error_budget: float | None = option(
+        None,
+        "Maximum sum of the kernels' measured relative errors (unmeasured: 0). NoPlanError if no plan satisfies it.",
+        of_kind("a number", Real, NoneType),
+    )
+    effort: int = option(
+        1,
+        "0: no rewriting; 1: rewriting within `limits`; each further level adds a run with doubled limits and keeps what"
+        " lower levels found.",
+        of_kind("an integer", Integral),
+    )
+    rules: Sequence[Rule] = option(
+        (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", anything
+    )
+
+    def __post_init__(self) -> None:
+        for declared in fields(self):
+            declared.metadata["check"](declared.name, getattr(self, declared.name))
+
+    @cached_property
+    def backend_name(self) -> str:
+        """`backend`, or the setting's."""
+        return self.backend or settings.current().backend
+
+    @cached_property
+    def saturation_limits(self) -> Limits:
+        """`limits`, or the default ones."""
+        from .egraph.saturate.saturate import Limits
+
+        return self.limits or Limits()
+
+    def common(self) -> dict[str, Any]:
+        """Values of the options that all public functions have, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(CommonOptions)}
+
+    @property
+    def limited(self) -> bool:
+        """Whether memory or rounding error of the plan are limited."""
+        return self.memory_limit is not None or self.error_budget is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathOptions(CommonOptions):
+    """Options of `paths`."""
+
+    count: int = option(10, "Maximum number of plans.", of_kind("an integer", Integral))
+    max_gap: float = option(
+        0.5, "Plans cost at most (1 + `max_gap`) times the cheapest.", of_kind("a number", Real)
+    )  # fmt: skip
+    diversity: float = option(
+        0.0, "Minimum fraction of a plan's kernels that every earlier plan lacks.", of_kind("a number", Real)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaturateOptions(CommonOptions):
+    """Options of `saturate`."""
+
+    example_kwargs: Mapping[str, Any] | None = option(
+        None, "Named arguments of the example call, for an nn.Module.", NAMED_VALUES, decides=False
+    )
+    tolerance: str | float = option(
+        "eager",
+        'Allowed error: "eager" (at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise'
+        " equal), or a relative error. From 1e-3 on, float32 products may use TF32 on a GPU.",
+        is_tolerance,
+    )
+    progress: Progress | None = option(
+        None, "Receives messages about the stages, and ends the call early (`tg.Progress`).", anything, decides=False
+    )
+    trust: bool = option(
+        False, "Allow model formats that can run code while loading (.pt2).", is_flag, decides=False
+    )  # fmt: skip
+
+    @property
+    def exact(self) -> bool:
+        """Whether only bitwise-exact rewriting is allowed."""
+        return self.tolerance == "exact"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(SaturateOptions):
+    """Options of `optimize`."""
+
+    fixed: Mapping[str, int] | bool = option(
+        False,
+        "Free dimensions that get one size only, as a dict, or True for all of them; the program may be faster.",
+        of_kind("a dict by name, or True", Mapping, bool, NoneType), decides=False,
+    )  # fmt: skip
+    dynamic_shapes: Any = option(None, "As in torch.export, for modules.", anything, decides=False)
+    verify: bool = option(True, "Verify the program against a float64 run of the original.", is_flag, decides=False)
+    measure: bool = option(
+        True, "Measure kernels that the cost store does not contain. False: stored and predicted prices only.", is_flag
+    )
+    deterministic: bool = option(
+        False, "The same plan for the same cost store; implies that nothing is measured.", is_flag
+    )
+    seed: int = option(0, "Random seed of the verification inputs.", is_seed)
+    again: bool = option(
+        False,
+        "Search again instead of reusing the cached plan of an earlier equal search on this machine. Such a plan is"
+        " reused only if no price has become worse (pipeline/plan_cache.py).",
+        is_flag, decides=False,
+    )  # fmt: skip
+    allow_caller: bool = option(
+        True,
+        "Allow the caller's own function to run instead of the program: on the CPU both are timed on the examples, and"
+        " `source` runs if it is faster by more than noise, as `report.runs` and `report.compared` say. False: the"
+        " compiled plan, or the unfused graph where that is faster.",
+        is_flag, decides=False,
+    )  # fmt: skip
+
+    @staticmethod
+    def of(options: SaturateOptions, **more: Any) -> Options:
+        """The options of another function, and `more`."""
+        return Options(**{f.name: getattr(options, f.name) for f in fields(options)}, **more)
+
+    def deciding(self) -> dict[str, Any]:
+        """Values, by name, that the plan of a search depends on, besides graph, sizes and cost store."""
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata["decides"]}
+        return found | {"backend": self.backend_name, "limits": self.saturation_limits}
+
+
+def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The built-in rules and the caller's rules, each of the latter tested on random instances first.
+
+    RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is
+    taken.
+    """
+    from .egraph.ir.rule import Rule
+    from .rules import ALL, EVERY
+
+    if not rules:
+        return ALL
+    from .rules.check.check import require
+    from .rules.tables import partial
+
+    tried = {r.name: r for r in (*EVERY, *partial.RULES)}
+    names = {r.name for r in ALL}
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise UsageError(f"a {type(rule).__name__} is no rule", hint='tg.Rule("name", "left side", "right side")')
+        if rule.name in names:
+            raise UsageError(f"two rules are called {rule.name!r}")
+        names.add(rule.name)
+        if tried.get(rule.name) != rule:
+            require(rule)
+    return (*ALL, *rules)
+
+
+def summary(name: str) -> str:
+    """First sentence of an option's documentation, without its full stop, in lower case: the command line's help."""
+    doc: str = next(f.metadata["doc"] for f in fields(Options) if f.name == name)
+    first = doc.partition(". ")[0].rstrip(".")
+    return first[0].lower() + first[1:]
+
+
+__all__ = ["CommonOptions", "Options", "PathOptions", "SaturateOptions", "option", "summary", "with_builtin"]

@@ -1,0 +1,77 @@
+"""Stages "build" and "verify": the verify-or-retry loop of one search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ..backends.tuning.measure_cpu import CpuMeasurer
+from ..backends.tuning.measure_gpu import GpuMeasurer
+from ..egraph.ir.rule import Rule
+from ..egraph.view.view import EGraphView, view_of
+from ..extract.candidates.candidates import Hypergraph
+from ..extract.model.kernel import Call, Template
+from ..extract.search.search import Choice
+from ..extract.solve import budgets
+from ..verification.reference import Reference
+from .choose import choose
+from .match import hypergraph
+from .prepare import Task
+from .prices import CostPricer
+from .session import Session
+from .verify_or_retry import Acceptance
+
+
+def acceptance(
+    session: Session, task: Task, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None, first: Choice | None,
+    fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
+) -> Acceptance:  # fmt: skip
+    """The verify-or-retry loop of a search.
+
+    `first`: the choice already made for its hypergraph, if any. `fired`: rules that matched. `ahead`: returns the
+    verification references computed in the background.
+    """
+    options, symbolic, work = session.options, task.symbolic, task.work
+    made = [] if first is None else [first]
+
+    def chosen_of(graph: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
+        known = made.pop() if made and made[0].hypergraph is graph else None
+        choice = known or choose(session, graph, pricer, measurer, limits=limits)
+        if isinstance(measurer, CpuMeasurer):
+            measurer.close()  # frees memory for verification; the worker restarts if more is to be measured
+        elif isinstance(measurer, GpuMeasurer):
+            with session.stage("build"):
+                measurer.compile(unmeasured_kernels(choice))
+        return choice
+
+    def stored(view: EGraphView | None) -> Hypergraph:
+        view = view_of(work) if view is None else view
+        late = lambda bound: session.late
+        return hypergraph(session, view, task.backends, enough=late, narrow=False, symbolic=symbolic)
+
+    loop = Acceptance(
+        task.model.graph, work, chosen_of, pricer.errors,
+        lambda: hypergraph(session, view_of(work), task.backends, symbolic=symbolic), stored, session.stage,
+        partial(session.progress.say, "verify"), options.tolerance, options.seed, fired,
+        over=lambda: session.over, late=lambda: session.late, polled=session.polled, cut=session.cut, ahead=ahead,
+    )  # fmt: skip
+    if symbolic is not None:
+        loop.plan = symbolic.plan
+        loop.elsewhere = lambda program, poll: symbolic.verifier.problem(
+            program, options.tolerance, options.seed, lambda: session.over, poll
+        )
+    return loop
+
+
+def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:
+    """Generated kernels of a choice that were never measured, with the schedules of the plan, to be compiled in
+    advance.
+    """
+    for i in choice.chosen:
+        candidate, price = choice.hypergraph.candidates[i], choice.prices[i]
+        if candidate.template.space is not None and price.source != "measured":
+            yield candidate.template, replace(candidate.call, schedule=dict(price.schedule))
+
+
+__all__ = ["acceptance", "unmeasured_kernels"]

@@ -1,0 +1,54 @@
+"""The first verification reference, computed on the GPU while the host rewrites the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from threading import Thread
+
+from ..backends.tuning.gpu_lock import Turns
+from ..costdb.keys.device import gpu_facts
+from ..extract.model.clock import Clock
+from ..extract.model.work import graph_flops
+from ..verification.reference import Reference, expected_seconds, first_reference
+from .prepare import Task
+from .session import Session
+
+LIGHT_S = 1.0  # maximum expected seconds of a reference that is computed in the background
+
+
+def start_reference(session: Session, task: Task) -> Callable[[], dict[int, Reference]]:
+    """Start computing the first verification reference on the GPU, if it is cheap; return a function that waits for it.
+
+    The function returns references by seed, {} if there is none (verification then reports the error). Shares the GPU
+    lock with kernel timing.
+    """
+    options, graph = session.options, task.model.graph
+    light = expected_seconds(graph, graph_flops(list(task.work.roots)), True) < LIGHT_S
+    if not task.on_gpu or not gpu_facts() or not options.verify or options.exact or not light:
+        return dict
+    pressed, turns, clock = session.polled(), Turns(), Clock()
+    session.clocks.append(("reference", clock))
+    found: list[dict[int, Reference]] = []
+
+    def poll() -> None:
+        pressed()
+        turns()
+
+    def compute() -> None:
+        with suppress(Exception), clock.running("compute"), turns:
+            found.append(first_reference(graph, "cuda", seed=options.seed, poll=poll))
+
+    thread = Thread(target=copy_context().run, args=(compute,), name="reference", daemon=True)
+    thread.start()
+
+    def result() -> dict[int, Reference]:
+        turns.hurried = True
+        thread.join()
+        return found[0] if found else {}
+
+    return result
+
+
+__all__ = ["start_reference"]

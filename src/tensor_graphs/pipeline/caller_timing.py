@@ -1,0 +1,74 @@
+"""Timing of the caller's own function against the compiled program."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from statistics import median
+from typing import Any
+
+from ..backends.program.program import Program
+from ..report.report import Report
+from .caller import Caller, CallerProgram
+from .timing import Run, is_surely_faster, sampled, wall_us
+
+SHARE_S, LEAST_S = 1.0, 0.1  # seconds of timing: maximum, and minimum even if the budget is exhausted
+NOISE = 0.04  # relative margin by which the caller's function must be faster to win
+SHORT_US = 50.0  # calls shorter than this many µs are repeated until a sample is as long
+
+
+def is_caller_faster(
+    program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
+    clock: Callable[[Run], float] = wall_us, first: Mapping[str, float] | None = None,
+) -> bool:  # fmt: skip
+    """Time both; return whether a `CallerProgram` and the bare function are faster than the program by more than noise.
+
+    Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
+    the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one round; `ended` is polled after each. Both
+    must have been called before (warm). `first`: µs of these calls; if both together took longer than the sampling may
+    take, they are the samples.
+    """
+    given = caller.inputs
+    until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
+
+    def over() -> bool:
+        return ended() or time.perf_counter() >= until
+
+    wrapped = CallerProgram.around(program, caller)
+    calls: dict[str, Run] = {
+        "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)
+    }  # fmt: skip
+    with _inference(caller):
+        known = first or {}
+        long = sum(known.values()) > 1e6 * (until - time.perf_counter())
+        samples = {name: [known[name] if long else clock(calls[name])] for name in ("caller", "program")}
+        samples["wrapped"] = samples["caller"]
+        if not (long or over()):
+            times = max(1, int(SHORT_US / max(1e-3, min(samples["caller"] + samples["program"]))))
+            many = {name: _repeated(call, times) for name, call in calls.items()}
+            samples = sampled(many, seconds=SHARE_S, settled=LEAST_S, clock=clock, ended=over)
+            samples = {name: [us / times for us in taken] for name, taken in samples.items()}
+    report.caller_us, report.program_us = (median(samples[name]) for name in ("caller", "program"))
+    return all(is_surely_faster(samples[name], samples["program"], NOISE) for name in ("wrapped", "caller"))
+
+
+def _repeated(call: Run, times: int) -> Run:
+    def run() -> None:
+        for _ in range(times):
+            call()
+
+    return call if times == 1 else run
+
+
+def _inference(caller: Caller) -> AbstractContextManager[Any]:
+    """Context in which the caller's function is timed: torch.inference_mode for Torch functions."""
+    if not caller.torch:
+        return nullcontext()
+    import torch
+
+    inference: AbstractContextManager[Any] = torch.inference_mode()
+    return inference
+
+
+__all__ = ["is_caller_faster"]

@@ -1,0 +1,93 @@
+"""Stages "extract" and "measure": the cheapest kernels of a hypergraph, measuring what the best plan lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..backends.tuning.measure_cpu import CpuMeasurer
+from ..backends.tuning.measure_gpu import GpuMeasurer
+from ..errors import NoPlanError, WorkerError
+from ..extract.candidates.candidates import Hypergraph
+from ..extract.model.clock import Clock
+from ..extract.search.search import Choice, search
+from ..extract.solve import budgets
+from ..options import Options
+from .prices import CostPricer
+from .session import Session, least_measuring
+
+SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever verification is expected to take
+
+
+def choose_cheapest(
+    session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None
+) -> tuple[Hypergraph, Choice]:
+    """Return the hypergraph with the cheapest plan, and that plan. The search time is divided equally.
+
+    A plan whose search did not measure to the end does not replace one whose search did.
+    """
+    best: tuple[Hypergraph, Choice] | None = None
+    for n, graph in enumerate(graphs):
+        try:
+            choice = choose(session, graph, pricer, measurer, share=0.8 / (len(graphs) - n))
+        except NoPlanError:
+            if best is None and n + 1 == len(graphs):
+                raise
+            continue
+        believed = best is None or choice.stopped in ("measured", best[1].stopped)
+        if best is None or (believed and choice.cost < best[1].cost):
+            best = graph, choice
+    assert best is not None
+    return best
+
+
+def choose(
+    session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None,
+    share: float = 0.8, limits: Sequence[budgets.Budget] = (),
+) -> Choice:  # fmt: skip
+    """Extract the cheapest kernels within the options' budgets and `limits`, measuring what the best plan lacks.
+
+    Without a measuring process, or if all kernels that cover an output failed in it, prices are predictions; the report
+    says so. `share`: fraction of the remaining time.
+    """
+
+    def attempt(measurer: CpuMeasurer | GpuMeasurer | None, doubt: bool = False) -> Choice:
+        left = max(0.0, session.left)
+        seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
+        again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
+        if measurer is not None and not (again or isinstance(measurer, CpuMeasurer)):
+            seconds = max(seconds, least_measuring(session.options))
+        clock = Clock()
+        session.clocks.append(("search", clock))
+        return search(
+            graph, pricer, measurer, seconds=seconds, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
+            progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
+            budgets=[*_budgets(session.options, pricer), *limits],
+        )  # fmt: skip
+
+    with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
+        try:
+            choice = attempt(measurer)
+        except WorkerError as error:
+            session.warnings.append(f"nothing more was measured: {error.message}")
+            choice = attempt(None, doubt=True)
+        except NoPlanError:
+            if measurer is None or pricer.forgiving or limits:
+                raise
+            session.warnings.append("kernels that failed when measured are in the plan: no others cover the outputs")
+            pricer.forgiving = True
+            choice = attempt(None, doubt=True)
+    spent = choice.seconds.get("measure", 0.0)
+    session.clock.add("extract", -spent)
+    session.clock.add("measure", spent)
+    return choice
+
+
+def _budgets(options: Options, pricer: CostPricer) -> list[budgets.Budget]:
+    """Resource limits on the sum over a plan's kernels."""
+    found = [] if options.memory_limit is None else [budgets.memory_budget(options.memory_limit)]
+    return (
+        found if options.error_budget is None else [*found, budgets.error_budget(options.error_budget, pricer.errors)]
+    )
+
+
+__all__ = ["choose", "choose_cheapest"]

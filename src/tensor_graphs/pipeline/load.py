@@ -1,0 +1,61 @@
+"""Stage "load": the source as a graph with weights and sizes, compared with the caller's function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..egraph.ir.graph import Graph
+from ..errors import UsageError
+from ..verification.memory_checks import memory_errors_named
+from . import trace_check
+from .caller import Caller
+from .session import Session, kept_warnings
+from .source import as_graph, as_tuple, bound, refuse_no_sizes, sizes_of
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded source: its graph, and sizes of free dimensions. `compared`: how it was compared with the function."""
+
+    graph: Graph
+    sizes: dict[str, int]
+    compared: str = ""
+
+
+def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
+    """Load a source (see `optimize`) with the session's options, and compare it with the caller's function.
+
+    Sets `session.caller`. UsageError for sizes that are no integers or are given twice, TraceError if the function
+    returns other values than the graph, and the errors of `as_graph`.
+    """
+    options = session.options
+    with session.stage("load", str(source) if isinstance(source, str | Path) else ""), kept_warnings(session):
+        given = options.fixed if isinstance(options.fixed, Mapping) else {}
+        refuse_no_sizes(given)
+        if both := sorted(set(given) & set(options.dims or {})):
+            raise UsageError(
+                f"the sizes of {both} are given twice", hint="in dims a dimension stays free, in fixed it has this size"
+            )
+        graph = as_graph(
+            source, example_inputs, params=options.params, dims=given, dynamic_shapes=options.dynamic_shapes,
+            example_kwargs=options.example_kwargs, trust=options.trust, budget=options.budget,
+        )  # fmt: skip
+        session.caller = Caller.of(source, as_tuple(example_inputs), options.example_kwargs or {})
+        graph = graph.bind({n: s for n, s in given.items() if n in graph.free_dims})
+        sizes = {**given, **sizes_of(graph, options.dims)}
+        if options.fixed is True:
+            graph, sizes = bound(graph, sizes)
+    session.loaded()
+    compared = ""
+    if options.verify and not options.params:
+        with session.stage("compare with the caller's function"), memory_errors_named(graph):
+            compared = trace_check.compare(
+                source, example_inputs, graph, sizes=sizes, kwargs=options.example_kwargs, seed=options.seed
+            )
+    return Loaded(graph, sizes, compared)
+
+
+__all__ = ["Loaded", "load"]

@@ -1,0 +1,57 @@
+"""The report of a search: e-graph sizes, rules, prices of the chosen kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..backends.registry import describe
+from ..costdb.store.store import Store
+from ..extract.search.search import Choice
+from ..options import Options
+from ..report.report import BlockReport, Report, kernel_rows
+from .prepare import Task
+from .rewrite import Rewritten
+
+
+def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choice, store: Store) -> Report:
+    """The report of a search, without end-to-end times and verdict."""
+    blocks, views, graph, view = rewritten.blocks, rewritten.block_views, task.model.graph, rewritten.view
+    uses = Counter(i.block for i in blocks.instances)
+    rows = [
+        BlockReport(
+            uses[k], len(b.graph.nodes()), len(v), v.n_classes, v.report.stopped, v.report.iterations, v.report.seconds
+        )
+        for k, (b, v) in enumerate(zip(blocks.unique, views))
+    ]
+    rules: dict[str, tuple[int, float]] = {}
+    for v in views:
+        for name, matches in v.report.matches.items():
+            old = rules.get(name, (0, 0.0))
+            rules[name] = (old[0] + matches, old[1] + v.report.rule_seconds.get(name, 0.0))
+    reasons: dict[str, int] = {}
+    for row in rows:
+        reasons[row.stopped] = reasons.get(row.stopped, 0) + 1
+    return Report(
+        graph.name, describe(task.backends), task.model.sizes, len(graph.nodes()), len(view), view.n_classes,
+        rows, ", ".join(f"{n} blocks stopped at: {r}" for r, n in reasons.items()), rules, len(choice.hypergraph.candidates),
+        kernels=kernel_rows((choice.hypergraph.candidates[i].template, choice.prices[i]) for i in choice.chosen),
+        kernels_after=sum(choice.sources.values()), cost_us=choice.cost,
+        lower_bound_us=min(choice.extraction.lower_bound, choice.cost), optimal=choice.extraction.optimal,
+        method=choice.extraction.method, priced=choice.sources, measured_now=choice.measured,
+        optimism_us=choice.optimism_us, search_stopped=choice.stopped, snapshot=store.snapshot_id(),
+        searched=_searched_with(options, rows),
+    )  # fmt: skip
+
+
+def _searched_with(options: Options, blocks: Sequence[BlockReport]) -> dict[str, Any]:
+    """Options needed to repeat the rewriting of the blocks."""
+    return {
+        "limits": asdict(options.saturation_limits), "effort": options.effort, "exact": options.exact,
+        "rounds": max([b.iterations for b in blocks], default=0), "rules": [asdict(r) for r in options.rules],
+    }  # fmt: skip
+
+
+__all__ = ["make_report"]

@@ -1,0 +1,141 @@
+"""Stage "candidates": kernels matched on a saturated e-graph, as hypergraphs to extract from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..backends.registry import on_gpu, storing_narrow
+from ..backends.runtime.views import view_strides
+from ..egraph.view.view import EGraphView, view_of
+from ..extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from ..extract.model.clock import Halted
+from ..extract.model.kernel import Backend
+from ..extract.model.storage_dtypes import narrow_types
+from ..verification.comparison import spare
+from .any_size import Symbolic
+from .backend_filter import exact_only, within_loss
+from .prepare import Task
+from .rewrite import Rewritten
+from .session import Session, least_measuring
+
+MATCHING = 0.2  # fraction of the budget that must remain when matching ends
+MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measuring time
+# fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
+GENERATING = 0.5, 0.25
+GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
+SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
+
+
+def hypergraph(
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
+    enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True, symbolic: Symbolic | None = None,
+) -> Hypergraph:  # fmt: skip
+    """All candidate kernels of a view; with tolerance "exact" the bitwise-exact ones, where ops have them.
+
+    Raises Halted when `stop()` is true. When `enough(...)` is true, no further kernels are generated. `narrow`: values
+    of a 16-bit model may be stored in its dtype. `symbolic`: keep the kernels that hold at all sizes.
+    """
+    with session.stage("candidates", f"{len(view)} e-nodes"):
+        return match_kernels(session, view, backends, stop, enough, narrow, symbolic)
+
+
+def match_kernels(
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool],
+    enough: Callable[[bool], bool], narrow: bool = True, symbolic: Symbolic | None = None,
+) -> Hypergraph:  # fmt: skip
+    """`hypergraph` without accounting of the stage, for background threads."""
+    limit, opened = spare(session.options.tolerance), session.lowerings.opened
+    exact = session.options.exact
+    chosen = [exact_only(opened(b)) if exact else within_loss(opened(b), limit) for b in backends]
+    if symbolic is not None:
+        return symbolic.hypergraph(
+            candidate_hypergraph(symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
+        )
+    narrow = narrow and on_gpu(backends) and not exact  # exact programs keep the model's dtypes
+    return candidate_hypergraph(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
+
+
+def match_all(
+    session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
+) -> list[Hypergraph]:  # fmt: skip
+    """Hypergraphs to search, the richest last: those of lower effort levels, the rewritten graph, and the latter with
+    16-bit storage.
+
+    As many as time allows. If there is time for none, the hypergraph of the unrewritten graph (`unrewritten`, if
+    already made).
+    """
+    graphs: list[Hypergraph] = []
+    backends, pressed = task.backends, session.interrupted()
+    kept = MATCHING * session.options.budget
+    until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
+    stop = lambda: pressed() or (session.left <= kept and session.now() >= until and not session.options.deterministic)
+    enough = generation_limit(session, backends)
+    try:
+        for view in (*rewritten.smaller, rewritten.view):
+            graphs.append(hypergraph(session, view, backends, stop, enough, symbolic=task.symbolic))
+        if task.symbolic is None and (narrow := stored_narrow(session, rewritten.view, backends, stop)) is not None:
+            graphs.append(narrow)
+    except Halted:
+        session.cut.append("kernels of the rewritten graph" if not graphs else "kernels of all that rewriting found")
+    if any(g.stats.get("left_out") for g in graphs):
+        session.cut.append(SOME_LEFT_OUT)
+    if graphs:
+        return graphs
+    if unrewritten is None:  # library kernels always cover the unrewritten graph
+        ended = lambda bound: enough(bound) or (session.over and not only_generated(backends))
+        unrewritten = hypergraph(session, view_of(task.work), backends, enough=ended, symbolic=task.symbolic)
+        if unrewritten.stats.get("left_out"):
+            session.cut.append(SOME_LEFT_OUT)
+    return [unrewritten]
+
+
+def _least_matching(session: Session) -> float:
+    """Minimum seconds of matching on a GPU."""
+    return MATCHING_LEAST * least_measuring(session.options)
+
+
+def only_generated(backends: Sequence[Backend]) -> bool:
+    """Whether the backends have generated kernels only (besides views and copies)."""
+    return all(t.family in ("view", "copy") for b in backends for t in b.templates)
+
+
+def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
+    """Predicate that ends kernel generation on a GPU (argument: see `candidates`). Always false without library
+    kernels, since there may then be no plan without generated ones.
+    """
+    began, budget = session.now(), session.options.budget
+    timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)
+
+    def enough(bound: bool) -> bool:
+        if not timed:
+            return False
+        spent = session.now() - began
+        kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
+        return session.left <= kept * budget and spent >= _least_matching(session)
+
+    return enough
+
+
+def stored_narrow(
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
+) -> Hypergraph | None:
+    """Candidates of a bfloat16 model with bfloat16 storage, on a CPU with bfloat16 multiplication; None otherwise.
+
+    Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans.
+    """
+    if session.options.exact or on_gpu(backends):
+        return None
+    types = narrow_types(view)
+    if all(t.dtype != "bfloat16" for t in types) or not any(b.name == "torch" for b in backends):
+        return None
+    from ..backends.library.torch import multiplies_bfloat16
+
+    if not multiplies_bfloat16():
+        return None
+    with session.stage("candidates", "values in bfloat16"):
+        opened = [session.lowerings.opened(b) for b in backends]
+        return candidate_hypergraph(view, storing_narrow(opened), view_strides, types, stop)
+
+
+__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "only_generated",
+           "stored_narrow"]  # fmt: skip

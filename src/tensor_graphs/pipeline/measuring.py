@@ -1,0 +1,70 @@
+"""Backends of a call, and the processes that measure their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from ..backends.registry import elsewhere, on_gpu, select
+from ..backends.tuning.measure_cpu import CpuMeasurer
+from ..backends.tuning.measure_gpu import GpuMeasurer
+from ..costdb.keys.device import gpu_machine
+from ..costdb.store.store import Store
+from ..errors import DeviceUnavailableError, WorkerError
+from ..extract.model.kernel import Backend
+from ..options import Options
+from .session import Session, store_of
+
+
+def backends_of(options: Options) -> list[Backend]:
+    """Backends that provide kernels; NumPy for "exact" with backend "auto".
+
+    Raises DeviceUnavailableError if measuring or verifying needs a GPU that is not in this machine (setting `gpu`).
+    """
+    if elsewhere(options.backend_name) and (options.measure or options.verify):
+        raise DeviceUnavailableError(
+            f"plans for {gpu_machine().device} can be made here, and neither measured nor verified", where="TENSOR_GRAPHS_GPU",
+            hint="measure=False, verify=False (--no-measure --no-verify), of what `measure` found there",
+        )  # fmt: skip
+    return select("numpy" if options.exact and options.backend_name == "auto" else options.backend_name)
+
+
+def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> CpuMeasurer | GpuMeasurer | None:
+    """The kernel measurer of the backends, with its processes starting; None if nothing is to be measured."""
+    if not options.measure or options.deterministic:
+        return None
+    if not on_gpu(backends):
+        return CpuMeasurer(store)
+    measurer = GpuMeasurer(store)
+    with suppress(WorkerError):  # the error is raised again by the first measurement
+        measurer.start()  # takes as long as rewriting
+    return measurer
+
+
+@contextmanager
+def measurer_started(session: Session) -> Iterator[None]:
+    """Context that starts the GPU measuring processes before the model is loaded: both take seconds."""
+    options = session.options
+    with session.clock.running("start"):
+        backends = backends_of(options)
+        if on_gpu(backends):
+            store = store_of(session)
+            measurer = measurer_of(options, backends, store)
+            session.started = None if measurer is None else (store, measurer)
+    try:
+        yield
+    finally:
+        if session.started is not None:  # unused: the plan came from the cache, or the search did not start
+            session.started[1].close()
+
+
+def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, CpuMeasurer | GpuMeasurer | None]:
+    """The cost store and the measurer of a search, which closes it: those of `measurer_started`, else new ones."""
+    started, session.started = session.started, None
+    if started is not None:
+        return started
+    store = store_of(session)
+    return store, measurer_of(session.options, backends, store)
+
+
+__all__ = ["backends_of", "measurer_of", "measurer_started", "take_measurer"]

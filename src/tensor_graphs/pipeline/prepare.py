@@ -1,0 +1,97 @@
+"""Stage "simplify": a loaded graph at concrete sizes in the forms that later stages use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..backends.registry import on_gpu
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.interpret import expand_all
+from ..egraph.saturate.worker import default_pool
+from ..egraph.simplify.empty import without_empty
+from ..egraph.simplify.masks import canonical_masks
+from ..egraph.simplify.simplify import simplify
+from ..egraph.simplify.widen import widen
+from ..errors import ShapeError
+from ..extract.model.kernel import Backend
+from .any_size import Symbolic
+from .session import Session
+from .size_ranges import why_fixed
+from .source import bound
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model at concrete sizes in three forms: original, simplified, simplified and widened."""
+
+    graph: Graph  # the original; verification compares with it
+    work: Graph  # simplified, with 16-bit floats widened to float32: the form that is optimized
+    sizes: dict[str, int]
+    narrow: Graph  # simplified only: the form of eager execution on devices with 16-bit kernels
+
+    def written(self, backends: Sequence[Backend]) -> Graph:
+        """The graph that the unfused baseline plan runs."""
+        return self.narrow if on_gpu(backends) else self.work
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model to optimize for some backends. `symbolic`: its form in free sizes, for a size-polymorphic program."""
+
+    source: Graph  # as loaded; dimensions may be free
+    model: Prepared
+    backends: Sequence[Backend]
+    symbolic: Symbolic | None = None
+
+    @property
+    def work(self) -> Graph:
+        """The graph to rewrite: `model.work`, or the one at generic sizes for a size-polymorphic program."""
+        return self.model.work if self.symbolic is None else self.symbolic.work
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the program runs on a GPU."""
+        return on_gpu(self.backends)
+
+    def searched(self, *, as_written: bool) -> Graph:
+        """The graph at concrete sizes that a plan computes: the unfused baseline's with `as_written`, else the
+        optimized one.
+        """
+        return self.model.written(self.backends) if as_written else self.model.work
+
+
+def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True) -> Prepared:
+    """Bind sizes, simplify, and widen 16-bit floats to float32.
+
+    With tolerance "exact" nothing is widened; composite ops are expanded to atomic ones as in the interpreter. `begin`:
+    also start the saturation workers.
+    """
+    if begin and session.options.saturation_limits.iterations:
+        default_pool().begin()  # worker processes start in the background
+    with session.stage("simplify", f"{len(graph.nodes())} nodes"):
+        original, used = bound(graph, sizes)
+        exact = session.options.exact
+        narrow = work = simplify(without_empty(original), exact=exact)
+        work = work.with_roots(expand_all(work.roots)) if exact else simplify(widen(canonical_masks(work)))
+    return Prepared(original, work, used, narrow)
+
+
+def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
+    """The graph in free sizes, for a size-polymorphic search; None if it has no free dimensions, or if such a search is
+    impossible (the report says why).
+    """
+    if not graph.free_dims:
+        return None
+    why = "programs on a GPU do" if on_gpu(backends) else why_fixed(graph)
+    if not why:
+        try:
+            with session.stage("simplify"):
+                return Symbolic.of(graph, prepared.sizes, exact=session.options.exact)
+        except ShapeError as error:
+            why = error.message
+    session.warnings.append(f"the program runs at one size only: {why}")
+    return None
+
+
+__all__ = ["Prepared", "Task", "for_every_size", "prepare"]

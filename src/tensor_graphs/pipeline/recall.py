@@ -1,0 +1,155 @@
+"""Stage "recall": the program of an earlier equal search from the plan cache, and storing the plan of a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..backends.program.program import Program
+from ..egraph.ir.graph import Graph
+from ..extract.model.clock import Halted
+from ..extract.model.kernel import Backend
+from .plan_cache import (
+    CachedPlan,
+    Entry,
+    Stale,
+    content_digest,
+    key_of_search,
+    listing,
+    refuse_dearer,
+    text_digest,
+)
+from .plan_file import Json
+from .prepare import Task, for_every_size
+from .run_program import renamed
+from .search import Found, attach_provenance
+from .session import Session, kept_warnings, open_store, store_root
+from .time_program import UNTIMED, time_program
+from .verify_program import verify_program
+
+
+@dataclass(frozen=True)
+class CacheSlot:
+    """Place of a search in the plan cache: its entry, and the entry's content if it is to be used.
+
+    `entry` is None for searches without measuring, whose result depends on the cost store's current content.
+    """
+
+    entry: Entry | None
+    data: Json | None
+
+
+def look_up(
+    session: Session, graph: Graph, sizes: Mapping[str, int] | None, backends: Sequence[Backend]
+) -> CacheSlot:  # fmt: skip
+    """The plan cache's slot for this search, with the stored plan unless `again` or its search was cut shorter."""
+    options = session.options
+    if not options.measure or options.deterministic:
+        return CacheSlot(None, None)
+    with kept_warnings(session):
+        deciding = options.deciding() | {"rules": session.rules, "costdb": store_root(options).resolve()}
+        entry = Entry.of(key_of_search(graph, sorted((sizes or {}).items()), backends, deciding))
+    if options.again:
+        return CacheSlot(entry, None)
+    try:
+        return CacheSlot(entry, entry.load(options.budget))
+    except Stale as reason:
+        session.refused(reason)
+        return CacheSlot(entry, None)
+
+
+def recall(session: Session, task: Task, slot: CacheSlot, warnings: Sequence[str]) -> Program | None:
+    """The program of the cached plan, verified for these weights; None if there is none that is still valid.
+
+    `warnings`: the session's warnings before the model was prepared, to which they return if the plan is not used.
+    """
+    if slot.entry is None or slot.data is None:
+        return None
+    try:
+        return _recalled(session, task, slot.entry, slot.data)
+    except Stale as reason:
+        session.warnings = list(warnings)
+        session.refused(reason)
+        return None
+
+
+def _recalled(session: Session, task: Task, entry: Entry, data: Json) -> Program:
+    """The program of a cached plan. Stale if it is no longer valid.
+
+    Also does what the earlier search had no time for: verification on all inputs, end-to-end timing.
+    """
+    options = session.options
+    cached, program, task = _rebuilt(session, task, data)
+    report, verified = cached.report, cached.verified if options.verify else ""
+    content = content_digest(task.source.params) if options.verify else ""
+    partly = [c for c in report.cut if c.startswith("verification")]
+    if options.verify and (content != verified or (partly and not session.over)):
+        report.cut, verified = [c for c in report.cut if c not in partly], ""
+        try:
+            verdict = verify_program(session, task, program)
+        except Halted:
+            report.cut.append("verification")
+        else:
+            if verdict is None:
+                given = "for these weights" if content != cached.verified else "on more inputs"
+                raise Stale(f"it is not accurate enough {given}")
+            report.verification, verified = verdict.to_json(), content
+            report.cut += [verdict.cut] if verdict.cut else []
+        program.reset()
+    if UNTIMED in report.cut and not session.over:
+        report.cut.remove(UNTIMED)
+        time_program(session, task, program, report)
+        program.reset()
+    if verified and (verified, report.cut) != (data["verified"], data["report"]["cut"]):
+        entry.write(
+            cached.plan, report, program.source, float(data["budget"]), verified, store_root(options),
+            as_written=cached.as_written, lift=task.symbolic.lift if task.symbolic else None,
+        )  # fmt: skip
+    if not verified:
+        report.verification = None
+    report.measured_now, report.remembered = 0, True
+    report.warnings += [w for w in session.warnings if w not in report.warnings]
+    program.report = report
+    attach_provenance(program, task, as_written=cached.as_written)
+    return program
+
+
+def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Program, Task]:
+    """Rebuild a cached plan and its program; the task gets its form in free sizes if the plan has free sizes.
+
+    Stale if kernels, prices or the emitted text have changed.
+    """
+    with session.stage("recall"):
+        if data["plan"].get("sizes"):
+            task = replace(task, symbolic=for_every_size(session, task.source, task.model, task.backends))
+        symbolic = task.symbolic
+        searched = task.searched(as_written=bool(data.get("as_written")))
+        whole = renamed(task.model.graph, searched) if symbolic is None else symbolic.graph
+        cached = CachedPlan.of(data, whole, symbolic.lift if symbolic else None)
+        if bool(cached.plan.sizes) != (symbolic is not None):
+            raise Stale("it is one for other sizes")
+        # an as-written result was timed as a whole, so prices do not matter
+        if not cached.as_written and cached.store != listing(store_root(session.options)):
+            with open_store(session) as store:
+                refuse_dearer(cached.plan, store)
+        program = Program(cached.plan)
+        if text_digest(program.source) != cached.source:
+            raise Stale("its program reads otherwise than the one that was verified")
+        return cached, program, task
+
+
+def keep(session: Session, slot: CacheSlot, found: Found) -> None:
+    """Store the plan of a search in the cache, unless Ctrl-C ended it; a failure is noted for the report."""
+    program, task, options = found.program, found.task, session.options
+    if slot.entry is None or session.progress.stopped or program.plan is None:
+        return
+    verified = content_digest(task.source.params) if program.report.verification else ""
+    why = slot.entry.write(
+        program.plan, program.report, program.source, options.budget, verified, store_root(options),
+        as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,
+    )  # fmt: skip
+    if why:
+        session.memory.append(f"this plan is not kept: {why}")
+
+
+__all__ = ["CacheSlot", "keep", "look_up", "recall"]

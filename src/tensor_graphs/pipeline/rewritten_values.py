@@ -1,0 +1,52 @@
+"""Which values of a rewritten graph the original graph has too, and which kernels compute the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..egraph.ir.ops import OPS
+from ..egraph.view.view import Bools, EGraphView
+from ..extract.model.kernel import Candidate
+from ..extract.model.work import call_work
+from ..extract.search.search import Choice
+
+MOVES = ("view", "copy")  # families of kernels that do no arithmetic
+
+
+def faithful(view: EGraphView) -> Bools:
+    """Per e-class: whether it is a value of the original graph, or made of such values by views and copies
+    (concatenation) only.
+    """
+    known: Bools = view.original.copy()
+    kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
+    moves = [(int(view.cls[i]), view.kids(i)) for i in np.flatnonzero(kinds).tolist()]
+    grown = True
+    while grown:
+        fresh = [c for c, kids in moves if not known[c] and known[kids].all()]
+        known[fresh] = True
+        grown = bool(fresh)
+    return known
+
+
+def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
+    """Return a predicate: the candidate computes values of the original graph from values of the original graph."""
+    known = faithful(view).tolist()
+    return lambda c: all(known[v.cls] for v in c.outputs) and all(known[v.cls] for _, v in c.inputs)
+
+
+def rewritten_most(choice: Choice) -> str | None:
+    """Family of chosen kernels with most flops on values that the original graph does not have; None if there are
+    none.
+    """
+    original = as_it_came(choice.hypergraph.view)
+    work: dict[str, float] = {}
+    for i in choice.chosen:
+        c = choice.hypergraph.candidates[i]
+        if c.template.family not in MOVES and not original(c):
+            work[c.template.family] = work.get(c.template.family, 0.0) + call_work(c.template, c.call)[0]
+    return max(work, key=lambda family: (work[family], family)) if work else None
+
+
+__all__ = ["as_it_came", "faithful", "rewritten_most"]

@@ -1,0 +1,38 @@
+"""Running a program on named values, for verification and timing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..backends import gpu
+from ..backends.program.program import Program
+from ..backends.runtime.marshalling import is_torch
+from ..egraph.ir.graph import Graph
+
+
+def renamed(graph: Graph, work: Graph) -> Graph:
+    """Graph that determines a program's signature: names and structure of the original model, values of the optimized
+    form.
+    """
+    return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
+
+
+def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
+    """Run a program on named inputs and states; return its outputs, then its updated states, as a flat list.
+
+    Returns tensors on the program's device if any of `values` is a tensor, else arrays.
+    """
+    program.bind()
+    for name in program.states:
+        program.set_state(name, values[name])
+    results = program.flat(*(values[n] for n in program.input_names))
+    updated = list(program.plan.updates) if program.plan else []
+    if not any(map(is_torch, values.values())):
+        return [*results, *map(program.get_state, updated)]
+    gpu.wait(program.device, f"running {program.manifest.name}")
+    return [*results, *(program.states[n].clone() for n in updated)]
+
+
+__all__ = ["renamed", "run_flat"]

@@ -1,0 +1,150 @@
+"""The search for a program: rewrite, match, choose, build and verify, time.
+
+    rewrite -> match -> choose (price, measure) -> build, verify -> report -> time
+
+On a GPU two background activities run during rewriting: overlapped tuning and the first verification reference.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+from ..backends.program.program import Program
+from ..backends.tuning.measure_cpu import CpuMeasurer
+from ..backends.tuning.measure_gpu import GpuMeasurer
+from ..errors import NoPlanError, ShapeError
+from ..extract.candidates.candidates import Hypergraph
+from ..extract.model.gc_pause import gc_frozen
+from ..extract.model.work import graph_flops
+from ..extract.search.search import Choice
+from ..report.report import Report
+from ..verification.comparison import Verification
+from ..verification.reference import expected_seconds
+from .accept import acceptance
+from .background_reference import start_reference
+from .choose import choose_cheapest
+from .choose_form import faster_unoptimized
+from .make_report import make_report
+from .match import match_all
+from .measuring import take_measurer
+from .overlapped_tuning import OverlappedTuning, start_tuning
+from .prepare import Task, for_every_size
+from .prices import CostPricer
+from .provenance import attach
+from .rewrite import Rewritten, rewrite
+from .session import Session, open_store
+
+
+@dataclass(frozen=True)
+class Found:
+    """The program that a search returns, with its report. `as_written`: it is the unfused baseline."""
+
+    program: Program
+    task: Task
+    as_written: bool
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A chosen plan as a program, and its verdict (None if it was not verified)."""
+
+    choice: Choice
+    program: Program
+    verdict: Verification | None
+
+
+def search(session: Session, task: Task) -> Found:
+    """Search for a size-polymorphic program if possible, else for one at fixed sizes."""
+    symbolic = for_every_size(session, task.source, task.model, task.backends)
+    if symbolic is not None:
+        try:
+            return search_task(session, replace(task, symbolic=symbolic))
+        except (NoPlanError, ShapeError) as error:
+            session.warnings += [*symbolic.notes(), f"the program runs at one size only: {error.message}"]
+    return search_task(session, task)
+
+
+def search_task(session: Session, task: Task) -> Found:
+    """Search, build, verify and time a program of a prepared graph."""
+    references = start_reference(session, task)
+    store, measurer = take_measurer(session, task.backends)
+    tuning: OverlappedTuning | None = None
+    if isinstance(measurer, GpuMeasurer):
+        session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
+        tuning = start_tuning(session, task, store, measurer)
+    try:
+        rewritten = rewrite(session, task.work)
+        graphs = _match(session, task, rewritten, tuning)
+        with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
+            pricer, graph, first = CostPricer(store), graphs[-1], None
+            if len(graphs) > 1:
+                graph, first = choose_cheapest(session, graphs, pricer, measurer)
+            graphs.clear()  # frees the memory of the rejected hypergraphs
+            fired = rewritten.fired(session.rules)
+            loop = acceptance(session, task, pricer, measurer, first, fired, references)
+            if session.options.verify:
+                accepted = Accepted(*loop.run(graph))
+            else:
+                accepted = Accepted(*loop.build(graph), None)
+            report = make_report(session.options, task, rewritten, accepted.choice, store)
+    finally:
+        if tuning is not None:
+            tuning.end()
+        session.lowerings.close()
+        if measurer is not None:
+            measurer.close()
+    return _finished(session, task, accepted, report, measurer)
+
+
+def _match(
+    session: Session, task: Task, rewritten: Rewritten, tuning: OverlappedTuning | None
+) -> list[Hypergraph]:  # fmt: skip
+    """The hypergraphs to search, made after overlapped tuning has matched its own; ends the tuning."""
+    if tuning is not None:
+        with session.stage("candidates"):
+            tuning.matched()
+    graphs = match_all(session, task, rewritten, tuning.graph if tuning is not None else None)
+    session.lowerings.close()  # frees the worker processes' memory
+    if session.options.verify:
+        session.reserved = expected_seconds(task.model.graph, graph_flops(list(task.work.roots)), task.on_gpu)
+    if tuning is not None:
+        with session.stage("ahead"):
+            tuning.end()
+        session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
+    return graphs
+
+
+def _finished(
+    session: Session, task: Task, accepted: Accepted, report: Report, measurer: CpuMeasurer | GpuMeasurer | None
+) -> Found:  # fmt: skip
+    """Time the program, choose between it and the unfused baseline, and complete its report."""
+    choice, program, symbolic = accepted.choice, accepted.program, task.symbolic
+    report.verification = accepted.verdict.to_json() if accepted.verdict else None
+    report.warnings += session.warnings
+    if symbolic is not None:
+        report.sizes, report.warnings = symbolic.size_ranges(), [*report.warnings, *symbolic.notes()]
+    if choice.stopped == "budget":
+        session.cut.append("measuring")
+    unoptimized = faster_unoptimized(session, task, program, report)
+    program = unoptimized or program
+    report.seconds, report.cut = session.clock.seconds, list(dict.fromkeys(session.cut))
+    if measurer is not None and not isinstance(measurer, CpuMeasurer):
+        report.measuring = {"rounds": choice.rounds, **measurer.spent}
+        session.clocks += [("readers", session.lowerings.pool.clock), *measurer.clocks]
+    report.timeline = session.timeline
+    program.report = report
+    attach_provenance(program, task, as_written=unoptimized is not None)
+    program.reset()  # verification and timing have changed the states
+    return Found(program, task, unoptimized is not None)
+
+
+def attach_provenance(program: Program, task: Task, *, as_written: bool) -> None:
+    """Attach the provenance to a program; for free sizes, at the generic sizes of the rewriting."""
+    if task.symbolic is not None:
+        attach(program, task.symbolic.work, task.symbolic.generic)
+    else:
+        attach(program, task.searched(as_written=as_written))
+
+
+__all__ = ["Found", "attach_provenance", "search", "search_task"]

@@ -1,0 +1,66 @@
+"""Ranges of a graph's free dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..backends.program.emit_any_size import sources
+from ..egraph.ir.dims import Atom, Dim, Expr, dim
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.size_conditions import NO_LIMIT
+from ..errors import ShapeError, UsageError
+
+Sizes = dict[str, int]
+
+
+def ranges(graph: Graph) -> dict[str, Atom]:
+    """The free dimensions by name, sorted."""
+    return dict(sorted(graph.free_dims.items()))
+
+
+def within(graph: Graph, searched: Mapping[str, int]) -> Graph:
+    """The graph with its dimensions narrowed to the ranges that its ops allow, others at searched sizes, found by
+    bisection.
+
+    Example: a table of 512 positions limits the sequence length to 512. Size 0 is excluded, since kernels need not
+    handle empty tensors.
+    """
+
+    def means(name: str, size: int) -> bool:
+        try:
+            graph.bind({**searched, name: size})
+        except ShapeError:
+            return False
+        return True
+
+    fresh: dict[str, Dim] = {}
+    for name, atom in ranges(graph).items():
+        ends = []
+        for end in (max(1, atom.min), atom.max):
+            good, bad = searched[name], end
+            while not means(name, end) and abs(bad - good) > 1:
+                middle = (good + bad) // 2
+                good, bad = (middle, bad) if means(name, middle) else (good, middle)
+            ends.append(end if means(name, end) else good)
+        fresh[name] = dim(name, min=ends[0], max=ends[1])
+    return graph.bind(fresh)
+
+
+def why_fixed(graph: Graph) -> str:
+    """Why a graph cannot be compiled for free sizes; "" if it can."""
+    for leaf in (*graph.leaves("state"), *graph.leaves("param")):
+        if any(isinstance(d, Expr) for d in leaf.shape):
+            return f"the {leaf.op} {leaf.attr('name')!r} has free sizes"
+    try:
+        sources([leaf.shape for leaf in graph.inputs], list(graph.free_dims))
+    except UsageError as error:
+        return error.message
+    return ""
+
+
+def range_text(low: int, high: int, searched: int) -> str:
+    """A range of sizes as text."""
+    return f"{low}..{high if high < NO_LIMIT else ''} (searched at {searched})"
+
+
+__all__ = ["Sizes", "range_text", "ranges", "why_fixed", "within"]

@@ -1,0 +1,83 @@
+"""Stage "time": end-to-end latency of a program and of the unfused baseline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from ..backends.program.program import Program
+from ..backends.registry import eager
+from ..backends.tuning.unfused import direct_plan
+from ..report.report import Report
+from ..verification.memory_checks import in_and_out, lacking
+from ..verification.reference import sampled_near
+from . import timing
+from .prepare import Task
+from .run_program import renamed
+from .session import Session
+
+SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # factor and additive µs over the estimate from which the report warns
+CALL_US = 300.0  # overhead in µs of a call from Python on a GPU: copy inputs, launch a graph, copy outputs
+UNTIMED = "timing of the whole program"  # name of the omitted stage in a report
+LOOK_S, NOISE = 0.1, 0.03  # extra seconds of timing if kernels are unmeasured; relative difference treated as noise
+LARGE = 1 << 30  # combined bytes of two programs above which only one is bound at a time
+
+
+def time_program(session: Session, task: Task, program: Program, report: Report) -> Program | None:
+    """Measure end-to-end latency of the program and of the unfused baseline, interleaved, into the report; return the
+    baseline program if it is faster.
+
+    Runs within the remaining budget, or LOOK_S beyond it if kernels of the program were never measured (except CPU
+    programs that take longer).
+    """
+    model = task.model
+    graph = model.written(task.backends)
+    plan = direct_plan(graph, eager(task.backends))
+    report.kernels_before = plan.kernels
+    if not session.options.measure:
+        return None
+    doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
+    doubted = doubted and (task.on_gpu or report.cost_us < 1e6 * LOOK_S)
+    if session.over and not doubted:
+        session.cut.append(UNTIMED)
+        return None
+    pressed = session.interrupted()
+    with session.stage("time"):
+        before = Program(replace(plan, graph=renamed(model.graph, graph)))
+        most = max(sum(before.memory().values()), sum(program.memory().values()))
+        if not task.on_gpu and lacking(in_and_out(model.graph) + most):
+            session.cut.append(f"{UNTIMED}: too little memory is available")
+            return None
+        inputs = sampled_near(model.graph, np.random.default_rng(session.options.seed), program.tensors)
+        values = program.near([inputs[n] for n in program.input_names])
+        until = session.now() + LOOK_S if doubted else 0.0
+        ended = lambda: pressed() or (session.left <= 0 and session.now() >= until)
+
+        def first() -> None:  # states that advance with each call would run past the end of their cache
+            before.reset()
+            program.reset()
+
+        clock = timing.clock_of(program.device)
+        timed = partial(timing.sampled, seconds=1.0, settled=0.1, clock=clock, ended=ended, first=first)
+        calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
+        if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
+            samples = timed(calls)
+        else:  # sequentially: two copies of the weights would double the peak memory
+            program.unbind()
+            samples = timed({"before": calls["before"]})
+            before.unbind()
+            samples |= timed({"after": calls["after"]})
+        report.latency_before_us, report.latency_after_us = median(samples["before"]), median(samples["after"])
+    besides = CALL_US if task.on_gpu else NEGLIGIBLE_US
+    if report.cost_us and report.latency_after_us > SLOWER * report.cost_us + besides:
+        ratio = report.latency_after_us / report.cost_us
+        report.warnings.append(
+            f"the program as a whole takes {ratio:.1f} times the sum of its kernels' prices: a busy machine, or kernels that slow each other down"
+        )
+    return before if timing.is_surely_faster(samples["before"], samples["after"], NOISE) else None
+
+
+__all__ = ["UNTIMED", "time_program"]

@@ -1,0 +1,120 @@
+"""Agreement of a graph's outputs with those of the function that it was traced from, up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..backends.verification.rounding_noise import Disturbed
+from ..egraph.ir import dtypes
+from ..egraph.ir.graph import Graph, Tensor, topological
+from ..egraph.ir.interpret import expand_all
+from ..errors import TraceError
+from ..verification.comparison import allowed_error, misplaced, relative_error
+
+Array = np.ndarray[Any, Any]
+SHARP = 1e-6  # float64 tolerance: relative to the element, and
+FINE = 1e-10  # relative to the largest element
+ENLARGED = 1e5  # growth of a rounding error that later operations may cause
+ROUNDINGS = 16.0  # allowed multiple of a program's tolerance when both run in their own dtypes
+
+
+class Rounding:
+    """Which elements of a graph's outputs rounding decides on given inputs (cancellation, ties, discontinuities)."""
+
+    def __init__(self, graph: Graph, values: Mapping[str, Array]) -> None:
+        self._disturbed = Disturbed(graph.with_roots(expand_all(graph.roots, wide_means=True)), values)
+
+    def explains(self, output: int, own: Array, found: Array) -> bool:
+        """Whether every difference between the function's output `own` and the graph's `found` is of rounding's size.
+
+        The graph runs up to eleven times with noise of its dtypes' rounding (`backends/verification/rounding_noise.py`).
+        """
+        with np.errstate(all="ignore"):
+            same = (own == found) | ((own != own) & (found != found))
+            gap = np.where(same, 0.0, np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64)))
+            floats = dtypes.is_float(dtypes.name_of(found.dtype))
+            fine = np.abs(np.asarray(own, np.float64)) * allowed_error("fast", 0.0, found.dtype.name) if floats else 0.0
+            off = ~same & ~(gap <= fine)
+            while off.any() and self._disturbed.further():
+                moved = self._disturbed.moved[output]
+                off &= ~(gap <= moved) & (moved != np.inf) if floats else ~moved
+        return not off.any()
+
+
+def agrees(function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array) -> bool:
+    """Whether an output of the graph (`found`; `sharp` in float64) agrees with the function's (`own`; `exact` in
+    float64).
+
+    Raises TraceError for another shape or dtype.
+    """
+    if own.shape != found.shape or dtypes.name_of(own.dtype) != root.dtype:
+        raise TraceError(
+            f"output {name!r} of the function is {own.dtype}{list(own.shape)}, of its graph {root.type}", where=title_of(function),
+            hint="a Python condition on shapes, types or values was decided while tracing",
+        )  # fmt: skip
+    if (
+        exact is not None
+        and exact.shape == sharp.shape
+        and _equal(root.dtype, sharp, exact)
+        and _roughly(root, found, own)
+    ):
+        return True
+    return near(root, found, own, exact if exact is not None and exact.shape == own.shape else own, sharp)
+
+
+def refuse(function: Any, name: str, own: Array, found: Array, values: Mapping[str, Array]) -> NoReturn:
+    """Raise TraceError for an output, with the index of the largest difference."""
+    gap = np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64))
+    gap = np.where((found == own) | ((found != found) & (own != own)), 0, np.where(gap == gap, gap, np.inf))
+    place = tuple(map(int, np.unravel_index(int(np.argmax(gap)), gap.shape))) if gap.ndim else ()
+    raise TraceError(
+        f"output {name!r} of the function differs from that of its graph: at {list(place)} the function gives {own[place]!s},"
+        f" the graph {found[place]!s}",
+        where=f"{title_of(function)} called with {', '.join(f'{n}: {v.dtype}{list(v.shape)}' for n, v in values.items())}",
+        hint="something in the function was decided while tracing (a condition, a captured value, state): use np.where, or pass it as an"
+        " argument",
+    )
+
+
+def _equal(dtype: str, y: Array, exact: Array) -> bool:
+    """Whether the graph's and the function's float64 results agree."""
+    if not dtypes.is_float(dtype):
+        return bool(np.array_equal(y, exact))
+    if misplaced(y, exact, exact):
+        return False
+    fine = np.isfinite(exact)
+    a, b = np.asarray(y, np.float64)[fine], np.asarray(exact, np.float64)[fine]
+    scale = np.abs(b).max() if b.size else 0.0
+    return bool(np.all(np.abs(a - b) <= SHARP * np.abs(b) + FINE * scale))
+
+
+def _roughly(root: Tensor, y: Array, own: Array) -> bool:
+    """Whether an output in the graph's own dtypes agrees with the function's, up to amplified rounding (ENLARGED)."""
+    if not dtypes.is_float(root.dtype):
+        return True
+    return bool(relative_error(y, own) <= allowed_error("fast", 0.0, root.dtype) * ENLARGED)
+
+
+def near(root: Tensor, y: Array, own: Array, exact: Array, sharp: Array | None = None) -> bool:
+    """Whether a graph's output `y` in its own dtypes equals the function's output `own` up to rounding.
+
+    Integers and booleans must be equal, except elements computed from floats whose value differs between a run in the graph's dtypes
+    and one in float64 (`exact` of the function, `sharp` of the graph)."""
+    if not dtypes.is_float(root.dtype):
+        if not any(dtypes.is_float(n.dtype) for n in topological([root])):
+            return bool(np.array_equal(y, own))
+        unstable = (own != exact) | (y != (y if sharp is None else sharp))  # rounding decides these elements
+        return not bool(np.any((y != own) & ~unstable))
+    if misplaced(y, own, exact):
+        return False
+    return bool(relative_error(y, own) <= allowed_error("fast", 2 * relative_error(own, exact), root.dtype) * ROUNDINGS)
+
+
+def title_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+__all__ = ["Rounding", "agrees", "near", "refuse", "title_of"]

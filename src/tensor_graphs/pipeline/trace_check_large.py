@@ -1,0 +1,108 @@
+"""Comparison of a traced graph of large arrays with the caller's function: one call, outputs compared in strips.
+
+Memory for one set of inputs and outputs and one strip's float64 run suffices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..backends.verification import inputs as drawing
+from ..egraph.ir import dtypes
+from ..egraph.ir.dims import concrete
+from ..egraph.ir.graph import Graph, Tensor
+from ..errors import TraceError
+from ..models.functions.numpy_array import OwnFunction
+from ..verification.comparison import relative_error
+from ..verification.memory_checks import eager_bytes, in_and_out, lacking
+from ..verification.strips import LEAST, Part, Places, fingerprint, strips_of
+from .trace_agreement import Array, Rounding, near, refuse
+
+LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
+#: Relative tolerance of a Torch module by dtype: Torch sums in another order and has other elementary functions.
+LOOSE = {"float64": 1e-9, "float32": 2e-3}
+
+Judge = Callable[[str, Tensor, Part, Array], None]
+
+
+class CallFails(Exception):
+    """The caller's function raised for some arguments."""
+
+
+def is_large(graph: Graph) -> bool:
+    """Whether inputs and outputs are compared once and in strips: they take more than LARGE_BYTES."""
+    return in_and_out(graph) > LARGE_BYTES
+
+
+def compare_large(
+    title: str, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, judge: Judge, kind: str,
+) -> str:  # fmt: skip
+    """Compare a graph with one call of its function on random inputs: some strips of each output.
+
+    Raises TraceError through `judge`. The returned text says what was compared, or why nothing was.
+    """
+    cuts = strips_of(graph)
+    if cuts is None:
+        return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis"
+    rng = np.random.default_rng((seed, 77))
+    places = [Places(graph, root, axes, rng) for root, axes in zip(graph.outputs, cuts)]
+    given = sum(n.type.nbytes for n in graph.inputs)
+    needed = max(in_and_out(graph), given + eager_bytes(graph)) + max(p.taken for p in places)
+    if problem := lacking(needed):
+        return f"compared with its graph only: a call of the {kind} is left out, {problem}"
+    values = drawing.inputs(graph, rng)
+    before = fingerprint(values)
+    try:
+        found = call(values)
+    except OwnFunction as called:
+        return f"compared with its graph only: the function calls tg.{called}, which has no meaning for arrays"
+    except CallFails as error:
+        return f"compared with its graph only: called with random inputs the {kind} raises {error}"
+    if fingerprint(values) != before:
+        return f"compared with its graph only: the {kind} writes to its inputs"
+    for name, root, own in zip(graph.names, graph.outputs, found, strict=True):
+        _check_type(title, name, root, own, kind)
+    compared = 1.0
+    for name, own, place in zip(graph.names, found, places):
+        done = 0
+        for start in place.starts[: LEAST + 2]:
+            part = place.part(start, values)
+            judge(name, place.root, part, part.of(own))
+            done += part.stop - part.start
+        compared = min(compared, done / place.axes.size)
+    return f"compared with the {kind} itself, on one input, {100 * compared:.3g} % of the elements of each output"
+
+
+def _check_type(title: str, name: str, root: Tensor, own: Array, kind: str) -> None:
+    if own.shape != concrete(root.shape) or dtypes.name_of(own.dtype) != root.dtype:
+        raise TraceError(
+            f"output {name!r} of the {kind} is {own.dtype}{list(own.shape)}, of its graph {root.type}", where=title,
+            hint="a Python condition on shapes, types or values was decided while tracing",
+        )  # fmt: skip
+
+
+def judge_function(function: Any, name: str, root: Tensor, part: Part, own: Array) -> None:
+    """Raise TraceError if a strip of a function's output differs from the graph's by more than rounding."""
+    found, sharp = part.run(float64=False), part.run(float64=True)
+    if not near(root, found, own, own, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
+        refuse(function, name, own, found, part.values)
+
+
+def judge_torch(module: Any, name: str, root: Tensor, part: Part, own: Array) -> None:
+    """The same for a Torch module or function, which may differ by LOOSE."""
+    found, sharp = part.run(float64=False), part.run(float64=True)
+    if not near_torch(root, own, found, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
+        refuse(module, name, own, found, part.values)
+
+
+def near_torch(root: Tensor, own: Array, found: Array, sharp: Array) -> bool:
+    """Whether a module's output `own` is the graph's (`found`; `sharp` in float64) up to LOOSE."""
+    if not dtypes.is_float(root.dtype):
+        return near(root, found, own, own, sharp)
+    return relative_error(own, sharp) <= LOOSE.get(root.dtype, 5e-2)
+
+
+__all__ = ["LOOSE", "CallFails", "compare_large", "is_large", "judge_function", "judge_torch", "near_torch"]

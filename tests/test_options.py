@@ -1,0 +1,71 @@
+"""Options of the public functions: declared once, validated, shown in signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.errors import RuleError, UsageError
+from tensor_graphs.options import CommonOptions, Options, PathOptions, SaturateOptions
+
+COMMON = {"params": None, "dims": None, "backend": None, "limits": None, "budget": 60.0, "costdb": None,
+          "memory_limit": None, "error_budget": None, "effort": 1, "rules": ()}  # fmt: skip
+SATURATE = COMMON | {"tolerance": "eager", "progress": None, "example_kwargs": None, "trust": False}
+OPTIMIZE = SATURATE | {"fixed": False, "dynamic_shapes": None, "verify": True, "measure": True, "deterministic": False,
+                       "seed": 0, "again": False, "allow_caller": True}  # fmt: skip
+PATHS = COMMON | {"count": 10, "max_gap": 0.5, "diversity": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "wanted"),
+    [(tg.optimize, Options, OPTIMIZE), (tg.saturate, SaturateOptions, SATURATE), (tg.paths, PathOptions, PATHS)],
+)
+def test_signatures_and_help_of_public_functions(function: Any, options: type, wanted: dict[str, Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[:2] == ["source", "example_inputs"] and parameters["example_inputs"].default is None
+    keywords = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert keywords == wanted == {f.name: f.default for f in fields(options)}
+    doc = inspect.getdoc(function) or ""
+    assert all(f"`{name}`: " in doc for name in wanted)
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument 'tolerence'"):
+        function(tg.input("x", (4,)), tolerence="fast")
+
+
+def test_every_option_is_documented_and_validated() -> None:
+    for option in fields(Options):
+        assert option.metadata["doc"].endswith(".") and callable(option.metadata["check"]), option.name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [({"backend": 3}, "a name"), ({"budget": "60"}, "a number of seconds"), ({"budget": -1}, "from 0 on"),
+     ({"budget": math.nan}, "from 0 on"), ({"seed": -1}, "from 0 on"), ({"seed": 1.0}, "an integer"),
+     ({"limits": {"nodes": 3}}, "tg.Limits"), ({"costdb": 3}, "a folder"), ({"memory_limit": "1 GB"}, "a number of bytes"),
+     ({"error_budget": "small"}, "a number"), ({"effort": 1.5}, "an integer"), ({"tolerance": "rough"}, "eager"),
+     ({"verify": "no"}, "True or False"), ({"params": [1.0]}, "a dict by name"), ({"dims": 3}, "a dict by name"),
+     ({"fixed": "T"}, "a dict by name")],
+)  # fmt: skip
+def test_a_wrong_value_has_a_named_error(wrong: dict[str, Any], hint: str) -> None:
+    with pytest.raises(UsageError) as seen:
+        Options(**wrong)
+    assert hint in f"{seen.value.message} {seen.value.hint}"
+
+
+def test_rules_are_tested_before_the_model_is_loaded() -> None:
+    with pytest.raises(RuleError):
+        tg.optimize("no-such-file.onnx", rules=[tg.Rule("wrong", "a - b", "b - a")])
+
+
+def test_options_that_do_not_decide_the_plan_are_not_part_of_its_key() -> None:
+    known = Options().deciding()
+    for name, value in {"budget": 3.0, "again": True, "verify": False, "allow_caller": False}.items():
+        assert Options(**{name: value}).deciding() == known, name
+    for name, value in {"seed": 1, "effort": 0, "tolerance": "fast", "memory_limit": 9.0}.items():
+        assert Options(**{name: value}).deciding() != known, name
+    assert Options(backend=None).deciding() == Options(backend="auto").deciding()
+    assert set(CommonOptions(effort=2).common()) == set(COMMON)
