@@ -49,6 +49,7 @@ from tensor_graphs.options import Options
 from tensor_graphs.pipeline import trace_check as caller_reference
 from tensor_graphs.pipeline import trace_check_large
 from tensor_graphs.pipeline.caller import Caller
+from tensor_graphs.pipeline.caller_timing import is_caller_faster
 from tensor_graphs.pipeline.choose_form import unlike
 from tensor_graphs.pipeline.match import SOME_LEFT_OUT
 from tensor_graphs.pipeline.optimize import optimize_graph
