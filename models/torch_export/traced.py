@@ -72,9 +72,11 @@ def read_traced(
 def unsupported(module: Any) -> dict[Any, str]:
     """Return node -> reason for every operator of an FX module that cannot be imported.
 
-    Each operator is imported alone: operands that could not be computed are replaced by inputs of their types.
+    Each operator is imported alone: operands that could not be computed are replaced by inputs of their types. Sizes that
+    no tensor has are as they were when the module was traced.
     """
-    return _Prober(_program(module, {}), {}).probe()
+    own = tensor_symbols(module)
+    return _Prober(_program(module, {}), {n: s for n, s in sizes_of(module).items() if n not in own}).probe()
 
 
 def sizes_of(module: Any, values: Sequence[Any] | None = None) -> dict[str, int]:
@@ -112,7 +114,6 @@ def tensor_symbols(module: Any, skip: frozenset[str] = frozenset()) -> set[str]:
 def _program(module: Any, weights: Mapping[str, Any]) -> _Program:
     placeholders = module.graph.find_nodes(op="placeholder")
     results = module.graph.output_node().args[0]
-    results = results if isinstance(results, list | tuple) else [results]
 
     def spec(name: str, kind: str) -> Any:
         return SimpleNamespace(
@@ -142,10 +143,6 @@ class _Reader(ExportReader):
     def symbols(self) -> Mapping[str, Dim]:
         """Dimension or value of each size symbol."""
         return self._symbols
-
-    def _run(self, module: Any, operands: Any) -> Any:
-        found = super()._run(module, operands)
-        return found if isinstance(found, list | tuple) else [found]
 
     def _leaf(self, node: Any) -> Any:
         value = node.meta.get("val")

@@ -24,8 +24,7 @@ def make_runner(part: Part, program: Program, positions: Sequence[int], refuse: 
     """
     import torch
 
-    layouts = [_layout(r.meta.get("val")) for r in _results(part.module)]
-    single = not isinstance(part.module.graph.output_node().args[0], list | tuple)
+    layouts = [_layout(r.meta.get("val")) for r in part.module.graph.output_node().args[0]]
 
     class Runner(torch.nn.Module):  # type: ignore[misc]
         """A part's program."""
@@ -41,14 +40,16 @@ def make_runner(part: Part, program: Program, positions: Sequence[int], refuse: 
                 found = self.results([args[i] for i in positions])
             except DeviceFaultError:
                 raise
-            except TensorGraphsError as error:  # sizes outside of the program's range
-                return self.eager(args, f"{type(error).__name__}: {error.message}")
+            except Exception as error:  # sizes outside of the program's range; a program that does not run here
+                if self.verified and not isinstance(error, TensorGraphsError):
+                    raise
+                return self.eager(args, f"{type(error).__name__}: {getattr(error, 'message', error)}")
             if not self.verified:
                 expected = part.module(*args)
-                if wrong := differs(found, [expected] if single else expected):
+                if wrong := differs(found, expected):
                     return self.eager(args, wrong)
                 self.verified = True
-            return found[0] if single else found
+            return found
 
         def results(self, given: Sequence[Any]) -> list[Any]:
             """The program's outputs as tensors, in the memory layout of the subgraph's."""
@@ -94,11 +95,6 @@ def _name(x: Any) -> str:
 
 def _type(x: Any) -> str:
     return f"{_name(x)}{list(x.shape)} on {x.device}"
-
-
-def _results(module: Any) -> Sequence[Any]:
-    found = module.graph.output_node().args[0]
-    return found if isinstance(found, list | tuple) else [found]
 
 
 def _layout(value: Any) -> list[int] | None:

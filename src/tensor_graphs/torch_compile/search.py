@@ -25,7 +25,7 @@ from pathlib import Path
 from .. import settings
 from ..backends.program.program import Program, load_program
 from ..egraph.ir.graph import Graph
-from ..errors import TensorGraphsError, WorkerError
+from ..errors import WorkerError
 from ..models.files.native import save_graph
 from ..pipeline.optimize import optimize
 from ..private import temporary_place
@@ -76,8 +76,8 @@ class Search:
         """Search in this process and thread."""
         try:
             self._program = optimize(self.graph, dims=self.sizes, **self.options.search).bind()
-        except TensorGraphsError as error:
-            self._error = f"{type(error).__name__}: {error.message}"
+        except Exception as error:  # any failure of a search leaves the graph eager
+            self._error = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         finally:
             self._ended.set()
 

@@ -65,7 +65,7 @@ class Variant:
             report.state = SEARCHING
             try:
                 self._searches.append(self._begin(part, sizes, options, f"{name}_{i}"))
-            except (TensorGraphsError, NotImplementedError) as error:
+            except Exception as error:  # a part that cannot be imported stays eager
                 report.state = f"not imported: {type(error).__name__}: {getattr(error, 'message', error)}"
                 self._searches.append(None)
 
