@@ -317,8 +317,10 @@ _LAYERS: dict[str, Builder] = {
 }
 
 #: Overload name ("add.Tensor") -> builder.
-TABLE: dict[str, Builder] = RECURRENT | TRAINING | _overloads(
-    _ARITHMETIC | _FUNCTIONS | _CREATION | _VIEWS | _LAYOUT | _REDUCTIONS | _CONTRACTIONS | _LAYERS
+TABLE: dict[str, Builder] = (
+    RECURRENT
+    | TRAINING
+    | _overloads(_ARITHMETIC | _FUNCTIONS | _CREATION | _VIEWS | _LAYOUT | _REDUCTIONS | _CONTRACTIONS | _LAYERS)
 )
 
 #: Overloads that compute nothing: assertions and size constraints.

@@ -63,7 +63,11 @@ def flash_cpu_backward(
     weights = t.exp(_scores(q, k, causal, attn_mask, factor) - t.expand_dims(t.cast(logsumexp, "float32"), -1))
     inner = t.matmul(grad, t.swapaxes(v32, -1, -2)) - t.sum(grad * out, -1, True)
     scores = weights * inner * factor
-    grads = t.matmul(scores, k32), t.matmul(t.swapaxes(scores, -1, -2), q32), t.matmul(t.swapaxes(weights, -1, -2), grad)
+    grads = (
+        t.matmul(scores, k32),
+        t.matmul(t.swapaxes(scores, -1, -2), q32),
+        t.matmul(t.swapaxes(weights, -1, -2), grad),
+    )
     return [t.cast(g, dtype) for g in grads]
 
 

@@ -210,14 +210,20 @@ _tables: list[dict[Any, Any]] = []
 
 
 def decompositions() -> dict[Any, Any]:
-    """Decompositions of operators without a builder: core ATen's, and those of backward operators."""
+    """Decompositions of operators without a builder: core ATen's, and those of backward operators. Random operators stay
+    whole, so that they draw the numbers that eager calls draw.
+    """
     if not _tables:
+        import torch
         from torch import _decomp
 
         core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)()
         backward = {op: f for op, f in _decomp.decomposition_table.items() if "backward" in str(op)}
-        found = {op: f for op, f in {**backward, **core}.items() if str(op).removeprefix("aten.") not in TABLE}
-        _tables.append(found)
+        random = torch.Tag.nondeterministic_seeded
+        _tables.append({
+            op: f for op, f in {**backward, **core}.items()
+            if str(op).removeprefix("aten.") not in TABLE and random not in getattr(op, "tags", ())
+        })  # fmt: skip
     return _tables[0]
 
 

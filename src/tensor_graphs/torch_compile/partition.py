@@ -56,7 +56,9 @@ def split(module: Any, kind: str, least: int, frozen: Collection[int] = ()) -> t
     report.islands = _islands(copied.graph, {n for nodes in kept for n in nodes}, {**small, **reasons})
     from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
-    fused = fuse_by_partitions(copied, [dict.fromkeys(nodes) for nodes in kept], prefix="part_", always_return_tuple=True)
+    fused = fuse_by_partitions(
+        copied, [dict.fromkeys(nodes) for nodes in kept], prefix="part_", always_return_tuple=True
+    )
     fused.recompile()
     index = {n: i for i, n in enumerate(fused.graph.find_nodes(op="placeholder"))}
     parts = []

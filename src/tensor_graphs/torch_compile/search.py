@@ -17,8 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -68,14 +68,16 @@ class Search:
             raise WorkerError(self._error)
         if self._program is None:
             assert self._folder is not None
-            self._program = load_program(self._folder, device=self.device if self.device != "cpu" else None).bind()
+            with _plain_mode():
+                self._program = load_program(self._folder, device=None if self.device == "cpu" else self.device).bind()
             shutil.rmtree(self._folder.parent, ignore_errors=True)
         return self._program
 
     def run_here(self) -> None:
         """Search in this process and thread."""
         try:
-            self._program = optimize(self.graph, dims=self.sizes, **self.options.search).bind()
+            with _plain_mode():
+                self._program = optimize(self.graph, dims=self.sizes, **self.options.search).bind()
         except Exception as error:  # any failure of a search leaves the graph eager
             self._error = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         finally:
@@ -116,6 +118,16 @@ class Search:
             return ""
         last = (folder / "log").read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
         return f"the search process ended with code {process.returncode}: {' '.join(last[-3:])[-TAIL:]}"
+
+
+@contextmanager
+def _plain_mode() -> Iterator[None]:
+    """Context without autocast, gradients and inference mode of the caller, which would change kernels and their memory."""
+    import torch
+
+    gpu = torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), gpu:
+        yield
 
 
 def _environment() -> dict[str, str]:
