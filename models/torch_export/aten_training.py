@@ -15,6 +15,8 @@ from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
 from . import aten_layout as layout
 from . import aten_nn as nn
+from . import aten_pointwise as p
+from . import aten_reduce as r
 from .aten_layout import Missing
 
 _STATISTICS = "the statistics of fused attention"
@@ -71,6 +73,47 @@ def flash_cpu_backward(
     return [t.cast(g, dtype) for g in grads]
 
 
+def multi_head_attention(
+    q: Tensor, k: Tensor, v: Tensor, size: int, heads: int, w: Tensor, b: Tensor, w_out: Tensor, b_out: Tensor,
+    mask: Tensor | None = None, need_weights: bool = True, average: bool = True, mask_type: int | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return [multi-head self-attention of [batch, length, size], None]. Not with a mask, weights, or several operands."""
+    if mask is not None or need_weights or q is not k or q is not v:
+        raise UnsupportedError("fused multi-head attention with a mask, weights, or different operands")
+    split = (*q.shape[:-1], 3, heads, size // heads)
+    parts = t.permute(t.reshape(r.linear(q, w, b), split), (2, 0, 3, 1, 4))
+    made = nn.attention(*(layout.select(parts, 0, i) for i in range(3)))
+    return [r.linear(t.reshape(t.swapaxes(made, 1, 2), q.shape), w_out, b_out), None]
+
+
+def encoder_layer(
+    x: Tensor, size: int, heads: int, w: Tensor, b: Tensor, w_out: Tensor, b_out: Tensor, gelu: bool, first: bool,
+    eps: float, gain_1: Tensor, shift_1: Tensor, gain_2: Tensor, shift_2: Tensor, up: Tensor, up_b: Tensor, down: Tensor,
+    down_b: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Return a transformer encoder layer's result, with norms before or after its two blocks."""
+
+    def attend(y: Tensor) -> Tensor:
+        found: Tensor = multi_head_attention(y, y, y, size, heads, w, b, w_out, b_out, mask, False)[0]
+        return found
+
+    def feed(y: Tensor) -> Tensor:
+        wide = r.linear(y, up, up_b)
+        return r.linear(p.gelu(wide) if gelu else p.clamp(wide, 0), down, down_b)
+
+    def norm_1(y: Tensor) -> Tensor:
+        return nn.layer_norm(y, (size,), gain_1, shift_1, eps)
+
+    def norm_2(y: Tensor) -> Tensor:
+        return nn.layer_norm(y, (size,), gain_2, shift_2, eps)
+
+    if first:
+        x = x + attend(norm_1(x))
+        return x + feed(norm_2(x))
+    x = norm_1(x + attend(x))
+    return norm_2(x + feed(x))
+
+
 def fused_attention(results: int, biased: bool) -> Callable[..., list[Any]]:
     """Return the builder of a GPU's fused attention with so many results, of which the first is computed.
 
@@ -119,7 +162,10 @@ def max_pool_backward(
 ) -> Tensor:
     """Return the gradient of a pool's input: each result's gradient is added at the position of its maximum."""
     lead = grad.shape[:-2]
-    flat = lambda y: t.reshape(y, (*lead, volume(y.shape[-2:])))
+
+    def flat(y: Tensor) -> Tensor:
+        return t.reshape(y, (*lead, volume(y.shape[-2:])))
+
     empty = t.full((*lead, volume(x.shape[-2:])), 0.0, grad.dtype)
     return t.reshape(layout.scatter_add(empty, -1, flat(indices), flat(grad)), x.shape)
 
@@ -146,8 +192,9 @@ def avg_pool_backward(
     (channels,) = whole_sizes(x.shape[1:2], "a pool's gradient")
     ones = t.full((channels, 1, *kernel), 1.0 / (divisor or kernel[0] * kernel[1]), grad.dtype)
     wanted = (True, False, False)
-    return convolution_backward(grad, x, ones, None, list(stride) or kernel, padding, [1, 1], False, [0, 0], channels,
-                                wanted)[0]  # fmt: skip
+    found: Tensor = convolution_backward(grad, x, ones, None, list(stride) or kernel, padding, [1, 1], False, [0, 0],
+                                         channels, wanted)[0]  # fmt: skip
+    return found
 
 
 TRAINING: dict[str, Callable[..., Any]] = {
@@ -157,6 +204,8 @@ TRAINING: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_efficient_attention.default": fused_attention(4, True),
     "_scaled_dot_product_cudnn_attention.default": fused_attention(9, True),
     "_scaled_dot_product_fused_attention_overrideable.default": fused_attention(9, False),
+    "_native_multi_head_attention.default": multi_head_attention,
+    "_transformer_encoder_layer_fwd.default": encoder_layer,
     "convolution_backward.default": convolution_backward,
     "max_pool2d_with_indices_backward.default": max_pool_backward,
     "_adaptive_avg_pool2d_backward.default": adaptive_avg_pool_backward,

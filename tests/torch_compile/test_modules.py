@@ -109,6 +109,7 @@ CASES: dict[str, Case] = {
     "batch norm, training": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), [lambda: (x(6, 4),)] * 3),
     "dropout, eval": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()).eval(), [lambda: (x(6, 4),)] * 2),
     "attention": Case(lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval(), [lambda: (x(2, 5, 8),) * 3] * 2),
+    "encoder layer": Case(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), [lambda: (x(2, 5, 8),)] * 2),
     "sdpa": Case(lambda: Call(lambda m, q: F.scaled_dot_product_attention(q, q * 2, q + 1, is_causal=True)), [lambda: (x(2, 2, 5, 8),)] * 2),
     "lstm": Case(lambda: Call(lambda m, a: m.lstm(a)[0].tanh() * 2 + 1, lstm=nn.LSTM(4, 4)), [lambda: (x(3, 2, 4),)] * 2, programs=-1),
     "tied weights": Case(

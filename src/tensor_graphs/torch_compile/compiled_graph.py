@@ -35,8 +35,7 @@ class CompiledGraph:
 
     def __init__(self, module: Any, options: CompileOptions) -> None:
         self.module, self.options = module, options
-        placeholders = [n.name for n in module.graph.find_nodes(op="placeholder")]
-        self.report = GraphReport(f"graph{next(_numbers)}", placeholders)
+        self.report = GraphReport(f"graph{next(_numbers)}", _names(module))
         self.traced: list[TracedGraph] = []
         self._compiled: Callable[..., Any] | None = None
         self._lock = threading.Lock()
@@ -60,11 +59,13 @@ class CompiledGraph:
             return compile_traced
 
         try:
-            self._compiled = aot_autograd(
+            compiled = aot_autograd(
                 fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                 inference_compiler=compiler("inference"), decompositions=decompositions(),
                 partition_fn=min_cut_rematerialization_partition,
             )(self.module, example_inputs)  # fmt: skip
+            # this object is excluded from tracing already: without the wrapper that excludes it again
+            self._compiled = getattr(compiled, "_torchdynamo_orig_callable", compiled)
         except (RestartAnalysis, SkipFrame):
             raise
         except Exception as error:
@@ -203,6 +204,13 @@ class CompiledGraph:
             self._said.add(message)
             self.report.warnings.append(message)
             warned(f"{self.report.name}: {message}")
+
+
+def _names(module: Any) -> list[str]:
+    """Names of a Dynamo graph's inputs that are no parameters or buffers."""
+    weights = "_dynamo_static_input_type"
+    nodes = module.graph.find_nodes(op="placeholder")
+    return [n.name for n in nodes if weights not in (n.meta.get("tensor_dict") or {})]
 
 
 # ---------------------------------------------------------------- for AOTAutograd

@@ -50,7 +50,8 @@ def split(module: Any, kind: str, least: int, frozen: Collection[int] = ()) -> t
 
     partitioner = CapabilityBasedPartitioner(copied, Support(), allows_single_node_partition=True)
     found = [list(p.nodes) for p in partitioner.propose_partitions()]
-    kept = [nodes for nodes in found if sum(map(_computes, nodes)) >= least]
+    whole = sum(map(_computes, copied.graph.nodes))  # a part that is all of the graph may be one composite operator
+    kept = [nodes for nodes in found if sum(map(_computes, nodes)) >= max(1, min(least, whole))]
     small = {n: f"a part of fewer than {least} operators" for nodes in found if nodes not in kept for n in nodes}
     report = TracedReport(kind, sum(map(_counts, copied.graph.nodes)))
     report.islands = _islands(copied.graph, {n for nodes in kept for n in nodes}, {**small, **reasons})

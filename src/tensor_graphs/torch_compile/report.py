@@ -59,7 +59,7 @@ class TracedReport:
 class GraphReport:
     """One graph that Dynamo captured.
 
-    `runs`: "searching" (eager until a program is ready), "eager" or "program". `why`: the reason, as text. `eager_us`,
+    `inputs`: names of its inputs that are no weights. `runs`: "searching" (eager until a program is ready), "eager" or "program". `why`: the reason, as text. `eager_us`,
     `program_us`: medians of whole calls in µs, with gradients both passes; None before they are timed.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,6 +67,33 @@ def make_runner(part: Part, program: Program, positions: Sequence[int], refuse: 
     return Runner()
 
 
+def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | None:
+    """Return a function that calls a runner without the interpreter of the split module, if the module does nothing but
+    call this part; else None.
+    """
+    placeholders = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
+    rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+    (*calls,) = (n for n in rest if n.op == "call_module")
+    if len(calls) != 1 or any(
+        n.target is not operator.getitem or n.args[0] is not calls[0] for n in rest if n not in calls
+    ):
+        return None
+    if any(a not in placeholders for a in calls[0].args):
+        return None
+    given = [placeholders[a] for a in calls[0].args]
+    results = [  # (0, index of a result), (1, index of an argument) or (2, a constant)
+        (2, r) if not hasattr(r, "op") else (1, placeholders[r]) if r in placeholders else (0, r.args[1])
+        for r in module.graph.output_node().args[0]
+    ]
+    forward = runner.forward
+
+    def run(*args: Any) -> list[Any]:
+        found = forward(*[args[i] for i in given])
+        return [found[i] if kind == 0 else args[i] if kind == 1 else i for kind, i in results]
+
+    return run
+
+
 def differs(found: Sequence[Any], expected: Sequence[Any]) -> str:
     """Return how results differ from those expected, beyond rounding; "" if they do not."""
     for i, (x, y) in enumerate(zip(found, expected)):
@@ -116,4 +144,4 @@ def _arranged(x: Any, order: Sequence[int] | None) -> Any:
     return x if moved.is_contiguous() else moved.contiguous().permute([order.index(i) for i in range(len(order))])
 
 
-__all__ = ["differs", "make_runner"]
+__all__ = ["differs", "direct_call", "make_runner"]

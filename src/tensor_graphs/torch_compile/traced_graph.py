@@ -13,7 +13,7 @@ from ..models.torch_export.traced import read_traced, sizes_of, symbols_of, tens
 from .options import CompileOptions
 from .partition import Part, Split, device_of, split
 from .report import PROGRAM, SEARCHING, GraphReport, PartReport
-from .runner import make_runner
+from .runner import direct_call, make_runner
 from .search import Search, submit
 
 #: States of a variant: a search runs, programs are ready to be timed, they are used, they are not.
@@ -127,7 +127,13 @@ class Variant:
             self._runners.append(make_runner(part, program, positions, _refusing(report, said)))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
-        self.state, self.run = (READY, module) if bound else (LOST, None)
+        if bound:
+            direct = (
+                direct_call(module, self._split.parts[0], self._runners[0]) if len(self._split.parts) == 1 else None
+            )
+            self.state, self.run = READY, direct or module.forward
+        else:
+            self.state, self.run = LOST, None
         self.why = "" if bound else (said[0] if said else "no part has enough operators")
         self.said = said
         return said
