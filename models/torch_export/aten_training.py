@@ -82,7 +82,7 @@ def multi_head_attention(
         raise UnsupportedError("fused multi-head attention with a mask, weights, or different operands")
     split = (*q.shape[:-1], 3, heads, size // heads)
     parts = t.permute(t.reshape(r.linear(q, w, b), split), (2, 0, 3, 1, 4))
-    made = nn.attention(*(layout.select(parts, 0, i) for i in range(3)))
+    made = nn.attention(layout.select(parts, 0, 0), layout.select(parts, 0, 1), layout.select(parts, 0, 2))
     return [r.linear(t.reshape(t.swapaxes(made, 1, 2), q.shape), w_out, b_out), None]
 
 
