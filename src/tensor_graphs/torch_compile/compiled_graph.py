@@ -105,13 +105,18 @@ class CompiledGraph:
             return self.module(*args)
         if self.report.runs == SEARCHING and self._searching():
             return self.module(*args)
-        if self.report.runs == SEARCHING:
-            for traced in self.traced:
-                traced.begin()
         try:
+            if self.report.runs == SEARCHING:
+                for traced in self.traced:
+                    traced.begin()
             return self._compiled(*args)
         except NoProgram:
             pass
+        except Exception as error:
+            if self.report.runs != SEARCHING:
+                raise
+            self._fail("a search cannot be started", error)  # nothing was computed yet
+            return self.module(*args)
         if self._decide(args):
             try:
                 return self._compiled(*args)
@@ -141,6 +146,9 @@ class CompiledGraph:
                 self._try(args)
             self._settle()
             return self.report.runs == PROGRAM
+        except Exception as error:
+            self._fail("programs cannot be loaded", error)
+            return False
         finally:
             self._lock.release()
 
@@ -194,6 +202,10 @@ class CompiledGraph:
         elif states and all(s == LOST for s in states):
             why = next((v.why for v in self.traced[0].variants if v.why), "")
             self._give_up(why or (f"programs are not faster{times}" if times else "the trial call failed"))
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self._warn(f"{what}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+        self._give_up(self.report.warnings[-1])
 
     def _give_up(self, why: str) -> None:
         self.report.runs, self.report.why = EAGER, why

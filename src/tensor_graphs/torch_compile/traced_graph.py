@@ -204,7 +204,10 @@ class TracedGraph:
 
 
 def _is_versioned(x: Any) -> bool:
-    return hasattr(x, "is_inference") and not x.is_inference()
+    """Whether a weight is a plain tensor whose changes can be noticed."""
+    import torch
+
+    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_inference()
 
 
 def _placed(options: CompileOptions, device: Any) -> CompileOptions:
