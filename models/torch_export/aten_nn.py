@@ -353,8 +353,14 @@ def batch_norm_functional(
     axes = tuple(a for a in range(x.rank) if a != 1)
     new_mean = mean * (1 - momentum) + t.mean(x, axes) * momentum
     new_var = var * (1 - momentum) + t.var(x, axes, correction=1) * momentum
-    saved = [Missing("the saved statistics of batch_norm")] * 2
+    saved = _saved_statistics(x, axes, eps)
     return [batch_norm(x, gain, shift, mean, var, training, momentum, eps), *saved, new_mean, new_var]
+
+
+def _saved_statistics(x: Tensor, axes: tuple[int, ...], eps: float) -> list[Any]:
+    """Return [mean, reciprocal standard deviation] of a batch over `axes`, in float32 at least."""
+    x = t.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
+    return [t.mean(x, axes), t.rsqrt(t.var(x, axes, correction=0) + eps)]
 
 
 def batch_norm_without_stats(
@@ -363,7 +369,7 @@ def batch_norm_without_stats(
     """Batch normalization with batch statistics, without running statistics."""
     return [
         batch_norm(x, gain, shift, None, None, True, momentum, eps),
-        *[Missing("the saved statistics of batch_norm")] * 2,
+        *_saved_statistics(x, tuple(a for a in range(x.rank) if a != 1), eps),
     ]
 
 

@@ -19,6 +19,7 @@ from . import aten_nn as nn
 from . import aten_pointwise as p
 from . import aten_reduce as r
 from .aten_recurrent import RECURRENT
+from .aten_training import TRAINING
 
 Builder = Callable[..., Any]
 
@@ -314,8 +315,10 @@ _LAYERS: dict[str, Builder] = {
 }
 
 #: Overload name ("add.Tensor") -> builder.
-TABLE: dict[str, Builder] = RECURRENT | _overloads(
-    _ARITHMETIC | _FUNCTIONS | _CREATION | _VIEWS | _LAYOUT | _REDUCTIONS | _CONTRACTIONS | _LAYERS
+TABLE: dict[str, Builder] = (
+    RECURRENT
+    | TRAINING
+    | _overloads(_ARITHMETIC | _FUNCTIONS | _CREATION | _VIEWS | _LAYOUT | _REDUCTIONS | _CONTRACTIONS | _LAYERS)
 )
 
 #: Overloads that compute nothing: assertions and size constraints.

@@ -174,7 +174,13 @@ class ExportReader:
         return self._note(f"an input of kind {kind.lower()}")
 
     def _input(self, name: str, value: Any) -> Tensor:
-        hints = self.sizes[len(self.inputs)] if len(self.inputs) < len(self.sizes) else {}
+        self._bind_sizes(name, value, self.sizes[len(self.inputs)] if len(self.inputs) < len(self.sizes) else {})
+        leaf = t.input(name, [self._dim(d) for d in value.shape], dtype_name(value.dtype))
+        self.inputs.append(leaf)
+        return leaf
+
+    def _bind_sizes(self, name: str, value: Any, hints: Mapping[int, str]) -> None:
+        """Make a dimension of each size symbol in an input's shape that has none yet. `hints`: axis -> name."""
         for axis, size in enumerate(value.shape):
             for symbol in sorted(
                 getattr(getattr(getattr(size, "node", None), "expr", None), "free_symbols", ()), key=str
@@ -189,9 +195,6 @@ class ExportReader:
                         axis not in hints and size.node.expr == symbol
                     ):  # torch.export has verified named ranges over their full extent
                         self.examples[title] = self._symbols[str(symbol)], getattr(size.node, "hint", None) or 0
-        leaf = t.input(name, [self._dim(d) for d in value.shape], dtype_name(value.dtype))
-        self.inputs.append(leaf)
-        return leaf
 
     def _free(self, title: str, low: int, high: int) -> Dim:
         """Return the dimension of a free size; a multiple of its divisor if it has one."""

@@ -34,6 +34,8 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "Graph": ("egraph.ir.graph", "Graph"),
     "Tensor": ("egraph.ir.graph", "Tensor"),
     "Rule": ("egraph.ir.rule", "Rule"),
+    "compile": ("torch_compile", "compile"),
+    "torch_compile": ("torch_compile", ""),
     "settings": ("settings", ""),
     "errors": ("errors", ""),
 }
@@ -102,3 +104,4 @@ if TYPE_CHECKING:
     from .numeric import *  # noqa: F403
     from .pipeline.optimize import optimize as optimize
     from .progress import Progress as Progress
+    from .torch_compile import compile as compile

@@ -1,0 +1,56 @@
+"""`torch.compile` backend: programs for the graphs that Dynamo captures, with eager execution as fallback.
+
+    import tensor_graphs as tg
+
+    fast = tg.compile(model, budget=30)               # or torch.compile(model, backend="tensor_graphs", options={...})
+    y = fast(x)                                       # eager at first, programs when they are ready and faster
+    print(tg.torch_compile.last_report())
+
+In: a Dynamo graph and options.
+Out: a callable; reports.
+Imports: backends, backends.program, backends.runtime, egraph.ir, errors, models.files, models.torch_export, pipeline, private, processes,
+settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .options import CompileOptions
+from .report import GraphReport, last_report, reports
+
+
+def backend(module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
+    """The compiler function for `torch.compile(model, backend=tensor_graphs.torch_compile.backend, options={...})`.
+
+    Registered as "tensor_graphs" in the entry point group `torch_dynamo_backends`. `options`: see `CompileOptions`.
+    UsageError for unknown options and modes; Dynamo raises it as the cause of BackendCompilerFailed.
+    """
+    from .compiled_graph import compile_graph, options_of
+
+    return compile_graph(module, example_inputs, options_of(given))
+
+
+def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any) -> Any:
+    """Return `torch.compile(model)` with this backend. `fullgraph`, `dynamic`: as for torch.compile.
+
+    `options`: see `CompileOptions`. UsageError for unknown ones.
+    """
+    CompileOptions.of(options)
+    import torch
+
+    return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic, options=options)
+
+
+def wait(seconds: float | None = None) -> bool:
+    """Wait for the searches of this process, at most `seconds`; returns whether all have ended.
+
+    The next call of a compiled graph then times its programs and decides.
+    """
+    from .compiled_graph import wait
+
+    return wait(seconds)
+
+
+__all__ = ["CompileOptions", "GraphReport", "backend", "compile", "last_report", "reports", "wait"]

@@ -1,0 +1,275 @@
+"""The `torch.compile` backend: graphs that run eagerly until programs are ready and faster."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import UsageError, warned
+from ..models.torch_export.aten_ops import TABLE
+from . import judge
+from .options import CompileOptions
+from .report import EAGER, PROGRAM, SEARCHING, GraphReport, register
+from .traced_graph import LOST, READY, NoProgram, TracedGraph
+
+_numbers = itertools.count()
+_graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+
+
+def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOptions) -> Callable[..., Any]:
+    """Return the callable for a graph that Dynamo captured: takes the graph's flat inputs, returns its flat outputs.
+
+    Whatever cannot be traced or imported runs eagerly, with a warning; the report says why.
+    """
+    graph = CompiledGraph(module, options)
+    graph.trace(example_inputs)
+    return graph
+
+
+class CompiledGraph:
+    """A Dynamo graph with its eager form and the form that AOTAutograd traced, in which parts are programs."""
+
+    def __init__(self, module: Any, options: CompileOptions) -> None:
+        self.module, self.options = module, options
+        self.report = GraphReport(f"graph{next(_numbers)}", _names(module))
+        self.traced: list[TracedGraph] = []
+        self._compiled: Callable[..., Any] | None = None
+        self._lock = threading.Lock()
+        self._written: set[int] | None = None  # positions of inputs that the graph writes; None: not known
+        self._said: set[str] = set()
+        register(self.report)
+        _graphs.add(self)
+
+    # ------------------------------------------------------------ compilation
+    def trace(self, example_inputs: Sequence[Any]) -> None:
+        """Trace the graph with AOTAutograd. Errors leave the graph eager."""
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._dynamo.exc import RestartAnalysis, SkipFrame
+        from torch._functorch.aot_autograd import make_boxed_func
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        def compiler(kind: str) -> Callable[..., Any]:
+            def compile_traced(module: Any, inputs: Sequence[Any]) -> Any:
+                return make_boxed_func(self._add(kind, module))
+
+            return compile_traced
+
+        try:
+            compiled = aot_autograd(
+                fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
+                inference_compiler=compiler("inference"), decompositions=decompositions(),
+                partition_fn=min_cut_rematerialization_partition,
+            )(self.module, example_inputs)  # fmt: skip
+            # this object is excluded from tracing already: without the wrapper that excludes it again
+            self._compiled = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+        except (RestartAnalysis, SkipFrame):
+            raise
+        except Exception as error:
+            self._give_up(f"it cannot be traced: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+            warned(f"{self.report.name} runs eagerly: {self.report.why}")
+
+    def _add(self, kind: str, module: Any) -> Callable[..., Any]:
+        """The callable of a graph that AOTAutograd traced."""
+        import torch
+
+        context = torch._guards.TracingContext.try_get()
+        facts = context.fw_metadata if context is not None else None
+        count = len(module.graph.find_nodes(op="placeholder"))
+        frozen: list[int] = []
+        if facts is not None and kind != "backward":
+            written = {i for i, x in enumerate(facts.input_info) if x.mutates_data or x.mutates_metadata}
+            if len(facts.input_info) == count:
+                self._written = written
+                if kind == "inference":
+                    frozen = [i for i in facts.static_input_indices if i not in written]
+        try:
+            made = TracedGraph(kind, module, frozen, self.options, self.report)
+        except Exception as error:  # an operator whose builder fails: the traced graph runs as it is
+            self._warn(
+                f"the {kind} graph has no programs: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            )
+            if kind != "backward":
+                self._give_up(self.report.warnings[-1])
+            return lambda *args: module(*args)
+        self.traced.append(made)
+        return made
+
+    # ------------------------------------------------------------ calls
+    def __call__(self, *args: Any) -> Any:
+        """The graph's results: of programs if they are in use for these arguments, else of the eager graph."""
+        if self.report.runs == EAGER or self._compiled is None:
+            return self.module(*args)
+        if self.report.runs == SEARCHING and self._searching():
+            return self.module(*args)
+        try:
+            if self.report.runs == SEARCHING:
+                for traced in self.traced:
+                    traced.begin()
+            return self._compiled(*args)
+        except NoProgram:
+            pass
+        except Exception as error:
+            if self.report.runs != SEARCHING:
+                raise
+            self._fail("a search cannot be started", error)  # nothing was computed yet
+            return self.module(*args)
+        if self._decide(args):
+            try:
+                return self._compiled(*args)
+            except NoProgram:
+                pass
+        return self.module(*args)
+
+    def _searching(self) -> bool:
+        """Whether variants exist and none of them can be decided yet."""
+        variants = [v for t in self.traced for v in t.variants]
+        return bool(self.traced[0].variants) and not any(
+            v.state == READY or (v.state == SEARCHING and all(s.ended for s in v.searches)) for v in variants
+        )
+
+    def _decide(self, args: Sequence[Any]) -> bool:
+        """Bind programs whose searches have ended, and time them; returns whether programs came into use."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            for variant in (v for t in self.traced for v in t.fitting(SEARCHING)):
+                if all(s.ended for s in variant.searches):
+                    for reason in variant.bind():
+                        self._warn(reason)
+            first = self.traced[0]
+            pending = any(t.fitting(SEARCHING) for t in self.traced)
+            if first.fitting(READY) and not (pending and len(self.traced) > 1):
+                self._try(args)
+            self._settle()
+            return self.report.runs == PROGRAM
+        except Exception as error:
+            self._fail("programs cannot be loaded", error)
+            return False
+        finally:
+            self._lock.release()
+
+    def _try(self, args: Sequence[Any]) -> None:
+        """Time the ready variant that fits a call against the eager graph."""
+        import torch
+
+        first, compiled = self.traced[0], self._compiled
+        assert compiled is not None
+        gradients = first.kind == "forward"
+        ready = first.fitting(READY)
+        written = range(len(args)) if self._written is None else self._written
+        devices = [x.device for x in args if isinstance(x, torch.Tensor) and x.device.type == "cuda"]
+        first.trial = True
+        try:
+            with torch.random.fork_rng(devices=list({d.index for d in devices})):
+                step = judge.Step(args, list(written), gradients)
+                before = len(self.traced)
+                step.run(compiled)
+                step.reset()
+                if len(self.traced) > before:
+                    self.traced[-1].begin()
+                    return  # the backward graph has just been traced: its search comes first
+                eager, program = (lambda: step.run(self.module)), (lambda: step.run(compiled))
+                won, eager_us, program_us = judge.faster(eager, program, "cuda" if devices else "cpu", step.reset)
+        except NoProgram:
+            return
+        except Exception as error:
+            won, eager_us, program_us = False, None, None
+            self._warn(f"a trial call of the programs failed: {type(error).__name__}: {str(error)[:200]}")
+        finally:
+            first.trial = False
+        used = [v for v in ready if v.tried] or ready
+        for variant in used:
+            if not variant.active():
+                won = False
+            variant.state = PROGRAM if won else LOST
+        self.report.eager_us, self.report.program_us = eager_us, program_us
+        for variant in used:
+            for reason in variant.said:
+                self._warn(reason)
+
+    def _settle(self) -> None:
+        """Write what runs the graph into the report."""
+        report, states = self.report, [v.state for v in self.traced[0].variants]
+        times = (
+            "" if report.eager_us is None else f": {report.program_us:.1f} µs a call, eager {report.eager_us:.1f} µs"
+        )
+        if PROGRAM in states:
+            report.runs, report.why = PROGRAM, f"programs are faster{times}"
+        elif states and all(s == LOST for s in states):
+            why = next((v.why for v in self.traced[0].variants if v.why), "")
+            self._give_up(why or (f"programs are not faster{times}" if times else "the trial call failed"))
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self._warn(f"{what}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+        self._give_up(self.report.warnings[-1])
+
+    def _give_up(self, why: str) -> None:
+        self.report.runs, self.report.why = EAGER, why
+
+    def _warn(self, message: str) -> None:
+        """Warn once of a message, and keep it in the report."""
+        if message not in self._said:
+            self._said.add(message)
+            self.report.warnings.append(message)
+            warned(f"{self.report.name}: {message}")
+
+
+def _names(module: Any) -> list[str]:
+    """Names of a Dynamo graph's inputs that are no parameters or buffers."""
+    weights = "_dynamo_static_input_type"
+    nodes = module.graph.find_nodes(op="placeholder")
+    return [n.name for n in nodes if weights not in (n.meta.get("tensor_dict") or {})]
+
+
+# ---------------------------------------------------------------- for AOTAutograd
+_tables: list[dict[Any, Any]] = []
+
+
+def decompositions() -> dict[Any, Any]:
+    """Decompositions of operators without a builder: core ATen's, and those of backward operators. Random operators stay
+    whole, so that they draw the numbers that eager calls draw.
+    """
+    if not _tables:
+        import torch
+        from torch import _decomp
+
+        core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)()
+        backward = {op: f for op, f in _decomp.decomposition_table.items() if "backward" in str(op)}
+        random = torch.Tag.nondeterministic_seeded
+        _tables.append({
+            op: f for op, f in {**backward, **core}.items()
+            if str(op).removeprefix("aten.") not in TABLE and random not in getattr(op, "tags", ())
+        })  # fmt: skip
+    return _tables[0]
+
+
+def wait(seconds: float | None = None) -> bool:
+    """Wait until no search of this process runs; returns whether none does. The next call of each graph decides what
+    runs it.
+    """
+    until = None if seconds is None else time.monotonic() + seconds
+    for graph in list(_graphs):
+        for traced in graph.traced:
+            for variant in traced.variants:
+                for search in variant.searches:
+                    if not search.wait(None if until is None else max(0.0, until - time.monotonic())):
+                        return False
+    return True
+
+
+def options_of(given: Mapping[str, Any]) -> CompileOptions:
+    """Options from the keywords that Dynamo passes on. UsageError for others than `options`, and unknown options."""
+    rest = {n: v for n, v in given.items() if n != "options" and not (n == "mode" and v in (None, "default"))}
+    if rest:
+        raise UsageError(
+            f'torch.compile arguments {sorted(rest)} have no meaning for the backend "tensor_graphs"',
+            hint="give options={...}",
+        )
+    return CompileOptions.of(given.get("options"))
+
+
+__all__ = ["CompiledGraph", "compile_graph", "decompositions", "options_of", "wait"]

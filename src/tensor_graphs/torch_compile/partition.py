@@ -1,0 +1,169 @@
+"""Partition of a traced graph into subgraphs that can be imported (parts) and operators that stay eager (islands)."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..models.torch_export.traced import unsupported
+from .report import IslandReport, PartReport, TracedReport
+
+
+@dataclass(frozen=True)
+class Part:
+    """A subgraph of supported operators.
+
+    `name`: its submodule in the split module. `module`: the subgraph. `sources`: for each of its placeholders, the
+    index of a placeholder of the whole graph, a constant tensor, or None for a value computed in between.
+    """
+
+    name: str
+    module: Any
+    sources: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A graph module that calls its parts as submodules."""
+
+    module: Any
+    parts: tuple[Part, ...]
+
+
+def split(module: Any, kind: str, least: int, frozen: Collection[int] = ()) -> tuple[Split, TracedReport]:
+    """Return (a copy of a traced graph module, split into parts, its report). Parts have at least `least` operators that
+    compute; views and sizes do not count. `frozen`: placeholders that the report does not count as operands.
+    """
+    import torch
+    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+    from torch.fx.passes.operator_support import OperatorSupportBase
+
+    copied = _copy(module)
+    reasons = {**_misplaced(copied), **unsupported(copied)}
+
+    class Support(OperatorSupportBase):  # type: ignore[misc]
+        def is_node_supported(self, submodules: Any, node: Any) -> bool:
+            return node.op == "call_function" and node not in reasons
+
+    partitioner = CapabilityBasedPartitioner(copied, Support(), allows_single_node_partition=True)
+    found = [list(p.nodes) for p in partitioner.propose_partitions()]
+    whole = sum(map(_computes, copied.graph.nodes))  # a part that is all of the graph may be one composite operator
+    kept = [nodes for nodes in found if sum(map(_computes, nodes)) >= max(1, min(least, whole))]
+    small = {n: f"a part of fewer than {least} operators" for nodes in found if nodes not in kept for n in nodes}
+    report = TracedReport(kind, sum(map(_counts, copied.graph.nodes)))
+    report.islands = _islands(copied.graph, {n for nodes in kept for n in nodes}, {**small, **reasons})
+    from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+    fused = fuse_by_partitions(
+        copied, [dict.fromkeys(nodes) for nodes in kept], prefix="part_", always_return_tuple=True
+    )
+    fused.recompile()
+    index = {n: i for i, n in enumerate(fused.graph.find_nodes(op="placeholder"))}
+    parts = []
+    for node in fused.graph.find_nodes(op="call_module"):
+        inner = getattr(fused, node.target)
+        sources = tuple(_source(fused, a, index) for a in node.args)
+        parts.append(Part(node.target, inner, sources))
+        inputs = [a.meta.get("val") for a in node.args if a.op != "get_attr" and index.get(a) not in frozen]
+        results = inner.graph.output_node().all_input_nodes
+        report.parts.append(PartReport(
+            sum(map(_counts, inner.graph.nodes)), sum(map(bytes_of, inputs)), sum(bytes_of(r.meta.get("val")) for r in results)
+        ))  # fmt: skip
+    assert isinstance(fused, torch.fx.GraphModule)
+    return Split(fused, tuple(parts)), report
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes of a traced tensor at the sizes it was traced with; 0 for other values."""
+    if isinstance(value, list | tuple):
+        return sum(map(bytes_of, value))
+    if not hasattr(value, "dtype"):
+        return 0
+    count = 1
+    for size in value.shape:
+        count *= int(size if isinstance(size, int) else size.node.hint or 0)
+    return count * int(value.dtype.itemsize)
+
+
+def tensors_of(value: Any) -> Iterator[Any]:
+    """Yield the tensors of a node's traced value."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_of(item)
+    elif hasattr(value, "device"):
+        yield value
+
+
+def device_of(module: Any) -> Any:
+    """Return the device of a graph: that of its first tensor that is not a scalar, else of its first; None without."""
+    found = [v for node in module.graph.nodes for v in tensors_of(node.meta.get("val"))]
+    return next((v.device for v in found if v.dim()), found[0].device if found else None)
+
+
+def _copy(module: Any) -> Any:
+    """Return a graph module with a graph of its own and the same submodules and constants."""
+    import torch
+
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    graph.output_node().meta = dict(module.graph.output_node().meta)
+    return torch.fx.GraphModule(module, graph)
+
+
+def _source(module: Any, node: Any, index: dict[Any, int]) -> Any:
+    if node.op == "placeholder":
+        return index[node]
+    return getattr(module, node.target, None) if node.op == "get_attr" else None
+
+
+def _counts(node: Any) -> bool:
+    """Whether a node is an operator on tensors."""
+    return (
+        node.op == "call_function" and node.target is not operator.getitem and bool([*tensors_of(node.meta.get("val"))])
+    )
+
+
+def _computes(node: Any) -> bool:
+    """Whether a node is an operator that computes, not a view."""
+    schema = getattr(node.target, "_schema", None)
+    return _counts(node) and not (schema and any(r.alias_info is not None for r in schema.returns))
+
+
+def _misplaced(module: Any) -> dict[Any, str]:
+    """Operators that no program can run: other devices, sparse tensors, tensors without data."""
+    home = device_of(module)
+    found: dict[Any, str] = {}
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        for value in (v for n in (node, *node.all_input_nodes) for v in tensors_of(n.meta.get("val"))):
+            if value.device != home:
+                found[node] = f"a tensor on {value.device}"
+            elif str(value.layout) != "torch.strided":
+                found[node] = f"a tensor of layout {value.layout}"
+        if any(
+            n.op == "get_attr" and not hasattr(getattr(module, n.target, None), "dtype") for n in node.all_input_nodes
+        ):
+            found[node] = "it calls a subgraph"
+    return found
+
+
+def _islands(graph: Any, inside: set[Any], reasons: dict[Any, str]) -> list[IslandReport]:
+    """Operators outside of parts by kind and reason, with the bytes that cross between them and parts."""
+    counts: Counter[tuple[str, str]] = Counter()
+    crossing: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for node in graph.nodes:
+        if node in inside or not _counts(node):
+            continue
+        key = str(node.target), reasons.get(node, "a cycle through an eager operator")
+        counts[key] += 1
+        crossing[key] += sum(bytes_of(n.meta.get("val")) for n in node.all_input_nodes if n in inside)
+        if any(user in inside for user in node.users):
+            crossing[key] += bytes_of(node.meta.get("val"))
+    return [IslandReport(name, n, reason, crossing[name, reason]) for (name, reason), n in counts.items()]
+
+
+__all__ = ["Part", "Split", "device_of", "split", "tensors_of"]

@@ -1,0 +1,106 @@
+"""Reports of compiled graphs: which parts have programs, which operators stay eager and why, and what calls took."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+KEPT = 256  # graphs of which a process keeps reports
+
+#: What runs a graph: not decided yet, the graph itself, or programs.
+SEARCHING, EAGER, PROGRAM = "searching", "eager", "program"
+
+
+@dataclass
+class PartReport:
+    """One subgraph for which a program is searched."""
+
+    nodes: int  # operators
+    inputs_bytes: int  # bytes of its operands at the traced sizes, weights excluded
+    outputs_bytes: int
+    state: str = SEARCHING  # "searching", "program of N kernels" or the reason why there is none
+
+
+@dataclass
+class IslandReport:
+    """Operators of one kind that stay eager."""
+
+    operator: str
+    count: int
+    reason: str
+    bytes: int  # bytes of tensors that cross between these operators and programs, at the traced sizes
+
+
+@dataclass
+class TracedReport:
+    """One graph that AOTAutograd traced: "inference", "forward" or "backward"."""
+
+    kind: str
+    nodes: int
+    frozen: int = 0  # parameters and buffers that are constants in the programs
+    parts: list[PartReport] = field(default_factory=list)
+    islands: list[IslandReport] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """The report as text."""
+        own = sum(p.nodes for p in self.parts)
+        frozen = f", {self.frozen} frozen weights" if self.frozen else ""
+        said = [f"  {self.kind}: {self.nodes} operators, {own} in {len(self.parts)} program(s){frozen}"]
+        for i, p in enumerate(self.parts):
+            said.append(f"    part {i}: {p.nodes} operators, {p.inputs_bytes} B in, {p.outputs_bytes} B out: {p.state}")
+        for r in self.islands:
+            said.append(f"    eager: {r.operator} ×{r.count}: {r.reason} ({r.bytes} B cross)")
+        return said
+
+
+@dataclass
+class GraphReport:
+    """One graph that Dynamo captured.
+
+    `inputs`: names of its inputs that are no weights. `runs`: "searching" (eager until a program is ready), "eager" or "program". `why`: the reason, as text. `eager_us`,
+    `program_us`: medians of whole calls in µs, with gradients both passes; None before they are timed.
+    """
+
+    name: str
+    inputs: Sequence[str] = ()
+    runs: str = SEARCHING
+    why: str = "the search has not ended"
+    eager_us: float | None = None
+    program_us: float | None = None
+    traced: list[TracedReport] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        said = [f"{self.name}({', '.join(self.inputs)}): {self.runs}: {self.why}"]
+        for one in self.traced:
+            said += one.lines()
+        return "\n".join([*said, *(f"  warning: {w}" for w in self.warnings)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+_reports: deque[GraphReport] = deque(maxlen=KEPT)
+
+
+def reports() -> list[GraphReport]:
+    """Reports of the graphs that this process compiled, the oldest first, at most 256."""
+    return list(_reports)
+
+
+def last_report() -> GraphReport | None:
+    """Report of the graph compiled last; None before the first."""
+    return _reports[-1] if _reports else None
+
+
+def register(report: GraphReport) -> None:
+    """Add a report to those of the process."""
+    _reports.append(report)
+
+
+__all__ = [
+    "EAGER", "PROGRAM", "SEARCHING", "GraphReport", "IslandReport", "PartReport", "TracedReport", "last_report", "register", "reports",
+]  # fmt: skip

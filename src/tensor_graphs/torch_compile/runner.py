@@ -1,0 +1,147 @@
+"""Call of a saved program as a submodule of a traced graph, verified at its first call, with the eager subgraph beside it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..backends.program.program import Program
+from ..backends.runtime.marshalling import tensor_of
+from ..errors import DeviceFaultError, TensorGraphsError
+from .partition import Part
+
+#: Relative error of a program's output against the eager subgraph above which the program is not used: what float64
+#: verification allows differs by model; this only detects a wrong program. By dtype; other dtypes: share of elements.
+ERRORS = {"float64": 1e-6, "float32": 1e-2, "float16": 5e-2, "bfloat16": 1e-1}
+UNEQUAL = 0.01
+
+
+def make_runner(part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None]) -> Any:
+    """Return a torch module that runs a program in place of a part's subgraph.
+
+    `positions`: the part's placeholders that are inputs of the program, in its order. The first call also runs the
+    subgraph and compares; `refuse` is called with a reason when the program is not used any more.
+    """
+    import torch
+
+    layouts = [_layout(r.meta.get("val")) for r in part.module.graph.output_node().args[0]]
+
+    class Runner(torch.nn.Module):  # type: ignore[misc]
+        """A part's program."""
+
+        verified = False
+        active = True
+
+        def forward(self, *args: Any) -> Any:
+            """The part's results."""
+            if not self.active:
+                return part.module(*args)
+            try:
+                found = self.results([args[i] for i in positions])
+            except DeviceFaultError:
+                raise
+            except Exception as error:  # sizes outside of the program's range; a program that does not run here
+                if self.verified and not isinstance(error, TensorGraphsError):
+                    raise
+                return self.eager(args, f"{type(error).__name__}: {getattr(error, 'message', error)}")
+            if not self.verified:
+                expected = part.module(*args)
+                if wrong := differs(found, expected):
+                    return self.eager(args, wrong)
+                self.verified = True
+            return found
+
+        def results(self, given: Sequence[Any]) -> list[Any]:
+            """The program's outputs as tensors, in the memory layout of the subgraph's."""
+            found = [x if isinstance(x, torch.Tensor) else tensor_of(x) for x in program.flat(*given)]
+            return [_arranged(x, order) for x, order in zip(found, layouts)]
+
+        def eager(self, args: Any, reason: str) -> Any:
+            """Run the subgraph, from now on also if the program was wrong."""
+            if not self.verified:
+                self.active = False
+                refuse(reason)
+            return part.module(*args)
+
+    return Runner()
+
+
+def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | None:
+    """Return a function that calls a runner without the interpreter of the split module, if the module does nothing but
+    call this part; else None.
+    """
+    placeholders = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
+    rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+    (*calls,) = (n for n in rest if n.op == "call_module")
+    if len(calls) != 1 or any(
+        n.target is not operator.getitem or n.args[0] is not calls[0] for n in rest if n not in calls
+    ):
+        return None
+    if any(a not in placeholders for a in calls[0].args):
+        return None
+    given = [placeholders[a] for a in calls[0].args]
+    results = [  # (0, index of a result), (1, index of an argument) or (2, a constant)
+        (2, r) if not hasattr(r, "op") else (1, placeholders[r]) if r in placeholders else (0, r.args[1])
+        for r in module.graph.output_node().args[0]
+    ]
+    forward = runner.forward
+
+    def run(*args: Any) -> list[Any]:
+        found = forward(*[args[i] for i in given])
+        return [found[i] if kind == 0 else args[i] if kind == 1 else i for kind, i in results]
+
+    return run
+
+
+def differs(found: Sequence[Any], expected: Sequence[Any]) -> str:
+    """Return how results differ from those expected, beyond rounding; "" if they do not."""
+    for i, (x, y) in enumerate(zip(found, expected)):
+        if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
+            return f"result {i} is {_type(x)}, not {_type(y)}"
+        limit = ERRORS.get(_name(y))
+        if not y.numel():
+            continue
+        if limit is None:
+            wrong = float((x != y).double().mean())
+            if wrong > UNEQUAL:
+                return f"{100 * wrong:.3g} % of the elements of result {i} differ from eager"
+            continue
+        a, b = x.double(), y.double()
+        if not bool((a.isfinite() == b.isfinite()).all()):
+            return f"result {i} has NaN or infinities where eager has none, or none where eager has some"
+        a, b = a.nan_to_num(0.0, 0.0, 0.0), b.nan_to_num(0.0, 0.0, 0.0)
+        error = float((a - b).norm())
+        if error > limit * float(b.norm()) + limit * 1e-3 * y.numel() ** 0.5:
+            return f"result {i} is off by {error / max(float(b.norm()), 1e-300):.3g} relative to eager"
+    return ""
+
+
+def _name(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _type(x: Any) -> str:
+    return f"{_name(x)}{list(x.shape)} on {x.device}"
+
+
+def _layout(value: Any) -> list[int] | None:
+    """Return the axes of a dense tensor from the outermost to the innermost in memory; None for a contiguous or sparse
+    one.
+    """
+    if value is None or value.is_contiguous():
+        return None
+    strides = [s if isinstance(s, int) else s.node.hint or 0 for s in value.stride()]
+    order = sorted(range(value.dim()), key=lambda i: -strides[i])
+    return order if value.permute(order).is_contiguous() else None
+
+
+def _arranged(x: Any, order: Sequence[int] | None) -> Any:
+    """Return a tensor with the axes in this order in memory (None: contiguous): itself, or a copy."""
+    if order is None:
+        return x.contiguous()
+    moved = x.permute(order)
+    return x if moved.is_contiguous() else moved.contiguous().permute([order.index(i) for i in range(len(order))])
+
+
+__all__ = ["differs", "direct_call", "make_runner"]

@@ -1,0 +1,202 @@
+"""Program searches: in this process, or one after another in subprocesses while the caller goes on.
+
+A background search writes graph and options into a temporary folder, starts `torch_compile.worker` on it, and ends with
+the folder of the saved program or with the reason why there is none. Subprocesses are killed at the exit of this
+process; in a forked child, searches of the parent count as failed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import fields
+from pathlib import Path
+
+from .. import settings
+from ..backends.program.program import Program, load_program
+from ..egraph.ir.graph import Graph
+from ..errors import WorkerError
+from ..models.files.native import save_graph
+from ..pipeline.optimize import optimize
+from ..private import temporary_place
+from ..processes.forks import adopted, in_forked_child
+from .options import CompileOptions
+
+#: Module that a search process runs.
+WORKER = "tensor_graphs.torch_compile.worker"
+#: Seconds between two looks at a running search process.
+POLL_S = 0.05
+#: Characters of a failed process's last output that its error quotes.
+TAIL = 300
+
+
+class Search:
+    """One search for the program of a graph."""
+
+    def __init__(self, graph: Graph, sizes: Mapping[str, int], options: CompileOptions, device: str) -> None:
+        self.graph, self.sizes, self.options, self.device = graph, dict(sizes), options, device
+        self._ended = threading.Event()
+        self._owner = os.getpid()
+        self._program: Program | None = None
+        self._folder: Path | None = None
+        self._error = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is a program or an error."""
+        return self._ended.is_set() or self._owner != os.getpid()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the end of the search; returns whether it has ended."""
+        return self.ended or self._ended.wait(seconds)
+
+    def program(self) -> Program:
+        """The program, with weights bound. WorkerError with the reason if there is none; the errors of `load_program`."""
+        if not self._ended.is_set() and self.ended:
+            raise WorkerError("the process was forked before the search ended")
+        if self._error:
+            raise WorkerError(self._error)
+        if self._program is None:
+            assert self._folder is not None
+            with _plain_mode():
+                self._program = load_program(self._folder, device=None if self.device == "cpu" else self.device).bind()
+            shutil.rmtree(self._folder.parent, ignore_errors=True)
+        return self._program
+
+    def run_here(self) -> None:
+        """Search in this process and thread."""
+        try:
+            with _plain_mode():
+                self._program = optimize(self.graph, dims=self.sizes, **self.options.search).bind()
+        except Exception as error:  # any failure of a search leaves the graph eager
+            self._error = f"{type(error).__name__}: {getattr(error, 'message', error)}"
+        finally:
+            self._ended.set()
+
+    def run_in_subprocess(self, folder: Path) -> None:
+        """Search in a subprocess, in an empty folder; returns when it has ended or was killed."""
+        try:
+            self._error = self._subprocess(folder)
+            self._folder = folder / "program"
+        except Exception as error:  # a full disk, no process: the caller goes on without a program
+            self._error = f"{type(error).__name__}: {error}"
+        finally:
+            if self._error:
+                shutil.rmtree(folder, ignore_errors=True)
+            self._ended.set()
+
+    def _subprocess(self, folder: Path) -> str:
+        """Run a subprocess to its end; returns an error text, "" for success."""
+        save_graph(self.graph, folder / "graph.safetensors")
+        job = {"sizes": self.sizes, "options": self.options.search}
+        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        with open(folder / "log", "wb") as log:
+            process = adopted(subprocess.Popen(
+                [sys.executable, "-P", "-m", WORKER, str(folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=_environment(), start_new_session=True,
+            ))  # fmt: skip
+        _running.add(process)
+        until = time.monotonic() + self.options.seconds
+        try:
+            while process.poll() is None:
+                if time.monotonic() >= until:
+                    return f"the search process was killed after {self.options.seconds:g} s"
+                time.sleep(POLL_S)
+        finally:
+            _kill(process)
+        if process.returncode == 0:
+            return ""
+        last = (folder / "log").read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
+        return f"the search process ended with code {process.returncode}: {' '.join(last[-3:])[-TAIL:]}"
+
+
+@contextmanager
+def _plain_mode() -> Iterator[None]:
+    """Context without autocast, gradients and inference mode of the caller, which would change kernels and their memory."""
+    import torch
+
+    gpu = torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), gpu:
+        yield
+
+
+def _environment() -> dict[str, str]:
+    """Environment of a search process: this process's settings and import path."""
+    chosen = settings.current()
+    known = {f"TENSOR_GRAPHS_{f.name.upper()}": str(getattr(chosen, f.name)) for f in fields(chosen)}
+    path = os.pathsep.join(p for p in sys.path if p)
+    return {**os.environ, **{n: v for n, v in known.items() if v not in ("", "0")}, "PYTHONPATH": path}
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    _running.discard(process)
+
+
+# ---------------------------------------------------------------- the queue of this process
+_jobs: queue.SimpleQueue[Search] = queue.SimpleQueue()
+_running: set[subprocess.Popen[bytes]] = set()
+_root: list[Path] = []
+_thread: list[threading.Thread] = []
+_starting = threading.Lock()
+
+
+def submit(search: Search) -> None:
+    """Run a search: at once for `wait=True`, else in the background after those submitted before."""
+    if search.options.wait:
+        search.run_here()
+        return
+    with _starting:
+        if not _root:
+            _root.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=temporary_place())))
+            atexit.register(_end, _root[0], os.getpid())
+        if not _thread:
+            _thread.append(threading.Thread(target=_serve, args=(_jobs, _root[0]), name="searches", daemon=True))
+            _thread[0].start()
+    _jobs.put(search)
+
+
+def _serve(jobs: queue.SimpleQueue[Search], root: Path) -> None:
+    count = 0
+    while True:
+        folder = root / str(count := count + 1)
+        search = jobs.get()
+        if not _root:  # the process is about to exit
+            return
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700, parents=True)
+        search.run_in_subprocess(folder)
+
+
+def _end(root: Path, owner: int) -> None:
+    """Kill the running search and remove all job folders, at the exit of the process that made them."""
+    if os.getpid() == owner:
+        _root.clear()
+        for process in list(_running):
+            with suppress(OSError):
+                _kill(process)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@in_forked_child
+def _forked() -> None:
+    global _jobs, _starting
+    _jobs, _starting = queue.SimpleQueue(), threading.Lock()
+    _running.clear()
+    _thread.clear()
+    _root.clear()
+
+
+__all__ = ["Search", "submit"]

@@ -1,0 +1,230 @@
+"""A graph traced by AOTAutograd, with programs for its parts: one variant for each set of frozen weights and fixed sizes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..backends.registry import backend
+from ..errors import TensorGraphsError
+from ..models.torch_export.traced import read_traced, sizes_of, symbols_of, tensor_symbols
+from .options import CompileOptions
+from .partition import Part, Split, device_of, split
+from .report import PROGRAM, SEARCHING, GraphReport, PartReport
+from .runner import direct_call, make_runner
+from .search import Search, submit
+
+#: States of a variant: a search runs, programs are ready to be timed, they are used, they are not.
+READY, LOST = "ready", "lost"
+#: Variants of frozen weights after which weights become inputs, and variants of fixed sizes.
+MOST_FROZEN, MOST_SIZES = 4, 8
+
+
+class NoProgram(Exception):
+    """There is no program for this call (yet): the caller runs the graph eagerly. Raised before anything is computed."""
+
+
+class Frozen:
+    """Weights whose values programs contain, recognized by identity, memory address and version."""
+
+    def __init__(self, positions: Sequence[int], args: Sequence[Any]) -> None:
+        self.positions = list(positions)
+        self.tensors = [args[i] for i in positions]
+        self._state = self._read(args)
+
+    def _read(self, args: Sequence[Any]) -> list[int]:
+        found = [args[i] for i in self.positions]
+        return [x._version for x in found] + [x.data_ptr() for x in found]
+
+    def hold(self, args: Sequence[Any]) -> bool:
+        """Whether a call's arguments have these weights, unchanged."""
+        for i, x in zip(self.positions, self.tensors):
+            if args[i] is not x:
+                return False
+        return self._read(args) == self._state
+
+
+class Variant:
+    """Programs of a traced graph for certain weights and sizes."""
+
+    def __init__(
+        self, split_: Split, reports: Sequence[PartReport], frozen: Frozen, fixed: Mapping[str, int],
+        sizes: Mapping[str, int], options: CompileOptions, name: str,
+    ) -> None:  # fmt: skip
+        self.state, self.why = SEARCHING, ""
+        self.tried = False  # whether its programs have run
+        self.said: list[str] = []  # reasons why parts have no program
+        self._runners: list[Any] = []
+        self.frozen, self.fixed = frozen, dict(fixed)
+        self.run: Callable[..., Any] | None = None
+        self._split, self._reports = split_, reports
+        self._searches: list[tuple[Search, list[int]] | None] = []
+        for i, (part, report) in enumerate(zip(split_.parts, reports)):
+            report.state = SEARCHING
+            try:
+                self._searches.append(self._begin(part, sizes, options, f"{name}_{i}"))
+            except Exception as error:  # a part that cannot be imported stays eager
+                report.state = f"not imported: {type(error).__name__}: {getattr(error, 'message', error)}"
+                self._searches.append(None)
+
+    def _begin(
+        self, part: Part, sizes: Mapping[str, int], options: CompileOptions, name: str
+    ) -> tuple[Search, list[int]]:
+        """Start the search for a part's program. Returns it with the part's placeholders that are program inputs."""
+        placeholders = part.module.graph.find_nodes(op="placeholder")
+        held = dict(zip(self.frozen.positions, self.frozen.tensors))
+        weights: dict[str, Any] = {}
+        for node, source in zip(placeholders, part.sources):
+            if isinstance(source, int) and source in held:
+                weights[node.name] = held[source]
+            elif source is not None and not isinstance(source, int):
+                weights[node.name] = source
+        own = tensor_symbols(part.module, frozenset(weights))
+        fixed = {**{n: s for n, s in sizes.items() if n not in own}, **self.fixed}
+        try:
+            graph, symbols = read_traced(part.module, weights=weights, fixed=fixed, name=name)
+        except TensorGraphsError:
+            if not own - set(fixed):
+                raise
+            fixed = dict(sizes)  # at these sizes only
+            graph, symbols = read_traced(part.module, weights=weights, fixed=fixed, name=name)
+        used = symbols_of(part.module)
+        self.fixed |= {n: s for n, s in fixed.items() if n in used}
+        device = device_of(part.module)
+        search = Search(
+            graph, {n: sizes[s] for n, s in symbols.items() if s in sizes}, _placed(options, device), str(device)
+        )
+        submit(search)
+        inputs = {str(x.attr("name")) for x in graph.inputs}
+        return search, [i for i, node in enumerate(placeholders) if node.name in inputs]
+
+    @property
+    def searches(self) -> list[Search]:
+        """The searches of all parts that were imported."""
+        return [s[0] for s in self._searches if s is not None]
+
+    def bind(self) -> list[str]:
+        """Load the programs of the searches, which have ended, and make the variant ready, or lost without programs.
+        Returns the reasons why parts have no program.
+        """
+        said: list[str] = []
+        module = copy.copy(self._split.module)
+        bound = False
+        for part, report, found in zip(self._split.parts, self._reports, self._searches):
+            if found is None:
+                said.append(report.state)
+                continue
+            search, positions = found
+            try:
+                program = search.program()
+            except TensorGraphsError as error:
+                report.state = f"no program: {error.message}"
+                said.append(report.state)
+                continue
+            report.state, bound = f"program of {program.manifest.kernels} kernels", True
+            self._runners.append(make_runner(part, program, positions, _refusing(report, said)))
+            setattr(module, part.name, self._runners[-1])
+        self._searches.clear()
+        if bound:
+            direct = (
+                direct_call(module, self._split.parts[0], self._runners[0]) if len(self._split.parts) == 1 else None
+            )
+            self.state, self.run = READY, direct or module.forward
+        else:
+            self.state, self.run = LOST, None
+        self.why = "" if bound else (said[0] if said else "no part has enough operators")
+        self.said = said
+        return said
+
+    def active(self) -> bool:
+        """Whether any program is in use."""
+        return any(r.active for r in self._runners)
+
+    def fits(self, args: Sequence[Any], sizes: Mapping[str, int]) -> bool:
+        """Whether the programs are for a call's weights and sizes."""
+        return all(sizes.get(n) == s for n, s in self.fixed.items()) and self.frozen.hold(args)
+
+
+class TracedGraph:
+    """An inference, forward or backward graph. Calls run programs if they are ready and in use, else raise NoProgram; a
+    backward graph runs eagerly then.
+    """
+
+    def __init__(
+        self, kind: str, module: Any, frozen: Sequence[int], options: CompileOptions, report: GraphReport
+    ) -> None:
+        self.kind, self.module, self.options = kind, module, options
+        self._frozen = list(frozen) if options.freeze else []
+        self.split, self.report = split(module, kind, options.least, self._frozen)
+        report.traced.append(self.report)
+        self.name = f"{report.name}_{kind}"
+        self.variants: list[Variant] = []
+        self.trial = False  # whether ready variants run although they are not in use yet
+        self._sized = bool(sizes_of(module))
+
+    def begin(self) -> None:
+        """Start the searches of a graph without frozen weights, at the sizes that it was traced with."""
+        if self.kind != "inference" and not self.variants:
+            self._begin(None, sizes_of(self.module))
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's results."""
+        sizes = sizes_of(self.module, args) if self._sized else {}
+        found = next((v for v in self.variants if v.fits(args, sizes)), None)
+        if found is None:
+            found = self._begin(args, sizes)
+        if found is not None and found.run is not None:
+            if found.state == PROGRAM or (found.state == READY and (self.trial or self.kind == "backward")):
+                found.tried = True
+                return found.run(*args)
+        if self.kind == "backward":
+            return self.module(*args)
+        raise NoProgram
+
+    def fitting(self, state: str) -> list[Variant]:
+        """The variants in a state."""
+        return [v for v in self.variants if v.state == state]
+
+    def _begin(self, args: Sequence[Any] | None, sizes: Mapping[str, int]) -> Variant | None:
+        """Start the searches of a new variant; None if there are enough."""
+        frozen = [] if args is None else [i for i in self._frozen if _is_versioned(args[i])]
+        if len({id(v.frozen) for v in self.variants if v.frozen.positions}) >= MOST_FROZEN:
+            frozen = []  # weights that change: they become inputs
+        if len(self.variants) >= MOST_FROZEN + MOST_SIZES:
+            return None
+        on_gpu = str(device_of(self.module)).startswith("cuda")
+        fixed = dict(sizes) if on_gpu else {}
+        guard = Frozen(frozen, args or ())
+        made = Variant(self.split, self.report.parts, guard, fixed, sizes, self.options, self.name)
+        self.report.frozen = len(frozen)
+        self.variants.insert(0, made)
+        return made
+
+
+def _is_versioned(x: Any) -> bool:
+    """Whether a weight is a plain tensor whose changes can be noticed."""
+    import torch
+
+    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_inference()
+
+
+def _placed(options: CompileOptions, device: Any) -> CompileOptions:
+    """The options with a backend for a device, if none was asked for. On a machine with a GPU, "auto" is the GPU."""
+    if options.backend is not None:
+        return options
+    if device is not None and device.type == "cuda":
+        return replace(options, backend="gpu")
+    return options if backend("torch_cuda").unavailable() else replace(options, backend="torch")
+
+
+def _refusing(report: PartReport, said: list[str]) -> Callable[[str], None]:
+    def refuse(reason: str) -> None:
+        report.state = f"not used: {reason}"
+        said.append(report.state)
+
+    return refuse
+
+
+__all__ = ["LOST", "READY", "NoProgram", "TracedGraph", "Variant"]

@@ -1,0 +1,248 @@
+"""The backend as a whole: who wins, searches in the background, options, reports, registration, processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.errors import UsageError
+from tensor_graphs.torch_compile import judge, search
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
+BEHIND = {**QUICK, "wait": False}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def timed(eager: float, program: float) -> Callable[..., dict[str, list[float]]]:
+    """A timer that calls everything once and reports these µs."""
+
+    def run(calls: dict[str, Callable[[], Any]], device: str, first: Callable[[], None]) -> dict[str, list[float]]:
+        for call in calls.values():
+            first()
+            call()
+        return {"eager": [eager] * 5, "program": [program] * 5}
+
+    return run
+
+
+def model() -> Any:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+
+
+def called(compiled: Any, a: Any) -> Any:
+    with torch.no_grad():
+        return compiled(a)
+
+
+def report() -> Any:
+    found = tg.torch_compile.last_report()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("eager", "program", "runs"), [(100.0, 101.0, "eager"), (100.0, 99.5, "eager"), (100.0, 50.0, "program")]
+)
+def test_programs_run_only_if_whole_calls_are_faster(
+    eager: float, program: float, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(judge, "timed", timed(eager, program))
+    module, a = model(), torch.randn(3, 8)
+    compiled = tg.compile(module, **QUICK)
+    for _ in range(2):
+        torch.testing.assert_close(called(compiled, a), called(module, a))
+    assert report().runs == runs and (report().eager_us, report().program_us) == (eager, program)
+    assert f"{program:.1f} µs" in report().why
+
+
+def test_a_program_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "timed", timed(2.0, 1.0))
+    program = search.Search.program
+
+    class Wrong:
+        def __init__(self, base: Any) -> None:
+            self.manifest, self.flat = base.manifest, lambda *args: [x + 0.5 for x in base.flat(*args)]
+
+    monkeypatch.setattr(search.Search, "program", lambda self: Wrong(program(self)))
+    module, a = model(), torch.randn(3, 8)
+    compiled = tg.compile(module, **QUICK)
+    with pytest.warns(UserWarning, match="is off by"):
+        torch.testing.assert_close(called(compiled, a), called(module, a))
+    assert report().runs == "eager" and "not used" in report().traced[0].parts[0].state
+
+
+def test_a_search_runs_behind_calls_and_the_program_is_swapped_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "timed", timed(2.0, 1.0))
+    module, a = model(), torch.randn(3, 8)
+    compiled = tg.compile(module, **BEHIND)
+    expected = called(module, a)
+    results: list[Any] = [called(compiled, a)]
+    assert report().runs == "searching"  # the first call did not wait
+    stop = threading.Event()
+
+    def call() -> None:
+        while not stop.is_set():
+            results.append(called(compiled, a))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 100
+    while report().runs == "searching" and time.monotonic() < until:
+        time.sleep(0.05)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    results.append(called(compiled, a))
+    assert report().runs == "program", report()
+    for result in results:
+        torch.testing.assert_close(result, expected)
+    assert tg.torch_compile.wait(0)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"timeout": 0.01}, "killed after 0.01 s"), ({}, "ended with code")])
+def test_a_search_that_crashes_or_hangs_leaves_eager_with_a_warning(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(search, "WORKER", "tensor_graphs.no_such_module" if not options else search.WORKER)
+    module, a = model(), torch.randn(3, 8)
+    compiled = tg.compile(module, **BEHIND, **options)
+    called(compiled, a)
+    assert tg.torch_compile.wait(60)
+    with pytest.warns(UserWarning, match=message):
+        torch.testing.assert_close(called(compiled, a), called(module, a))
+    assert report().runs == "eager" and message in report().why
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        called(compiled, a)
+
+
+def test_unknown_options_have_a_named_error() -> None:
+    with pytest.raises(UsageError, match="no_such_option"):
+        tg.compile(model(), no_such_option=1)
+    with pytest.raises(UsageError, match="the option budget is 'long'"):
+        tg.compile(model(), budget="long")
+    for given in ({"options": {"no_such_option": 1}}, {"mode": "max-autotune"}):
+        compiled = torch.compile(model(), backend=tg.torch_compile.backend, **given)
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="UsageError") as caught:
+            called(compiled, torch.randn(3, 8))
+        assert isinstance(caught.value.inner_exception, UsageError)
+
+
+def test_the_report_names_what_stays_eager_and_what_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "timed", timed(2.0, 1.0))
+
+    def function(a: Any) -> Any:
+        y = torch.tanh(a) * 2 + 1
+        return torch.sigmoid(y + torch.bernoulli(torch.sigmoid(y))) * 3
+
+    called(tg.compile(function, **QUICK), torch.randn(4, 8))
+    (traced,) = report().traced
+    (island,) = [r for r in traced.islands if "bernoulli" in r.operator]
+    assert island.count == 1 and "bernoulli" in island.reason and island.bytes == 2 * 4 * 4 * 8
+    assert traced.kind == "inference" and traced.nodes == 8 and sum(p.nodes for p in traced.parts) == 7
+    assert "bernoulli" in str(report()) and report().to_json()["runs"] == "program"
+
+
+def test_a_graph_without_supported_operators_is_eager() -> None:
+    compiled = tg.compile(lambda a: torch.bernoulli(a) + 1, **QUICK)
+    assert float(called(compiled, torch.ones(3)).sum()) == 6.0
+    assert report().runs == "eager" and "enough operators" in report().why
+
+
+def test_ddp_in_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not torch.distributed.is_available():
+        pytest.skip("torch without distributed")
+    monkeypatch.setattr(judge, "timed", timed(2.0, 1.0))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        module, a = model(), torch.randn(3, 8)
+        compiled = tg.compile(nn.parallel.DistributedDataParallel(module), **QUICK)
+        for _ in range(2):
+            compiled(a).sum().backward()
+        found = [p.grad.clone() / 2 for p in module.parameters()]
+        module.zero_grad()
+        module(a).sum().backward()
+        torch.testing.assert_close(found, [p.grad for p in module.parameters()])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# ---------------------------------------------------------------- other processes
+def python(code: str, *path: Path, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), *filter(None, sys.path)])}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=known, timeout=seconds, check=False
+    )
+
+
+def test_the_entry_point_registers_the_backend(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    if not (root / "pyproject.toml").is_file():
+        pytest.skip("pyproject.toml is not part of the installed package")
+    import tomllib
+
+    points = tomllib.loads((root / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
+    info = tmp_path / "tg_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tg-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[torch_dynamo_backends]\n" + "".join(f"{n} = {v}\n" for n, v in points.items())
+    )
+    done = python(
+        "import torch, tensor_graphs as tg\n"
+        "print('tensor_graphs' in torch._dynamo.list_backends())\n"
+        "print(torch._dynamo.lookup_backend('tensor_graphs') is tg.torch_compile.backend)",
+        tmp_path,
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_nothing_is_left_at_exit_and_a_forked_child_goes_on_eagerly() -> None:
+    """The parent exits during a search; its child, forked before, has called the compiled function."""
+    done = python(
+        "import os, torch, warnings, tensor_graphs as tg\n"
+        "from tensor_graphs.torch_compile import search\n"
+        "warnings.simplefilter('ignore')\n"
+        "f = tg.compile(lambda a: torch.tanh(a) * 2 + 1, budget=60)\n"
+        "a = torch.ones(4)\n"
+        "f(a)\n"
+        "while not search._running: pass\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    f(a)\n"
+        "    os._exit(0 if tg.torch_compile.last_report().runs == 'eager' else 1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "print(next(iter(search._running)).pid, search._root[0])\n"
+    )
+    code, pid, folder = done.stdout.split()
+    assert code == "0", done.stderr
+    assert not Path(folder).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+def test_importing_the_backend_does_not_import_torch() -> None:
+    done = python(
+        "import sys, tensor_graphs as tg; tg.torch_compile.backend, tg.compile; print('torch' in sys.modules)"
+    )
+    assert done.stdout.strip() == "False", done.stderr

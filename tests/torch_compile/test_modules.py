@@ -1,0 +1,255 @@
+"""Modules with odd features, compiled and compared with eager calls: results, mutated inputs, gradients."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.torch_compile import judge
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+#: Options of a search that takes a fraction of a second.
+QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs win every comparison; no graphs of other tests."""
+    monkeypatch.setattr(judge, "timed", lambda calls, device, first: won(calls, first))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+
+
+def won(calls: dict[str, Callable[[], Any]], first: Callable[[], None]) -> dict[str, list[float]]:
+    """Timings in which programs take half as long; each is called once."""
+    for call in calls.values():
+        first()
+        call()
+    return {"eager": [2.0] * 5, "program": [1.0] * 5}
+
+
+class Call(nn.Module):
+    """A module of a function and submodules."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            if isinstance(part, nn.Module | nn.Parameter):
+                setattr(self, name, part)
+            else:
+                self.register_buffer(name, part)
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return self.function(self, *args, **named)
+
+
+def x(*shape: int) -> Any:
+    return torch.randn(shape)
+
+
+@dataclass
+class Case:
+    """A module, the arguments of its calls, and how many programs must run (graphs whose report says "program")."""
+
+    module: Callable[[], Any]
+    calls: list[Callable[[], tuple[Any, ...]]]
+    programs: int = 1
+    named: dict[str, Any] = field(default_factory=dict)
+    compile: dict[str, Any] = field(default_factory=dict)
+
+
+def written(m: Any, a: Any) -> Any:
+    a.mul_(2.0)
+    m.count += 1
+    return torch.tanh(a) * m.count
+
+
+def broken(m: Any, a: Any) -> Any:
+    y = torch.tanh(a) * 2 + 1
+    torch._dynamo.graph_break()
+    return torch.sigmoid(y) * y + 3
+
+
+def randomized(m: Any, a: Any) -> Any:
+    y = torch.tanh(a @ m.w.T).exp()
+    return torch.sigmoid(y + torch.bernoulli(torch.ones_like(y))) * 2  # no builder for random numbers
+
+
+def cached(m: Any, a: Any, at: Any) -> Any:
+    m.cache.index_copy_(0, at, a)
+    return F.softmax(m.cache @ a.T, 0)
+
+
+CASES: dict[str, Case] = {
+    "mlp": Case(lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), [lambda: (x(3, 8),)] * 2),
+    "mutation": Case(lambda: Call(written, count=torch.zeros(())), [lambda: (x(3, 4),)] * 3),
+    "alias of an input": Case(lambda: Call(lambda m, a: (a, a[1:], torch.tanh(a) * 2 + 1)), [lambda: (x(3, 4),)] * 2),
+    "graph break": Case(lambda: Call(broken), [lambda: (x(3, 4),)] * 2, programs=2),
+    "dynamic batch": Case(
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)),
+        [lambda n=n: (x(n, 8),) for n in (3, 5, 7, 2)], programs=1, compile={"dynamic": True},
+    ),
+    "dict and None": Case(lambda: Call(lambda m, a: {"y": a.exp() * 2 + 1, "n": None, "t": (a.sin() * 2,)}), [lambda: (x(3, 4),)] * 2),
+    "int argument": Case(lambda: Call(lambda m, a, n: torch.tanh(a * n) + n), [lambda n=n: (x(3, 4), n) for n in (2, 5, 9, 5)], 2),
+    "keyword": Case(lambda: Call(lambda m, a, *, b: torch.tanh(a) * b + 1), [lambda: (x(3, 4),)] * 2, named={"b": torch.ones(4)}),
+    "batch norm, eval": Case(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), [lambda: (x(2, 3, 8, 8),)] * 2),
+    "batch norm, training": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), [lambda: (x(6, 4),)] * 3),
+    "dropout, eval": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()).eval(), [lambda: (x(6, 4),)] * 2),
+    "attention": Case(lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval(), [lambda: (x(2, 5, 8),) * 3] * 2),
+    "encoder layer": Case(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), [lambda: (x(2, 5, 8),)] * 2),
+    "sdpa": Case(lambda: Call(lambda m, q: F.scaled_dot_product_attention(q, q * 2, q + 1, is_causal=True)), [lambda: (x(2, 2, 5, 8),)] * 2),
+    "lstm": Case(lambda: Call(lambda m, a: m.lstm(a)[0].tanh() * 2 + 1, lstm=nn.LSTM(4, 4)), [lambda: (x(3, 2, 4),)] * 2, programs=-1),
+    "tied weights": Case(
+        lambda: Call(lambda m, i: F.softmax(m.e(i) @ m.e.weight.T, -1), e=nn.Embedding(10, 4)), [lambda: (torch.arange(6),)] * 2
+    ),
+    "no inputs": Case(lambda: Call(lambda m: torch.tanh(m.w) * 2 + 1, w=nn.Parameter(x(4, 4))), [lambda: ()] * 2),
+    "cache": Case(
+        lambda: Call(cached, cache=torch.zeros(6, 4)), [lambda n=n: (x(1, 4), torch.tensor([n])) for n in (0, 3, 5)]
+    ),
+    "channels last": Case(
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).to(memory_format=torch.channels_last),
+        [lambda: (x(2, 3, 6, 6).to(memory_format=torch.channels_last),)] * 2,
+    ),
+    "an operator without a builder": Case(lambda: Call(randomized, w=nn.Parameter(x(4, 4))), [lambda: (x(3, 4),)] * 2, programs=1),
+    "a quantised layer": Case(
+        lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Tanh()), dtype=torch.qint8),
+        [lambda: (x(3, 8),)] * 2, programs=-1,
+    ),
+    "bfloat16": Case(lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()).bfloat16(), [lambda: (x(3, 8).bfloat16(),)] * 2),
+    "non-contiguous input": Case(lambda: Call(lambda m, a: torch.exp(a) * 2 - a), [lambda: (x(4, 3).T,)] * 2),
+}  # fmt: skip
+
+
+def alike(found: Any, expected: Any, tolerance: float = 1e-4) -> None:
+    """Equal structure, types, strides of dense results, and values."""
+    leaves, one = torch.utils._pytree.tree_flatten(found)
+    others, two = torch.utils._pytree.tree_flatten(expected)
+    assert one == two
+    for a, b in zip(leaves, others):
+        assert type(a) is type(b)
+        if isinstance(b, torch.Tensor):
+            assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+            torch.testing.assert_close(
+                a,
+                b,
+                rtol=1e-2 if b.dtype == torch.bfloat16 else tolerance,
+                atol=1e-2 if b.dtype == torch.bfloat16 else tolerance,
+            )
+
+
+def ran() -> int:
+    return sum(r.runs == "program" for r in tg.torch_compile.reports())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_module_gives_what_eager_gives(name: str) -> None:
+    case = CASES[name]
+    module = case.module()
+    reference, before = copy.deepcopy(module), ran()
+    compiled = tg.compile(module, **QUICK, **case.compile)
+    with torch.no_grad():
+        for make in case.calls:
+            args = make()
+            other = copy.deepcopy(args)
+            torch.manual_seed(1)
+            found = compiled(*args, **case.named)
+            torch.manual_seed(1)
+            alike(found, reference(*other, **case.named))
+            alike(args, other)
+            alike(dict(module.named_buffers()), dict(reference.named_buffers()))
+    assert case.programs < 0 or ran() - before == case.programs, tg.torch_compile.last_report()
+
+
+def test_an_output_that_is_an_input_is_the_callers_tensor() -> None:
+    a = x(3, 4)
+    with torch.no_grad():
+        compiled = tg.compile(lambda a: (a, torch.tanh(a) * 2 + 1), **QUICK)
+        compiled(a)
+        assert compiled(a)[0] is a
+
+
+def test_autocast() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    compiled, a, before = tg.compile(module, **QUICK), x(3, 8), ran()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            alike(compiled(a), module(a))
+    assert ran() == before + 1
+
+
+def test_inference_mode_and_weights_that_change() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    compiled, a = tg.compile(module, **QUICK), x(3, 8)
+    with torch.inference_mode():
+        alike(compiled(a), module(a))
+    for _ in range(6):  # each a new version; after some, weights become inputs
+        with torch.no_grad():
+            module[0].weight.mul_(1.5)
+        with torch.inference_mode():
+            alike(compiled(a), module(a))
+            alike(compiled(a), module(a))
+    report = tg.torch_compile.last_report()
+    assert report is not None and report.runs == "program" and report.traced[0].frozen == 0
+    module[0].weight.data = torch.ones(8, 8)
+    with torch.inference_mode():
+        alike(compiled(a), module(a))
+
+
+def test_two_instances_of_a_class_have_programs_of_their_own() -> None:
+    modules = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)]
+    compiled, a = [tg.compile(m, **QUICK) for m in modules], x(3, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            for c, m in zip(compiled, modules):
+                alike(c(a), m(a))
+
+
+# ---------------------------------------------------------------- training
+TRAINED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)), lambda: x(3, 8)),
+    "conv": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.AvgPool2d(2),
+                              nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
+        lambda: x(2, 3, 16, 16),
+    ),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), lambda: x(2, 5, 8)),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4), nn.Softmax(-1)), lambda: torch.arange(6)),
+    "dropout": (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.Tanh()), lambda: x(3, 8)),
+    "group norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()), lambda: x(2, 3, 4, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_are_those_of_eager(name: str) -> None:
+    make, example = TRAINED[name]
+    module = make()
+    reference, before = copy.deepcopy(module), ran()
+    compiled = tg.compile(module, **QUICK)
+    for step in range(3):
+        a = example()
+        b = a.clone()
+        for one in (a, b):
+            if one.is_floating_point():
+                one.requires_grad_()
+        for call, given, owner in ((compiled, a, module), (reference, b, reference)):
+            torch.manual_seed(step)
+            owner.zero_grad()
+            call(given).square().sum().backward()
+        found = {n: p.grad for n, p in module.named_parameters()} | {"input": a.grad}
+        expected = {n: p.grad for n, p in reference.named_parameters()} | {"input": b.grad}
+        alike(found, expected, 1e-3)
+        alike(dict(module.named_buffers()), dict(reference.named_buffers()))
+    assert ran() == before + 1, tg.torch_compile.last_report()
