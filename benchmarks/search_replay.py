@@ -55,7 +55,7 @@ from tensor_graphs.extract.candidates.candidates import Hypergraph
 from tensor_graphs.extract.model import clock as clock_module
 from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work
-from tensor_graphs.extract.search import plans
+from tensor_graphs.extract.search import plan_solver
 from tensor_graphs.extract.search import search as search_module
 from tensor_graphs.pipeline.prices import CostPricer
 
@@ -221,10 +221,10 @@ class VirtualMeasurer(GpuMeasurer):
 def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, schedules: Schedules) -> dict[str, Any]:
     """One search: true cost of its plan, counts, and the virtual seconds used."""
     time = VirtualTime()
-    solve_ = plans._solve
+    solve_ = plan_solver._solve
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         patch = lambda target, name, value: stack.enter_context(mock.patch.object(target, name, value))
-        for module in (plans, clock_module, measure_gpu):
+        for module in (plan_solver, clock_module, measure_gpu):
             patch(module, "time", time)
         patch(measure_gpu, "Thread", NoThread)
         patch(Store, "flush", lambda self: ())
@@ -246,7 +246,7 @@ def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, sch
             measurer.advance(PRICE_S_PER_CALL * len(found) if len(found) > 1 else 0.0)
             return price_(found)
 
-        patch(plans, "_solve", solved)
+        patch(plan_solver, "_solve", solved)
         patch(pricer, "price", priced)
         choice = search_module.search(graph, pricer, measurer, seconds=seconds)
         true = 0.0

@@ -51,7 +51,7 @@ from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.kernel import Backend, Call, Template
 from ..extract.model.storage_dtypes import narrow_types
 from ..extract.model.work import graph_flops
-from ..extract.search.preload import SOLVERS, STORE, load_ahead
+from ..extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
 from ..extract.search.search import Choice, measure_ahead, search
 from ..extract.solve import budgets
 from ..progress import Progress
@@ -130,7 +130,7 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
     with session.stage("saturate", f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}"):
         limits, began = options.limits, session.now()
         large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
-        load_ahead([*STORE, *(SOLVERS if large else ())])
+        import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
         rules = [r for r in options.rules if r.exact or not options.exact]
         *less, views = saturate_in_stages(
             options.effort, [b.graph for b in blocks.unique], rules, limits, exact=options.exact,
