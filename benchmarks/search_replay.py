@@ -6,7 +6,7 @@ a replay of 26 seconds takes a few seconds, and two replays of one policy give e
 made up from rooflines (`Times` in search_rehearsal.py), a different set per seed.
 
 Printed per search: the true cost in µs of the plan returned (unmeasured kernels at their true times), the number of measured
-kernels and rounds. `--set NAME=VALUE` changes a threshold of the policy; `--json FILE` appends one line per search.
+kernels and rounds; `--json FILE` appends one line per search.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from heapq import heappop, heappush
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,8 +256,6 @@ def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, sch
             if candidate.is_view or price.source == "measured":
                 true += price.us
             else:
-                from dataclasses import replace
-
                 true += times.of(candidate.template, replace(candidate.call, schedule=dict(price.schedule)))
         unmeasured = choice.sources.get("predicted", 0) + choice.sources.get("bound", 0)
         return {"us": true, "rounds": choice.rounds, "kernels": choice.measured, "schedules": measurer.counts["schedules"],

@@ -52,7 +52,7 @@ def test_regions_of_repeated_layers_are_those_that_each_would_grow(monkeypatch: 
     found = known(moved)
     grown = sum(len(kept) for kept in moved._groups_by_colour.values())
     assert grown < 0.7 * len(moved.reachable())
-    monkeypatch.setattr("tensor_graphs.extract.fusion.groups.Repeats", Different)
+    monkeypatch.setattr("tensor_graphs.extract.fusion.groups.RepeatedSubgraphs", Different)
     alone = FusionGroups(view, given(view))
     assert known(alone) == found and alone.shared == moved.shared
     assert sum(len(kept) for kept in alone._groups_by_colour.values()) == len(alone.reachable())
