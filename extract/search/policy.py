@@ -41,9 +41,7 @@ from .plan_solver import PlanSolver
 
 LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
-MAX_ALTERNATIVES = 8  # unmeasured alternatives measured with each unmeasured kernel of the optimistic plan
-MAX_TUNED_ALTERNATIVES = 2  # alternatives tuned with each kernel of a plan, if they may become faster
-MAX_TUNED = 4  # kernels tuned together for the pessimistic plan
+MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
 
 Stakes = dict[int, float]  # candidate -> stake in µs, largest first
 
@@ -168,14 +166,14 @@ class AcquisitionPolicy:
             if i in open_:
                 found[i] = stakes[i]
             alike = filter(may_gain, state.index.by_output[self.hypergraph.numbered.made[i]])
-            for j in nsmallest(MAX_TUNED_ALTERNATIVES + 1, alike, key=lambda j: prices[j].us):
+            for j in nsmallest(MAX_ALTERNATIVES + 1, alike, key=lambda j: prices[j].us):
                 saving = 1 - prices[j].us * state.expected_share(candidates[j]) / prices[i].us
                 if saving > 0 and unique.setdefault(call_token(candidates[j]), j) == j:
                     found.setdefault(j, stakes[i] * min(1.0, saving / gain(i)))
         return _largest_first(found)
 
     def tuned_before_looks(self, prices: Sequence[Priced]) -> list[int]:
-        """Kernels of the pessimistic plan to tune before further first looks: the few with the largest stakes, and
+        """Kernels of the pessimistic plan to tune before further first looks: those with the largest stakes, and
         their alternatives; empty if tuning had its share of the schedules. The shares of tuning and of first looks are
         proportional to their possible gains."""
         plan = self.plans.pessimistic
@@ -189,7 +187,7 @@ class AcquisitionPolicy:
         if not due(1, (1 - SHARE_AFTER_TUNING) * total):  # the stakes take longer to compute
             return []
         stakes, own = self.tuning_stakes(plan, prices), set(plan)
-        found = sorted(stakes, key=lambda i: i not in own)[:MAX_TUNED]
+        found = sorted(stakes, key=lambda i: i not in own)[:ROUND_KERNELS]
         tuning_gain = sum(stakes[i] for i in found if i in own) or max((stakes[i] for i in found), default=0.0)
         return found if tuning_gain >= LARGE_STAKE * total and due(len(found), tuning_gain) else []
 
