@@ -6,7 +6,7 @@ a replay of 26 seconds takes a few seconds, and two replays of one policy give e
 made up from rooflines (`Times` in search_rehearsal.py), a different set per seed.
 
 Printed per search: the true cost in µs of the plan returned (unmeasured kernels at their true times), the number of measured
-kernels and rounds. `--set NAME=VALUE` changes a threshold of the policy; `--json FILE` appends one line per search.
+kernels and rounds; `--json FILE` appends one line per search.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from heapq import heappop, heappush
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +56,7 @@ from tensor_graphs.extract.candidates.candidates import Hypergraph
 from tensor_graphs.extract.model import clock as clock_module
 from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work
-from tensor_graphs.extract.search import plans
+from tensor_graphs.extract.search import plan_solver
 from tensor_graphs.extract.search import search as search_module
 from tensor_graphs.pipeline.prices import CostPricer
 
@@ -221,10 +222,10 @@ class VirtualMeasurer(GpuMeasurer):
 def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, schedules: Schedules) -> dict[str, Any]:
     """One search: true cost of its plan, counts, and the virtual seconds used."""
     time = VirtualTime()
-    solve_ = plans._solve
+    solve_ = plan_solver._solve
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         patch = lambda target, name, value: stack.enter_context(mock.patch.object(target, name, value))
-        for module in (plans, clock_module, measure_gpu):
+        for module in (plan_solver, clock_module, measure_gpu):
             patch(module, "time", time)
         patch(measure_gpu, "Thread", NoThread)
         patch(Store, "flush", lambda self: ())
@@ -246,7 +247,7 @@ def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, sch
             measurer.advance(PRICE_S_PER_CALL * len(found) if len(found) > 1 else 0.0)
             return price_(found)
 
-        patch(plans, "_solve", solved)
+        patch(plan_solver, "_solve", solved)
         patch(pricer, "price", priced)
         choice = search_module.search(graph, pricer, measurer, seconds=seconds)
         true = 0.0
@@ -255,8 +256,6 @@ def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, sch
             if candidate.is_view or price.source == "measured":
                 true += price.us
             else:
-                from dataclasses import replace
-
                 true += times.of(candidate.template, replace(candidate.call, schedule=dict(price.schedule)))
         unmeasured = choice.sources.get("predicted", 0) + choice.sources.get("bound", 0)
         return {"us": true, "rounds": choice.rounds, "kernels": choice.measured, "schedules": measurer.counts["schedules"],

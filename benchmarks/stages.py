@@ -20,7 +20,7 @@ from tensor_graphs.egraph.saturate.union import saturate_in_stages
 from tensor_graphs.egraph.view.view import EGraphView, glue
 from tensor_graphs.extract.model.kernel import Backend, Plan, Pricer
 from tensor_graphs.extract.search.plan import plan_of
-from tensor_graphs.extract.search.preload import SOLVERS, STORE, load_ahead
+from tensor_graphs.extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
 from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.match import hypergraph
@@ -84,7 +84,7 @@ def run(
         blocks = find_blocks(work, max_nodes=max_nodes) if max_nodes else None
         graphs = [b.graph for b in blocks.unique] if blocks else [work]
     with timed(seconds, "saturate"):
-        load_ahead([*STORE, *SOLVERS])
+        import_in_background([*STORE_MODULES, *SOLVER_MODULES])
         stages = saturate_in_stages(effort, graphs, session.options.rules, session.options.limits)
     with timed(seconds, "glue"):
         whole = [glue(blocks, views) if blocks else views[0] for views in stages]

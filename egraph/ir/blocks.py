@@ -111,16 +111,6 @@ def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
     return Blocks(graph, tuple(unique), tuple(instances))
 
 
-def reassemble(blocks: Blocks) -> Graph:
-    """Rebuild the whole graph from the blocks' bodies; identical to `blocks.graph`, node by node."""
-    known: dict[Tensor, Tensor] = {}
-    for instance in blocks.instances:
-        body = blocks.unique[instance.block].graph
-        for value, made in zip(instance.outputs, stamp(body, instance, known), strict=True):
-            known[value] = made
-    return blocks.graph.with_roots([known.get(r, r) for r in blocks.graph.roots])
-
-
 def stamp(body: Graph, instance: Instance, known: dict[Tensor, Tensor] | None = None) -> list[Tensor]:
     """Instantiate a block's graph (or an equivalent graph) with one instance's values; returns its outputs.
 
@@ -585,4 +575,4 @@ class _Text:
         return Graph.of(outputs, inputs=[new[v] for v in self.inputs], name=name)
 
 
-__all__ = ["Block", "Blocks", "Instance", "compute_nodes", "find_blocks", "reassemble", "stamp", "weight_only"]
+__all__ = ["Block", "Blocks", "Instance", "compute_nodes", "find_blocks", "stamp", "weight_only"]

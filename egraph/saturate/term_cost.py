@@ -160,11 +160,6 @@ def contraction_flops(op: Op) -> Cost | None:
     return None
 
 
-def price(pricing: Pricing, op: str, out: Type, operands: Sequence[Type]) -> int:
-    """Cost in nanoseconds of an e-node that depends on an input."""
-    return pricing.formula(OPS[op]).evaluate(out, operands)
-
-
 def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
     """Egglog commands that maintain the least tree cost of each e-class and subsume e-nodes that exceed it by more than
     `slack`.
@@ -273,6 +268,5 @@ __all__ = [
     "nbytes",
     "node_prices",
     "number",
-    "price",
     "size",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -149,12 +149,6 @@ class EGraphView:
         """Whether every root has a finite term."""
         choice = self.cheapest([1.0] * len(self))[1]
         return all(choice[r] >= 0 for r in self.roots)
-
-    def best_terms(self, price: Callable[[int], float] | None = None) -> list[Tensor]:
-        """The terms of least tree cost of the roots (default cost: number of e-nodes)."""
-        cost = [1.0 if price is None else price(i) for i in range(len(self))]
-        choice = self.cheapest(cost)[1]
-        return [self.term(choice, r) for r in self.roots]
 
     def term(self, choice: Sequence[int] | Mapping[int, int], cls: int) -> Tensor:
         """The term of an e-class under a choice of one e-node per e-class. ExtractionError on a cycle or a missing

@@ -214,7 +214,7 @@ class _HypergraphBuilder:
         self._operands: dict[Vertex, Operand] = {}
         self._viewed: set[tuple[int, Vertex]] = set()
         self._weight = [bool(w) for w in view.weight]
-        self._places: dict[Vertex, tuple[int, bool]] = {}
+        self._layout_ids: dict[Vertex, tuple[int, bool]] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._calls: dict[tuple[Any, ...], Call | None] = {}
         self._forms: dict[tuple[Any, ...], list[_BoundForm]] = {}
@@ -238,7 +238,7 @@ class _HypergraphBuilder:
             for c in match.operands:
                 readers.setdefault(c, []).append(i)
         views = list(self._views([Vertex(c, contiguous(self.shapes[c])) for c in self._readers]))
-        views += self._views([v for v in self._turned(matches[plain:]) if self._is_new(v)])
+        views += self._views([v for v in self._other_layout_vertices(matches[plain:]) if self._is_new(v)])
         kernels: dict[int, list[Candidate]] = {}
         todo: Iterable[int] = range(len(matches))
         while todo:
@@ -274,12 +274,12 @@ class _HypergraphBuilder:
                 raise Halted
             yield item
 
-    def _found_enough(self) -> bool:
+    def _generation_ended(self) -> bool:
         """Whether to end the generation of fused kernels."""
         self.left_out |= self.enough(False)
         return self.left_out or self.stop()
 
-    def _until_enough(self, items: Iterable[T]) -> Iterator[T]:
+    def _until_binding_ends(self, items: Iterable[T]) -> Iterator[T]:
         """Yield generated kernels to bind in layouts, until `enough(True)`."""
         for item in self._polled(items):
             if self.enough(True):
@@ -294,7 +294,7 @@ class _HypergraphBuilder:
         while begin < len(todo):
             part = todo[begin : begin + count]
             self._prepare([matches[i] for i in part])
-            yield from self._until_enough(part)
+            yield from self._until_binding_ends(part)
             begin, count = begin + count, min(2 * count, MAX_BATCH_MATCHES)
 
     def _generated(self) -> Iterator[_Match]:
@@ -305,14 +305,14 @@ class _HypergraphBuilder:
         views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
         for view, generate in product(views, self.generators):
             for template, made, operands in generate(
-                view, frozenset(self.given), self.types, enough=self._found_enough
+                view, frozenset(self.given), self.types, enough=self._generation_ended
             ):
                 if (key := (id(template), made, operands)) not in seen:
                     seen.add(key)
                     first, *more = made
                     yield _Match(template, first, operands, (), tuple(more))
 
-    def _turned(self, matches: Iterable[_Match]) -> Iterator[Vertex]:
+    def _other_layout_vertices(self, matches: Iterable[_Match]) -> Iterator[Vertex]:
         """Vertices of classes that generated kernels may write in a layout other than row-major, in that layout.
         Consumers are bound in both layouts from the start."""
         for match in matches:
@@ -343,7 +343,7 @@ class _HypergraphBuilder:
         if they use others."""
         beside = [self._found(term) for term in template.terms[1:]]
         for names, _ in beside:
-            if unbound := {*names} - {*self._names(template.term)}:
+            if unbound := {*names} - {*self._bound_names(template.term)}:
                 raise RuleError(f"a further output reads {min(unbound)}, the first does not", where=template.name)
         for cls, binding in self.matcher.find(template.term, template.guards):
             more = [known.get(tuple([binding.get(n) for n in names])) for names, known in beside]
@@ -352,12 +352,12 @@ class _HypergraphBuilder:
                 attrs = tuple([(k[1:], v) for k, v in binding.items() if k[0] == "@"])
                 yield _Match(template, cls, operands, attrs, tuple([c for c in more if c is not None]))
 
-    def _names(self, term: Term) -> tuple[str, ...]:
+    def _bound_names(self, term: Term) -> tuple[str, ...]:
         return (*variables(term), *(f"@{name}" for name in attr_variables(term)))
 
     def _found(self, term: Term) -> tuple[tuple[str, ...], dict[tuple[Any, ...], int]]:
         """(names that a term binds, class matched for each binding of these names)."""
-        names = self._names(term)
+        names = self._bound_names(term)
         return names, {tuple([b[n] for n in names]): cls for cls, b in self.matcher.find(term, ())}
 
     def operand(self, vertex: Vertex) -> Operand:
@@ -391,7 +391,7 @@ class _HypergraphBuilder:
                 if cls in self.given or (node, source) in self._viewed:
                     continue
                 self._viewed.add((node, source))
-                found = self._looked_at(node, source)
+                found = self._view_strides_of(node, source)
                 if found is None:
                     continue
                 made = Vertex(cls, _canonical_strides(found, self.shapes[cls]))
@@ -405,8 +405,8 @@ class _HypergraphBuilder:
                     todo.append(made)
                 yield self._view(node, made, source)
 
-    def _looked_at(self, node: int, source: Vertex) -> Strides | None:
-        """Strides of a view e-node over a vertex; None if the storage dtypes differ or a copy is needed. A cast between
+    def _view_strides_of(self, node: int, source: Vertex) -> Strides | None:
+        """Strides of a view e-node's value as a view of a vertex; None if the storage dtypes differ or a copy is needed. A cast between
         equal storage dtypes is a view."""
         if self.types[source.cls].dtype != self.types[int(self.view.cls[node])].dtype:
             return None
@@ -473,7 +473,7 @@ class _HypergraphBuilder:
     def _form_key(self, match: _Match) -> tuple[Any, ...]:
         """Cache key of a match's bindings: matches with equal keys have the same bindings."""
         made = (match.cls, *match.more)
-        places = tuple([(self._place(self._row_major(c))[0], c in self.turned, c in self.asked_for) for c in made])
+        places = tuple([(self._layout_id(self._row_major(c))[0], c in self.turned, c in self.asked_for) for c in made])
         return (id(match.template), match.attrs, places, *[self._kind(c) for c in match.operands])
 
     def _inputs_of(self, operand: str, cls: int) -> list[tuple[str, Vertex]]:
@@ -499,7 +499,7 @@ class _HypergraphBuilder:
                 continue
             seen.add(kind)
             for _, chosen, outputs in self._picked(match):
-                key = self._called(template, match.attrs, chosen, outputs)
+                key = self._call_key(template, match.attrs, chosen, outputs)
                 if key not in self._calls and key not in seen:
                     seen.add(key)
                     wanted.append((template, self._call_of(template, match.attrs, chosen, outputs)))
@@ -507,18 +507,18 @@ class _HypergraphBuilder:
             del self.layouts[cls]
             self._vertices.pop(cls, None)
         for name, calls in asked.items():
-            for _ in self._until_enough(self.preparing[name](calls)):
+            for _ in self._until_binding_ends(self.preparing[name](calls)):
                 pass
 
     def _picked(self, match: _Match) -> Iterator[tuple[tuple[int, ...], list[Vertex], list[Vertex]]]:
-        """Combinations of operand layouts for a match: (layout index of each operand, operand vertices, output
-        vertices)."""
+        """Yield the layout combinations in which a match is bound: (layout index of each operand, operand vertices,
+        output vertices)."""
         template, cls, operands, _, more = match
         if any(not self._weight[c] for o, c in zip(template.operands, operands) if o in template.prep):
             return
         options = [self._vertices_of(c) for c in operands]
         allowed = [
-            [i for i, v in enumerate(vertices) if self._place(v)[1]]
+            [i for i, v in enumerate(vertices) if self._layout_id(v)[1]]
             if operand in template.dense or "*" in template.dense
             else range(len(vertices))
             for operand, vertices in zip(template.operands, options)
@@ -526,14 +526,14 @@ class _HypergraphBuilder:
         outputs = [self._row_major(c) for c in (cls, *more)]
         ways: Iterable[Sequence[Sequence[int]]] = [allowed]
         if template.backend in self.preparing:
-            ways = self._lying(match, allowed).uniform
+            ways = self._image_layouts_of(match, allowed).uniform
         picked = dict.fromkeys(
             picks for way in ways for picks in islice(_layout_combinations(way), template.combinations)
         )
         for picks in picked:
             yield picks, [o[i] for o, i in zip(options, picks)], outputs
 
-    def _lying(self, match: _Match, allowed: Sequence[Sequence[int]]) -> KernelImageLayouts:
+    def _image_layouts_of(self, match: _Match, allowed: Sequence[Sequence[int]]) -> KernelImageLayouts:
         """Image layouts of the operands and outputs of a generated kernel's match."""
         made = (match.cls, *match.more)
         return KernelImageLayouts(
@@ -555,15 +555,15 @@ class _HypergraphBuilder:
             if call is not None:
                 yield _BoundForm(picks, call, None if template.layout is None else call.output.strides, weights)
 
-    def _place(self, vertex: Vertex) -> tuple[int, bool]:
+    def _layout_id(self, vertex: Vertex) -> tuple[int, bool]:
         """(id of the vertex's type and layout, whether the vertex is dense)."""
-        found = self._places.get(vertex)
+        found = self._layout_ids.get(vertex)
         if found is None:
             operand = self.operand(vertex)
             number = self._numbers.setdefault(
                 (operand.type.dtype, self.shapes[vertex.cls], operand.strides), len(self._numbers)
             )
-            found = self._places[vertex] = (number, operand.dense)
+            found = self._layout_ids[vertex] = (number, operand.dense)
         return found
 
     def _call(
@@ -571,7 +571,7 @@ class _HypergraphBuilder:
     ) -> Call | None:
         """The call of a template on the given vertices, or None if the template does not apply. Equal calls are one
         object."""
-        key = self._called(template, attrs, chosen, outputs)
+        key = self._call_key(template, attrs, chosen, outputs)
         if key not in self._calls:
             call = self._call_of(template, attrs, chosen, outputs)
             if template.applies is not None and not template.applies(call):
@@ -583,11 +583,11 @@ class _HypergraphBuilder:
                 self._calls[key] = call
         return self._calls[key]
 
-    def _called(
+    def _call_key(
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> tuple[Any, ...]:
         """Deduplication key: equivalent kernel calls get equal keys."""
-        places = [tuple(self._place(v)[0] for v in vertices) for vertices in (chosen, outputs)]
+        places = [tuple(self._layout_id(v)[0] for v in vertices) for vertices in (chosen, outputs)]
         return (id(template), *places, attrs)
 
     def _call_of(

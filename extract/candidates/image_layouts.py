@@ -53,7 +53,7 @@ class ImageLayout(Enum):
 class KernelImageLayouts(NamedTuple):
     """Layouts of a kernel's operands and result. allowed: layout indices per operand · images: per operand, the index
     of each image layout (empty: not an image) · free: whether the result is an image · writes: layout of the result as
-    the kernel writes it · asked_for: whether the result must be row-major."""
+    the kernel writes it · asked_for: whether the result is a root, which must be row-major."""
 
     allowed: Sequence[Sequence[int]]
     images: Sequence[Mapping[ImageLayout, int]]

@@ -6,7 +6,7 @@ cheap: another layout, a rotation, a row of a cache. If a slice is needed only f
 operations and views make of it, the kernel stores the later value instead.
 
 Limits: at most `MAX_OUTPUTS` outputs, per slice its `MAX_LATER_VALUES` last later values, `MAX_GROUPS_PER_VALUE` groups per value; of groups with equal
-outputs, the ones that `Together.least` keeps.
+outputs, the ones that `MultiOutputFusion.least` keeps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ConsumerFusion:
     """Consumer fusion groups of a view; `together` provides the fusion groups and the groups without later values."""
 
     together: MultiOutputFusion
-    _ends_of: dict[int, list[LaterValue]] = field(default_factory=dict)
+    _later_values_of: dict[int, list[LaterValue]] = field(default_factory=dict)
 
     @property
     def view(self) -> EGraphView:
@@ -84,10 +84,12 @@ class ConsumerFusion:
         if not 2 <= len(parts) <= MAX_OUTPUTS:
             return
         shown = [self.together.shown(cls) or DerivedClass(cls) for *_, cls in parts]
-        options = [[*self._ends(s.cls), self._itself(s.cls)] for s in shown]
+        options = [[*self._later_values(s.cls), self._slice_itself(s.cls)] for s in shown]
         count = 0
         for first in options[0]:
-            others = [next((e for e in ends if _beside(first.space, e.space)), None) for ends in options[1:]]
+            others = [
+                next((e for e in ends if _share_iteration_space(first.space, e.space)), None) for ends in options[1:]
+            ]
             chosen = [first, *(e for e in others if e is not None)]
             if len({e.cls for e in chosen}) == len(parts) and any(e.term is not e.start for e in chosen):
                 group = self._group(whole, axis, parts, chosen)
@@ -95,33 +97,34 @@ class ConsumerFusion:
                     count += 1
                     yield group
 
-    def _itself(self, cls: int) -> LaterValue:
+    def _slice_itself(self, cls: int) -> LaterValue:
         kind = self.view.types[cls]
         start = placeholder("slice", kind.shape, kind.dtype)
         return LaterValue(cls, start, start, {start: cls})
 
-    def _ends(self, cls: int) -> list[LaterValue]:
-        """Later values that dominate all uses of a class, the last ones first."""
-        if cls not in self._ends_of:
-            self._ends_of[cls] = self._found_ends(cls)
-        return self._ends_of[cls]
+    def _later_values(self, cls: int) -> list[LaterValue]:
+        """Later values of a class: dominators of all its consumers that a fusion group computes from it, the latest
+        first."""
+        if cls not in self._later_values_of:
+            self._later_values_of[cls] = self._find_later_values(cls)
+        return self._later_values_of[cls]
 
-    def _found_ends(self, cls: int) -> list[LaterValue]:
+    def _find_later_values(self, cls: int) -> list[LaterValue]:
         uses, found = self.together.regions.uses, dict[int, LaterValue]()
-        for region in self._through.get(cls, ()):
+        for region in self._groups_by_class.get(cls, ()):
             if region.cls in found or region.cls not in uses or uses.beside(cls, region.cls):
                 continue
             inside = next((t for t, c in (*region.leaves, *region.inner) if c == cls), None)
             if inside is None:
                 continue
             start = placeholder("slice", inside.shape, inside.dtype)
-            (term,) = rebuild([region.term], partial(_exchanged, {inside: start}))
+            (term,) = rebuild([region.term], partial(_substituted, {inside: start}))
             if any(t is start for t in topological([term])) and not _has_product(term):
                 found[region.cls] = LaterValue(region.cls, term, start, {start: cls, **dict(region.leaves)})
         return sorted(found.values(), key=lambda e: self._depth(e.cls))[:MAX_LATER_VALUES]
 
     @cached_property
-    def _through(self) -> dict[int, list[FusionGroup]]:
+    def _groups_by_class(self) -> dict[int, list[FusionGroup]]:
         """Class -> fusion groups in which the class is computed or read."""
         found: dict[int, list[FusionGroup]] = {}
         for region in self.together.found:
@@ -149,19 +152,19 @@ class ConsumerFusion:
             return None
         types = self.view.types
         named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
-        (computed,) = rebuild([whole.term], partial(_exchanged, {t: named[c] for t, c in whole.leaves}))
+        (computed,) = rebuild([whole.term], partial(_substituted, {t: named[c] for t, c in whole.leaves}))
         terms = []
         for (start, stop, cls), way, end in zip(parts, shown, ends, strict=True):
             part = make("slice", (computed,), {"axis": axis, "start": start, "stop": stop, "step": 1})
             change = {t: named[c] for t, c in end.leaves.items() if t is not end.start and c in named}
-            change[end.start] = together.remade(part, cls, way, named)
-            terms += rebuild([end.term], partial(_exchanged, change))
+            change[end.start] = together.derived_term(part, cls, way, named)
+            terms += rebuild([end.term], partial(_substituted, change))
         order = {leaf: c for c, leaf in named.items()}
         leaves = tuple((t, order[t]) for t in topological(terms) if t in order)
         return MultiOutputGroup(tuple(e.cls for e in ends), tuple(terms), leaves, whole.reach)
 
 
-def _exchanged(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tensor]) -> Tensor | None:
+def _substituted(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tensor]) -> Tensor | None:
     return change.get(t)
 
 
@@ -169,6 +172,6 @@ def _has_product(term: Tensor) -> bool:
     return any(t.op in PRODUCT_OPS for t in topological([term]))
 
 
-def _beside(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+def _share_iteration_space(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Whether results of these shapes can share an iteration space: they differ in at most one axis."""
     return len(a) == len(b) and sum(x != y for x, y in zip(a, b)) <= 1

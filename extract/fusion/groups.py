@@ -53,7 +53,8 @@ MAX_SHARED_ON_PATH = 1  # largest number of values with other consumers on a pat
 
 @dataclass(frozen=True)
 class _ClassGroups:
-    """The fusion groups of a class, the steps to all their e-nodes, and the classes found to be shared meanwhile."""
+    """The fusion groups of a class. steps: e-nodes of the groups, in the order of growth, by which the groups are mapped to
+    similar classes · shared: classes that growing these groups added to `FusionGroups.shared`."""
 
     cls: int
     regions: tuple[FusionGroup, ...]
@@ -85,12 +86,12 @@ class FusionGroups:
     unread: set[int] = field(default_factory=set)  # subset of settled: no group reads these
     shared: set[int] = field(default_factory=set)  # statistics with readers outside the groups
     seen: set[Tensor] = field(default_factory=set)  # terms found for the current class
-    _so_far: list[FusionGroup] = field(default_factory=list)
+    _yielded: list[FusionGroup] = field(default_factory=list)
     _tensors: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     _below: dict[int, set[int]] = field(default_factory=dict)
     # (colour, shared) -> results of classes
-    _grown_of: dict[tuple[int, bool], list[_ClassGroups]] = field(default_factory=dict)
+    _groups_by_colour: dict[tuple[int, bool], list[_ClassGroups]] = field(default_factory=dict)
     _attend: dict[int, bool] = field(default_factory=dict)
     _admitted: dict[FusionPolicy, dict[tuple[int, int, bool, bool], list[int]]] = field(default_factory=dict)
 
@@ -105,8 +106,8 @@ class FusionGroups:
                 weight,
                 original,
                 c in self.given,
-                c in self.at_once,
-                c in self.flat,
+                c in self.inlined_classes,
+                c in self.elementwise_classes,
                 c in self.settled,
                 c in roots,
             )
@@ -206,21 +207,21 @@ class FusionGroups:
     @cached_property
     def formulas(self) -> set[int]:
         """Classes that are index formulas (constants and iota only), always computed inline."""
-        return self._cheap_from(set())
+        return self._cheap_closure(set())
 
     @cached_property
-    def at_once(self) -> set[int]:
+    def inlined_classes(self) -> set[int]:
         """Classes cheaper to compute inline than to read: index formulas, and cheap functions of these and of single
         given elements (such as a mask of the positions up to one)."""
         single = {c for c in self.given if self.elements(c) == 1}
-        return self._cheap_from(self.formulas | single, MAX_WINDOW_FLOPS) - single | self.formulas
+        return self._cheap_closure(self.formulas | single, MAX_WINDOW_FLOPS) - single | self.formulas
 
     @cached_property
-    def flat(self) -> set[int]:
+    def elementwise_classes(self) -> set[int]:
         """Classes computed from given ones by elementwise operations and views alone."""
-        return self._cheap_from(set(self.given))
+        return self._cheap_closure(set(self.given))
 
-    def _cheap_from(self, known: set[int], dearest: float = inf) -> set[int]:
+    def _cheap_closure(self, known: set[int], dearest: float = inf) -> set[int]:
         """Closure of `known` under elementwise operations, views, constants and iota, with at most `dearest` flops per
         element each."""
         found = set(known)
@@ -252,7 +253,7 @@ class FusionGroups:
         """Number of elements of a class."""
         return self._sizes[cls]
 
-    def slides(self, node: int) -> bool:
+    def reads_windows(self, node: int) -> bool:
         """Whether an e-node reads its operand through overlapping windows of more than one element."""
         op = self.view.op[node]
         if op == "conv":
@@ -272,7 +273,7 @@ class FusionGroups:
         return found
 
     def admitted(self, cls: int, reach: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
-        """The e-nodes that may stand for a class inside a group of a policy, cheapest first. products: number on the
+        """The e-nodes that a group of a policy may inline for a class, cheapest first. products: number on the
         path · below: whether at an operand of a product · lean: whether statistics are leaves."""
         known = self._admitted.setdefault(reach, {})
         key = cls, products, below, lean
@@ -282,7 +283,7 @@ class FusionGroups:
 
     def _admissible(self, cls: int, reach: FusionPolicy, products: int, below: bool, lean: bool) -> Iterator[int]:
         nodes, op = self._by_class[cls], self.view.op
-        kinds = {"cheap"} if reach.pointwise_below or not below or cls in self.at_once else set()
+        kinds = {"cheap"} if reach.pointwise_below or not below or cls in self.inlined_classes else set()
         rows = reach.rows_below if below and products >= reach.products else reach.rows_above
         if products < UNLIMITED_PRODUCTS and rows and not lean:
             kinds.add("rows")
@@ -303,12 +304,12 @@ class FusionGroups:
                 or (reach.layers and kind == "product" and op[n] not in ("matmul", "linear"))
                 or (fused and self.whole_attention(n))
                 or (products >= UNLIMITED_PRODUCTS and OPS[op[n]].flops > MAX_WINDOW_FLOPS)
-                or (below and self.spreads(n))
+                or (below and self.reduces_several_axes(n))
             ):
                 continue
             yield n
 
-    def spreads(self, node: int) -> bool:
+    def reduces_several_axes(self, node: int) -> bool:
         """Whether an e-node reduces over several axes: not a row statistic for a product's tiles."""
         axes = dict(self.view.attrs[node]).get("axes", ())
         return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
@@ -361,8 +362,8 @@ class FusionGroups:
 
     @property
     def grown(self) -> FusionGroups:
-        """These groups, or an equal instance cached on the view (another generator may have asked): growing them takes
-        longer than everything else done with repeated layers."""
+        """The instance cached on the view for equal parameters, this one if there is none: generators of one view share
+        the grown groups."""
         kept: dict[object, FusionGroups] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
         key = self.given, self.reaches, *map(frozenset, (self.settled, self.unstarted, self.unread))
         return kept.setdefault(key, self)
@@ -370,11 +371,11 @@ class FusionGroups:
     def until(self, enough: Callable[[], bool]) -> Iterator[FusionGroup]:
         """Yield every group until `enough` returns True; each is grown once."""
         for place in count():
-            if place == len(self._so_far):
+            if place == len(self._yielded):
                 if enough() or (region := next(self._growing, None)) is None:
                     return
-                self._so_far.append(region)
-            yield self._so_far[place]
+                self._yielded.append(region)
+            yield self._yielded[place]
 
     @cached_property
     def _growing(self) -> Iterator[FusionGroup]:
@@ -398,9 +399,9 @@ class FusionGroups:
             order |= dict.fromkeys(todo)
 
     def _of(self, cls: int) -> Iterator[FusionGroup]:
-        """The groups of a class: mapped from a similar class, or grown."""
+        """The fusion groups of a class: those of a class of equal colour mapped to its e-nodes, otherwise grown."""
         key = self.repeats.colours[cls], cls in self.beside and cls in self.shared
-        alike = self._grown_of.setdefault(key, [])
+        alike = self._groups_by_colour.setdefault(key, [])
         for known in alike[-MAX_REUSED_CLASSES:]:
             to = self.repeats.image(known.steps, known.cls, cls)
             if to is not None and known.shared <= to.keys():
@@ -411,7 +412,7 @@ class FusionGroups:
         found: dict[Tensor, FusionGroup] = {}
         self.seen = set[Tensor]()
         for node in self.starts(cls):
-            for reach in self._of_use:
+            for reach in self._applicable_policies:
                 for growth, region in self._grown(cls, node, reach):
                     if region is not None and region.term not in found:
                         self.seen.add(region.term)
@@ -423,8 +424,8 @@ class FusionGroups:
         )
 
     @cached_property
-    def _of_use(self) -> list[FusionPolicy]:
-        """The policies that apply to this view: those with products only if the view has products."""
+    def _applicable_policies(self) -> list[FusionPolicy]:
+        """The fusion policies to try on this view: without products in the view, only policies without products."""
         ops = {*self.view.op}
         return [r for r in self.reaches if not r.products or ops & PRODUCT_OPS]
 

@@ -107,14 +107,14 @@ class FusionGrowth:
             products, below = products + 1, True
             self.used = max(self.used, products)
         # overlapping windows need each value below many times: nothing expensive is inlined there
-        if self.regions.slides(node):
+        if self.regions.reads_windows(node):
             products, below = UNLIMITED_PRODUCTS, True
         product, bare_spread = kind == "product", self.reach.spread_bare
         others = self.reach.left_only and product and not bare_spread
         first = self.reach.rows_bare and op in MULTI_PASS_REDUCTIONS
         size = self.regions.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
         kids, r = self.regions.kids[node], self.regions
-        spread = [k for k in kids if size and k not in r.flat and r.elements(k) < size]
+        spread = [k for k in kids if size and k not in r.elementwise_classes and r.elements(k) < size]
         self.spread |= dict.fromkeys(spread)
         parts = []
         for i, k in enumerate(kids):
@@ -124,7 +124,7 @@ class FusionGrowth:
         return GroupNode(node, parts)
 
     def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> GroupNode | int:
-        if bare and cls not in self.regions.at_once:
+        if bare and cls not in self.regions.inlined_classes:
             return self._leaf(cls)
         key = (cls, beside, products, below, lean)
         found = self.done.get(key)
@@ -145,7 +145,7 @@ class FusionGrowth:
     def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
         """The e-node that computes a class inside the group; None if the class becomes a leaf."""
         r = self.regions
-        if cls == self.cls or (cls in r.given and cls not in r.at_once):
+        if cls == self.cls or (cls in r.given and cls not in r.inlined_classes):
             return None
         admitted = r.admitted(cls, self.reach, products, below, lean)
         return next((n for n in admitted if self.cls not in r.kids[n]), None)
@@ -153,7 +153,7 @@ class FusionGrowth:
     def _needed_beside(self, cls: int) -> bool:
         """Whether a class has a consumer that the group cannot compute."""
         r = self.regions
-        if r.stored(cls) or cls in r.at_once:
+        if r.stored(cls) or cls in r.inlined_classes:
             return False
         shows = OPS[r.view.op[r.choice[cls]]].kind == "view"
         if r.view.original[cls] and not shows and any(cls in r.below(k) for k in self.spread):

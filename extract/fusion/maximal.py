@@ -75,30 +75,30 @@ class MaximalPartition:
     def __post_init__(self) -> None:
         values = self.values
         for c in reversed(values.order):
-            if values.loose[c]:
+            if values.recomputed[c]:
                 continue
             users = {self.home[q] for q in self.readers.get(c, ())}
             number = self._chosen(c, users)
             part = self.parts[number]
             part.members.append(c)
             part.reads |= values.below[c]
-            self._before(number, users - {number})
+            self._add_dependency(number, users - {number})
             self.home[c] = number
             for k in values.sources(c):
                 self.readers.setdefault(k, set()).add(c)
             if values.op(c) == "concat":
-                whole = c, values.put_together(c)
+                whole = c, values.concatenated_values(c)
                 for k in whole[1]:
                     self.wholes.setdefault(k, []).append(whole)
         place = {c: n for n, c in enumerate(values.order)}
         for n, a in enumerate(self.fitting):
             for b in self.fitting[n + 1 : n + 1 + MAX_NEARBY_PARTS]:
-                if self._alike(a, b) and not self._between(a, b):
+                if self._may_merge(a, b) and not self._separated(a, b):
                     self._merge(a, b)
         for part in self.parts:
             part.members.sort(key=place.__getitem__)
 
-    def _alike(self, a: int, b: int) -> bool:
+    def _may_merge(self, a: int, b: int) -> bool:
         """Whether two parts read the same memory and their sizes permit a merge (not always known when their values
         were assigned)."""
         first, second = sorted((self.parts[a], self.parts[b]), key=lambda p: p.extent is None)
@@ -108,10 +108,10 @@ class MaximalPartition:
             return second.extent in (None, first.extent)
         return second.extent is None and second.rows == first.rows * first.depth and not second.wide
 
-    def _between(self, a: int, b: int) -> bool:
+    def _separated(self, a: int, b: int) -> bool:
         """Whether a third part depends on one of two parts and the other depends on it."""
         first, second = self.parts[a].after, self.parts[b].after
-        return self._waits(first - {b}, b) or self._waits(second - {a}, a)
+        return self._depends(first - {b}, b) or self._depends(second - {a}, a)
 
     def _merge(self, a: int, b: int) -> None:
         """Merge two parts."""
@@ -139,7 +139,7 @@ class MaximalPartition:
         if self.values.fits(cls):
             beside = (n for n in self.fitting[-MAX_NEARBY_PARTS:] if n not in users and self.parts[n].reads & read)
             for n in (*sorted(users), *beside):
-                if self._joins(cls, n) and not self._waits(users - {n}, n):
+                if self._may_join(cls, n) and not self._depends(users - {n}, n):
                     self._widen(cls, self.parts[n])
                     return n
         extent = self.values.extent(cls) if self.values.reduces(cls) else None
@@ -149,13 +149,13 @@ class MaximalPartition:
         self.fitting += [len(self.parts) - 1] if self.values.fits(cls) else []
         return len(self.parts) - 1
 
-    def _joins(self, cls: int, number: int) -> bool:
+    def _may_join(self, cls: int, number: int) -> bool:
         """Whether a class may join a part."""
         part = self.parts[number]
         if not self.values.fits(part.members[0]):
             return False
         if self.values.written:
-            return self._times(cls, part)
+            return self._sizes_are_multiples(cls, part)
         if self.values.reduces(cls):
             rows, depth, _ = extent = self.values.extent(cls)
             if part.extent is not None:
@@ -164,12 +164,12 @@ class MaximalPartition:
             return same or (self.values.regions.elements(cls) == rows and self._is_piece(cls, number))
         size = self.values.regions.elements(cls)
         if self.values.op(cls) == "concat":
-            each = {self.values.regions.elements(k) for k in self.values.put_together(cls)}
+            each = {self.values.regions.elements(k) for k in self.values.concatenated_values(cls)}
             open_ = part.depth == 1 and not part.wide
             return size in part.sizes() and (len(each) > 1 or each <= part.sizes() or open_)
         return size in part.sizes() or self._is_piece(cls, number)
 
-    def _times(self, cls: int, part: MaximalPart) -> bool:
+    def _sizes_are_multiples(self, cls: int, part: MaximalPart) -> bool:
         """Whether all element counts, the class's included, are small multiples of the smallest one."""
         sizes = {self.values.regions.elements(cls), *part.sizes()}
         return all(n % min(sizes) == 0 and n <= MAX_SIZE_RATIO * min(sizes) for n in sizes)
@@ -197,11 +197,11 @@ class MaximalPartition:
         elif size not in part.sizes():
             part.wide, part.rows = {part.rows}, size
 
-    def _waits(self, sources: Iterable[int], goal: int) -> bool:
+    def _depends(self, sources: Iterable[int], goal: int) -> bool:
         """Whether part `goal` depends on one of the parts `sources`."""
         return any(self.later[n] >> goal & 1 for n in sources)
 
-    def _before(self, number: int, users: set[int]) -> None:
+    def _add_dependency(self, number: int, users: set[int]) -> None:
         """Record that the parts `users` depend on part `number`."""
         self.parts[number].after |= users
         new = reduce(or_, (self.later[u] | 1 << u for u in users), 0)
@@ -283,7 +283,7 @@ class MaximalFusion:
         found = {c for members in self.large for c in members}
         stack = [*found]
         while stack:
-            below = [k for k in self.values.kids(stack.pop()) if self.values.loose.get(k) and k not in found]
+            below = [k for k in self.values.kids(stack.pop()) if self.values.recomputed.get(k) and k not in found]
             found.update(below)
             stack += below
         return found
@@ -303,23 +303,23 @@ class MaximalFusion:
         these."""
         found = {c for members in self.large for c in members if c in self.unstarted}
         for c in self.values.order:
-            if c in self.unstarted and self.values.loose.get(c):
+            if c in self.unstarted and self.values.recomputed.get(c):
                 if not is_view(self.values.op(c)) or any(k in found for k in self.values.kids(c)):
                     found.add(c)
         return found
 
     def weight(self, members: Iterable[int]) -> float:
-        """Approximate number of statements of some values."""
+        """Approximate number of statements in a kernel that computes these values: composite operations count 3."""
         return sum(3 if OPS[self.values.op(c)].composite else 1 for c in members)
 
     @cached_property
-    def _asked_for(self) -> set[int]:
+    def _model_values(self) -> set[int]:
         return {self.values.shown(root) for root in self.view.roots}
 
     def results(self, members: Sequence[int]) -> list[int]:
         """The values that are roots or have consumers outside `members`."""
         own, readers = {*members}, self.partition.readers
-        return [c for c in members if c in self._asked_for or not readers.get(c, set()) <= own]
+        return [c for c in members if c in self._model_values or not readers.get(c, set()) <= own]
 
     def pieces(self, members: list[int], size: int) -> list[list[int]]:
         """Consecutive values of about `size` each, cut where the fewest cross."""
@@ -354,7 +354,7 @@ class MaximalFusion:
             node = self.regions.uses.choice[c]
             if c in made:
                 continue
-            if node < 0 or not (c in own or values.loose.get(c) or c in self.regions.formulas):
+            if node < 0 or not (c in own or values.recomputed.get(c) or c in self.regions.formulas):
                 made[c] = placeholder(f"x{len(leaves)}", view.types[c].shape, view.types[c].dtype)
                 leaves[made[c]] = c
             elif ready:

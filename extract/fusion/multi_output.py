@@ -73,8 +73,8 @@ class MultiOutputFusion:
     def __iter__(self) -> Iterator[MultiOutputGroup]:
         """Yield every group; each set of outputs over the same leaves once."""
         seen = set()
-        strangers = self._strangers() if self.launched else ()
-        for group in (*self._with_sides(), *self._siblings(), *strangers, *self._slices()):
+        strangers = self._separate_input_groups() if self.launched else ()
+        for group in (*self._with_side_outputs(), *self._shared_input_groups(), *strangers, *self._slices()):
             key = frozenset(group.classes), frozenset(c for _, c in group.leaves)
             if key not in seen:
                 seen.add(key)
@@ -97,15 +97,15 @@ class MultiOutputFusion:
             self._shapes[cls] = concrete(self.view.types[cls].shape)
         return self._shapes[cls]
 
-    def _asked_for(self, cls: int) -> bool:
+    def _is_model_value(self, cls: int) -> bool:
         """Whether a class is a value of the original model or a root."""
         return bool(self.view.original[cls]) or cls in self.view.roots
 
     # ------------------------------------------------------------ intermediate values with other consumers
-    def _with_sides(self) -> Iterator[MultiOutputGroup]:
+    def _with_side_outputs(self) -> Iterator[MultiOutputGroup]:
         by_class: dict[int, list[MultiOutputGroup]] = {}
         for r in self.found:
-            sides = self._sides(r)
+            sides = self._side_outputs(r)
             choices = [(s,) for s in sides] + ([tuple(sides)] if len(sides) == MAX_OUTPUTS - 1 else [])
             for chosen in choices:
                 terms, classes = zip(*chosen)
@@ -115,7 +115,7 @@ class MultiOutputFusion:
         for groups in by_class.values():
             yield from self.least(groups)
 
-    def _sides(self, r: FusionGroup) -> list[tuple[Tensor, int]]:
+    def _side_outputs(self, r: FusionGroup) -> list[tuple[Tensor, int]]:
         """At most `MAX_OUTPUTS - 1` intermediate values of a group that a plan may need elsewhere, by falling bytes read to
         compute them."""
         if r.term.entry.kind == "view":  # the viewed value has groups of its own
@@ -133,12 +133,12 @@ class MultiOutputFusion:
         return prod(a) == prod(b) or (len(a) == len(b) and all(x in (1, y) for x, y in zip(a, b)))
 
     # ------------------------------------------------------------ values over the same inputs
-    def _siblings(self) -> Iterator[MultiOutputGroup]:
+    def _shared_input_groups(self) -> Iterator[MultiOutputGroup]:
         alike: dict[tuple[object, ...], dict[int, FusionGroup]] = {}
         for r in self.found:
             read = [c for _, c in r.leaves if not self.view.weight[c]]
             largest = max((self._bytes(c) for c in read), default=0)
-            if r.cls in self.regions.uses and self._asked_for(r.cls) and largest and r.term.entry.kind != "view":
+            if r.cls in self.regions.uses and self._is_model_value(r.cls) and largest and r.term.entry.kind != "view":
                 product = r.reach in PRODUCT_POLICIES
                 for c in read:
                     if self._bytes(c) == largest:
@@ -153,36 +153,36 @@ class MultiOutputFusion:
                 joined = members[i : i + MAX_OUTPUTS]
                 if (key := frozenset(map(id, joined))) not in seen:
                     seen.add(key)
-                    yield from self._joined(joined)
+                    yield from self._joined_groups(joined)
 
     # ------------------------------------------------------------ small GEMMs over separate inputs
-    def _strangers(self) -> Iterator[MultiOutputGroup]:
+    def _separate_input_groups(self) -> Iterator[MultiOutputGroup]:
         alike: dict[tuple[object, ...], dict[int, FusionGroup]] = {}
         for r in self.found:
             rows, reads = self._shape(r.cls)[:-1], sum(self._bytes(c) for _, c in r.leaves)
-            asked = r.cls in self.regions.uses and self._asked_for(r.cls) and r.term.entry.kind != "view"
+            asked = r.cls in self.regions.uses and self._is_model_value(r.cls) and r.term.entry.kind != "view"
             if (
                 asked
                 and r.reach in PRODUCT_POLICIES
                 and prod(rows) <= MAX_SMALL_GEMM_ROWS
                 and reads <= MAX_SMALL_GEMM_BYTES
             ):
-                known = alike.setdefault((self._needed_for(r.cls), rows), {})
+                known = alike.setdefault((self._dominating_consumer(r.cls), rows), {})
                 if r.cls not in known or self._reading(r) < self._reading(known[r.cls]):
                     known[r.cls] = r
         for known in alike.values():
-            members = [known[c] for c in sorted(known) if known.keys().isdisjoint(self._below(c) - {c})]
+            members = [known[c] for c in sorted(known) if known.keys().isdisjoint(self._descendants(c) - {c})]
             apart: list[FusionGroup] = []
             for r in members:
                 if all(_inputs(r, self.view).isdisjoint(_inputs(a, self.view)) for a in apart):
                     apart.append(r)
             if len(apart) > 1:
-                yield from self._joined(apart[:MAX_OUTPUTS])
+                yield from self._joined_groups(apart[:MAX_OUTPUTS])
 
     def _reading(self, r: FusionGroup) -> tuple[int, int]:
         return sum(self._bytes(c) for _, c in r.leaves), len(r.leaves)
 
-    def _needed_for(self, cls: int) -> int:
+    def _dominating_consumer(self, cls: int) -> int:
         """The nearest dominator of a class that is not a view; -1: the class is needed for several results."""
         uses = self.regions.uses
         above = uses.above[cls]
@@ -190,8 +190,8 @@ class MultiOutputFusion:
             above = uses.above[above]
         return above
 
-    def _below(self, cls: int) -> set[int]:
-        """The classes from which a class is computed by the cheapest e-nodes, itself included."""
+    def _descendants(self, cls: int) -> set[int]:
+        """Descendants of a class over the cheapest e-nodes, the class included."""
         uses, todo, found = self.regions.uses, [cls], {cls}
         while todo:
             fresh = set(uses.kids(todo.pop())) - found
@@ -199,7 +199,7 @@ class MultiOutputFusion:
             todo += fresh
         return found
 
-    def _joined(self, apart: Sequence[FusionGroup]) -> Iterator[MultiOutputGroup]:
+    def _joined_groups(self, apart: Sequence[FusionGroup]) -> Iterator[MultiOutputGroup]:
         """Groups that join independent fusion groups; and the same with one intermediate value stored as well."""
         classes = list(dict.fromkeys(c for r in apart for _, c in r.leaves))
         if len(classes) > MAX_GROUP_LEAVES:
@@ -214,7 +214,7 @@ class MultiOutputFusion:
         terms = [over(r, r.term) for r in apart]
         group = tuple(r.cls for r in apart)
         yield MultiOutputGroup(group, tuple(terms), _ordered(terms, named), apart[0].reach)
-        sides = {c: over(r, t) for r in apart for t, c in self._sides(r)} if len(apart) < MAX_OUTPUTS else {}
+        sides = {c: over(r, t) for r in apart for t, c in self._side_outputs(r)} if len(apart) < MAX_OUTPUTS else {}
         for side in sorted(sides, key=lambda c: -self._smallest[c])[:1]:
             more = [*terms, sides[side]]
             yield MultiOutputGroup((*group, side), tuple(more), _ordered(more, named), apart[0].reach)
@@ -272,7 +272,7 @@ class MultiOutputFusion:
                 if along == axis and made not in found and made != cls:
                     found[made] = offset + start, offset + start + self._shape(made)[axis], made
                     todo.append((made, offset + start))
-        return sorted(s for s in found.values() if self._asked_for(s[2]) and self.shown(s[2]) is not None)
+        return sorted(s for s in found.values() if self._is_model_value(s[2]) and self.shown(s[2]) is not None)
 
     def shown(self, cls: int) -> DerivedClass | None:
         """The nearest needed class derived from a class within MAX_STEPS_FROM_SLICE e-nodes: itself, or a view of the class, or the
@@ -285,7 +285,7 @@ class MultiOutputFusion:
                 todo += [DerivedClass(int(self.view.cls[n]), (*found.path, n)) for n in self._steps.get(found.cls, ())]
         return None
 
-    def remade(self, t: Tensor, cls: int, shown: DerivedClass, leaves: Mapping[int, Tensor]) -> Tensor:
+    def derived_term(self, t: Tensor, cls: int, shown: DerivedClass, leaves: Mapping[int, Tensor]) -> Tensor:
         """The term of a derived class, from the tensor `t` of its source and the leaves of given classes."""
         for node in shown.path:
             args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]

@@ -83,7 +83,7 @@ class MaximalFusionValues:
         return self.op(cls) in FUSED_REDUCTIONS and self.extent(cls)[1] <= MAX_SHORT_REDUCTION
 
     @cached_property
-    def loose(self) -> dict[int, bool]:
+    def recomputed(self) -> dict[int, bool]:
         """Class -> whether it belongs to no part and each consumer recomputes it, at negligible cost."""
         found: dict[int, bool] = {}
         sliced: set[int] = set()  # computed as disjoint slices, each at its consumer
@@ -99,25 +99,25 @@ class MaximalFusionValues:
             whole = bool(readers[c]) and all(q in parts for q in readers[c])
             if op == "concat" or (op == "reshape" and whole):
                 parts.add(c)
-            if c in self.regions.at_once or is_view(op):
+            if c in self.regions.inlined_classes or is_view(op):
                 found[c] = True
             elif c in roots or not readers[c] or not (OPS[op].pointwise or op in ("pad", "concat")):
                 found[c] = False
             elif op == "concat" and whole:
                 found[c] = True
             else:
-                if OPS[op].pointwise and self._in_slices(c, sliced):
+                if OPS[op].pointwise and self._only_sliced(c, sliced):
                     sliced.add(c)
-                found[c] = c in sliced or self._small(c, needed[c])
+                found[c] = c in sliced or self._is_small_operand(c, needed[c])
         return found
 
-    def _in_slices(self, cls: int, sliced: set[int]) -> bool:
+    def _only_sliced(self, cls: int, sliced: set[int]) -> bool:
         readers, elements = self._readers[cls], self.regions.elements
         slices = [q for q in readers if self.op(q) == "slice"]
         rest = [q for q in readers if self.op(q) != "slice"]
         return sum(map(elements, slices)) <= MAX_SLICED_SIZE_RATIO * elements(cls) and all(q in sliced for q in rest)
 
-    def _small(self, cls: int, least: int) -> bool:
+    def _is_small_operand(self, cls: int, least: int) -> bool:
         size = self.regions.elements(cls)
         return any(times * size <= least and self._work[cls] <= most for times, most in RECOMPUTE_LIMITS)
 
@@ -160,27 +160,27 @@ class MaximalFusionValues:
             if k in seen or k in self.regions.formulas:
                 continue
             seen.add(k)
-            if self.loose.get(k):
+            if self.recomputed.get(k):
                 stack += reversed(self.kids(k))
             else:
                 yield k
 
     def shown(self, root: int) -> int:
         """The class of which a root is a view, through recomputed values."""
-        while self.loose.get(root):
+        while self.recomputed.get(root):
             kids = [k for k in self.kids(root) if k not in self.regions.formulas]
             if len(kids) != 1:
                 break
             (root,) = kids
         return root
 
-    def put_together(self, cls: int) -> set[int]:
+    def concatenated_values(self, cls: int) -> set[int]:
         """The values joined by a concatenation."""
         found: set[int] = set()
         stack = [*self.kids(cls)]
         while stack:
             k = stack.pop()
-            if k in self.loose and (self.op(k) == "concat" or is_view(self.op(k))):
+            if k in self.recomputed and (self.op(k) == "concat" or is_view(self.op(k))):
                 stack += self.kids(k)
             else:
                 found.add(k)

@@ -13,43 +13,43 @@ from collections.abc import Callable, Sequence
 from ..candidates.candidates import Hypergraph
 from ..model.kernel import Candidate, Priced, Pricer
 
-Token = tuple[int, int]  # identities of template and call: candidates share equal calls
+CallToken = tuple[int, int]  # identities of template and call: candidates share equal calls
 
 
-def token(candidate: Candidate) -> Token:
+def call_token(candidate: Candidate) -> CallToken:
     """Identity of a candidate's call."""
     return id(candidate.template), id(candidate.call)
 
 
-class Places:
+class CandidateIndex:
     """Index of a hypergraph's candidates by call token and by output."""
 
     def __init__(self, hypergraph: Hypergraph) -> None:
-        self.of: dict[Token, list[int]] = {}
-        self.alike: dict[int, list[int]] = {}  # output id -> candidates that make it
+        self.by_call: dict[CallToken, list[int]] = {}
+        self.by_output: dict[int, list[int]] = {}  # output vertex or bundle -> candidates that write it
         for i, (candidate, made) in enumerate(zip(hypergraph.candidates, hypergraph.numbered.made)):
-            self.of.setdefault(token(candidate), []).append(i)
-            self.alike.setdefault(made, []).append(i)
+            self.by_call.setdefault(call_token(candidate), []).append(i)
+            self.by_output.setdefault(made, []).append(i)
 
 
-class Worth:
-    """Cost cutoffs that fall while candidates are measured: `taken` registers a measurement in flight; calling returns
+class CostCutoff:
+    """Cost cutoffs that fall while candidates are measured: `register` adds a measurement in flight; calling returns
     the cutoff in µs. ended: whether measuring is over · limited: plans have budgets, which may need a slow kernel, so
-    cutoffs are infinite · places: index of the hypergraph, if it exists already."""
+    cutoffs are infinite · index: index of the hypergraph, if it exists already."""
 
     def __init__(
         self, hypergraph: Hypergraph, pricer: Pricer, prices: Sequence[Priced],
-        ended: Callable[[], bool] = lambda: False, limited: bool = False, places: Places | None = None,
+        ended: Callable[[], bool] = lambda: False, limited: bool = False, index: CandidateIndex | None = None,
     ) -> None:  # fmt: skip
         self.hypergraph, self.pricer, self.ended, self.limited = hypergraph, pricer, ended, limited
-        self.certain = [p.us if p.source == "measured" else math.inf for p in prices]
-        self.places = places or Places(hypergraph)
-        self._waiting: list[Candidate] = []
-        self._tree: list[float] | None = None
+        self.measured_us = [p.us if p.source == "measured" else math.inf for p in prices]
+        self.index = index or CandidateIndex(hypergraph)
+        self._in_flight: list[Candidate] = []
+        self._tree_costs: list[float] | None = None
 
-    def taken(self, candidate: Candidate) -> None:
+    def register(self, candidate: Candidate) -> None:
         """Register that a candidate is being measured."""
-        self._waiting.append(candidate)
+        self._in_flight.append(candidate)
 
     def __call__(self, candidate: Candidate) -> float:
         """Time in µs above which the candidate is in no best plan; 0 after the deadline."""
@@ -58,27 +58,28 @@ class Worth:
         if self.limited:
             return math.inf
         self._refresh()
-        return max([self._at(i) for i in self.places.of.get(token(candidate), ())], default=0.0)
+        return max([self._of_candidate(i) for i in self.index.by_call.get(call_token(candidate), ())], default=0.0)
 
     def _refresh(self) -> None:
-        prices = self.pricer.price(self._waiting) if self._waiting else []
-        for candidate, price in zip(list(self._waiting), prices):
+        prices = self.pricer.price(self._in_flight) if self._in_flight else []
+        for candidate, price in zip(list(self._in_flight), prices):
             if price.source == "measured" or price.us == math.inf:
-                self._waiting.remove(candidate)
-                for i in self.places.of[token(candidate)]:
-                    self.certain[i] = price.us
-                self._tree = None
-        if self._tree is None:
-            self._tree = tree_costs(self.hypergraph, self.certain)
+                self._in_flight.remove(candidate)
+                for i in self.index.by_call[call_token(candidate)]:
+                    self.measured_us[i] = price.us
+                self._tree_costs = None
+        if self._tree_costs is None:
+            self._tree_costs = tree_costs(self.hypergraph, self.measured_us)
 
-    def _at(self, place: int) -> float:
-        numbered, own = self.hypergraph.numbered, token(self.hypergraph.candidates[place])
-        made, reads, tree = numbered.made[place], set(numbered.needs[place]), self._tree
+    def _of_candidate(self, candidate: int) -> float:
+        """Cutoff in µs of one candidate: the cheapest measured way to produce its outputs, given its own inputs."""
+        numbered, own = self.hypergraph.numbered, call_token(self.hypergraph.candidates[candidate])
+        made, reads, tree = numbered.made[candidate], set(numbered.needs[candidate]), self._tree_costs
         assert tree is not None
         outputs = numbered.bundles[made - len(numbered.vertices)] if made >= len(numbered.vertices) else (made,)
         rivals = [
-            self.certain[i] + sum(tree[v] for v in numbered.needs[i] if v not in reads) for i in self.places.alike[made]
-            if self.certain[i] < math.inf and token(self.hypergraph.candidates[i]) != own
+            self.measured_us[i] + sum(tree[v] for v in numbered.needs[i] if v not in reads) for i in self.index.by_output[made]
+            if self.measured_us[i] < math.inf and call_token(self.hypergraph.candidates[i]) != own
         ]  # fmt: skip
         return min([sum(tree[v] for v in outputs), *rivals])
 

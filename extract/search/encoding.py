@@ -10,7 +10,7 @@ from ..solve.budgets import Budget, undominated
 from ..solve.problem import Extraction, Problem
 
 
-class Rows:
+class EncodedHypergraph:
     """The hypergraph as a plain extraction problem: one class per vertex, and one per bundle of outputs of a
     multi-output kernel, which its vertices read at no cost. Of candidates with equal inputs and outputs only the
     cheapest is kept; with budgets, the Pareto-optimal ones; with `every`, the cheapest of each template name (operand
@@ -71,4 +71,4 @@ class Rows:
         return order
 
 
-__all__ = ["Rows"]
+__all__ = ["EncodedHypergraph"]

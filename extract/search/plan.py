@@ -15,11 +15,11 @@ from .search import Choice
 
 def plan_of(choice: Choice, graph: Graph) -> Plan:
     """The executable plan of a choice. `graph` is the model whose outputs and updates are the roots of the view."""
-    return _Builder(choice, graph).build()
+    return _PlanBuilder(choice, graph).build()
 
 
 @dataclass
-class _Builder:
+class _PlanBuilder:
     choice: Choice
     graph: Graph
     values: list[Value] = field(default_factory=list)

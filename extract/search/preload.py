@@ -7,11 +7,11 @@ from contextlib import suppress
 from importlib import import_module
 from threading import Thread
 
-SOLVERS = ("ortools.math_opt.python.mathopt", "ortools.sat.python.cp_model")
-STORE = ("duckdb", "pyarrow")
+SOLVER_MODULES = ("ortools.math_opt.python.mathopt", "ortools.sat.python.cp_model")
+STORE_MODULES = ("duckdb", "pyarrow")
 
 
-def load_ahead(modules: Sequence[str]) -> Thread:
+def import_in_background(modules: Sequence[str]) -> Thread:
     """Start a thread that imports the modules and return the thread. Solvers take half a second to import, and so does
     the cost store."""
 
@@ -25,4 +25,4 @@ def load_ahead(modules: Sequence[str]) -> Thread:
     return thread
 
 
-__all__ = ["SOLVERS", "STORE", "load_ahead"]
+__all__ = ["SOLVER_MODULES", "STORE_MODULES", "import_in_background"]

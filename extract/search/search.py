@@ -2,15 +2,10 @@
 
 An unmeasured kernel is priced at the low end of its prediction interval, so it is measured before it is believed. The
 first measurement is a first look: a kernel with several schedules runs in a few of them, and is priced below its time
-by the expected gain of the others. Once all kernels of the best plan had a first look, those with large stakes are
-tuned. The stake (possible gain in µs) determines the order: largest first; small stakes wait until all large ones had a
-first look and tuning. The search ends when the kernels of the best plan are tuned, or at the deadline; the remaining
-optimism is reported.
-
-Each round also considers the pessimistic plan: the plan to return if the search ended now, with unmeasured kernels at
-their upper estimates. Its unmeasured kernels are measured first, the most expensive first: a prediction far too low
-wins there, while optimistic plans use other kernels. After the deadline such kernels are still measured for a short
-time."""
+by the expected gain of tuning. The acquisition policy (policy.py) chooses what to measure next. The search ends when
+the kernels of the best plan are tuned, or at the deadline. The plan returned is the cheapest one with unmeasured
+kernels at pessimistic times; after the deadline, kernels of that plan that are still unmeasured are measured for a
+short time."""
 
 from __future__ import annotations
 
@@ -30,11 +25,12 @@ from ..solve.budgets import Budget
 from ..solve.kbest import k_best
 from ..solve.problem import Extraction
 from ..solve.solve import solve
-from .cutoff import Worth
-from .encoding import Rows
-from .lazy_pricing import Prices
-from .plans import LAST_S, QUICK_S, Plans
-from .state import LITTLE, Known, Wanted
+from .cutoff import CostCutoff
+from .encoding import EncodedHypergraph
+from .lazy_pricing import LazyPrices
+from .measurement_state import MeasurementRequest, MeasurementState
+from .plan_solver import MIN_SOLVE_S, QUICK_SOLVE_S, PlanSolver
+from .policy import AcquisitionPolicy
 
 
 @dataclass
@@ -83,8 +79,8 @@ def search(
     clock: Clock | None = None,
 ) -> Choice:
     """The cheapest known set of kernels within the budgets. Measures through `measurer` (None: prices only) for at most
-    `seconds`; the final plan's unmeasured kernels get at most `CLOSE_S` more, and solving may take a little longer
-    (`BEYOND`, `LAST_S`; with `deterministic`, as long as it needs). `stop` is polled: when it returns True, measuring
+    `seconds`; the final plan's unmeasured kernels get at most `CLOSING_S` more, and solving may take a little longer
+    (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`, as long as it needs). `stop` is polled: when it returns True, measuring
     ends, and a running solve ends with its incumbent. `doubt`: unmeasured kernels count at their upper estimates
     although there is no measurer. `clock`: records the seconds per phase.
 
@@ -93,14 +89,15 @@ def search(
     clock = clock or Clock()
     for name in ("price", "solve", "measure"):
         clock.add(name, 0.0)
-    limits = (solve_seconds,) if measurer is None or deterministic else (min(QUICK_S, solve_seconds), solve_seconds)
-    plans = Plans(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
-    made = _Search(hypergraph, pricer, Known(hypergraph, measurer), plans, clock, progress)
-    while made.round():
+    quick = min(QUICK_SOLVE_S, solve_seconds)
+    limits = (solve_seconds,) if measurer is None or deterministic else (quick, solve_seconds)
+    plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
+    run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress)
+    while run.round():
         pass
     if measurer is not None or doubt:
-        made.close(limits[-1])
-    return made.choice()
+        run.close(limits[-1])
+    return run.choice()
 
 
 @gc_paused()
@@ -111,110 +108,114 @@ def measure_ahead(
     """Measure what a search would, for at most `seconds` or until `stop` returns True, so that a later search finds the
     results; returns the number of calls measured. `progress` is called at the start of each round's measuring.
     NoPlanError as for `search`."""
-    plans = Plans(hypergraph, (), seconds, (QUICK_S, QUICK_S), False, stop, clock)
-    made = _Search(hypergraph, pricer, Known(hypergraph, measurer), plans, clock, progress)
-    while made.round():
+    plans = PlanSolver(hypergraph, (), seconds, (QUICK_SOLVE_S, QUICK_SOLVE_S), False, stop, clock)
+    run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress)
+    while run.round():
         pass
-    made.pricing.end()
-    made.give_up()
-    return len(made.known.done)
+    run.pricing.end()
+    run.collect_in_flight()
+    return len(run.state.requested)
 
 
 @dataclass
-class _Search:
-    """State of one search."""
+class _SearchRun:
+    """One search: its measurement state, plans and policy."""
 
     hypergraph: Hypergraph
     pricer: Pricer
-    known: Known
-    plans: Plans
+    state: MeasurementState
+    plans: PlanSolver
     clock: Clock
     progress: Callable[[str], None] | None
     rounds: int = 0
     over: bool = False  # whether the deadline ended the search
 
     def __post_init__(self) -> None:
+        self.policy = AcquisitionPolicy(self.state, self.plans)
         with self.clock.running("price"):
-            self.pricing = Prices(self.hypergraph, self.pricer, later=self.known.measurer is not None)
+            self.pricing = LazyPrices(self.hypergraph, self.pricer, later=self.state.measurer is not None)
 
-    def ask(self) -> list[Priced]:
+    def update_prices(self) -> list[Priced]:
         """Update and return the prices of all candidates."""
         with self.clock.running("price"):
             self.prices = self.pricing()
         return self.prices
 
     def round(self) -> bool:
-        """Solve, and measure the best plan's kernels; whether another round is needed."""
-        known, plans = self.known, self.plans
+        """Solve, and measure the best plan's kernels; returns whether another round is needed."""
+        state, plans = self.state, self.plans
         self.rounds += 1
-        prices = self.ask()
-        hopes = known.hopes(prices)
+        prices = self.update_prices()
+        optimistic_us = state.optimistic_us(prices)
         try:
-            self.found, wanted = plans.next(known, prices, hopes)
+            self.found, request = self.policy.optimistic_round(prices, optimistic_us)
         except NoPlanError:
             if self.pricing.wait():
                 return True
             raise
-        if known.measurer is None or not (wanted.now or known.under_way):
+        if state.measurer is None or not (request.now or state.in_flight):
             more = self.pricing.wait(plans.ended)
-            self.over = self.pricing.partial
+            self.over = self.pricing.incomplete
             return more
         if not plans.ended():
-            if self.pricing.partial:
-                wanted = wanted.after(known.unmeasured(plans.chosen, prices))
+            if self.pricing.incomplete:
+                request = request.preceded_by(self.policy.unmeasured(plans.chosen, prices))
             else:
-                wanted = plans.surest(known, prices, wanted, self.rounds == 1)
-            self.pricing.go_on()
-            self.measure(f"round {self.rounds}", wanted, hopes)
+                request = self.policy.request(prices, request, first=self.rounds == 1)
+            self.pricing.start_background()
+            self.measure(f"round {self.rounds}", request, optimistic_us)
             if not plans.ended():
                 return True
-            self.give_up()
-            self.ask()
+            self.collect_in_flight()
+            self.update_prices()
         self.over = True
         return False
 
-    def give_up(self) -> None:
-        """Collect the in-flight measurements after the deadline."""
-        if self.known.under_way:
-            self.measure("", Wanted(look=False), self.known.hopes(self.prices))
+    def collect_in_flight(self) -> None:
+        """Collect the measurements in flight after the deadline."""
+        if self.state.in_flight:
+            self.measure("", MeasurementRequest(first_look=False), self.state.optimistic_us(self.prices))
 
-    def measure(self, when: str, wanted: Wanted, hopes: Sequence[float], *, last: bool = False) -> None:
+    def measure(
+        self, when: str, request: MeasurementRequest, optimistic_us: Sequence[float], *, last: bool = False
+    ) -> None:  # fmt: skip
         """Measure candidates below their cost cutoff, or all if none is. With `last`, nothing stays in flight."""
-        candidates, ended = self.hypergraph.candidates, self.plans.closed if last else self.plans.ended
-        if self.progress and wanted.now:
-            what = f"{'measuring' if wanted.look else 'searching'} {len(wanted.now)} kernels"
-            self.progress(f"{when}: {sum(hopes[i] for i in self.plans.chosen):.1f} µs, {what}")
+        candidates, ended = self.hypergraph.candidates, self.plans.closing_ended if last else self.plans.ended
+        if self.progress and request.now:
+            what = f"{'measuring' if request.first_look else 'searching'} {len(request.now)} kernels"
+            self.progress(f"{when}: {sum(optimistic_us[i] for i in self.plans.chosen):.1f} µs, {what}")
         with self.clock.running("measure"):
             limited = bool(self.plans.budgets)
-            worth = Worth(self.hypergraph, self.pricer, self.prices, ended, limited, self.known.places)
-            useful = [i for i in wanted.now if hopes[i] <= worth(candidates[i])]
-            now = [candidates[i] for i in useful or wanted.now]
-            self.known.measure(now, worth, wanted.look, wanted.later, leave=not last)
+            cutoff = CostCutoff(self.hypergraph, self.pricer, self.prices, ended, limited, self.state.index)
+            useful = [i for i in request.now if optimistic_us[i] <= cutoff(candidates[i])]
+            now = [candidates[i] for i in useful or request.now]
+            self.state.measure(now, cutoff, request.first_look, request.later, leave=not last)
 
     def close(self, seconds: float) -> None:
-        """Final phase: choose the pessimistic plan and, within CLOSE_S, measure its unmeasured kernels. `seconds`
+        """Final phase: choose the pessimistic plan and, within CLOSING_S, measure its unmeasured kernels. `seconds`
         limits the last solve."""
-        known, plans = self.known, self.plans
+        state, plans = self.state, self.plans
         self.pricing.end()
-        if not self.over and not any(known.hoped(i, self.prices[i]) for i in plans.chosen):
+        if not self.over and all(state.is_final(i, self.prices[i]) for i in plans.chosen):
             return
-        answered = not (self.over and known.cut(self.prices))
+        answered = not (self.over and state.forget_unanswered(self.prices))
         if answered:
-            plans.close()
-        for n, limit in enumerate((LAST_S, seconds)[not self.over :]):
-            settled = answered and n > 0 and plans.closed()
-            self.found = plans.without_hope(self.prices, self.found, limit, settled=settled)
-            while not plans.closed() and (believed := known.unmeasured(plans.chosen, self.prices, LITTLE)):
-                self.measure("at last", Wanted(believed), known.hopes(self.prices), last=True)
-                self.found = plans.without_hope(self.ask(), self.found, LAST_S, settled=plans.closed())
+            plans.start_closing()
+        for n, limit in enumerate((MIN_SOLVE_S, seconds)[not self.over :]):
+            settled = answered and n > 0 and plans.closing_ended()
+            self.found = plans.solve_final(self.prices, self.found, limit, settled=settled)
+            while not plans.closing_ended() and (wanted := self.policy.unmeasured(plans.chosen, self.prices)):
+                self.measure("at last", MeasurementRequest(wanted), state.optimistic_us(self.prices), last=True)
+                prices = self.update_prices()
+                self.found = plans.solve_final(prices, self.found, MIN_SOLVE_S, settled=plans.closing_ended())
 
     def choice(self) -> Choice:
         """The result of the search."""
-        prices, chosen, measurer = self.prices, self.plans.chosen, self.known.measurer
+        prices, chosen, measurer = self.prices, self.plans.chosen, self.state.measurer
         stopped = "budget" if self.over else "measured" if measurer else "prices only"
         optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
         return Choice(
-            self.hypergraph, chosen, prices, self.found, self.rounds, len(self.known.done), optimism, stopped,
+            self.hypergraph, chosen, prices, self.found, self.rounds, len(self.state.requested), optimism, stopped,
             self.clock.seconds, tuple(self.plans.budgets),
         )  # fmt: skip
 
@@ -224,7 +225,7 @@ def alternatives(
 ) -> Iterator[Choice]:
     """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
     share of each one's kernels (without views) that every earlier one does not use."""
-    rows = Rows(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
+    rows = EncodedHypergraph(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
     kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
     for found in k_best(
         rows.problem, count=count, max_gap=max_gap, time_limit=seconds, diversity=diversity, kernels=kernels
@@ -233,7 +234,7 @@ def alternatives(
 
 
 VARIANT_S, VARIANT_GAP = 1.0, 0.01  # time limit and optimality gap of one solve
-TAKEN = 12  # number of kernels of a choice, by time, that are excluded in turn
+MAX_EXCLUDED_KERNELS = 12  # number of kernels of a choice, by time, that are excluded in turn
 
 
 def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
@@ -251,8 +252,10 @@ def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> 
         took: dict[Any, float] = {}
         for i in parent.chosen:
             if not candidates[i].is_view:
-                took[_called(candidates[i])] = took.get(_called(candidates[i]), 0.0) + parent.prices[i].us
-        for kernel in sorted(took, key=lambda k: -took[k])[:TAKEN]:
+                took[_position_free_key(candidates[i])] = (
+                    took.get(_position_free_key(candidates[i]), 0.0) + parent.prices[i].us
+                )
+        for kernel in sorted(took, key=lambda k: -took[k])[:MAX_EXCLUDED_KERNELS]:
             fewer = banned | {kernel}
             if fewer in tried:
                 continue
@@ -265,7 +268,7 @@ def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> 
                 yield found
 
 
-def _called(candidate: Candidate) -> Any:
+def _position_free_key(candidate: Candidate) -> Any:
     """Key of a kernel call independent of its position in the graph."""
     call = candidate.call
     return candidate.template.name, tuple((o.type, o.strides) for o in call.places.values()), repr(call.attrs)
@@ -273,8 +276,11 @@ def _called(candidate: Candidate) -> Any:
 
 def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice | None:
     """The cheapest choice found without the given kernels; None if there is none."""
-    us = [math.inf if _called(c) in kernels else p.us for c, p in zip(choice.hypergraph.candidates, choice.prices)]
-    rows = Rows(choice.hypergraph, us, choice.budgets)
+    us = [
+        math.inf if _position_free_key(c) in kernels else p.us
+        for c, p in zip(choice.hypergraph.candidates, choice.prices)
+    ]
+    rows = EncodedHypergraph(choice.hypergraph, us, choice.budgets)
     try:
         found = solve(rows.problem, time_limit=seconds, gap=VARIANT_GAP)
     except ExtractionError:

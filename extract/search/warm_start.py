@@ -17,19 +17,19 @@ import numpy as np
 from ...errors import ExtractionError
 from ..candidates.candidates import Hypergraph
 from ..solve.problem import Extraction, IntArray, relative_gap
-from .encoding import Rows
+from .encoding import EncodedHypergraph
 
-STEPS = (0, 1, 2, 4, 8)
+NESTED_ROUNDS = (0, 1, 2, 4, 8)
 """Rounds at which the smaller problems end."""
 
-SMALLER, AGAIN = 0.5, 0.3
+NESTED_TIME_SHARE, FINAL_TIME_SHARE = 0.5, 0.3
 """Time for all smaller problems, and for the final solve of the whole, as shares of the first solve's time."""
 
-PROVED = 1e-6  # relative gap that counts as zero, as in `solve`
+PROVED_GAP = 1e-6  # relative gap that counts as zero, as in `solve`
 Solve = Callable[..., Extraction]
 
 
-def start_of(rows: Rows, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntArray:
+def choice_of_candidates(rows: EncodedHypergraph, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntArray:
     """The choice array of the given candidates, in a problem that may contain equivalent ones instead; -1 for classes
     without one."""
     problem = rows.problem
@@ -45,7 +45,7 @@ def start_of(rows: Rows, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntAr
     return choice
 
 
-def ages(hypergraph: Hypergraph) -> list[int]:
+def candidate_rounds(hypergraph: Hypergraph) -> list[int]:
     """Per candidate the first round in which all its inputs and outputs exist."""
     of = hypergraph.view.age
     if of is None:
@@ -57,44 +57,44 @@ def ages(hypergraph: Hypergraph) -> list[int]:
     ]
 
 
-def rungs(age: Sequence[int]) -> list[int]:
-    """Rounds at which smaller problems end: the members of STEPS before the last round, and the last but one."""
+def nested_rounds(age: Sequence[int]) -> list[int]:
+    """Rounds at which smaller problems end: the members of NESTED_ROUNDS before the last round, and the last but one."""
     found = sorted(set(age))[:-1]
-    return sorted({*found[-1:], *(step for step in STEPS if step in found)})
+    return sorted({*found[-1:], *(step for step in NESTED_ROUNDS if step in found)})
 
 
 def warm_solve(
-    make: Callable[[Sequence[float]], Rows], hypergraph: Hypergraph, cost: Sequence[float], solve: Solve, *,
+    make: Callable[[Sequence[float]], EncodedHypergraph], hypergraph: Hypergraph, cost: Sequence[float], solve: Solve, *,
     seconds: float, deterministic: bool = False, known: Sequence[int] = (),
-) -> tuple[Rows, Extraction]:  # fmt: skip
+) -> tuple[EncodedHypergraph, Extraction]:  # fmt: skip
     """(problem, the cheapest extraction found in `seconds`), warm-started from the candidates `known`. If `known` is
     empty and there is no proof, also from smaller problems, in less than `seconds` more. The result is never dearer
     than `known`, nor than any smaller problem solved on the way. `make` builds the problem from the candidates' prices
     (inf: left out)."""
     rows = make(cost)
-    hint = start_of(rows, hypergraph, known) if known else None
+    hint = choice_of_candidates(rows, hypergraph, known) if known else None
     found = solve(rows.problem, time_limit=seconds, deterministic=deterministic, hint=hint)
-    if found.optimal or known or not (steps := rungs(age := ages(hypergraph))):
+    if found.optimal or known or not (steps := nested_rounds(age := candidate_rounds(hypergraph))):
         return rows, found
     alone, best = found.cost, rows.ordered(found)
-    ends = time.perf_counter() + SMALLER * seconds
+    ends = time.perf_counter() + NESTED_TIME_SHARE * seconds
     for n, step in enumerate(steps):
         left = ends - time.perf_counter()  # small problems usually need little of it
-        share = SMALLER * seconds / len(steps) if deterministic else left / min(2, len(steps) - n)
+        share = NESTED_TIME_SHARE * seconds / len(steps) if deterministic else left / min(2, len(steps) - n)
         small = make([c if a <= step else math.inf for c, a in zip(cost, age)])
-        start = start_of(small, hypergraph, best)
+        start = choice_of_candidates(small, hypergraph, best)
         try:
             one = solve(small.problem, time_limit=max(0.0, share), deterministic=deterministic, hint=start)
         except ExtractionError:  # the first rounds alone do not cover the outputs, or not within the limits
             continue
         if one.cost < found.cost:
             best = small.ordered(one)
-            found = replace(found, choice=start_of(rows, hypergraph, best), cost=one.cost)
+            found = replace(found, choice=choice_of_candidates(rows, hypergraph, best), cost=one.cost)
     if found.cost >= alone:
         return rows, found
-    last = solve(rows.problem, time_limit=AGAIN * seconds, deterministic=deterministic, hint=found.choice)
+    last = solve(rows.problem, time_limit=FINAL_TIME_SHARE * seconds, deterministic=deterministic, hint=found.choice)
     lower = min(max(found.lower_bound, last.lower_bound), last.cost)
-    return rows, replace(last, lower_bound=lower, optimal=last.optimal or relative_gap(last.cost, lower) <= PROVED)
+    return rows, replace(last, lower_bound=lower, optimal=last.optimal or relative_gap(last.cost, lower) <= PROVED_GAP)
 
 
-__all__ = ["ages", "rungs", "start_of", "warm_solve"]
+__all__ = ["candidate_rounds", "choice_of_candidates", "nested_rounds", "warm_solve"]

@@ -1,11 +1,10 @@
-"""Frontier DP from seam to seam, an exact search for kernel covers of deep models, whose layers are joined by few
-values.
+"""Frontier DP: exact search for kernel covers of deep models, whose layers are joined by few values.
 
 Classes are resolved in an order with few open classes (needed and not yet resolved) at any time. The classes of a
 strongly connected component are resolved together; a root is resolved only when its children are open anyway (it is
-needed in any case, so it can wait at no cost). A label is a set of needed classes. The order is cut at seams, where few
-classes are open; between two seams the labels depend only on the piece and on its entering labels, so equal layers are
-searched once. Costs are integers in units far finer than any tolerance: rounding of floats would make equal layers
+needed in any case, so it can wait at no cost). A label is a set of needed classes. The order is cut where few
+classes are open. Inside a piece between two cuts, the labels depend only on the piece and on its entering labels, so
+equal layers are searched once. Costs are integers in units far finer than any tolerance: rounding of floats would make equal layers
 differ."""
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ MAX_ORDER_COMPARISONS = 500_000
 
 MAX_CUT_CLASSES = 16
 MIN_CUT_DISTANCE = 6
-"""A seam has at most MAX_CUT_CLASSES open classes, and no step within a distance of MIN_CUT_DISTANCE has fewer."""
+"""A cut of the order has at most MAX_CUT_CLASSES open classes, and no step within MIN_CUT_DISTANCE has fewer."""
 
 COST_UNITS = 2.0**46
 """Upper limit of all costs together in integer units: sums are exact in 64 bits, and rounding loses 1e-11 of the cost
@@ -190,7 +189,7 @@ class _Ordering:
 
 @dataclass(eq=False)
 class FrontierPiece:
-    """The subproblem between two seams, with local bit numbers: bits 0..after-1 are the classes open at its end, the
+    """The subproblem between two cuts of the order, with local bit numbers: bits 0..after-1 are the classes open at its end, the
     following bits its own classes, in reverse order of resolution. `rows[b]`: (cost, classes read) of each row of the
     class with bit b. `groups[b]`: mask of the component of b. `roots`: mask of own classes that are always needed."""
 
@@ -205,10 +204,10 @@ class FrontierPiece:
         MAX_DERIVATIONS."""
         found = self._moves.get(needed)
         if found is None:
-            found = self._moves[needed] = self._ways(needed)
+            found = self._moves[needed] = self._derivations(needed)
         return found
 
-    def _ways(self, needed: int) -> list[Move]:
+    def _derivations(self, needed: int) -> list[Move]:
         inside = self.groups[needed.bit_length() - 1]
         ways: list[Move] = []
         tried = 0
@@ -292,7 +291,7 @@ class FrontierDP:
         cuts = _cuts([len(o) for o in order.open])
         self.fits = self._bytes(order, cuts) <= MAX_LABEL_BYTES
         for last in cuts if self.fits else ():
-            before = self._cut(order.groups[first : last + 1], before, order.open[last])
+            before = self._append_piece(order.groups[first : last + 1], before, order.open[last])
             first = last + 1
 
     def _bytes(self, order: ResolutionOrder, cuts: Sequence[int]) -> int:
@@ -306,7 +305,7 @@ class FrontierDP:
             first = last + 1
         return total
 
-    def _cut(self, groups: list[list[int]], before: list[int], open_: list[int]) -> list[int]:
+    def _append_piece(self, groups: list[list[int]], before: list[int], open_: list[int]) -> list[int]:
         """Append the piece of some groups; returns the classes open after it, in bit order."""
         rows, place = self.rows, self._place
         after = sorted(open_, key=place.__getitem__)
@@ -348,7 +347,7 @@ class FrontierDP:
             if not labels:  # some class has no derivation
                 break
             least = min(labels.values())
-            entering = {_moved(mask, enter) | piece.roots: mask for mask in labels}
+            entering = {_permuted(mask, enter) | piece.roots: mask for mask in labels}
             inner = {new: labels[mask] - least for new, mask in entering.items()}
             key = piece, frozenset(inner.items())
             if key not in known:
@@ -397,7 +396,7 @@ def _cuts(widths: Sequence[int]) -> list[int]:
     return [*found, len(widths) - 1] if widths else []
 
 
-def _moved(mask: int, places: Sequence[int]) -> int:
+def _permuted(mask: int, places: Sequence[int]) -> int:
     return sum([1 << places[b] for b in bits_of(mask)])
 
 
@@ -430,12 +429,12 @@ class _Run:
         for b in range(top - 1, piece.after - 1, -1):
             self.left -= 1
             if buckets[b + 1]:
-                buckets[b + 1] = self._fewer(buckets[b + 1])
+                buckets[b + 1] = self._pruned(buckets[b + 1])
                 _resolve(piece, b, buckets[b + 1], at)
-        buckets[0] = self._fewer(buckets[0])
+        buckets[0] = self._pruned(buckets[0])
         return PieceLabels({mask: label[0] for mask, label in buckets[0].items()}, buckets)
 
-    def _fewer(self, bucket: dict[int, Label]) -> dict[int, Label]:
+    def _pruned(self, bucket: dict[int, Label]) -> dict[int, Label]:
         now = time.perf_counter()
         if now > self.deadline or (self.stop is not None and self.stop()):
             raise TimeoutError

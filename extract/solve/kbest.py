@@ -164,9 +164,7 @@ class _CostWindow:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         value = round(engine.objective_value)
-        if (
-            value > self.last
-        ):  # seen: an optimum was claimed above a solution that was there; the step up is asked for again
+        if value > self.last:  # CP-SAT has claimed an optimum above an existing solution: confirm a rise in cost
             again = self.encoding.model.clone()
             again.add(self.encoding.objective <= self.last)
             second = solver(seconds, self.wish.workers, self.wish.deterministic)

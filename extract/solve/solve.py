@@ -73,7 +73,7 @@ FRONTIER_DP_ROWS = 60_000
 FRONTIER_DP_PARTS = 40
 FRONTIER_DP_LEAF_SHARE = 0.4
 FRONTIER_DP_FIRST_SHARE = 0.7
-"""Limits of the frontier DP (`seams`): rows, distinct components, and shares of the time on leaves and on the whole
+"""Limits of the frontier DP: rows, distinct components, and shares of the time on leaves and on the whole
 problem, where it is tried first."""
 
 SAME_ROWS_SHARE = 0.9
@@ -200,16 +200,16 @@ class _Portfolio:
     def run(self, hint: Sequence[int] | IntArray | None) -> Extraction:
         """The whole pipeline; see `solve`."""
         rows = self.problem.rows
-        lower = self._least(rows)
+        lower = self._cheap_bound(rows)
         known = self._hints(hint)
         self.stats.update(nodes=self.problem.n_nodes, classes=self.problem.n_classes)
         reduced, parts = None, None
-        if self.method in ("auto", "frontier") and len(rows) <= FRONTIER_DP_ROWS and not self._short_of(rows)():
-            reduced = detach(rows, self._short_of(rows))
+        if self.method in ("auto", "frontier") and len(rows) <= FRONTIER_DP_ROWS and not self._lacks_time_for(rows)():
+            reduced = detach(rows, self._lacks_time_for(rows))
             if reduced is not None and not self._expired():
                 parts = split_components(reduced.rows)
                 known += [choice] if (choice := one_pass(rows, expired=self._expired)) is not None else []
-                early = self._through_seams(rows, reduced, parts, known)
+                early = self._frontier_dp(rows, reduced, parts, known)
                 if early is not None and early[1] >= 0:
                     return self._finish(early[0], max(early[1], lower), "presolve + seams")
                 known += [_as_choice(rows, early[0])] if early is not None else []
@@ -220,8 +220,8 @@ class _Portfolio:
         least = (1 - POLISH_SHARE) * self.time_limit
         chosen = local_search(rows, chosen, lambda: self.left <= least, POLISH_GAIN)
         self.start = name = "local search" if rows.total(chosen) < cost else name
-        if reduced is None and not self._short_of(rows)():
-            reduced = detach(rows, self._short_of(rows))
+        if reduced is None and not self._lacks_time_for(rows)():
+            reduced = detach(rows, self._lacks_time_for(rows))
         self.stats["detach_seconds"] = time.perf_counter() - self.began
         if reduced is None or self._expired():
             chosen = local_search(rows, chosen, self._expired)
@@ -239,7 +239,7 @@ class _Portfolio:
         names = dict.fromkeys(leaf.method for block in blocks for leaf, _ in block.leaves)
         return self._finish(picked, max(bound, lower), " + ".join(["presolve", *names]))
 
-    def _through_seams(
+    def _frontier_dp(
         self, rows: ProblemRows, reduced: PresolvedRows, parts: list[Component], known: list[list[int]]
     ) -> tuple[list[int], float] | None:
         """(rows, lower bound) from the frontier DP on each component; bound -1 if some component was solved without a
@@ -256,8 +256,8 @@ class _Portfolio:
                 return None
         picked, lower, proved = list(reduced.fixed), reduced.constant, True
         ends = time.perf_counter() + FRONTIER_DP_FIRST_SHARE * self.left
-        for part, seams in zip(parts, prepared):
-            found = seams.search(deadline=math.inf if self.deterministic else ends, stop=self.stop)
+        for part, frontier_dp in zip(parts, prepared):
+            found = frontier_dp.search(deadline=math.inf if self.deterministic else ends, stop=self.stop)
             if not found.exact:
                 self.tried = min(self.tried, len(part.rows))
             if found.chosen is None:
@@ -267,7 +267,7 @@ class _Portfolio:
             picked += [reduced.origin[copy[row]] for copy in part.copies for row in found.chosen]
         return picked, lower if proved else -1.0
 
-    def _least(self, rows: ProblemRows) -> float:
+    def _cheap_bound(self, rows: ProblemRows) -> float:
         """A cheap lower bound, which also measures the time per row. ExtractionError if a root has no finite term."""
         began = time.perf_counter()
         bounds = path_bounds(rows)
@@ -284,7 +284,7 @@ class _Portfolio:
             hint="every node of it is deleted, cyclic, or reads a class without a term",
         )
 
-    def _short_of(self, rows: ProblemRows) -> Callable[[], bool]:
+    def _lacks_time_for(self, rows: ProblemRows) -> Callable[[], bool]:
         """A predicate: whether too little time is left for a whole step over the rows."""
         need = STEP_PASSES * self.pace * len(rows)
         return lambda: self.left <= need
@@ -315,10 +315,10 @@ class _Portfolio:
         known = [
             _as_choice(rows, [r for r, at in enumerate(copy) if parent.origin[at] in chosen]) for copy in part.copies
         ]
-        if self._short_of(rows)():
+        if self._lacks_time_for(rows)():
             return self._unreduced(part, known[0])
         cost, best, _ = best_greedy(rows, known[:8], quick=len(rows) > EXACT_ROWS, expired=self._expired)
-        reduced = presolve(rows, cost, expired=self._short_of(rows))
+        reduced = presolve(rows, cost, expired=self._lacks_time_for(rows))
         leaves: list[tuple[_Leaf, list[list[int]]]] = []
         if reduced.constant >= cost * (1 - COST_TIE):  # the lower bound meets the greedy cost
             return _SolvedComponent(
@@ -387,10 +387,10 @@ class _Portfolio:
     def _solve_leaf(self, leaf: _Leaf, seconds: float, again: bool) -> None:
         ends = time.perf_counter() + seconds
         if self.method in ("auto", "frontier") and not again:
-            self._try_seams(leaf, seconds)
+            self._try_frontier_dp(leaf, seconds)
             if not self._done(leaf):
                 left = ends - time.perf_counter()
-                self._try_frontier(leaf, left if self.method == "frontier" else LABEL_SETTING_SHARE * left)
+                self._try_label_setting(leaf, left if self.method == "frontier" else LABEL_SETTING_SHARE * left)
         if self._done(leaf) or self.method == "frontier":
             return
         if len(leaf.rows) > EXACT_ROWS:
@@ -459,22 +459,22 @@ class _Portfolio:
         """Whether the leaf's gap is within the requested one, which then holds for the total."""
         return leaf.proven or relative_gap(leaf.cost, leaf.lower) <= self.gap
 
-    def _try_seams(self, leaf: _Leaf, seconds: float) -> None:
+    def _try_frontier_dp(self, leaf: _Leaf, seconds: float) -> None:
         rows = leaf.rows
-        if len(rows) > FRONTIER_DP_ROWS or (len(rows) > EXACT_ROWS and self._short_of(rows)()):
+        if len(rows) > FRONTIER_DP_ROWS or (len(rows) > EXACT_ROWS and self._lacks_time_for(rows)()):
             return
         if len(rows) >= SAME_ROWS_SHARE * self.tried:
             return
-        seams = FrontierDP(rows, leaf.cost)
-        if seams.fits:
+        frontier_dp = FrontierDP(rows, leaf.cost)
+        if frontier_dp.fits:
             deadline = math.inf if self.deterministic else time.perf_counter() + FRONTIER_DP_LEAF_SHARE * seconds
-            found = seams.search(deadline=deadline, stop=self.stop)
+            found = frontier_dp.search(deadline=deadline, stop=self.stop)
             leaf.take(
                 SolverAnswer(found.chosen, found.cost, found.lower, found.exact),
                 "seams" if found.exact else "seams beam",
             )
 
-    def _try_frontier(self, leaf: _Leaf, seconds: float) -> None:
+    def _try_label_setting(self, leaf: _Leaf, seconds: float) -> None:
         alone = self.method == "frontier"
         if not alone and len(leaf.rows) > LABEL_SETTING_ROWS:
             return

@@ -49,16 +49,4 @@ def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
     return np.asarray(tensor.numpy())
 
 
-def to_torch(array: np.ndarray[Any, Any]) -> Any:
-    """Return a torch tensor over an array's memory, or a copy if the array is read-only or has negative strides."""
-    import torch
-
-    name = dtypes.name_of(array.dtype)
-    if not array.flags.writeable or any(s < 0 for s in array.strides):
-        array = np.array(array, copy=True)
-    if name in _CARRIER:
-        return torch.from_numpy(array.view(_CARRIER[name])).view(torch_dtype(name))
-    return torch.from_numpy(array)
-
-
-__all__ = ["dtype_name", "to_numpy", "to_torch", "torch_dtype"]
+__all__ = ["dtype_name", "to_numpy", "torch_dtype"]

@@ -152,11 +152,6 @@ class TextRule:
         return replace(self, lefts=tuple(map(put, self.lefts)), rights=tuple(map(put, self.rights)))
 
     @property
-    def has_constants(self) -> bool:
-        """Whether a side contains a constant whose size follows from its context."""
-        return any(isinstance(n, Apply) and n.op in CONSTANTS for n in self._nodes())
-
-    @property
     def convolutions(self) -> int:
         """The number of distinct convolutions."""
         return len({n for n in self._nodes() if isinstance(n, Apply) and n.op == "conv2d"})
@@ -409,16 +404,6 @@ def paired(first: TextRule, second: TextRule) -> TextRule:
         f"{first.text}\n{second.text}", first.line, first.lefts + second.lefts, first.rights + second.rights,
         problem=first.problem or second.problem,
     )  # fmt: skip
-
-
-def read(text: str, pairs: bool = False) -> list[TextRule]:
-    """The rules of a file in Tensat's format, in file order.
-
-    With `pairs`, two consecutive rules form one. Blank lines and lines that begin with `#` are skipped. RuleError names
-    the line that cannot be parsed; a well-formed rule with an unknown operator is returned with its `problem`.
-    """
-    found = [r for i, line in enumerate(text.splitlines(), 1) if not blank(line) for r in parse_line(line, i)]
-    return pair_up(found) if pairs else found
 
 
 def pair_up(rules: Sequence[TextRule]) -> list[TextRule]:

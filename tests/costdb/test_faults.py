@@ -226,7 +226,7 @@ def _place(root: Path, content: bytes, name: str | None = None) -> None:
     folder = root / "v1" / "device=x" / "2026-01-01"
     folder.mkdir(parents=True, exist_ok=True)
     if name is None:
-        shards.place(folder, content)
+        shards.write_by_content(folder, content)
     else:
         (folder / name).write_bytes(content)
 

@@ -70,7 +70,7 @@ def test_a_locked_store_says_the_same_and_reads_only_what_is_new(filled: Path, t
 
 
 def test_nobody_waits_for_a_lock_where_there_is_a_picture(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(cache, "MAX_CACHE_WAIT_S", 0.01)
     with locked(filled):
         assert len(Store(filled, wait_s=1e9).snapshot) == 11
 

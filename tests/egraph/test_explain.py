@@ -24,6 +24,7 @@ from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
 
 from ..fuzz.strategies import graphs
+from .best_terms import best_terms
 
 LIMITS = Limits(nodes=3000, iterations=6, seconds=20)
 SESSION = InProcess()
@@ -164,7 +165,7 @@ def test_any_extraction_of_a_random_graph_is_explained(graph: Graph, seed: int) 
     view = saturate_block(graph, ALL, limits, session=SESSION)
     rng = random.Random(seed)
     prices = [rng.random() for _ in range(len(view))]
-    chosen = view.best_terms(lambda i: prices[i])
+    chosen = best_terms(view, lambda i: prices[i])
     bounds = {str(n.attr("name")): 1 for n in graph.leaves("input")}
     for found in explain(view, ALL, list(graph.roots), chosen):
         assert found.complete, str(found)

@@ -24,7 +24,7 @@ from tensor_graphs.egraph.saturate.program import make_program
 from tensor_graphs.egraph.saturate.rule_compiler import compile_rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, decode, saturate_block
 from tensor_graphs.egraph.saturate.tables import Lowered
-from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices, price, tree_costs
+from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices, tree_costs
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import RuleError
 
@@ -240,7 +240,7 @@ def test_both_forms_of_a_price_agree(node: Tensor) -> None:
     fixed = weight_only(graph.nodes())
     assert tree_costs(lowered.nodes, fixed, pricing)[-1] == int(expected)
     if any(a.op in ("input", "state") for a in node.args) and not any(a.args for a in node.args):
-        assert expected == price(pricing, node.op, node.type, [a.type for a in node.args])
+        assert expected == pricing.formula(OPS[node.op]).evaluate(node.type, [a.type for a in node.args])
 
 
 def test_signatures_cover_the_table() -> None:

@@ -7,16 +7,16 @@ import sys
 
 CODE = """
 import sys
-from tensor_graphs.extract.search.preload import SOLVERS, STORE, load_ahead
-assert not any(m in sys.modules for m in (*SOLVERS, *STORE))
-thread = load_ahead([*STORE, *SOLVERS])
+from tensor_graphs.extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
+assert not any(m in sys.modules for m in (*SOLVER_MODULES, *STORE_MODULES))
+thread = import_in_background([*STORE_MODULES, *SOLVER_MODULES])
 {then}
 """
 
 
 def test_libraries_are_loaded_in_the_background() -> None:
     for then in (
-        "thread.join(); assert all(m in sys.modules for m in (*SOLVERS, *STORE))",
+        "thread.join(); assert all(m in sys.modules for m in (*SOLVER_MODULES, *STORE_MODULES))",
         "print('the process may end meanwhile')",
     ):
         done = subprocess.run(

@@ -50,12 +50,12 @@ def test_regions_of_repeated_layers_are_those_that_each_would_grow(monkeypatch: 
     view = network()
     moved = FusionGroups(view, given(view))
     found = known(moved)
-    grown = sum(len(kept) for kept in moved._grown_of.values())
+    grown = sum(len(kept) for kept in moved._groups_by_colour.values())
     assert grown < 0.7 * len(moved.reachable())
-    monkeypatch.setattr("tensor_graphs.extract.fusion.groups.Repeats", Different)
+    monkeypatch.setattr("tensor_graphs.extract.fusion.groups.RepeatedSubgraphs", Different)
     alone = FusionGroups(view, given(view))
     assert known(alone) == found and alone.shared == moved.shared
-    assert sum(len(kept) for kept in alone._grown_of.values()) == len(alone.reachable())
+    assert sum(len(kept) for kept in alone._groups_by_colour.values()) == len(alone.reachable())
 
 
 def test_classes_are_alike_where_their_surroundings_are() -> None:
@@ -113,7 +113,7 @@ def test_steps_of_an_unrolled_program_are_grown_once_and_are_the_same_kernels() 
         regions = FusionGroups(view, given(view) | places)
         tanh = {int(view.cls[n]) for n, op in enumerate(view.op) if op == "tanh"}
         terms = {r.term for r in regions if r.cls in tanh}
-        grown = sum(1 for kept in regions._grown_of.values() for one in kept if one.cls in tanh)
+        grown = sum(1 for kept in regions._groups_by_colour.values() for one in kept if one.cls in tanh)
         return grown, terms
 
     (few, terms), (many, same) = of_states(unrolled(12)), of_states(unrolled(30))

@@ -187,7 +187,7 @@ def test_what_was_given_up_as_a_whole_is_not_tried_again(monkeypatch: pytest.Mon
             sizes.append(len(self.rows))
             return LabelSearchResult(None, math.inf, 0.0, False, 0)
 
-    monkeypatch.setattr(solving, "Seams", GivesUp)
+    monkeypatch.setattr(solving, "FrontierDP", GivesUp)
     nodes: list[NodeSpec] = [(c, (), 1.0 + c % 2) for c in range(8)]
     nodes += [(8 + e, ((e * k + k) % 8,), 0.0) for e in range(14) for k in (1, 3, 5)]
     problem = Problem.build([*nodes, (22, tuple(range(8, 22)), 0.0)], [22])

@@ -24,9 +24,9 @@ from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.clock import Clock
 from tensor_graphs.extract.model.kernel import Candidate, Priced, Template
-from tensor_graphs.extract.search import plans as plans_module
+from tensor_graphs.extract.search import plan_solver, policy
+from tensor_graphs.extract.search.policy import MAX_ALTERNATIVES
 from tensor_graphs.extract.search.search import alternatives, measure_ahead, search
-from tensor_graphs.extract.search.state import RIVALS
 
 X = tg.input("x", (8, 8))
 
@@ -106,7 +106,7 @@ def test_the_winner_is_measured_before_it_is_believed() -> None:
 def test_what_is_far_from_winning_is_not_measured() -> None:
     prices = Prices({"exp0": 1.0, **{f"exp{i}": 100.0 for i in range(1, 20)}}, spread=0.1)
     choice = search(variants(20), prices, prices)
-    assert chosen(choice) == ["exp0"] and choice.measured <= 1 + RIVALS
+    assert chosen(choice) == ["exp0"] and choice.measured <= 1 + MAX_ALTERNATIVES
 
 
 def test_without_a_measurer_prices_are_taken() -> None:
@@ -239,20 +239,20 @@ def test_what_is_measured_wins_over_what_is_only_hoped_for_when_the_time_is_up()
 
 def test_solves_have_what_is_left_of_the_time_and_a_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
-    plain = plans_module.warm_solve
+    plain = plan_solver.warm_solve
 
     def noted(*given: Any, **more: Any) -> Any:
         limits.append(more["seconds"])
         return plain(*given, **more)
 
-    monkeypatch.setattr(plans_module, "warm_solve", noted)
+    monkeypatch.setattr(plan_solver, "warm_solve", noted)
     prices = Prices({"exp0": 10.0})
     search(variants(1), prices, seconds=0.0)
-    assert limits == [plans_module.LAST_S]
+    assert limits == [plan_solver.MIN_SOLVE_S]
     search(variants(1), prices, seconds=0.0, deterministic=True)
     assert limits[1:] == [2.5]  # counted work: the clock has no say
     search(variants(1), prices, stop=lambda: True)
-    assert limits[2:] == [plans_module.LAST_S]
+    assert limits[2:] == [plan_solver.MIN_SOLVE_S]
 
 
 def test_a_stop_ends_a_solve_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,8 +264,8 @@ def test_a_stop_ends_a_solve_that_is_under_way(monkeypatch: pytest.MonkeyPatch) 
         halts.append(stop is not None and stop())
         return plain(problem, stop=stop, **more)
 
-    plain = plans_module.solve
-    monkeypatch.setattr(plans_module, "solve", solved)
+    plain = plan_solver.solve
+    monkeypatch.setattr(plan_solver, "solve", solved)
     prices = Prices({"exp0": 10.0, "exp1": 9.0})
     choice = search(variants(2), prices, prices, stop=lambda: bool(pressed))
     assert choice.stopped == "budget" and halts[0] is True and halts[1:] == [False] * (len(halts) - 1)
@@ -326,7 +326,7 @@ def test_what_has_little_at_stake_waits_until_what_has_much_was_searched(monkeyp
     truth, names = {"exp0": 100.0, "exp1": 102.0, "np.tanh": 1.0}, ("exp0", "exp1", "np.tanh")
 
     def asked(least: int) -> list[tuple[bool, list[str]]]:
-        monkeypatch.setattr("tensor_graphs.extract.search.state.LEAST", least)
+        monkeypatch.setattr(policy, "ROUND_KERNELS", least)
         prices = Deepening(truth, dict.fromkeys(names, 1.1))
         choice = search(variants(2, tg.tanh(tg.exp(X))), prices, prices)
         assert set(chosen(choice)) == {"exp0", "np.tanh"} and choice.cost == 101.0 and choice.stopped == "measured"
@@ -334,11 +334,6 @@ def test_what_has_little_at_stake_waits_until_what_has_much_was_searched(monkeyp
 
     both = ["exp0", "exp1"]
     assert asked(1) == [(True, both), (False, both), (True, ["np.tanh"]), (False, ["np.tanh"])]
-    last = [(False, both), (False, ["np.tanh"])]
-    assert asked(3) == [(True, [*both, "np.tanh"]), *last], (
-        "there is room for a look, a search of it brings hardly anything"
-    )
-    monkeypatch.setattr("tensor_graphs.extract.search.state.LITTLE", 0.001)
     assert asked(3) == [(True, [*both, "np.tanh"]), (False, [*both, "np.tanh"])]
 
 
@@ -401,7 +396,10 @@ def test_what_reads_values_that_the_winner_does_without_is_no_rival() -> None:
     assert {name for names in prices.asked for name in names} == {"both0", "both1"}
 
 
-def test_of_several_rivals_each_counts_for_less_than_the_one_before() -> None:
+def test_of_several_rivals_each_counts_for_less_than_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "ROUND_KERNELS", 1)
+    monkeypatch.setattr(policy, "LARGE_STAKE", 0.01)
+
     class Near(Prices):
         def price(self, found: Sequence[Candidate]) -> list[Priced]:
             rows = {"exp0": Priced(100.0, 90.0, 200.0, "predicted"), "np.exp": Priced(900.0, 900.0, 900.0, "measured")}
@@ -426,7 +424,7 @@ def test_what_was_never_run_counts_as_much_as_it_may_take() -> None:
 
     def doubted(price: Priced, family: str = "pointwise", guessed: bool = True) -> float:
         space = (lambda call: [{}]) if guessed else None
-        return plans_module.doubted(
+        return plan_solver.pessimistic_us(
             replace(candidate, template=replace(candidate.template, space=space, family=family)), price
         )
 
@@ -456,7 +454,7 @@ def test_what_is_under_way_when_the_time_ends_is_not_waited_for() -> None:
 
 def test_a_librarys_long_kernel_is_near_what_is_expected() -> None:
     candidate = next(c for c in variants(1).candidates if not c.is_view)
-    long = plans_module.doubted(candidate, Priced(127.0, 127.0, 3800.0, "bound"))
+    long = plan_solver.pessimistic_us(candidate, Priced(127.0, 127.0, 3800.0, "bound"))
     assert 127 < long < 198  # what a generated product of the same size was measured to take
 
 
@@ -494,29 +492,6 @@ def test_what_would_be_returned_is_measured_before_more_of_what_is_hoped_for() -
     choice = search(graph, prices, prices, stop=lambda: len(prices.asked) > 2)
     assert prices.asked[0] == ["exp0"] and prices.asked[1][0] == "exp1"
     assert choice.sources == {"measured": 1} and choice.cost == min(truth[n] for asked in prices.asked for n in asked)
-
-
-def test_what_is_guessed_well_is_measured_beside_what_is_hoped_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """exp1 may take six times what is expected of it, and does not; each round hopes for some of thirty others."""
-    monkeypatch.setattr("tensor_graphs.extract.search.plans.BELIEVING", 1.0)  # nothing else takes time here
-    names = [f"exp{i}" for i in range(2, 32)]
-    graph = compiled(variants(32), "exp1", *names)
-    for c in graph.candidates:
-        if c.template.name == "exp1":
-            object.__setattr__(c.template, "family", "pointwise")
-    believed = {"exp0": 40.0, "exp1": 20.0, **dict.fromkeys(names, 60.0)}
-    truth = {"exp0": 40.0, "exp1": 21.0, **dict.fromkeys(names, 70.0)}
-
-    class Unsure(Surprising):
-        def price(self, found: Sequence[Candidate]) -> list[Priced]:
-            rows = super().price(found)
-            sure = (c.template.name == "exp1" and p.source != "measured" for c, p in zip(found, rows))
-            return [replace(p, low=0.95 * p.us, high=10 * p.us) if s else p for s, p in zip(sure, rows)]
-
-    prices = Unsure(truth, believed)
-    choice = search(graph, prices, prices, stop=lambda: len(prices.asked) > 1)
-    assert prices.asked[0] == ["exp0"] and prices.asked[1][0] == "exp1"
-    assert chosen(choice) == ["exp1"] and choice.cost == 21.0
 
 
 def test_when_the_time_is_up_what_the_plan_believes_is_measured_still() -> None:
@@ -562,7 +537,7 @@ def test_a_device_that_does_not_answer_is_not_waited_for_beyond_the_time() -> No
 
 
 def test_libraries_are_measured_while_what_must_be_compiled_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensor_graphs.extract.search.lazy_pricing.MANY", 2)
+    monkeypatch.setattr("tensor_graphs.extract.search.lazy_pricing.MIN_LAZY_CALLS", 2)
     graph, begun = compiled(variants(6), "exp0", "exp1", "exp2"), threading.Event()
 
     class Late(Prices):
@@ -591,12 +566,9 @@ def test_libraries_are_measured_while_what_must_be_compiled_is_priced(monkeypatc
     assert chosen(search(graph, alone, alone)) == ["exp0"], "nothing else covers the outputs: it is waited for"
 
 
-@pytest.mark.parametrize(("late", "spread", "early"), [(0.0, 0.99, True), (2.0, 0.3, True), (2.0, 0.99, False)])
-def test_what_the_plan_hangs_on_is_searched_while_others_are_looked_at(
-    late: float, spread: float, early: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Late in a search, and before as far as that may bring as much as looking at others."""
-    monkeypatch.setattr("tensor_graphs.extract.search.plans.DEEPER", late)
+@pytest.mark.parametrize(("spread", "early"), [(0.3, True), (0.99, False)])
+def test_what_the_plan_hangs_on_is_searched_while_others_are_looked_at(spread: float, early: bool) -> None:
+    """As far as that may bring as much as looking at others."""
     names = [f"exp{i}" for i in range(40)]
     prices = Deepening({n: 10.0 + i / 10 for i, n in enumerate(names)}, dict.fromkeys(names, 1.2))
     prices.spread = spread
@@ -641,7 +613,7 @@ def test_where_time_is_left_the_kernels_of_the_plan_and_near_ones_are_searched_f
 
 
 def test_what_is_not_priced_when_the_search_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensor_graphs.extract.search.lazy_pricing.MANY", 2)
+    monkeypatch.setattr("tensor_graphs.extract.search.lazy_pricing.MIN_LAZY_CALLS", 2)
 
     class Endless(Prices):
         ready = 0
@@ -705,13 +677,13 @@ def test_nothing_is_under_way_any_more_when_measuring_ahead_ends(monkeypatch: py
             left.append(len(kept))
             return kept
 
-    plain, solves = plans_module.Plans.next, []
+    plain, solves = policy.AcquisitionPolicy.optimistic_round, []
 
     def solved(*given: Any) -> Any:
         solves.append(1)
         return plain(*given)
 
-    monkeypatch.setattr(plans_module.Plans, "next", solved)
+    monkeypatch.setattr(policy.AcquisitionPolicy, "optimistic_round", solved)
     prices, stop = Leaving({f"exp{i}": 10.0 - i for i in range(6)}), lambda: len(solves) > 1
     measure_ahead(variants(6), prices, prices, seconds=60.0, stop=stop, clock=Clock())
     assert len(left) == 2 and left[0] and not left[1]

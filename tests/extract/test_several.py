@@ -28,7 +28,7 @@ from tensor_graphs.extract.fusion.multi_output import MAX_OUTPUTS, MultiOutputFu
 from tensor_graphs.extract.fusion.uses import ChosenConsumers
 from tensor_graphs.extract.model.kernel import Candidate, Operand, Priced, Template, Vertex
 from tensor_graphs.extract.model.scc import strongly_connected_components
-from tensor_graphs.extract.search.encoding import Rows
+from tensor_graphs.extract.search.encoding import EncodedHypergraph
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import alternatives, search
 from tensor_graphs.extract.solve.budgets import memory_budget
@@ -100,7 +100,7 @@ def problems(draw: Any) -> Made:
 def test_several_outputs_are_chosen_where_they_are_cheaper(made: Made) -> None:
     """The frontier search, CP-SAT and HiGHS agree with trying every set of kernels, and each kernel is paid once."""
     want = made.cheapest()
-    rows = Rows(made.graph, made.cost)
+    rows = EncodedHypergraph(made.graph, made.cost)
     ordered = all(max(inputs) < min(outputs) for outputs, inputs, _ in made.kernels)
     for method in ("auto", "cp-sat", "highs", *(["frontier"] if ordered else [])):  # cycles are not the frontier's
         found = solve(rows.problem, time_limit=10, method=method)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_several_outputs_are_chosen_where_they_are_cheaper(made: Made) -> None:
 @settings(deadline=None, max_examples=15)
 @given(problems())
 def test_cheapest_plans_in_turn_are_distinct_sets_of_kernels(made: Made) -> None:
-    rows = Rows(made.graph, made.cost, every=True)
+    rows = EncodedHypergraph(made.graph, made.cost, every=True)
     found = list(k_best(rows.problem, count=4, max_gap=9.0, time_limit=10))
     costs = [sum(made.cost[i] for i in rows.ordered(f)) for f in found]
     assert costs == sorted(costs) and costs[0] == pytest.approx(made.cheapest())
@@ -131,7 +131,7 @@ def test_the_price_decides() -> None:
         choice = search(made.graph, _Token(made))
         assert sorted(tuple(v.cls for v in made.graph.candidates[i].outputs) for i in choice.chosen) == wanted
     only = Made([((1,), (0,), 1.0), ((1, 2), (0,), 1.5)], [1])
-    assert Rows(only.graph, only.cost).problem.n_classes == 3
+    assert EncodedHypergraph(only.graph, only.cost).problem.n_classes == 3
     assert search(only.graph, _Token(only)).cost == 1.0
 
 
@@ -176,7 +176,7 @@ def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
 
 def _reads(kernels: Hypergraph) -> list[set[int]]:
     """What the classes of the solvers' problem read."""
-    rows = Rows(kernels, [1.0] * len(kernels.candidates)).problem.rows
+    rows = EncodedHypergraph(kernels, [1.0] * len(kernels.candidates)).problem.rows
     found: list[set[int]] = [set() for _ in range(rows.n_classes)]
     for c, kids in zip(rows.cls, rows.kids):
         found[c] |= set(kids)
@@ -298,7 +298,9 @@ def test_a_plan_makes_every_output_once() -> None:
     assert [v.cls for v in one.outputs] == [found.classes[h], found.classes[n]] and one.call.outputs == (
         one.call.output,
     ) * 2
-    assert Rows(kernels, [1.0] * len(kernels.candidates)).problem.n_classes == 3, "two values and what makes both"
+    assert EncodedHypergraph(kernels, [1.0] * len(kernels.candidates)).problem.n_classes == 3, (
+        "two values and what makes both"
+    )
     choice = search(kernels, _Each())
     plan = plan_of(choice, graph)
     assert plan.kernels == 1 and plan.steps[0].outputs == plan.outputs and plan.cost == 1.0

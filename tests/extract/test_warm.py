@@ -24,10 +24,10 @@ from tensor_graphs.egraph.saturate.union import union
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import ExtractionError, NoPlanError
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.search.encoding import Rows
-from tensor_graphs.extract.search.lazy_pricing import Prices
+from tensor_graphs.extract.search.encoding import EncodedHypergraph
+from tensor_graphs.extract.search.lazy_pricing import LazyPrices
 from tensor_graphs.extract.search.search import search
-from tensor_graphs.extract.search.warm_start import ages, rungs, start_of, warm_solve
+from tensor_graphs.extract.search.warm_start import candidate_rounds, choice_of_candidates, nested_rounds, warm_solve
 from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem
 from tensor_graphs.extract.solve.solve import METHODS, solve
 from tensor_graphs.models import zoo
@@ -110,67 +110,75 @@ class Greedy:
 
 def test_a_choice_can_start_any_problem_that_has_its_kernels(pricer: CostPricer) -> None:
     graph = kernels(view_at(3))
-    prices = [p.us for p in Prices(graph, pricer)()]
+    prices = [p.us for p in LazyPrices(graph, pricer)()]
     best = search(graph, pricer)
-    rows = Rows(graph, prices)
+    rows = EncodedHypergraph(graph, prices)
     assert solve(
-        rows.problem, method="greedy", hint=start_of(rows, graph, best.chosen)
+        rows.problem, method="greedy", hint=choice_of_candidates(rows, graph, best.chosen)
     ).cost <= best.extraction.cost * (1 + 1e-9)
-    few = Rows(graph, [p if i in best.chosen[:3] else float("inf") for i, p in enumerate(prices)])
-    assert (start_of(few, graph, best.chosen) >= 0).sum() == 3
+    few = EncodedHypergraph(graph, [p if i in best.chosen[:3] else float("inf") for i, p in enumerate(prices)])
+    assert (choice_of_candidates(few, graph, best.chosen) >= 0).sum() == 3
 
 
 def test_the_first_rounds_make_nested_problems(pricer: CostPricer) -> None:
     graph = kernels(view_at(4))
-    age = ages(graph)
-    steps = rungs(age)
+    age = candidate_rounds(graph)
+    steps = nested_rounds(age)
     assert steps and steps == sorted(set(steps)) and steps[-1] < max(age)
     costs = []
     for step in (*steps, max(age)):
-        prices = [p.us if a <= step else float("inf") for p, a in zip(Prices(graph, pricer)(), age)]
-        costs.append(solve(Rows(graph, prices).problem).cost)
+        prices = [p.us if a <= step else float("inf") for p, a in zip(LazyPrices(graph, pricer)(), age)]
+        costs.append(solve(EncodedHypergraph(graph, prices).problem).cost)
     assert all(b <= a * (1 + 1e-6) for a, b in pairwise(costs))
-    alone = solve(Rows(kernels(view_at(1)), [p.us for p in Prices(kernels(view_at(1)), pricer)()]).problem).cost
-    first = [p.us if a <= 1 else float("inf") for p, a in zip(Prices(graph, pricer)(), age)]
-    assert solve(Rows(graph, first).problem).cost <= alone * (1 + 1e-6), "it holds what one round alone gives"
+    alone = solve(
+        EncodedHypergraph(kernels(view_at(1)), [p.us for p in LazyPrices(kernels(view_at(1)), pricer)()]).problem
+    ).cost
+    first = [p.us if a <= 1 else float("inf") for p, a in zip(LazyPrices(graph, pricer)(), age)]
+    assert solve(EncodedHypergraph(graph, first).problem).cost <= alone * (1 + 1e-6), (
+        "it holds what one round alone gives"
+    )
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_is_not_proved_is_no_dearer_than_any_smaller_problem(pricer: CostPricer, deterministic: bool) -> None:
     graph = kernels(view_at(4))
-    prices = [p.us for p in Prices(graph, pricer)()]
+    prices = [p.us for p in LazyPrices(graph, pricer)()]
     weak = Greedy()
     rows, found = warm_solve(
-        lambda cost: Rows(graph, cost), graph, prices, weak, seconds=60.0, deterministic=deterministic
+        lambda cost: EncodedHypergraph(graph, cost), graph, prices, weak, seconds=60.0, deterministic=deterministic
     )
-    tried = weak.nodes[1 : 1 + len(rungs(ages(graph)))]
+    tried = weak.nodes[1 : 1 + len(nested_rounds(candidate_rounds(graph)))]
     assert weak.nodes[0] == rows.problem.n_nodes > tried[-1] > tried[0] and tried == sorted(tried)
-    for step in rungs(ages(graph)):
-        small = Rows(graph, [p if a <= step else float("inf") for p, a in zip(prices, ages(graph))])
+    for step in nested_rounds(candidate_rounds(graph)):
+        small = EncodedHypergraph(
+            graph, [p if a <= step else float("inf") for p, a in zip(prices, candidate_rounds(graph))]
+        )
         assert found.cost <= solve(small.problem, method="greedy").cost * (1 + 1e-9)
 
 
 def test_a_known_plan_is_where_the_next_search_starts(pricer: CostPricer) -> None:
     graph = kernels(view_at(3))
-    prices = [p.us for p in Prices(graph, pricer)()]
+    prices = [p.us for p in LazyPrices(graph, pricer)()]
     best = search(graph, pricer)
-    _, found = warm_solve(lambda cost: Rows(graph, cost), graph, prices, Greedy(), seconds=9.0, known=best.chosen)
+    _, found = warm_solve(
+        lambda cost: EncodedHypergraph(graph, cost), graph, prices, Greedy(), seconds=9.0, known=best.chosen
+    )
     assert found.cost <= best.extraction.cost * (1 + 1e-9)
 
 
 def test_kernels_that_only_later_rounds_have_are_no_obstacle(pricer: CostPricer) -> None:
     """Where nothing covers the outputs in the first rounds, these are passed over."""
     graph = kernels(view_at(2))
-    age = ages(graph)
-    prices = [p.us for p in Prices(graph, pricer)()]
+    age = candidate_rounds(graph)
+    prices = [p.us for p in LazyPrices(graph, pricer)()]
     made = {c.output.cls for c, a in zip(graph.candidates, age) if a > 0}
     roots = [r for r in graph.roots if r.cls in made]
     later = [p if a > 0 or c.output not in roots else float("inf") for p, a, c in zip(prices, age, graph.candidates)]
     try:
-        solve(Rows(graph, later).problem)
+        solve(EncodedHypergraph(graph, later).problem)
     except ExtractionError:
         pytest.skip("no rewritten form of an output")
-    assert warm_solve(lambda cost: Rows(graph, cost), graph, later, Greedy(), seconds=9.0)[1].cost > 0
+    assert warm_solve(lambda cost: EncodedHypergraph(graph, cost), graph, later, Greedy(), seconds=9.0)[1].cost > 0
 
 
 def cost_of(view: EGraphView, pricer: CostPricer, **options: Any) -> float:

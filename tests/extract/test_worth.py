@@ -11,7 +11,7 @@ import pytest
 
 from tensor_graphs.extract.candidates.candidates import NumberedHypergraph
 from tensor_graphs.extract.model.kernel import Priced
-from tensor_graphs.extract.search.cutoff import Worth, tree_costs
+from tensor_graphs.extract.search.cutoff import CostCutoff, tree_costs
 
 
 def hypergraph(
@@ -35,23 +35,23 @@ def test_trees_go_around_cycles_and_through_bundles() -> None:
 def test_a_kernel_is_compared_with_the_way_around_it_and_with_those_that_read_no_more() -> None:
     graph = hypergraph([0, 0, 1, 0], [(1,), (), (), (1,)], 2)
     none, whole, part, _ = graph.candidates
-    worth = Worth(graph, None, priced(None, 10.0, 4.0, None))  # type: ignore[arg-type]
+    worth = CostCutoff(graph, None, priced(None, 10.0, 4.0, None))  # type: ignore[arg-type]
     assert worth(none) == 10.0
-    worth = Worth(graph, None, priced(None, 10.0, 4.0, 5.0))  # type: ignore[arg-type]
+    worth = CostCutoff(graph, None, priced(None, 10.0, 4.0, 5.0))  # type: ignore[arg-type]
     assert worth(none) == 5.0 and worth(whole) == 9.0 and worth(part) == 4.0
 
 
 def test_what_a_rival_reads_beside_is_paid_for() -> None:
     graph = hypergraph([0, 1, 2, 2], [(), (), (0,), (0, 1)], 3)
     slow = graph.candidates[2]
-    assert Worth(graph, None, priced(50.0, 3.0, None, 4.0))(slow) == 7.0  # type: ignore[arg-type]
-    assert Worth(graph, None, priced(50.0, None, None, 4.0))(slow) == math.inf  # type: ignore[arg-type]
+    assert CostCutoff(graph, None, priced(50.0, 3.0, None, 4.0))(slow) == 7.0  # type: ignore[arg-type]
+    assert CostCutoff(graph, None, priced(50.0, None, None, 4.0))(slow) == math.inf  # type: ignore[arg-type]
 
 
 def test_a_kernel_of_another_graph_is_of_no_use() -> None:
     """What an earlier search has left under way may end in a later one."""
     graph, other = hypergraph([0], [()], 1), hypergraph([0], [()], 1)
-    assert Worth(graph, None, priced(10.0))(other.candidates[0]) == 0.0  # type: ignore[arg-type]
+    assert CostCutoff(graph, None, priced(10.0))(other.candidates[0]) == 0.0  # type: ignore[arg-type]
 
 
 def test_bounds_tighten_while_kernels_are_measured() -> None:
@@ -60,12 +60,12 @@ def test_bounds_tighten_while_kernels_are_measured() -> None:
     prices = {0: priced(None)[0], 1: priced(None)[0]}
     pricer = SimpleNamespace(price=lambda found: [prices[c.number] for c in found])
     ended: list[bool] = []
-    worth = Worth(graph, pricer, priced(None, None), lambda: bool(ended))  # type: ignore[arg-type]
-    worth.taken(first)
+    worth = CostCutoff(graph, pricer, priced(None, None), lambda: bool(ended))  # type: ignore[arg-type]
+    worth.register(first)
     assert worth(second) == math.inf
     prices[0] = priced(3.0)[0]
     assert worth(second) == 3.0
-    assert Worth(graph, pricer, priced(3.0, None), limited=True)(second) == math.inf  # type: ignore[arg-type]
+    assert CostCutoff(graph, pricer, priced(3.0, None), limited=True)(second) == math.inf  # type: ignore[arg-type]
     ended.append(True)
     assert worth(second) == 0.0
 
@@ -82,7 +82,7 @@ def test_no_best_plan_has_a_kernel_above_its_bound(seed: int) -> None:
             needs.append(tuple(sorted(rng.sample(later, min(len(later), rng.randint(0, 2))))))
     cost = [float(rng.randint(1, 20)) for _ in made]
     graph = hypergraph(made, needs, vertices)
-    worth = Worth(graph, None, priced(*cost))  # type: ignore[arg-type]
+    worth = CostCutoff(graph, None, priced(*cost))  # type: ignore[arg-type]
     plans: list[tuple[float, frozenset[int]]] = []
 
     def grow(todo: frozenset[int], chosen: dict[int, int]) -> None:

@@ -16,11 +16,21 @@ from tensor_graphs.rules.text.instance import eye_kernel
 from tensor_graphs.rules.text.linear_equations import Affine, Inconsistent, System
 from tensor_graphs.rules.text.scopes import SCOPES
 from tensor_graphs.rules.text.shapes import instances, members, typings
-from tensor_graphs.rules.text.tensat import Apply, Input, is_text, read
+from tensor_graphs.rules.text.tensat import Apply, Input, TextRule, blank, is_text, pair_up, parse_line
 from tensor_graphs.rules.text.terms import perm_of
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="the samples of Tensat's rules are not here")
+
+
+def read(text: str, pairs: bool = False) -> list[TextRule]:
+    """The rules of a file in Tensat's format, in file order.
+
+    With `pairs`, two consecutive rules form one. Blank lines and lines that begin with `#` are skipped. RuleError names
+    the line that cannot be parsed; a well-formed rule with an unknown operator is returned with its `problem`.
+    """
+    found = [r for i, line in enumerate(text.splitlines(), 1) if not blank(line) for r in parse_line(line, i)]
+    return pair_up(found) if pairs else found
 
 
 def one(text: str):

@@ -41,7 +41,7 @@ from ..errors import (
 )
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.kernel import Candidate, Priced
-from ..extract.search.encoding import Rows
+from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from ..extract.solve.problem import Extraction, Problem, reachable
@@ -83,7 +83,7 @@ def write(path: str | Path, explorer: Explorer) -> None:
     """
     path = Path(path)
     hypergraph, prices = explorer.choice.hypergraph, explorer.choice.prices
-    rows = Rows(hypergraph, [p.us for p in prices])
+    rows = EncodedHypergraph(hypergraph, [p.us for p in prices])
     problem = replace(
         rows.problem,
         node_ids=tuple(f"k{i}" for i in range(rows.problem.n_nodes)),
@@ -109,7 +109,7 @@ def made_by(view: EGraphView, candidate: Candidate) -> str:
     return JOINED.join(place(view, v) for v in candidate.outputs)
 
 
-def _bundles(view: EGraphView, rows: Rows) -> list[str]:
+def _bundles(view: EGraphView, rows: EncodedHypergraph) -> list[str]:
     vertices = list(rows.vertices)
     return [JOINED.join(place(view, vertices[v]) for v in bundle) for bundle in rows.bundles]
 
@@ -285,7 +285,7 @@ def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", dete
     from ..extract.solve.solve import solve
 
     if isinstance(source, Explorer):
-        problem = Rows(source.choice.hypergraph, [p.us for p in source.choice.prices]).problem
+        problem = EncodedHypergraph(source.choice.hypergraph, [p.us for p in source.choice.prices]).problem
     elif isinstance(source, str | Path):
         problem = read_egraph(source)
     elif isinstance(source, Problem):

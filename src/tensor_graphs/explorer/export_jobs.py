@@ -9,8 +9,8 @@ from .. import settings
 from ..backends.registry import select
 from ..backends.tuning.jobs import write_jobs
 from ..extract.model.kernel import Candidate
+from ..extract.search.policy import MAX_ALTERNATIVES
 from ..extract.search.search import Choice, alternatives
-from ..extract.search.state import RIVALS
 from ..options import Options
 from ..pipeline.choose import choose
 from ..pipeline.match import hypergraph
@@ -43,7 +43,7 @@ def write_lacking(
 
 
 def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
-    """Unmeasured candidates of the best `plans` choices, best choice first, each with its RIVALS cheapest unmeasured
+    """Unmeasured candidates of the best `plans` choices, best choice first, each with its MAX_ALTERNATIVES cheapest unmeasured
     rivals.
     """
     candidates, prices = choice.hypergraph.candidates, choice.prices
@@ -57,7 +57,7 @@ def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
             rivals = [
                 j
                 for v in candidates[i].outputs
-                for j in sorted(makers.get(v, ()), key=lambda j: prices[j].low)[:RIVALS]
+                for j in sorted(makers.get(v, ()), key=lambda j: prices[j].low)[:MAX_ALTERNATIVES]
             ]
             wanted = [i] if prices[i].source not in ("measured", "failed") and not candidates[i].is_view else []
             yield from (candidates[j] for j in dict.fromkeys([*wanted, *rivals]))

@@ -10,7 +10,7 @@ from ..egraph.ir.graph import Graph
 from ..egraph.ir.rule import Rule
 from ..egraph.saturate.union import saturate_in_stages
 from ..egraph.view.view import EGraphView, glue
-from ..extract.search.preload import SOLVERS, STORE, load_ahead
+from ..extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
 from .session import Session
 
 REWRITING = 0.5  # fraction of the remaining time that saturation may take
@@ -42,7 +42,7 @@ def rewrite(session: Session, work: Graph) -> Rewritten:
     with session.stage("saturate", f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}"):
         limits, began = options.saturation_limits, session.now()
         large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
-        load_ahead([*STORE, *(SOLVERS if large else ())])
+        import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
         rules = [r for r in session.rules if r.exact or not options.exact]
         *less, views = saturate_in_stages(
             options.effort, [b.graph for b in blocks.unique], rules, limits, exact=options.exact,

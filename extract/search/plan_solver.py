@@ -1,0 +1,163 @@
+"""Solves of a search: its optimistic, pessimistic and compiler-free plans, each within the remaining time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ...errors import ExtractionError, NoPlanError
+from ..candidates.candidates import Hypergraph
+from ..model.clock import Clock
+from ..model.gc_pause import gc_paused
+from ..model.kernel import Candidate, Priced
+from ..solve.budgets import Budget
+from ..solve.problem import Extraction
+from ..solve.solve import solve
+from .encoding import EncodedHypergraph
+from .measurement_state import per_call
+from .warm_start import warm_solve
+
+# seconds of a solve that is followed by measuring: more rounds find more than longer solves, at equal total time
+QUICK_SOLVE_S = 0.1
+# least seconds of a solve, and seconds of a pessimistic solve: with less, a solve ends with a greedy plan
+MIN_SOLVE_S = 0.25
+SOLVE_OVERTIME = 0.15  # share of the search's seconds by which solves may exceed them
+PESSIMISTIC_SHARE = 0.1  # share of the time that pessimistic solves may take
+CLOSING_S = 1.5  # seconds, at most those of the search, for measuring the final plan's unmeasured kernels
+# Pessimistic time of an unmeasured kernel: multiple of the prediction for library kernels, and for generated pointwise
+# and reduction kernels; multiple of the upper end of the interval for other generated kernels, whose schedules are
+# guesses and may not compile.
+LIBRARY_FACTOR, SIMPLE_FACTOR, GENERATED_FACTOR = 1.3, 6.0, 4.0
+SIMPLE_FAMILIES = ("pointwise", "reduction")
+
+
+@dataclass
+class PlanSolver:
+    """Solves plans of one search, each warm-started from the plan before and limited by the remaining time.
+
+    seconds: time limit of the whole search · limits: time limits in seconds of a solve: of the first attempt, and of
+    the next · chosen: the optimistic plan, in the end the plan to return · pessimistic: the plan to return if nothing
+    more were measured. Plans are candidate indices in execution order."""
+
+    hypergraph: Hypergraph
+    budgets: Sequence[Budget]
+    seconds: float
+    limits: Sequence[float]
+    deterministic: bool
+    stop: Callable[[], bool]
+    clock: Clock
+    chosen: list[int] = field(default_factory=list)
+    pessimistic: list[int] = field(default_factory=list)
+    pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
+    start: float = field(default_factory=lambda: time.monotonic())
+    closing_until: float = -math.inf
+
+    def ended(self) -> bool:
+        """Whether regular measuring is over."""
+        return self.stop() or time.monotonic() - self.start > self.seconds
+
+    def start_closing(self) -> None:
+        """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most CLOSING_S."""
+        self.closing_until = time.monotonic() + min(CLOSING_S, self.seconds)
+
+    def closing_ended(self) -> bool:
+        """Whether the closing phase is over too."""
+        return self.stop() or time.monotonic() > self.closing_until
+
+    def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
+        """The cheapest plan at the given costs in µs, warm-started from a known one: (candidates in execution order,
+        extraction). NoPlanError if none exists or none was found in time."""
+        pressed = self.stop()  # if already stopped, this solve must still produce a plan
+        if not self.deterministic:
+            left = 0.0 if pressed else (1 + SOLVE_OVERTIME) * self.seconds - (time.monotonic() - self.start)
+            limit = max(min(MIN_SOLVE_S, limit), min(limit, left))
+        halted = None if pressed else self.stop
+        with self.clock.running("solve"):
+            return _solve(self.hypergraph, cost, limit, self.deterministic, self.budgets, known, halted)
+
+    def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
+        """Set `chosen` to the cheapest plan at optimistic costs. NoPlanError as for `solve`."""
+        self.chosen, found = self.solve(costs, limit, self.chosen)
+        return found
+
+    def solve_without_compiler(self, prices: Sequence[Priced]) -> list[int]:
+        """Set and return `pessimistic`: the cheapest plan of kernels that are measured or need no compiler; empty if
+        there is none, or if no candidate waits for a compiler. Its times are soon known, everything else is compared
+        with it, and it is the fallback if the time is short."""
+        waits = per_call(self.hypergraph, prices, lambda c, p: c.template.space is not None and p.source != "measured")
+        if not any(waits):
+            return []
+        costs = [math.inf if wait else p.us for wait, p in zip(waits, prices)]
+        try:
+            self.pessimistic, _ = self.solve(costs, MIN_SOLVE_S, ())
+        except NoPlanError:
+            return []
+        return self.pessimistic
+
+    def solve_pessimistic(self, prices: Sequence[Priced]) -> bool:
+        """Update `pessimistic`. False if such solves have taken more than their share of the time, or found no plan."""
+        began = time.monotonic()
+        if self.pessimistic_s > PESSIMISTIC_SHARE * (began - self.start):
+            return False
+        try:
+            self.pessimistic, _ = self.solve(self.pessimistic_costs(prices), MIN_SOLVE_S, self.pessimistic)
+        except NoPlanError:
+            return False
+        finally:
+            self.pessimistic_s += time.monotonic() - began
+        return True
+
+    def solve_final(
+        self, prices: Sequence[Priced], optimistic: Extraction, limit: float, *, settled: bool = False
+    ) -> Extraction:  # fmt: skip
+        """Set `chosen` to the plan to return, the cheapest at pessimistic costs. With `settled`, unmeasured kernels
+        outside the last plan are excluded, if that leaves a plan. The lower bound is the minimum with that of the
+        optimistic costs."""
+        cost, own = self.pessimistic_costs(prices), set(self.chosen)
+        sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
+        try:
+            self.chosen, found = self.solve(sure if settled else cost, limit, self.chosen)
+        except NoPlanError:
+            if not settled:
+                raise
+            self.chosen, found = self.solve(cost, limit, self.chosen)
+        bound = min(found.lower_bound, optimistic.lower_bound)
+        return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
+
+    def pessimistic_costs(self, prices: Sequence[Priced]) -> list[float]:
+        """Pessimistic cost of each candidate in µs, if nothing more is measured."""
+        return per_call(self.hypergraph, prices, pessimistic_us)
+
+
+def pessimistic_us(candidate: Candidate, price: Priced) -> float:
+    """Pessimistic time in µs of a candidate used unmeasured; the measured time of others."""
+    if price.source == "measured":
+        return price.us
+    if candidate.is_view or candidate.template.space is None:
+        return min(price.high, LIBRARY_FACTOR * price.us)
+    if candidate.template.family in SIMPLE_FAMILIES:
+        return min(price.high, SIMPLE_FACTOR * price.us)
+    return GENERATED_FACTOR * price.high
+
+
+@gc_paused()
+def _solve(
+    hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
+    known: Sequence[int], stop: Callable[[], bool] | None = None,
+) -> tuple[list[int], Extraction]:  # fmt: skip
+    try:
+        rows, found = warm_solve(
+            lambda prices: EncodedHypergraph(hypergraph, prices, budgets), hypergraph, cost, partial(solve, stop=stop),
+            seconds=seconds, deterministic=deterministic, known=known,
+        )  # fmt: skip
+    except ExtractionError as error:
+        if budgets and not error.message.startswith("a root"):
+            raise NoPlanError(f"no plan: {error.message}", where=error.where, hint=error.hint) from None
+        raise NoPlanError(f"no kernels cover the outputs: {error.message}", hint="allow another backend") from None
+    return rows.ordered(found), found
+
+
+__all__ = ["CLOSING_S", "MIN_SOLVE_S", "QUICK_SOLVE_S", "SOLVE_OVERTIME", "PlanSolver", "pessimistic_us"]

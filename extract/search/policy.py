@@ -1,0 +1,235 @@
+"""Acquisition policy: which kernels a search measures next.
+
+Each round has two plans. The *optimistic* plan is the cheapest if unmeasured kernels take as little as they may; it
+says what could become the best. The *pessimistic* plan is the cheapest if they take as much as they may; it would be
+returned if the search ended now. A kernel's *stake* is the number of µs of a plan that its measurement may change: the
+predicted time of an unmeasured kernel, the possible gain of an alternative or of more tuning.
+
+The next request, in this order:
+
+1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any.
+2. Unmeasured kernels of the pessimistic plan with large stakes. (A prediction far too low wins there, while optimistic
+   plans use other kernels.)
+3. Tuning of the pessimistic plan's kernels, if tuning has had less than its share of the schedules. (The optimistic
+   plan may require first looks forever.)
+4. The optimistic plan: first looks at its unmeasured kernels and at alternatives that may be faster; tuning, once no
+   first look has a large stake; then first looks and tuning with small stakes.
+
+The thresholds below were compared on simulated searches (`python -m benchmarks.search_replay`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from ...errors import NoPlanError
+from ..candidates.candidates import Hypergraph
+from ..model.kernel import Candidate, Priced, Vertex
+from ..solve.problem import Extraction
+from .cutoff import CallToken, call_token, tree_costs
+from .measurement_state import (
+    SCHEDULES,
+    SHARE_AFTER_MORE_TUNING,
+    SHARE_AFTER_TUNING,
+    MeasurementRequest,
+    MeasurementState,
+    per_call,
+)  # fmt: skip
+from .plan_solver import PlanSolver
+
+LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
+ROUND_KERNELS = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
+MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
+
+Stakes = dict[int, float]  # candidate -> stake in µs, largest first
+
+
+@dataclass
+class AcquisitionPolicy:
+    """Chooses measurement requests from the state of a search and its plans."""
+
+    state: MeasurementState
+    plans: PlanSolver
+
+    @property
+    def hypergraph(self) -> Hypergraph:
+        """The candidates."""
+        return self.state.hypergraph
+
+    def optimistic_round(
+        self, prices: Sequence[Priced], costs: Sequence[float]
+    ) -> tuple[Extraction, MeasurementRequest]:  # fmt: skip
+        """(extraction of the optimistic plan at `costs`, request for it). A longer solve is used only if the search
+        would end otherwise, or if the shorter one finds no plan within the budgets."""
+        for limit in self.plans.limits:
+            try:
+                found = self.plans.solve_optimistic(costs, limit)
+            except NoPlanError:
+                if not self.plans.budgets or limit == self.plans.limits[-1]:
+                    raise
+                continue
+            request = self.optimistic_request(self.plans.chosen, prices)
+            if request.now or self.state.in_flight or found.optimal:
+                break
+        return found, request
+
+    def request(self, prices: Sequence[Priced], optimistic: MeasurementRequest, *, first: bool) -> MeasurementRequest:
+        """The next request, given that of the optimistic plan. first: whether this is the first round."""
+        if first:
+            sure = self.unmeasured(self.plans.solve_without_compiler(prices), prices) if optimistic.first_look else []
+        elif self.plans.solve_pessimistic(prices):
+            sure = self.unmeasured(self.plans.pessimistic, prices, LARGE_STAKE)
+        else:
+            sure = []
+        candidates = self.hypergraph.candidates
+        if sure:
+            waiting = [
+                i for i in optimistic.now
+                if not optimistic.first_look or (first and candidates[i].template.space is not None)
+            ]  # fmt: skip
+            later = [*((candidates[i], optimistic.first_look) for i in waiting), *optimistic.later]
+            rest = [i for i in optimistic.now if i not in set(waiting)]
+            return MeasurementRequest(rest, later=later).preceded_by(sure)
+        if not first and optimistic.first_look and (tuned := self.tuned_before_looks(prices)):
+            later = [*((candidates[i], True) for i in optimistic.now), *optimistic.later]
+            return MeasurementRequest(tuned, False, later)
+        return optimistic
+
+    def unmeasured(self, plan: Iterable[int], prices: Sequence[Priced], min_share: float = 0.0) -> list[int]:
+        """Unmeasured candidates of a plan that account for at least `min_share` of its predicted time, most expensive
+        first."""
+        plan = list(plan)
+        candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)
+        open_ = (i for i in plan if self.state.is_open(candidates[i], prices[i]))
+        stakes = _summed(candidates, ((i, prices[i].us) for i in open_))
+        return [i for i in stakes if stakes[i] >= min_share * total]
+
+    def optimistic_request(self, plan: Sequence[int], prices: Sequence[Priced]) -> MeasurementRequest:
+        """The request for the optimistic plan; empty if nothing in it could change."""
+        if self.state.measurer is None:
+            return MeasurementRequest(first_look=False)
+        candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)
+        looks, tuning = self.first_look_stakes(plan, prices), self.tuning_stakes(plan, prices)
+        for min_stake in (LARGE_STAKE * total, 0.0):
+            for stakes, first_look in ((looks, True), (tuning, False)):
+                if now := _batch(stakes, min_stake):
+                    later = [(candidates[i], first_look) for i in stakes if i not in now]
+                    later += [(candidates[i], False) for i in tuning if first_look]
+                    now.sort(key=lambda i: first_look and candidates[i].template.space is not None)
+                    return MeasurementRequest(now, first_look, later)
+        return MeasurementRequest(first_look=False)
+
+    def first_look_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
+        """Unmeasured candidates of the plan, and their unmeasured alternatives that fit into it and may be faster;
+        equal calls once. The stake of a candidate of the plan is its predicted time, that of an alternative the
+        possible saving divided by its rank: only one alternative is used."""
+        candidates = self.hypergraph.candidates
+        open_, fits = per_call(self.hypergraph, prices, self.state.is_open), self.fits_into(plan)
+        makers: dict[Vertex, list[int]] = {}
+        for i, c in enumerate(candidates):
+            if open_[i]:
+                for v in c.outputs:
+                    makers.setdefault(v, []).append(i)
+        wanted = [i for i in plan if open_[i]]
+        stakes = _summed(candidates, ((i, prices[i].us) for i in wanted))
+        known = {call_token(candidates[i]) for i in stakes}
+        savings: dict[int, float] = {}
+        for i in wanted:
+            for v in candidates[i].outputs:
+                faster = [j for j in makers[v] if prices[j].low <= prices[i].us and fits(j)]
+                nearest = nsmallest(MAX_ALTERNATIVES, faster, key=lambda j: prices[j].low)
+                for rank, j in enumerate(nearest, 1):
+                    if call_token(candidates[j]) not in known:
+                        savings[j] = max(savings.get(j, 0.0), (prices[i].us - prices[j].low) / rank)
+        return _largest_first({**stakes, **_largest_per_call(candidates, savings)})
+
+    def tuning_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
+        """Candidates of a plan with untried schedules (after a first look, an interrupted tuning, or a tuning cut off
+        by the cost cutoff), and their nearest alternatives that may become faster by tuning."""
+        state, measurer, candidates = self.state, self.state.measurer, self.hypergraph.candidates
+        if measurer is None:
+            return {}
+        gain: Callable[[int], float] = lambda i: (
+            1 - (SHARE_AFTER_MORE_TUNING if call_token(candidates[i]) in state.tuned else SHARE_AFTER_TUNING)
+        )
+        stakes = _summed(candidates, ((i, gain(i) * prices[i].us) for i in plan))
+        unique, ended = {call_token(candidates[i]): i for i in stakes}, state.requested - state.looked - state.tuned
+        open_ = {i for token, i in unique.items() if token not in ended and measurer.unfinished(candidates[i])}
+        if not open_:
+            return {}
+        fits = self.fits_into(plan)
+        may_gain: Callable[[int], bool] = lambda j: state.expected_share(candidates[j]) < 1.0 and fits(j)
+        found: Stakes = {}
+        for i in stakes:
+            if i in open_:
+                found[i] = stakes[i]
+            alike = filter(may_gain, state.index.by_output[self.hypergraph.numbered.made[i]])
+            for j in nsmallest(MAX_ALTERNATIVES + 1, alike, key=lambda j: prices[j].us):
+                saving = 1 - prices[j].us * state.expected_share(candidates[j]) / prices[i].us
+                if saving > 0 and unique.setdefault(call_token(candidates[j]), j) == j:
+                    found.setdefault(j, stakes[i] * min(1.0, saving / gain(i)))
+        return _largest_first(found)
+
+    def tuned_before_looks(self, prices: Sequence[Priced]) -> list[int]:
+        """Kernels of the pessimistic plan to tune before further first looks: those with the largest stakes, and
+        their alternatives; empty if tuning had its share of the schedules. The shares of tuning and of first looks are
+        proportional to their possible gains."""
+        plan = self.plans.pessimistic
+        total = sum(prices[i].us for i in plan)
+        hoped = sum(prices[i].us if prices[i].source == "measured" else prices[i].low for i in self.plans.chosen)
+        look_gain = max(0.0, total - hoped)
+        tuned, looked = self.state.schedules[False], self.state.schedules[True]
+        due: Callable[[int, float], bool] = lambda kernels, tuning_gain: (
+            (tuned + SCHEDULES[False] * kernels) * look_gain <= looked * tuning_gain
+        )
+        if not due(1, (1 - SHARE_AFTER_TUNING) * total):  # the stakes take longer to compute
+            return []
+        stakes, own = self.tuning_stakes(plan, prices), set(plan)
+        found = sorted(stakes, key=lambda i: i not in own)[:ROUND_KERNELS]
+        tuning_gain = sum(stakes[i] for i in found if i in own) or max((stakes[i] for i in found), default=0.0)
+        return found if tuning_gain >= LARGE_STAKE * total and due(len(found), tuning_gain) else []
+
+    def fits_into(self, plan: Iterable[int]) -> Callable[[int], bool]:
+        """Predicate: whether a candidate could replace another one in the plan unchanged: its inputs are values of the
+        plan or views of them. (The last of three kernels that replace one is faster than that one; a plan with all
+        three is a different plan.)"""
+        own, needs = set(plan), self.hypergraph.numbered.needs
+        free = [0.0 if c.is_view or i in own else math.inf for i, c in enumerate(self.hypergraph.candidates)]
+        available = tree_costs(self.hypergraph, free)
+        return lambda j: all(available[v] < math.inf for v in needs[j])
+
+
+def _batch(stakes: Stakes, min_stake: float) -> list[int]:
+    """Candidates with a stake of at least `min_stake`, filled up to ROUND_KERNELS with the next ones; empty if none has
+    such a stake."""
+    large = sum(stake >= min_stake for stake in stakes.values())
+    return list(stakes)[: max(large, ROUND_KERNELS)] if large else []
+
+
+def _summed(candidates: Sequence[Candidate], stakes: Iterable[tuple[int, float]]) -> Stakes:
+    """Stakes summed over candidates with equal calls; the first candidate represents the call."""
+    first: dict[CallToken, int] = {}
+    found: dict[int, float] = {}
+    for i, stake in stakes:
+        i = first.setdefault(call_token(candidates[i]), i)
+        found[i] = found.get(i, 0.0) + stake
+    return _largest_first(found)
+
+
+def _largest_per_call(candidates: Sequence[Candidate], stakes: Mapping[int, float]) -> Stakes:
+    """For each call, the candidate with the largest stake."""
+    found: dict[CallToken, int] = {}
+    for i, stake in stakes.items():
+        token = call_token(candidates[i])
+        if stake > stakes.get(found.setdefault(token, i), 0.0):
+            found[token] = i
+    return {i: stakes[i] for i in found.values()}
+
+
+def _largest_first(stakes: Mapping[int, float]) -> Stakes:
+    return dict(sorted(stakes.items(), key=lambda pair: -pair[1]))
+
+
+__all__ = ["MAX_ALTERNATIVES", "AcquisitionPolicy"]
