@@ -15,7 +15,7 @@ from tests.fuzz.repeated import reassemble
 
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.blocks import compute_nodes, find_blocks
+from tensor_graphs.egraph.ir.blocks import Blocks, compute_nodes, find_blocks
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.simplify.simplify import simplify
