@@ -33,10 +33,10 @@ from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.repeats import RepeatedSubgraphs
 from tensor_graphs.extract.solve import dominators as must
 from tensor_graphs.extract.solve import frontier_dp as seams
+from tensor_graphs.extract.solve import presolve
 from tensor_graphs.extract.solve.label_setting import LabelSetting
 from tensor_graphs.extract.solve.problem import Problem, ProblemRows
 from tensor_graphs.extract.solve.serialize import read_egraph
-from tensor_graphs.extract.solve.solve import presolve
 from tensor_graphs.models.torch_export import export_bounds
 from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline.session import Options, Session
@@ -500,7 +500,7 @@ def test_searches_that_would_take_too_much_memory_are_left_out(monkeypatch: pyte
 def test_always_on_classes_are_the_same_in_narrow_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = problem_of({f"n{i}": node(f"c{i}", [f"n{i + 1}"] if i < 299 else []) for i in range(300)}, "c0")
     items = must.items_of(rows)
-    order = must.components(must.class_graph(items))[1]
+    order = must.strongly_connected_components(must.class_graph(items))[1]
     whole = must.always_on(items, order, [0])
     monkeypatch.setattr(must, "WINDOW_BYTES", 8)
     assert must.always_on(items, order, [0]) == whole == set(range(300))

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.blocks import Blocks, compute_nodes, find_blocks, stamp
+from tensor_graphs.egraph.ir.blocks import Blocks, compute_nodes, find_blocks
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.simplify.simplify import simplify
+
+from ..fuzz.reassembly import reassemble
 
 B, T, D, H = 2, 8, 16, 2
 
@@ -25,16 +27,6 @@ B, T, D, H = 2, 8, 16, 2
 # ---------------------------------------------------------------- models
 def heads(x: Tensor) -> Tensor:
     return t.permute(t.reshape(x, (B, T, H, -1)), (0, 2, 1, 3))
-
-
-def reassemble(blocks: Blocks) -> Graph:
-    """Rebuild the whole graph from the blocks' bodies; identical to `blocks.graph`, node by node."""
-    known: dict[Tensor, Tensor] = {}
-    for instance in blocks.instances:
-        body = blocks.unique[instance.block].graph
-        for value, made in zip(instance.outputs, stamp(body, instance, known), strict=True):
-            known[value] = made
-    return blocks.graph.with_roots([known.get(r, r) for r in blocks.graph.roots])
 
 
 def merged(x: Tensor) -> Tensor:

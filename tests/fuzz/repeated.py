@@ -10,13 +10,14 @@ import numpy as np
 
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.blocks import find_blocks, reassemble
+from tensor_graphs.egraph.ir.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Tensor, make
 from tensor_graphs.egraph.ir.interpret import evaluate
 
 from .checks import SEEN, class_values, data_of, forms, plans, work_of
 from .graphs import Array, Case, case
 from .oracle import Oracle
+from .reassembly import reassemble
 
 
 def repeats(one: Case, rng: random.Random) -> Case | None:
