@@ -620,7 +620,7 @@ def test_searches_that_would_take_too_much_memory_are_left_out(monkeypatch: pyte
 def test_always_on_classes_are_the_same_in_narrow_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = problem_of({f"n{i}": node(f"c{i}", [f"n{i + 1}"] if i < 299 else []) for i in range(300)}, "c0")
     items = must.items_of(rows)
-    order = must.components(must.class_graph(items))[1]
+    order = must.strongly_connected_components(must.class_graph(items))[1]
     whole = must.always_on(items, order, [0])
     monkeypatch.setattr(must, "WINDOW_BYTES", 8)
     assert must.always_on(items, order, [0]) == whole == set(range(300))

@@ -20,6 +20,8 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.simplify.simplify import simplify
 
+from ..fuzz.reassembly import reassemble
+
 B, T, D, H = 2, 8, 16, 2
 
 

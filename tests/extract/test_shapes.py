@@ -15,6 +15,7 @@ from tensor_graphs.errors import ExtractionError
 from tensor_graphs.extract.model.scc import strongly_connected_components
 from tensor_graphs.extract.solve import dominators as must
 from tensor_graphs.extract.solve import greedy
+from tensor_graphs.extract.solve import presolve as presolving
 from tensor_graphs.extract.solve import solve as solving
 from tensor_graphs.extract.solve.components import split_components
 from tensor_graphs.extract.solve.greedy import best_greedy, bottom_up
@@ -22,7 +23,6 @@ from tensor_graphs.extract.solve.local_search import local_search, promising_row
 from tensor_graphs.extract.solve.presolve import detach, presolve
 from tensor_graphs.extract.solve.problem import Problem, evaluate
 from tensor_graphs.extract.solve.serialize import parse_egraph, to_json, write_egraph
-from tensor_graphs.extract.solve.solve import presolve as presolving
 from tensor_graphs.extract.solve.solve import solve
 
 COSTS = {
