@@ -10,23 +10,14 @@ import numpy as np
 
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.blocks import Blocks, find_blocks, stamp
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
+from tensor_graphs.egraph.ir.blocks import find_blocks
+from tensor_graphs.egraph.ir.graph import Tensor, make
 from tensor_graphs.egraph.ir.interpret import evaluate
 
 from .checks import SEEN, class_values, data_of, forms, plans, work_of
 from .graphs import Array, Case, case
 from .oracle import Oracle
-
-
-def reassemble(blocks: Blocks) -> Graph:
-    """Rebuild the whole graph from the blocks' bodies; identical to `blocks.graph`, node by node."""
-    known: dict[Tensor, Tensor] = {}
-    for instance in blocks.instances:
-        body = blocks.unique[instance.block].graph
-        for value, made in zip(instance.outputs, stamp(body, instance, known), strict=True):
-            known[value] = made
-    return blocks.graph.with_roots([known.get(r, r) for r in blocks.graph.roots])
+from .reassembly import reassemble
 
 
 def repeats(one: Case, rng: random.Random) -> Case | None:
