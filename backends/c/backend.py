@@ -7,31 +7,35 @@ Kernels work on the same memory as NumPy's and Torch's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import PRODUCTS, REACHES, Reach
-from ...extract.model.kernel import Call
+from ...extract.model.kernel import Call, Template
 from ..generate.generator import Asked, Generator, Lowering, Lowerings
-from ..generate.template import Generated, Launch, Lowered, Schedule, template_of
+from ..generate.template import EmitterBase, GeneratedKernel, Launch, LaunchBase, Lowered, Schedule, template_of
 from ..ir.kernel import PROBE, Expr, Kernel, walk
-from ..ir.precision import Precision
+from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape
 from .emit.kernel import emit
 from .helpers import HELPERS, c_library
+
+if TYPE_CHECKING:
+    from ...egraph.saturate.lift import Numbers
 
 ROWS = 1  # maximum rows of a product: few enough that reading the matrix dominates
 
 
 @dataclass(frozen=True)
-class Function:
+class Function(LaunchBase):
     """A C function; `buffers` in parameter order."""
 
     name: str
@@ -44,7 +48,7 @@ class Function:
 
 
 @dataclass
-class CEmitter:
+class CEmitter(EmitterBase):
     """Emits one C function per kernel."""
 
     name: str = "c"
@@ -87,7 +91,7 @@ def _streams(e: Expr) -> bool:
     return max(loads, default=0) * ROWS >= space
 
 
-def generated(root: Tensor | Sequence[Tensor]) -> Generated:
+def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
     """The C template of a term over inputs, or of several terms."""
     return template_of(BACKEND.emitter, root)
 
@@ -95,7 +99,7 @@ def generated(root: Tensor | Sequence[Tensor]) -> Generated:
 class CLowering(Lowering):
     """Lowering for the C backend."""
 
-    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
+    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template of a fusion group with its call, if C can compute it."""
         if not all(_narrow(t) for t in topological(asked.region.terms)):
             return
@@ -107,15 +111,29 @@ class CLowering(Lowering):
 class C(Generator):
     """Backend of generated C kernels."""
 
+    operands = "address"
+
     def lowering(self, lowerings: Lowerings) -> Lowering:
         """A new `CLowering`."""
         return CLowering(self, lowerings)
 
-    def template(self, roots: Sequence[Tensor]) -> Generated:
-        """The template of terms, for measuring processes. Imports Torch, whose threads share the loops."""
+    def template(
+        self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
+    ) -> GeneratedKernel:
+        """See `Target`. Imports Torch, whose threads share the loops."""
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
-        return template_of(self.emitter, roots)
+        return super().template(roots, transposed, last, precision)
+
+    def any_size(
+        self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
+        probes: Iterable[Mapping[str, int]],
+    ) -> Any:  # fmt: skip
+        """See `Target`."""
+        from .any_size import sized
+
+        assert isinstance(template, GeneratedKernel)  # the backend has no others
+        return sized(template, call, numbers, searched, probes)
 
     def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
         """The fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
@@ -137,7 +155,7 @@ def _unavailable() -> str:
     return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
 
 
-BACKEND = C(CEmitter(), HELPERS, "cpu")
+BACKEND = C(CEmitter(), HELPERS)
 """The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

@@ -7,8 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from ...egraph.ir.graph import Tensor
-from ..generate.generator import Generator
-from ..generate.template import CARRYING, COUNTING, Generated, Launch, Lowered, Schedule, split_axis, template_of
+from ..generate.generator import GpuGenerator
+from ..generate.template import (
+    CARRYING,
+    COUNTING,
+    EmitterBase,
+    GeneratedKernel,
+    Launch,
+    Lowered,
+    Schedule,
+    split_axis,
+    template_of,
+)
 from ..ir.kernel import PROBE, Kernel, Unfusable, if_fusable
 from ..ir.precision import IEEE, THREE, Precision
 from ..ir.tiling import Shape, shape_of
@@ -26,7 +36,7 @@ from .windows.schedules import window_schedules, windows_fit
 
 
 @dataclass
-class CudaEmitter:
+class CudaEmitter(EmitterBase):
     """Emitter of CUDA C++: one `__global__` function per kernel. In a split reduction the last block of each tile
     combines the partial results."""
 
@@ -34,6 +44,7 @@ class CudaEmitter:
     version: str = "6"
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
+    searches: bool = True
     precisions: tuple[Precision, ...] = (THREE,)  # besides the dtype's own; for TF32 the library is faster
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
@@ -97,13 +108,13 @@ def among(first: Sequence[Schedule], second: Sequence[Schedule]) -> list[Schedul
     return [schedule for three in threes for schedule in three if schedule is not None]
 
 
-def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:
+def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
     """Template of a term over inputs, or of several (multi-output fusion); the weights named in `transposed` are
     transposed at load time."""
     return template_of(BACKEND.emitter, root, transposed)
 
 
-class Cuda(Generator):
+class Cuda(GpuGenerator):
     """The CUDA C++ backend."""
 
 

@@ -30,7 +30,7 @@ def answer(job: Job) -> Reply:
     found: Reply = []
     for name in job.names:
         generator = backend(name)
-        assert isinstance(generator, Generator)
+        assert isinstance(generator, Generator)  # jobs name generators only
         lowering = lowerings.of(generator)
         answers = lowering.lower_all(built(job.terms), job)
         forms: dict[Any, Form] = {t: (turned, last, p.number) for (_, turned, last, p), t in lowering.known.items()}

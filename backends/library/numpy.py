@@ -13,7 +13,8 @@ from typing import Any
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Expr, concrete
 from ...egraph.ir.ops import OPS
-from ...extract.model.kernel import Call, Code, Operand, Template, identified, identify
+from ...extract.model.kernel import Call, Code, LibraryKernel, Operand, identified, identify
+from ..contract import BackendBase
 from ..ir.source_text import dtype_text, literal
 from ..runtime.views import NUMPY as VIEW_CODE
 from ..runtime.views import VIEWS, spelled
@@ -47,9 +48,9 @@ def _shape(operand: Operand) -> tuple[int, ...]:
     return operand.type.shape  # type: ignore[return-value]
 
 
-def row(name: str, pattern: str, code: Code, **more: Any) -> Template:
+def row(name: str, pattern: str, code: Code, **more: Any) -> LibraryKernel:
     """A NumPy template."""
-    return Template(f"np.{name}", "numpy", pattern, code, **more)
+    return LibraryKernel(f"np.{name}", "numpy", pattern, code, **more)
 
 
 def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]:
@@ -197,7 +198,7 @@ UFUNCS: dict[str, tuple[str, Applies | None]] = {
 }
 
 
-def _ufunc(op: str, ufunc: str, applies: Applies | None) -> Template:
+def _ufunc(op: str, ufunc: str, applies: Applies | None) -> LibraryKernel:
     names = ("x", "y")[: OPS[op].arity]
     pattern = f"{op}_({', '.join(names)})" if op in ("and", "or", "not") else f"{op}({', '.join(names)})"
     code = f"np.{ufunc}({', '.join('{' + n + '}' for n in names)}, out={{out}})"
@@ -217,7 +218,7 @@ def _cast_code(call: Call) -> str:
     return f"np.copyto({n['out']}, {n['x']}, casting='unsafe')"
 
 
-def _pointwise() -> list[Template]:
+def _pointwise() -> list[LibraryKernel]:
     chain = "np.negative({x}, out={out}); np.exp({out}, out={out}); np.add({out}, 1, out={out}); "
     return [
         *(_ufunc(op, *spec) for op, spec in UFUNCS.items()),
@@ -275,7 +276,7 @@ def _mean_code(call: Call) -> str:
     return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
 
 
-def _reductions() -> list[Template]:
+def _reductions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction"}
     return [
         row("sum", "sum(x, axes=axes)", _reduce_code("add", True), exact=True, **more),
@@ -346,7 +347,7 @@ def _batched(call: Call) -> bool:
     )
 
 
-def _contractions() -> list[Template]:
+def _contractions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "contraction"}
     column_major: dict[str, Code] = {"w": "np.asfortranarray({w})"}
     halves = "np.copyto({out}, np.matmul({x}.astype(np.float32), {w}.astype(np.float32)), casting='unsafe')"
@@ -450,7 +451,7 @@ def concats() -> Iterator[tuple[int, str, str]]:
         yield n + 1, pattern, ", ".join("{" + name + "}" for name in names)
 
 
-def _layout() -> list[Template]:
+def _layout() -> list[LibraryKernel]:
     more: dict[str, Any] = {"exact": True}
     return [
         row("copy", "x", "np.copyto({out}, {x})", family="copy", **more),
@@ -474,21 +475,16 @@ def _layout() -> list[Template]:
     ]  # fmt: skip
 
 
-class NumpyBackend:
+class NumpyBackend(BackendBase):
     """NumPy on the CPU: always usable, with a reference kernel for every op."""
 
     name = "numpy"
-    device = "cpu"
     helpers: Mapping[str, str] = HELPERS
 
     @cached_property
-    def templates(self) -> Sequence[Template]:
+    def templates(self) -> Sequence[LibraryKernel]:
         """View templates, then at least one kernel per op."""
         return (*VIEWS, *_pointwise(), *_reductions(), *_contractions(), *_layout())
-
-    def unavailable(self) -> str:
-        """Empty: always usable."""
-        return ""
 
 
 BACKEND = NumpyBackend()

@@ -11,7 +11,17 @@ from typing import Any
 
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.type_laws import infer
-from ...extract.model.kernel import Call, Code, Operand, Strides, Template, contiguous, identified, identify
+from ...extract.model.kernel import (
+    Call,
+    Code,
+    LibraryKernel,
+    Operand,
+    Strides,
+    Template,
+    contiguous,
+    identified,
+    identify,
+)
 
 Attrs = Mapping[str, Any]
 Layout = tuple[Strides, int]  # strides and offset of the first element, in elements
@@ -172,8 +182,8 @@ def _feasible(op: str) -> Callable[[Call], bool]:
 
 
 #: One template per view op, for every backend on NumPy's memory.
-VIEWS: tuple[Template, ...] = tuple(
-    Template(
+VIEWS: tuple[LibraryKernel, ...] = tuple(
+    LibraryKernel(
         f"view.{op}",
         "numpy",
         _pattern(op),

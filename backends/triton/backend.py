@@ -8,8 +8,18 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from ...egraph.ir.graph import Tensor
-from ..generate.generator import Generator
-from ..generate.template import CARRYING, COUNTING, Generated, Launch, Lowered, Schedule, launches, template_of
+from ..generate.generator import GpuGenerator
+from ..generate.template import (
+    CARRYING,
+    COUNTING,
+    EmitterBase,
+    GeneratedKernel,
+    Launch,
+    Lowered,
+    Schedule,
+    launches,
+    template_of,
+)
 from ..ir.kernel import Kernel
 from ..ir.precision import TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
 from ..ir.tiling import Shape, shape_of
@@ -59,7 +69,7 @@ def held(x):
 
 
 @dataclass
-class TritonEmitter:
+class TritonEmitter(EmitterBase):
     """Emitter of Triton: one function per kernel. A split reduction is two kernels, or one whose last programs combine
     the parts."""
 
@@ -67,6 +77,7 @@ class TritonEmitter:
     version: str = "9"
     setup: tuple[str, ...] = ("INTERPRETED", "begin_early", "counters", "described", "held", "larger", "smaller")
     needs: tuple[str, ...] = ("torch", "triton")
+    searches: bool = True
     precisions: tuple[Precision, ...] = (THREE, TWO_BRAINS, TF32)  # besides the dtype's own, the slower ones first
     #: Precision to use where the right side of a product is not contiguous along K. In TF32 such a side goes through
     #: registers, at half the speed or less: weights are therefore transposed at load time, other operands use this
@@ -120,13 +131,13 @@ class TritonEmitter:
         ]
 
 
-def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:
+def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
     """Triton's template of a term over inputs, or of several (multi-output fusion); weights named in `transposed` are
     transposed at load time."""
     return template_of(BACKEND.emitter, root, transposed)
 
 
-class Triton(Generator):
+class Triton(GpuGenerator):
     """The Triton backend."""
 
 

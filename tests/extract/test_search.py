@@ -23,7 +23,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
 from tensor_graphs.extract.model.clock import Clock
-from tensor_graphs.extract.model.kernel import Candidate, Priced, Template
+from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced
 from tensor_graphs.extract.search import plans as plans_module
 from tensor_graphs.extract.search.search import alternatives, measure_ahead, search
 from tensor_graphs.extract.search.state import RIVALS
@@ -33,9 +33,11 @@ X = tg.input("x", (8, 8))
 
 def variants(count: int, output: Any = None, both: int = 0) -> Hypergraph:
     """exp(x) by `count` kernels, called exp0, exp1, …; exp(tanh(x)) by so many that do `both`."""
-    templates = [Template(f"exp{i}", "numpy", "exp(x)", "np.exp({x}, out={out})", version=str(i)) for i in range(count)]
+    templates = [
+        LibraryKernel(f"exp{i}", "numpy", "exp(x)", "np.exp({x}, out={out})", version=str(i)) for i in range(count)
+    ]
     code = "np.exp(np.tanh({x}), out={out})"
-    templates += [Template(f"both{i}", "numpy", "exp(tanh(x))", code, version=str(i)) for i in range(both)]
+    templates += [LibraryKernel(f"both{i}", "numpy", "exp(tanh(x))", code, version=str(i)) for i in range(both)]
     rest = [t for t in backend("numpy").templates if t.name != "np.exp"]
 
     class Fake:

@@ -26,7 +26,7 @@ from tensor_graphs.extract.fusion.groups import Regions
 from tensor_graphs.extract.fusion.growth import MAX_LEAVES
 from tensor_graphs.extract.fusion.multi_output import MOST, Together
 from tensor_graphs.extract.fusion.uses import Uses
-from tensor_graphs.extract.model.kernel import Candidate, Operand, Priced, Template, Vertex
+from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Operand, Priced, Vertex
 from tensor_graphs.extract.model.scc import components
 from tensor_graphs.extract.search.encoding import Rows
 from tensor_graphs.extract.search.plan import plan_of
@@ -39,7 +39,7 @@ from tensor_graphs.rules import ALL
 from .test_candidates import Kernels
 
 VIEW = view_of(Graph.of(tg.input("x", (4,)) + 1.0))
-PLAIN = Template("np.add", "numpy", "x + x", "np.add({x}, {x}, out={out})")
+PLAIN = LibraryKernel("np.add", "numpy", "x + x", "np.add({x}, {x}, out={out})")
 
 
 class Made:
@@ -160,8 +160,8 @@ def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
     graph = Graph.of([end, tg.cos(first)])
     found = view_of(graph)
     code = "np.copyto({out}, {a}); np.copyto({out1}, {a})"
-    late = Template("np.late", "numpy", "sin(a + exp(x));exp(x)", code)
-    good = Template("np.good", "numpy", "sin(a + b);cos(a)", code)
+    late = LibraryKernel("np.late", "numpy", "sin(a + exp(x));exp(x)", code)
+    good = LibraryKernel("np.good", "numpy", "sin(a + b);cos(a)", code)
     kernels = candidates(found, [Kernels([late, good]), backend("numpy")], view_strides)
     assert {c.template.name for c in kernels.candidates if c.more} == {"np.good"}
     one = list(_Builder(found, [Kernels([late])], view_strides, None)._matches(late))
@@ -289,7 +289,9 @@ def test_a_plan_makes_every_output_once() -> None:
     h, n = tg.exp(x), tg.tanh(tg.exp(x))
     graph = Graph.of([h, n])
     found = view_of(graph)
-    both = Template("np.both", "numpy", "exp(x);tanh(exp(x))", "np.exp({x}, out={out}); np.tanh({out}, out={out1})")
+    both = LibraryKernel(
+        "np.both", "numpy", "exp(x);tanh(exp(x))", "np.exp({x}, out={out}); np.tanh({out}, out={out1})"
+    )
     assert both.operands == ("x",) and both.writes_out(_call(found, h))
     kernels = candidates(found, [Kernels([both]), backend("numpy")], view_strides)
     (one,) = [c for c in kernels.candidates if c.more]

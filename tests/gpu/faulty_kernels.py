@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from tensor_graphs.extract.model.kernel import Call, Template
+from tensor_graphs.extract.model.kernel import Call, LibraryKernel
 
 NAME = "faulty"
 BODIES = {
@@ -64,7 +64,7 @@ class Faulty:
 
     name, device, helpers = NAME, "cuda", dict[str, str]()
     templates = tuple(
-        Template(
+        LibraryKernel(
             f"{NAME}.{name}",
             NAME,
             "add(x, y)",

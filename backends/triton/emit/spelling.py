@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ...generate.template import LaunchBase
 from ...ir.tensor_maps import Box
 
 
@@ -38,7 +39,7 @@ def _is_call(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(LaunchBase):
     """One kernel launch: the function's name and text, programs in the grid, argument names, launch options."""
 
     name: str

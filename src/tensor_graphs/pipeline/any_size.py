@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from ..backends.c.any_size import Sized, sized
-from ..backends.generate.template import Generated
+from ..backends.generate.template import GeneratedKernel
 from ..backends.program.emit_any_size import sources
 from ..backends.program.program import Program
 from ..egraph.ir.dims import Atom, Dim, Expr, dim
@@ -161,7 +161,7 @@ class Symbolic:
         """Lift a kernel and its call from the generic sizes: to the searched sizes and to free sizes. None if it does
         not hold at all sizes.
         """
-        if isinstance(template, Generated):
+        if isinstance(template, GeneratedKernel):
             return sized(template, call, self.numbers, self.searched, self._others)
         free = lifted_call(template, call, self.numbers)
         if free is None or not holds(template, free, self.probes):

@@ -238,7 +238,7 @@ def meanwhile(
     """Start overlapped tuning of the unrewritten graph: library kernels first, then generated kernels."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     session.clocks.append(("ahead", clock))
-    libraries = [] if _alone(backends) else [b for b in backends if getattr(b, "generated", None) is None]
+    libraries = [] if _alone(backends) else [b for b in backends if not b.generates]
 
     def match(chosen: Sequence[Backend]) -> Hypergraph:
         with clock.running("match"):
@@ -268,6 +268,10 @@ class _Within:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
 
+    def opened(self, lowerings: Any = None) -> Backend:
+        """Itself: the base is opened."""
+        return self
+
     @property
     def templates(self) -> tuple[Template, ...]:
         """See `Backend.templates`."""
@@ -283,10 +287,14 @@ class _Exact:
     """
 
     base: Backend
-    generated = None
+    generates = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
+
+    def opened(self, lowerings: Any = None) -> Backend:
+        """Itself: the base is opened."""
+        return self
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -577,7 +585,7 @@ def backends_of(options: Options) -> list[Backend]:
             f"plans for {gpu_machine().device} can be made here, and neither measured nor verified", where="TENSOR_GRAPHS_GPU",
             hint="measure=False, verify=False (--no-measure --no-verify), of what `measure` found there",
         )  # fmt: skip
-    return select("numpy" if options.exact and options.backend == "auto" else options.backend)
+    return list(select("numpy" if options.exact and options.backend == "auto" else options.backend))
 
 
 @contextmanager
