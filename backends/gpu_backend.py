@@ -16,6 +16,12 @@ class GpuBackend(BackendBase):
     operands = "torch"
     measured = "gpu"
 
+    def unavailable(self) -> str:
+        """Why Torch has no usable GPU; empty if it has one."""
+        import torch
+
+        return "" if torch.cuda.is_available() else "no CUDA device"
+
     def machine(self) -> MachineKey:
         """The GPU that plans target."""
         return gpu_machine()

@@ -25,9 +25,9 @@ from ...extract.model.sizes import bound_call, bound_terms
 from ..generate.template import GeneratedKernel, spelled, template_of
 from ..ir.kernel import PROBE
 from ..ir.source_text import literal
-from .backend import BACKEND
 from .emit.kernel import PARALLEL as WORTH
 from .emit.kernel import work
+from .emitter import EMITTER
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -66,7 +66,7 @@ def sized(
 ) -> Sized | None:
     """The size-generic form of a kernel generated at generic sizes; None if its text depends on the sizes in another
     way."""
-    if template.backend != BACKEND.name or template.prep or template.layout is not None:
+    if template.backend != EMITTER.name or template.prep or template.layout is not None:
         return None
     try:
         roots = _lifted(template.roots, numbers)
@@ -125,7 +125,7 @@ def _template(roots: list[Tensor], sizes: Mapping[str, int]) -> GeneratedKernel:
 
 @memo(4096)
 def _made(roots: tuple[Tensor, ...]) -> GeneratedKernel:
-    return template_of(BACKEND.emitter, roots)
+    return template_of(EMITTER, roots)
 
 
 # ---------------------------------------------------------------- text

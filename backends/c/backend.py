@@ -8,7 +8,6 @@ Kernels work on the same memory as NumPy's and Torch's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from math import prod
@@ -21,56 +20,14 @@ from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import PRODUCTS, REACHES, Reach
 from ...extract.model.kernel import Call, Template
 from ..generate.generator import Asked, Generator, Lowering, Lowerings
-from ..generate.template import EmitterBase, GeneratedKernel, Launch, LaunchBase, Lowered, Schedule, template_of
-from ..ir.kernel import PROBE, Expr, Kernel, walk
+from ..generate.template import GeneratedKernel, template_of
 from ..ir.precision import IEEE, Precision
-from ..ir.tiling import Shape
-from .emit.kernel import emit
+from .any_size import sized
+from .emitter import EMITTER, ROWS, CEmitter
 from .helpers import HELPERS, c_library
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
-
-ROWS = 1  # maximum rows of a product: few enough that reading the matrix dominates
-
-
-@dataclass(frozen=True)
-class Function(LaunchBase):
-    """A C function; `buffers` in parameter order."""
-
-    name: str
-    source: str
-    buffers: tuple[str, ...]
-
-    def call(self, names: Mapping[str, str]) -> str:
-        """The statement that calls the function with the buffers' addresses."""
-        return f"{self.name}({', '.join(names[b] for b in self.buffers)})"
-
-
-@dataclass
-class CEmitter(EmitterBase):
-    """Emits one C function per kernel."""
-
-    name: str = "c"
-    version: str = "6"
-    setup: tuple[str, ...] = ("address", "c_function", "c_library")
-    needs: tuple[str, ...] = ()
-
-    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """One empty schedule if a plain loop nest is efficient, else none.
-
-        Excluded are products that read operands many times, and reductions inside other reductions.
-        """
-        inside = any(not e.axes <= set(kernel.axes) for e in kernel.reductions)
-        return [{}] if not inside and all(map(_streams, kernel.reductions)) else []
-
-    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """The single function of a kernel; see emit/kernel.py."""
-        doc = "" if name == PROBE else str(found.kernel)
-        made = [Function(name, emit(found.kernel, name, doc), tuple(found.kernel.buffers))]
-        if name == PROBE:
-            found.made[PROBE] = made  # c/any_size.py asks for the text under any name
-        return made
 
 
 def _narrow(t: Tensor) -> bool:
@@ -84,16 +41,9 @@ def _few(x: Type) -> bool:
     return prod(concrete(x.shape)[:-1]) <= ROWS
 
 
-def _streams(e: Expr) -> bool:
-    """Whether a reduction reads each operand element only a few times."""
-    space = prod(a.size for a in e.axes | {e.axis})
-    loads = [prod(a.size for a in x.axes) for x in walk(e.args) if x.op == "load" and e.axis in x.axes]
-    return max(loads, default=0) * ROWS >= space
-
-
 def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
     """The C template of a term over inputs, or of several terms."""
-    return template_of(BACKEND.emitter, root)
+    return template_of(EMITTER, root)
 
 
 class CLowering(Lowering):
@@ -130,8 +80,6 @@ class C(Generator):
         probes: Iterable[Mapping[str, int]],
     ) -> Any:  # fmt: skip
         """See `Target`."""
-        from .any_size import sized
-
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         return sized(template, call, numbers, searched, probes)
 
@@ -155,7 +103,7 @@ def _unavailable() -> str:
     return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
 
 
-BACKEND = C(CEmitter(), HELPERS)
+BACKEND = C(EMITTER, HELPERS)
 """The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

@@ -64,7 +64,7 @@ class Generator(BackendBase):
 
     def unavailable(self) -> str:
         """Why the backend is unusable on this machine; empty if it is usable."""
-        return missing(self.emitter.needs)
+        return missing(self.emitter.needs) or super().unavailable()
 
     def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
         """The fusion policies to grow fusion groups with, for a view."""
@@ -104,14 +104,6 @@ class Generator(BackendBase):
 
 class GpuGenerator(Generator, GpuBackend):
     """Defaults of generators of kernels for an NVIDIA GPU."""
-
-    def unavailable(self) -> str:
-        """Why the backend is unusable on this machine; empty if it is usable."""
-        if why := missing(self.emitter.needs):
-            return why
-        import torch
-
-        return "" if torch.cuda.is_available() else "no CUDA device"
 
 
 class Lowering:

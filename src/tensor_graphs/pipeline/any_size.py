@@ -16,10 +16,10 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
-from ..backends.c.any_size import Sized, sized
-from ..backends.generate.template import GeneratedKernel
+from ..backends.c.any_size import Sized
 from ..backends.program.emit_any_size import sources
 from ..backends.program.program import Program
+from ..backends.registry import backend
 from ..egraph.ir.dims import Atom, Dim, Expr, dim
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
@@ -161,8 +161,11 @@ class Symbolic:
         """Lift a kernel and its call from the generic sizes: to the searched sizes and to free sizes. None if it does
         not hold at all sizes.
         """
-        if isinstance(template, GeneratedKernel):
-            return sized(template, call, self.numbers, self.searched, self._others)
+        if template.roots:  # generated
+            made: Sized | None = backend(template.backend).any_size(
+                template, call, self.numbers, self.searched, self._others
+            )
+            return made
         free = lifted_call(template, call, self.numbers)
         if free is None or not holds(template, free, self.probes):
             return None
