@@ -16,7 +16,7 @@ from .device import TargetDevice
 #: Kind of the device in plans, saved programs and Torch.
 KIND = "cuda"
 #: The NVIDIA GPU, with Torch tensors.
-GPU = TargetDevice(KIND, True, "tensor_graphs.backends.program.gpu_programs")
+GPU = TargetDevice(KIND, True, "tensor_graphs.backends.program.gpu_programs", any_size=False)
 
 
 @cache

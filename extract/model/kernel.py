@@ -396,6 +396,11 @@ class Device(Protocol):
         are compiled for the GPU that plans target."""
         ...
 
+    @property
+    def any_size(self) -> bool:
+        """Whether programs may have free sizes."""
+        ...
+
 
 #: A generated kernel that one fusion group permits: (template, output classes, operand classes).
 Generation = tuple["Template", tuple[int, ...], tuple[int, ...]]

@@ -746,7 +746,8 @@ def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends:
     """
     if not graph.free_dims:
         return None
-    why = "programs on a GPU do" if on_gpu(backends) else why_fixed(graph)
+    fixed = dict.fromkeys("a GPU" if b.device.on_gpu else b.device.name for b in backends if not b.device.any_size)
+    why = f"programs on {', '.join(fixed)} do" if fixed else why_fixed(graph)
     if not why:
         try:
             with session.stage("simplify"):
@@ -936,8 +937,9 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
     """The kernel measurer of the backends, with its processes starting; None if nothing is to be measured."""
     if not options.measure or options.deterministic:
         return None
-    if not on_gpu(backends):
-        return CpuMeasurer(store)
+    where = {backend(b.name).measured for b in backends}
+    if "gpu" not in where:
+        return CpuMeasurer(store) if "host" in where else None
     measurer = GpuMeasurer(store)
     with suppress(WorkerError):  # the error is raised again by the first measurement
         measurer.start()  # takes as long as rewriting
@@ -1031,7 +1033,7 @@ def _time_whole(
             before.reset()
             program.reset()
 
-        timed = partial(sampled, seconds=1.0, settled=0.1, clock=clock_of(program.device), ended=ended, first=first)
+        timed = partial(sampled, seconds=1.0, settled=0.1, clock=clock_of(program.tensors), ended=ended, first=first)
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
         if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
             samples = timed(calls)

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import gpu
 from ..backends.program.emit_cpu import bind_sizes
 from ..backends.program.program import Program
 from ..backends.runtime.marshalling import is_torch
@@ -351,7 +350,7 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
     updated = list(program.plan.updates) if program.plan else []
     if not any(map(is_torch, values.values())):
         return [*results, *map(program.get_state, updated)]
-    gpu.wait(program.device, f"running {program.manifest.name}")
+    program.wait(f"running {program.manifest.name}")
     return [*results, *(program.states[n].clone() for n in updated)]
 
 

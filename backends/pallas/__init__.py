@@ -1,0 +1,6 @@
+"""Pallas backend: kernels and whole programs in JAX. Interpreted on a CPU, compiled where JAX has an accelerator.
+
+In: kernel IR; plans.
+Out: functions of jax.experimental.pallas; programs on JAX arrays.
+Imports: nothing.
+"""
