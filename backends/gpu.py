@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..costdb.keys.device import gpu_machine
+from ..costdb.keys.device import GPU_KIND, gpu_machine
 from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, warned
 from ..private import private_folder
 from .device import TargetDevice
 
-#: Kind of the device in plans, saved programs and Torch.
-KIND = "cuda"
 #: The NVIDIA GPU, with Torch tensors.
-GPU = TargetDevice(KIND, True, "tensor_graphs.backends.program.gpu_programs", any_size=False)
+GPU = TargetDevice(GPU_KIND, True, "tensor_graphs.backends.program.gpu_programs", any_size=False)
 
 
 @cache
@@ -78,7 +76,7 @@ def check_room(device: str, wanted: int) -> None:
 
 def is_gpu(device: Any) -> bool:
     """Whether a `torch.device` is an NVIDIA GPU."""
-    return bool(device.type == KIND)
+    return bool(device.type == GPU_KIND)
 
 
 def wait(device: str, what: str) -> None:
@@ -142,7 +140,6 @@ def keep_compiled() -> None:
 
 __all__ = [
     "GPU",
-    "KIND",
     "check_hardware",
     "check_room",
     "facts",

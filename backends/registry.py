@@ -70,16 +70,17 @@ def register(added: Target) -> None:
     if devices().get(added.device.name, added.device) != added.device:
         raise UsageError(f"two devices are called {added.device.name!r}", where=f"backend {added.name}")
     _registered[added.name] = added
-    _forget()
+    forget()
 
 
 def unregister(name: str) -> None:
     """Remove a backend that `register` added."""
     del _registered[name]
-    _forget()
+    forget()
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Drop the cached backends and devices; they are found again."""
     for known in (backends, devices, _by_name):
         known.cache_clear()
 

@@ -14,7 +14,7 @@ along it where all their loads follow it, and whole otherwise. Sums of products 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -375,8 +375,8 @@ def _shape(buffer: Buffer) -> tuple[int, ...]:
     return tuple(buffer.shape) or (1,)
 
 
-def _tuple(values: object) -> str:
-    return repr(tuple(values))  # type: ignore[call-overload]
+def _tuple(values: Iterable[int]) -> str:
+    return repr(tuple(values))
 
 
 def _last(buffer: Buffer, step: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...costdb.keys.device import gpu_facts, gpu_machine
+from ...costdb.keys.device import GPU_KIND, gpu_facts, gpu_machine
 from ...costdb.store import shards
 from ...costdb.store.schema import Row, checked, to_table
 from ...costdb.store.snapshot import LOADED, Snapshot
@@ -27,7 +27,7 @@ from ...writing import write_bytes
 from ..generate.kernel_text import call_json, call_of_json
 from ..ir.precision import IEEE
 from .keys import key_of
-from .measure_cpu import CpuMeasurer
+from .measure_cpu import CpuMeasurer, SinkBase
 from .measure_gpu import GpuMeasurer
 from .trials import SCHEDULES, search_of
 
@@ -183,12 +183,14 @@ def _parsed(line: str) -> Job | str:
 
 # ---------------------------------------------------------------- the worker
 @dataclass
-class ShardSink:
+class ShardSink(SinkBase):
     """Sink that writes rows to Parquet shards under a folder every few seconds, so that a kill loses little."""
 
     root: Path
     rows: list[Row] = field(default_factory=list)
-    snapshot: Snapshot = field(default_factory=Snapshot)  # measurements at the start, which searches continue from
+    snapshot: Snapshot | None = field(
+        default_factory=Snapshot
+    )  # measurements at the start, which searches continue from
     counts: dict[str, int] = field(default_factory=dict)
     last: float = field(default_factory=time.monotonic)
 
@@ -245,7 +247,7 @@ class Outcome:
 
 
 def measure_jobs(
-    jobs: Sequence[Job | str], root: str | Path, *, device: str = "cuda", workers: int | None = None,
+    jobs: Sequence[Job | str], root: str | Path, *, device: str = GPU_KIND, workers: int | None = None,
     schedules: int = SCHEDULES, seconds: float = float("inf"), say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:  # fmt: skip
@@ -253,8 +255,9 @@ def measure_jobs(
 
     DeviceUnavailableError if GPU jobs are given and there is no GPU.
     """
-    sink, until = ShardSink(Path(root), snapshot=known(Path(root))), time.monotonic() + seconds
-    found, old, bad = _wanted(jobs, sink.snapshot, schedules)
+    have, until = known(Path(root)), time.monotonic() + seconds
+    sink = ShardSink(Path(root), snapshot=have)
+    found, old, bad = _wanted(jobs, have, schedules)
     done = 0
 
     def taken(part: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -267,7 +270,7 @@ def measure_jobs(
             yield candidate
 
     gpu = [c for c in found if _on_gpu(c)]
-    if gpu and device == "cuda" and not gpu_facts():
+    if gpu and device == GPU_KIND and not gpu_facts():
         raise DeviceUnavailableError("there is no NVIDIA GPU here", hint="measure on a machine with one")
     try:
         if gpu:

@@ -28,6 +28,10 @@ _ISA_LEVELS = (
 )
 
 
+#: Name of NVIDIA GPUs as devices: in plans, in saved programs, in calibration rows of the store, and in Torch.
+GPU_KIND = "cuda"
+
+
 def cores() -> int:
     """Number of CPU cores this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -19,6 +19,7 @@ from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import Attr, Term, parse_guard, parse_terms, variables
 from ...egraph.view.view import EGraphView
 from ...errors import UsageError
+from .clock import Clock
 
 Strides = tuple[int, ...]  # in elements
 MAX_COMBINATIONS = 64  # of operand layouts per match
@@ -512,7 +513,42 @@ class Priced:
 
 
 class Measurer(Protocol):
-    """Times candidates; a failed measurement is recorded as a failure and priced infinite."""
+    """Times candidates; a failed measurement is recorded as a failure and priced infinite.
+
+    `ahead`: whether measuring may begin before the rewritten graph is known, and continues while plans are solved for.
+    `keeps`: whether kernels in flight when the time is up are kept for the next call; set by the caller.
+    """
+
+    keeps: bool
+
+    @property
+    def ahead(self) -> bool: ...
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """Counts and seconds of all measuring, for the report."""
+        ...
+
+    @property
+    def clocks(self) -> list[tuple[str, Clock]]:
+        """Clocks of the measuring processes, for the timeline."""
+        ...
+
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = ...) -> None:
+        """Compile kernels ahead of their use in a program, for at most `seconds`."""
+        ...
+
+    def start(self) -> None:
+        """Start the measuring processes without waiting for them."""
+        ...
+
+    def pause(self) -> None:
+        """Free the memory of the measuring processes while nothing is measured, if restarting them is cheap."""
+        ...
+
+    def close(self) -> None:
+        """End the measuring processes."""
+        ...
 
     def measure(
         self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,

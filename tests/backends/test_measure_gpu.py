@@ -25,7 +25,7 @@ from tensor_graphs.backends.tuning import gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_cpu import Timing
+from tensor_graphs.backends.tuning.measure_cpu import SinkBase, Timing
 from tensor_graphs.backends.tuning.measure_gpu import AGAIN, ALIKE, GpuMeasurer  # fmt: skip
 from tensor_graphs.backends.tuning.schedule_search import key_of_schedule
 from tensor_graphs.backends.tuning.trials import Measured, Try, rows_of
@@ -91,7 +91,7 @@ def candidate(found: Template, call: Call = CALL) -> Candidate:
     return Candidate(found, Vertex(9, call.output.strides), inputs, call)
 
 
-class Rows(list):
+class Rows(SinkBase, list):
     def add(self, rows: object) -> None:
         self.extend(rows)
 

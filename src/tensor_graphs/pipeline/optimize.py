@@ -28,7 +28,7 @@ from ..backends.tuning.gpu_lock import Turns
 from ..backends.tuning.measure_cpu import CpuMeasurer
 from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..backends.tuning.unfused import direct_plan
-from ..costdb.keys.device import gpu_facts, gpu_machine
+from ..costdb.keys.device import GPU_KIND, gpu_facts, gpu_machine
 from ..costdb.store.store import Store
 from ..egraph.ir.blocks import Blocks, find_blocks
 from ..egraph.ir.graph import Graph
@@ -48,7 +48,7 @@ from ..errors import DeviceUnavailableError, NoPlanError, ShapeError, UsageError
 from ..extract.candidates.candidates import Hypergraph, candidates
 from ..extract.model.clock import Clock, Halted
 from ..extract.model.gc_pause import frozen
-from ..extract.model.kernel import Backend, Call, Template
+from ..extract.model.kernel import Backend, Call, Measurer, Template
 from ..extract.model.storage_dtypes import narrow_types
 from ..extract.model.work import graph_flops
 from ..extract.search.preload import SOLVERS, STORE, load_ahead
@@ -233,7 +233,7 @@ def _found_enough(session: Session, backends: Sequence[Backend]) -> Callable[[bo
 
 
 def meanwhile(
-    session: Session, work: Graph, backends: Sequence[Backend], store: Store, measurer: GpuMeasurer
+    session: Session, work: Graph, backends: Sequence[Backend], store: Store, measurer: Measurer
 ) -> Meanwhile:  # fmt: skip
     """Start overlapped tuning of the unrewritten graph: library kernels first, then generated kernels."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
@@ -375,7 +375,7 @@ def choose(
         left = max(0.0, session.left)
         seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
-        if measurer is not None and not (again or isinstance(measurer, CpuMeasurer)):
+        if measurer is not None and measurer.ahead and not again:
             seconds = max(seconds, min(LEAST_S, LEAST * session.options.budget))
         clock = Clock()
         session.clocks.append(("search", clock))
@@ -767,7 +767,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     store = begun[0] if begun else store_of(session)
     measurer = begun[1] if begun else measurer_of(options, backends, store)
     early: Meanwhile | None = None
-    if isinstance(measurer, GpuMeasurer):
+    if measurer is not None and measurer.ahead:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
         early = meanwhile(session, work, backends, store, measurer)
     try:
@@ -812,7 +812,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     if unoptimized is not None and symbolic is None and _stays(session, prepared, unoptimized, report):
         program, session.kept = unoptimized, True
     report.seconds, report.cut = session.clock.seconds, list(dict.fromkeys(session.cut))
-    if measurer is not None and not isinstance(measurer, CpuMeasurer):
+    if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
         session.clocks += [("readers", session.lowerings.pool.clock), *measurer.clocks]
     report.timeline = session.timeline
@@ -847,7 +847,7 @@ def _referring(
 
     def compute() -> None:
         with suppress(Exception), clock.running("compute"), turns:
-            found.append(first_reference(prepared.graph, "cuda", seed=options.seed, poll=poll))
+            found.append(first_reference(prepared.graph, GPU_KIND, seed=options.seed, poll=poll))
 
     thread = Thread(target=copy_context().run, args=(compute,), name="reference", daemon=True)
     thread.start()
@@ -898,9 +898,9 @@ def _acceptance(
     def chosen_of(found: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
         known = made.pop() if made and made[0].hypergraph is found else None
         choice = known or choose(session, found, pricer, measurer, limits=limits)
-        if isinstance(measurer, CpuMeasurer):
-            measurer.close()  # frees memory for verification; the worker restarts if more is to be measured
-        elif isinstance(measurer, GpuMeasurer):
+        if measurer is not None:
+            measurer.pause()  # frees memory for verification
+        if measurer is not None and measurer.ahead:
             with session.stage("build"):
                 measurer.compile(_untried(choice))
         return choice
