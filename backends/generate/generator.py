@@ -33,6 +33,7 @@ from ..contract import BackendBase
 from ..gpu_backend import GpuBackend
 from ..ir.kernel import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
+from ..machine import Machine, target
 from .lowering_jobs import Job, Reply, flat
 from .lowering_pool import LowerPool
 from .template import Emitter, GeneratedKernel, Lowered, across, family_of, lying, template_of
@@ -226,7 +227,10 @@ class Lowering:
 
         def job(one: Asked) -> Job:
             wanted = [n for n, lowering in beside.items() if n == self.name or fresh(one, lowering)]
-            return Job(tuple(wanted), flat(one.region.terms), (one.call,), one.weights, one.images, self.owner.limit)
+            return Job(
+                tuple(wanted), flat(one.region.terms), (one.call,), one.weights, one.images, self.owner.limit,
+                machine=self._machine(),
+            )  # fmt: skip
 
         batch, asked = self.owner.pool.growing(), list[tuple[Asked, bool]]()
         for one in grown:
@@ -244,6 +248,10 @@ class Lowering:
             elif first:  # not lowered: a later call may submit it again
                 for lowering in beside.values():
                     lowering.done.discard(key)
+
+    def _machine(self) -> Machine | None:
+        """The GPU that worker processes schedule for; None for a backend of the CPU."""
+        return target() if self.device.on_gpu else None
 
     def answers(self, asked: Asked) -> Sequence[Answer]:
         """The templates that compute a fusion group, cached: repeated layers give equal requests."""
@@ -265,7 +273,13 @@ class Lowering:
         forms = {t: (turned, last, p.number) for (_, turned, last, p), t in self.known.items() if t in by_template}
 
         def job(template: GeneratedKernel) -> Job:
-            return Job((self.name,), flat(template.roots), tuple(by_template[template]), form=forms[template])
+            return Job(
+                (self.name,),
+                flat(template.roots),
+                tuple(by_template[template]),
+                form=forms[template],
+                machine=self._machine(),
+            )
 
         batch = self.owner.pool.batch([partial(job, t) for t in by_template])
         for template, calls in by_template.items():

@@ -12,10 +12,12 @@ import os
 import pickle
 import signal
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 from ...processes import memory_limits as host
 from ...processes.child import die_with_parent
+from ..machine import using
 from .lowering_jobs import Form, Job, Reply, built, message, read
 
 IDLE_S = 60  # seconds without input after which a worker ends
@@ -68,7 +70,8 @@ def main() -> None:
         replies = []
         for number, job in jobs:
             try:
-                replies.append((number, answer(job)))
+                with using(job.machine) if job.machine is not None else nullcontext():
+                    replies.append((number, answer(job)))
             except MemoryError:  # the parent would run out, too: the group has no kernel
                 replies.append((number, [(name, [], None if job.form else []) for name in job.names]))
             except Exception:  # the parent runs the job again and reports the error

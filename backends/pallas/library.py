@@ -22,7 +22,6 @@ __all__ = ["GAPS", "TEMPLATES"]
 #: Op -> why it has no JAX kernel.
 GAPS = {"recurrent": "notimpl: the layers' packed weights have no text in JAX"}
 _KEYWORDS = ("and", "or", "not")
-_SIGNED = {"bool": "jnp.bool_"}
 
 Spell = Callable[[Tensor, Sequence[str]], str]
 
@@ -30,6 +29,14 @@ Spell = Callable[[Tensor, Sequence[str]], str]
 def _wide(node: Tensor) -> str:
     """The dtype in which a node accumulates."""
     return "jnp.float32" if node.dtype in ("float16", "bfloat16") else dtype_text(node.dtype)
+
+
+def _formatted(text: str) -> Spell:
+    return lambda node, args: text.format(*args)
+
+
+def _position(function: str) -> Spell:
+    return lambda node, args: f"jnp.{function}({args[0]}, axis={node.attr('axis')}, keepdims=True)"
 
 
 def _reduction(function: str) -> Spell:
@@ -97,9 +104,9 @@ def _scatter(node: Tensor, args: Sequence[str]) -> str:
 
 #: Atomic op -> its text, given the node and the texts of its operands.
 ATOMIC: dict[str, Spell] = {
-    **{op: (lambda n, a, text=text: text.format(*a)) for op, text in POINTWISE.items()},  # type: ignore[misc]
+    **{op: _formatted(text) for op, text in POINTWISE.items()},
     **{op: _reduction(op) for op in ("sum", "max", "min", "prod")},
-    **{op: (lambda n, a, op=op: f"jnp.{op}({a[0]}, axis={n.attr('axis')}, keepdims=True)") for op in ("argmax", "argmin")},
+    **{op: _position(op) for op in ("argmax", "argmin")},
     "cast": lambda n, a: a[0] if n.dtype != "bool" else f"({a[0]} != 0)",
     "cumsum": lambda n, a: f"jnp.cumsum({a[0]}, axis={n.attr('axis')}, dtype={_wide(n)})",
     "argsort": _argsort,
@@ -126,7 +133,7 @@ def _definition(op: str, call: Call) -> tuple[str, str]:
     leaves = [builders.input(n, o.type.shape, o.type.dtype) for n, o in call.operands.items()]
     (root,) = expand_all([make(op, leaves, dict(call.attrs))], wide_means=True)
     names: dict[Tensor, str] = {}
-    lines = []
+    lines: list[str] = []
     for node in topological([root]):
         if node.op == "input":
             names[node] = str(node.attr("name"))

@@ -134,6 +134,11 @@ def gpu_facts() -> dict[str, Any]:
         "multiprocessors": found.multi_processor_count,
         "cache_bytes": int(found.L2_cache_size),
         "memory_bytes": int(found.total_memory),
+        "shared_per_block": int(found.shared_memory_per_block_optin),
+        "shared_per_multiprocessor": int(found.shared_memory_per_multiprocessor),
+        "registers": int(found.regs_per_multiprocessor),
+        "threads": int(found.max_threads_per_multi_processor),
+        "bytes_per_us": 2e-3 * found.memory_clock_rate * found.memory_bus_width / 8,  # kHz, bits; two transfers a clock
         "driver": _nvidia_driver(),
         "cuda": torch.version.cuda,
     }

@@ -578,6 +578,25 @@ class Pricer(Protocol):
         """One price per candidate."""
         ...
 
+    def on_record(self, candidate: Candidate) -> bool:
+        """Whether a kernel's measurement is known without looking its key up in the store."""
+        ...
+
+    @property
+    def prepare(self) -> Callable[[Iterable[Candidate]], None] | None:
+        """Computes the keys of candidates, which may run in another thread; None if pricing is fast without."""
+        ...
+
+
+class PricerBase:
+    """Defaults of `Pricer`: prices need no preparation."""
+
+    prepare: Callable[[Iterable[Candidate]], None] | None = None
+
+    def on_record(self, candidate: Candidate) -> bool:
+        """See `Pricer`."""
+        return True
+
 
 @dataclass(frozen=True)
 class Value:

@@ -32,8 +32,8 @@ from tensor_graphs.backends.cuda.warp_specialized.kernel import Roles
 from tensor_graphs.backends.cuda.warp_specialized.schedules import role_schedules, roles_fit
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
+from tensor_graphs.backends.machine import target
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY, cuda_text
-from tensor_graphs.backends.triton.schedules.legality import SHARED
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
@@ -190,7 +190,8 @@ def ran(
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU with so few multiprocessors that blocks take several tiles."""
-    monkeypatch.setattr(cuda_roles, "MULTIPROCESSORS", 2)
+    two = replace(target(), multiprocessors=2)
+    monkeypatch.setattr(cuda_roles, "target", lambda: two)
 
 
 @pytest.mark.usefixtures("few")
@@ -282,7 +283,7 @@ def test_what_lies_in_shared_memory_has_room_there() -> None:
     for key, (roles, rights) in asked.items():
         waiting = roles.waiting(rights)
         ring = roles.stages * (roles.stage(rights) + 16) + waiting * GROUPS * roles.height * 2 * PIECE + 8 * GROUPS
-        assert waiting in (0, 1, 2) and (not waiting or 1024 + ring <= SHARED), key
+        assert waiting in (0, 1, 2) and (not waiting or 1024 + ring <= target().shared_per_block), key
     template, call = called("gelu")
     found = template.lower(call)
     assert found is not None and asked[256, 128, 4, 1, 1][0].waiting(1) > 0

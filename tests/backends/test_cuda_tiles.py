@@ -12,10 +12,11 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
-from tensor_graphs.backends.cuda.tiled_fp32.kernel import ROOM, TILE_INTRINSICS, TILE_LIBRARY, Tiles
+from tensor_graphs.backends.cuda.tiled_fp32.kernel import TILE_INTRINSICS, TILE_LIBRARY, Tiles
 from tensor_graphs.backends.cuda.tiled_fp32.schedules import tile_schedules, tiles_fit
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
 from tensor_graphs.backends.ir.precision import IEEE, THREE, Precision
+from tensor_graphs.backends.machine import target
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor, topological
@@ -172,7 +173,7 @@ def test_what_is_proposed_is_legal_and_stays_so_by_moves(precision: Precision, m
     for schedule in lowered.space:
         assert tiles_fit(lowered.kernel, lowered.shape, schedule)
         tiles = Tiles.of(schedule)
-        assert tiles.threads <= 512 and tiles.room(True, False, 1) <= ROOM
+        assert tiles.threads <= 512 and tiles.room(True, False, 1) <= target().dynamic_shared
     for wrong in ({"tiles": 2}, {"high": 3}, {"stages": 1}, {"deep": 4}, {"m": 512}, {"walk": 1}):
         assert not tiles_fit(lowered.kernel, lowered.shape, {**lowered.space[0], **wrong})
 

@@ -20,7 +20,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError, UsageError
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
-from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced
+from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import Choice, alternatives, search
 from tensor_graphs.extract.solve import budgets
@@ -44,7 +44,7 @@ class Backend:
         return ""
 
 
-class Prices:
+class Prices(PricerBase):
     def price(self, found: Sequence[Candidate]) -> list[Priced]:
         return [Priced(us, us, us, "measured") for us in (US.get(c.template.name, 50.0) for c in found)]
 

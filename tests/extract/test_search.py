@@ -23,7 +23,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidates
 from tensor_graphs.extract.model.clock import Clock
-from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced
+from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced, PricerBase
 from tensor_graphs.extract.search import plans as plans_module
 from tensor_graphs.extract.search.search import alternatives, measure_ahead, search
 from tensor_graphs.extract.search.state import RIVALS
@@ -56,7 +56,7 @@ def call_key(c: Candidate) -> tuple[int, int]:
     return id(c.template), id(c.call)
 
 
-class Prices:
+class Prices(PricerBase):
     """Predictions by kernel name until measured; then the truth."""
 
     def __init__(self, truth: dict[str, float], spread: float = 0.5) -> None:

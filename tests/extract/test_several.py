@@ -26,7 +26,7 @@ from tensor_graphs.extract.fusion.groups import Regions
 from tensor_graphs.extract.fusion.growth import MAX_LEAVES
 from tensor_graphs.extract.fusion.multi_output import MOST, Together
 from tensor_graphs.extract.fusion.uses import Uses
-from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Operand, Priced, Vertex
+from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Operand, Priced, PricerBase, Vertex
 from tensor_graphs.extract.model.scc import components
 from tensor_graphs.extract.search.encoding import Rows
 from tensor_graphs.extract.search.plan import plan_of
@@ -42,7 +42,7 @@ VIEW = view_of(Graph.of(tg.input("x", (4,)) + 1.0))
 PLAIN = LibraryKernel("np.add", "numpy", "x + x", "np.add({x}, {x}, out={out})")
 
 
-class Made:
+class Made(PricerBase):
     """Hypergraphs of abstract kernels: each makes some of the values 1..n from others; 0 is given."""
 
     def __init__(self, kernels: Sequence[tuple[tuple[int, ...], tuple[int, ...], float]], roots: Sequence[int]) -> None:
@@ -135,7 +135,7 @@ def test_the_price_decides() -> None:
     assert search(only.graph, _Token(only)).cost == 1.0
 
 
-class _Token:
+class _Token(PricerBase):
     """A pricer that knows candidates by what they make and read, as calls are shared."""
 
     def __init__(self, made: Made) -> None:
@@ -320,7 +320,7 @@ def _call(found: Any, like: Any) -> Any:
     return Call({"x": operand}, operand, {}, more=(operand,))
 
 
-class _Each:
+class _Each(PricerBase):
     """Every kernel costs 1."""
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import islice, product
 from math import ceil, prod
 
-from ....egraph.ir.memo import memo
 from ...ir.kernel import PROBE, Kernel, if_fusable
-from ...ir.tiling import MULTIPROCESSORS, Shape
+from ...ir.tiling import Shape
+from ...machine import per_machine, target
 from .device_library import COLUMNS, GROUP, PIECE
 from .kernel import DEPTH, Roles, emit_roles, readable
 
@@ -84,7 +84,7 @@ def _written(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
     return if_fusable(emit_roles, kernel, shape, Roles.of(schedule), PROBE) is not None
 
 
-@memo(1024)
+@per_machine(1024)
 def _ranked(rows: int, columns: int, size: int, batch: int, rights: int) -> tuple[tuple[float, dict[str, int]], ...]:
     """(estimated cycles, schedule), best first: the larger of math and memory time of the mainloop, plus prologue and
     epilogue."""
@@ -102,7 +102,7 @@ def _estimates(rows: int, columns: int, size: int, batch: int, rights: int) -> I
         if (
             r.height % GROUP
             or r.held(rights) > (HELD if turns == 2 else HELD_TOGETHER)
-            or (parts > 1 and (programs > (MULTIPROCESSORS if parts == 2 else CLUSTERED) or depth < 2 * parts))
+            or (parts > 1 and (programs > (target().multiprocessors if parts == 2 else CLUSTERED) or depth < 2 * parts))
             or tiles_m % down
             or tiles_n % across
             or (m > GROUP and rows <= GROUP)
@@ -112,7 +112,7 @@ def _estimates(rows: int, columns: int, size: int, batch: int, rights: int) -> I
         stages = next(fits, 0)
         if not stages or r.joining(rights) > stages * r.stage(rights):
             continue
-        rounds = ceil(programs / MULTIPROCESSORS)
+        rounds = ceil(programs / target().multiprocessors)
         wide = rights * -(-n // PIECE) * PIECE  # right-hand columns are loaded 64 at a time
         brought = (m + wide) * 2 * DEPTH / BYTES
         multiplied = 2 * m * n * rights * DEPTH / RATE * (1 + NARROW / r.taken(rights))

@@ -13,9 +13,10 @@ from itertools import product
 from math import prod
 
 from ...ir.kernel import PROBE, Kernel, if_fusable
-from ...ir.tiling import MULTIPROCESSORS, Shape, padded
+from ...ir.tiling import Shape, padded
+from ...machine import target
 from ..schedules.candidates import tiling_of
-from ..schedules.legality import SHARED, Schedule
+from ..schedules.legality import Schedule
 from .attention import emit_roles
 from .convolution import DEPTHS, images_of
 from .spelling import GROUP
@@ -48,7 +49,7 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
     found = [(first, 2), (second, 2)]
     rows = prod(a.size for a in (*shape.rows, *shape.batch))
     if (
-        rows <= MOST_TURNS * MULTIPROCESSORS * 2 * GROUP
+        rows <= MOST_TURNS * target().multiprocessors * 2 * GROUP
     ):  # few programs, and the longest one dominates: also shorter ones
         found.append((first, 1))
     for keys, groups in found:
@@ -72,10 +73,14 @@ def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[Sc
     found: list[tuple[float, Schedule]] = []
     for tall, (wide, more), depth in product((2 * GROUP, GROUP), WIDTHS, DEPTHS):
         across = wide + more
-        stages = min(MOST_STAGES, (SHARED - BEHIND) // (2 * depth * (tall + across)), product_.axis.size // depth)
+        stages = min(
+            MOST_STAGES,
+            (target().shared_per_block - BEHIND) // (2 * depth * (tall + across)),
+            product_.axis.size // depth,
+        )
         if m % tall or n % across or product_.axis.size % depth or stages < 2:
             continue
-        waves = -(-(m // tall * (n // across)) // MULTIPROCESSORS)
+        waves = -(-(m // tall * (n // across)) // target().multiprocessors)
         rank = waves * tall * across * (0.4 + 40 * (1 / tall + 1 / across)) * (1 + 0.2 * (depth == DEPTHS[1]))
         sides = {"m": tall, "n": across} if rows else {"m": across, "n": tall}
         schedule = {"roles": 1, "tall": tall, "wide": wide, "stages": stages, "k0": depth, "warps": tall // 16, **sides}
@@ -103,7 +108,7 @@ def images_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> boo
         return False
     if {schedule["m"], schedule["n"]} != {tall, across} or not 2 <= schedule["stages"] <= MOST_STAGES:
         return False
-    if 2 * schedule["stages"] * depth * (tall + across) + BEHIND > SHARED:
+    if 2 * schedule["stages"] * depth * (tall + across) + BEHIND > target().shared_per_block:
         return False
     found = if_fusable(images_of, kernel, schedule, PROBE, shape)
     if found is None or if_fusable(found.launch) is None:
@@ -140,6 +145,6 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
     ):
         return False
     turned = 0 if columns == width > WIDE_RESULT and not schedule.get("pieces") else columns // 2
-    if 2 * (tiling.m * (width + turned) + schedule["stages"] * keys * (width + columns)) > SHARED:
+    if 2 * (tiling.m * (width + turned) + schedule["stages"] * keys * (width + columns)) > target().shared_per_block:
         return False
     return if_fusable(emit_roles, kernel, tiling, PROBE, shape) is not None
