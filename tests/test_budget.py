@@ -155,13 +155,8 @@ def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypat
     numpy = backend("numpy")
     rough = LibraryKernel("np.rough_exp", "numpy", "exp(x)", "np.multiply(np.exp({x}), np.float32(1.001), out={out})")
 
-    class Rough:
-        name, device, helpers, templates = numpy.name, numpy.device, numpy.helpers, (rough, *numpy.templates)
-
-        def unavailable(self) -> str:
-            return ""
-
-    monkeypatch.setattr(pipeline, "select", lambda choice: [Rough()])
+    changed = numpy.with_templates((rough, *numpy.templates))
+    monkeypatch.setattr(pipeline, "select", lambda choice: [changed])
     monkeypatch.setattr(
         CpuMeasurer, "time", lambda self, t, c: Measured((0.01 if t is rough else 9.0,) * 5, {"rel_fro": 0.0})
     )

@@ -44,19 +44,10 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def put(*extra: Template, without: str = "") -> None:
         numpy = backend("numpy")
         kept = tuple(t for t in numpy.templates if t.name != without)
-        changed = _With(numpy, (*extra, *kept))
+        changed = numpy.with_templates((*extra, *kept))
         monkeypatch.setattr(pipeline, "select", lambda choice: [changed])
 
     return put
-
-
-class _With:
-    def __init__(self, base: Any, templates: tuple[Template, ...]) -> None:
-        self.base, self.templates = base, templates
-        self.name, self.device, self.helpers = base.name, base.device, base.helpers
-
-    def unavailable(self) -> str:
-        return ""
 
 
 def kernel(name: str, pattern: str, code: str) -> Template:

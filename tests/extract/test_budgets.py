@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.contract import BackendBase
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.keys import key_of
@@ -35,9 +36,8 @@ US = {"fast": 1.0, "fine": 3.0, "np.tanh": 1.0, "fused": 9.0}
 ERROR = {"fast": 1e-3, "fine": 1e-7, "fused": 1e-4}
 
 
-class Backend:
-    name = device = "cpu"
-    helpers: dict[str, str] = {}
+class Backend(BackendBase):
+    name = "cpu"
     templates = (FAST, FINE, FUSED, *(t for t in backend("numpy").templates if t.name != "np.exp"))
 
     def unavailable(self) -> str:

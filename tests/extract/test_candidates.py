@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.contract import BackendBase
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.unfused import direct_plan
@@ -192,17 +193,13 @@ def test_the_same_view_gives_the_same_candidates() -> None:
     assert key(once) == key(twice) and once.stats == twice.stats
 
 
-class Kernels:
+class Kernels(BackendBase):
     """A backend of some kernels."""
 
-    name = device = "test"
-    helpers: dict[str, str] = {}
+    name = "test"
 
     def __init__(self, templates: Any) -> None:
         self.templates = templates
-
-    def unavailable(self) -> str:
-        return ""
 
 
 @settings(deadline=None, max_examples=40)
