@@ -2,5 +2,6 @@
 
 In: kernel IR; plans.
 Out: functions of jax.experimental.pallas; programs on JAX arrays.
-Imports: nothing.
+Imports: backends, backends.generate, backends.ir, backends.program, backends.runtime, costdb.keys, egraph.ir,
+    extract.model.
 """
