@@ -8,7 +8,7 @@ kernels are priced immediately, and generated kernels cost infinity until their 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import copy_context
 from threading import Thread
 
@@ -29,7 +29,7 @@ class Prices:
 
     def __init__(self, hypergraph: Hypergraph, pricer: Pricer, *, later: bool = False) -> None:
         self.hypergraph, self.pricer = hypergraph, pricer
-        self._prepare: Callable[[Iterable[Candidate]], None] | None = getattr(pricer, "prepare", None)
+        self._prepare = pricer.prepare
         self._late: set[int] = set()  # indices of calls that are priced later
         self._thread: Thread | None = None
         self._ended = False
@@ -39,7 +39,7 @@ class Prices:
             self._late = late if MANY <= len(late) < len(calls) else set()
 
     def _waits(self, candidate: Candidate) -> bool:
-        return candidate.template.space is not None and not self.pricer.on_record(candidate)  # type: ignore[attr-defined]
+        return candidate.template.space is not None and not self.pricer.on_record(candidate)
 
     @property
     def partial(self) -> bool:
