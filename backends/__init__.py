@@ -2,5 +2,5 @@
 
 In: a plan.
 Out: a program.
-Imports: costdb.keys, egraph.ir, errors, extract.model, private, settings.
+Imports: costdb.keys, egraph.ir, egraph.view, errors, extract.model, private, settings.
 """

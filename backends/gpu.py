@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .. import settings
-from ..costdb.keys.device import gpu_machine
+from ..costdb.keys.device import GPU_KIND, gpu_machine
 from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, warned
 from ..private import private_folder
+from .device import TargetDevice
+
+#: The NVIDIA GPU, with Torch tensors.
+GPU = TargetDevice(GPU_KIND, True, "tensor_graphs.backends.program.gpu_programs", any_size=False)
 
 
 @cache
@@ -69,11 +74,16 @@ def check_room(device: str, wanted: int) -> None:
         )
 
 
+def is_gpu(device: Any) -> bool:
+    """Whether a `torch.device` is an NVIDIA GPU."""
+    return bool(device.type == GPU_KIND)
+
+
 def wait(device: str, what: str) -> None:
     """Synchronize with a device; `what` names the operation for errors. DeviceFaultError if its work failed."""
     import torch
 
-    if torch.device(device).type != "cuda":
+    if not is_gpu(torch.device(device)):
         return
     try:
         torch.cuda.synchronize(device)
@@ -128,4 +138,15 @@ def keep_compiled() -> None:
     os.environ["TRITON_CACHE_DIR"] = str(settings.private("triton"))
 
 
-__all__ = ["check_hardware", "check_room", "facts", "hardware", "keep_compiled", "named", "planned_for", "wait"]
+__all__ = [
+    "GPU",
+    "check_hardware",
+    "check_room",
+    "facts",
+    "hardware",
+    "is_gpu",
+    "keep_compiled",
+    "named",
+    "planned_for",
+    "wait",
+]

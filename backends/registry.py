@@ -1,23 +1,25 @@
-"""Backend registry: built-in backends, and third-party ones from the entry point group `tensor_graphs.backends`."""
+"""Backend registry: built-in backends, and others from the entry point group `tensor_graphs.backends` or `register`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import cast
 
 from .. import settings
 from ..egraph.ir import dtypes
 from ..errors import DeviceUnavailableError, UsageError
-from ..extract.model.kernel import Backend, Call, Template
+from ..extract.model.kernel import Backend, Call, LibraryKernel, Template
+from .contract import Target
+from .device import HOST, TargetDevice
 
 #: Backend name -> module of this package that defines its `BACKEND`.
 BUILT_IN = {
     "numpy": "library.numpy", "torch": "library.torch", "torch_cuda": "library.torch_cuda", "null": "library.null",
-    "triton": "triton.backend", "nvrtc": "cuda.backend", "c": "c.backend",
+    "triton": "triton.backend", "nvrtc": "cuda.backend", "c": "c.backend", "pallas": "pallas.backend",
 }  # fmt: skip
 GROUP = "tensor_graphs.backends"
 Keep = Callable[[Template], bool]
@@ -30,26 +32,77 @@ CHOICES = {
     "triton": ("triton", "torch_cuda"), "triton-only": ("triton", "torch_cuda"),
     "generated": ("triton", "nvrtc", "torch_cuda"),
 }  # fmt: skip
+#: Choices of which only the first backend is required.
+FIRST_ONLY = ("gpu", "cuda", "generated")
 # not listed in error messages: parts of other choices, and the backend for tests
 HIDDEN = {"null", "torch_cuda", "nvrtc"}
 
 
 @cache
-def backends() -> dict[str, Backend]:
+def backends() -> Mapping[str, Target]:
     """All backends by name, including those that cannot be used on this machine.
 
     UsageError if two backends have the same name.
     """
     there = {n: m for n, m in BUILT_IN.items() if find_spec(f".{m.split('.')[0]}", __package__)}
-    found: dict[str, Backend] = {n: import_module(f".{m}", __package__).BACKEND for n, m in there.items()}
+    found: dict[str, Target] = {n: import_module(f".{m}", __package__).BACKEND for n, m in there.items()}
     for entry in metadata.entry_points(group=GROUP):
         if entry.name in found:
             raise UsageError(f"two backends are called {entry.name!r}", where=f"entry point {entry.value}")
-        found[entry.name] = cast(Callable[[], Backend], entry.load())()
+        found[entry.name] = cast(Callable[[], Target], entry.load())()
+    for name, added in _registered.items():
+        if name in found:
+            raise UsageError(f"two backends are called {name!r}", where="register")
+        found[name] = added
     return found
 
 
-def backend(name: str) -> Backend:
+_registered: dict[str, Target] = {}
+
+
+def register(added: Target) -> None:
+    """Add a backend for this process. Measuring processes know only built-in backends and entry points.
+
+    UsageError if a backend or a choice has its name, or if another device has its device's name.
+    """
+    if added.name in backends() or added.name in CHOICES:
+        raise UsageError(f"two backends are called {added.name!r}", where="register")
+    if devices().get(added.device.name, added.device) != added.device:
+        raise UsageError(f"two devices are called {added.device.name!r}", where=f"backend {added.name}")
+    _registered[added.name] = added
+    forget()
+
+
+def unregister(name: str) -> None:
+    """Remove a backend that `register` added."""
+    del _registered[name]
+    forget()
+
+
+def forget() -> None:
+    """Drop the cached backends and devices; they are found again."""
+    for known in (backends, devices, _by_name):
+        known.cache_clear()
+
+
+@cache
+def devices() -> Mapping[str, TargetDevice]:
+    """The devices of all backends by name. UsageError if two devices have the same name."""
+    found: dict[str, TargetDevice] = {}
+    for b in backends().values():
+        if found.setdefault(b.device.name, b.device) != b.device:
+            raise UsageError(f"two devices are called {b.device.name!r}", where=f"backend {b.name}")
+    return found
+
+
+def device(name: str) -> TargetDevice:
+    """The device of a name. UsageError for an unknown name."""
+    if name not in devices():
+        raise UsageError(f"no backend works on a device called {name!r}", hint=f"one of {', '.join(sorted(devices()))}")
+    return devices()[name]
+
+
+def backend(name: str) -> Target:
     """The backend of a name. UsageError for an unknown name; its hint lists the known ones."""
     known = backends()
     if name not in known:
@@ -62,18 +115,19 @@ def backend(name: str) -> Backend:
 def elsewhere(choice: str) -> bool:
     """Whether a choice is for planning only: it needs the GPU that the setting `gpu` describes, and this machine has
     none."""
-    on_one = any(n in BUILT_IN and backend(n).device == "cuda" for n in CHOICES.get(choice, ()))
+    on_one = any(n in BUILT_IN and backend(n).device.on_gpu for n in CHOICES.get(choice, ()))
     return bool(settings.current().gpu) and on_one and bool(backend("torch_cuda").unavailable())
 
 
-def select(choice: str | None = None) -> list[Backend]:
+def select(choice: str | None = None) -> list[Target]:
     """The backends of a choice: "auto", "numpy", "torch", "c", "gpu", "cuda", "triton", "triton-only", "generated" or
-    the name of a third-party backend. None means the setting `backend`.
+    the name of another backend. None means the setting `backend`.
 
     "torch" adds Torch's CPU kernels to NumPy's (both work on the same memory; NumPy covers ops that Torch lacks), "c"
     adds generated C functions to NumPy's. "gpu" is Torch's GPU library kernels, Triton and CUDA C++; "cuda" omits
     Triton, "triton" omits CUDA C++. "triton-only" and "generated" take only views and copies from the library. "auto"
-    is "gpu" if a GPU is usable, else NumPy with Torch and C as far as they are usable.
+    is "gpu" if a GPU is usable, else NumPy with Torch and C as far as they are usable. Another backend comes with NumPy
+    if both work in the host's memory.
 
     DeviceUnavailableError if a required backend is unusable here. No error where the choice is for planning only
     (`elsewhere`).
@@ -81,17 +135,15 @@ def select(choice: str | None = None) -> list[Backend]:
     name = choice or settings.current().backend
     if name == "auto" and not backend("torch_cuda").unavailable():
         name = "gpu"
-    chosen = [backend(n) for n in CHOICES.get(name, ("numpy", name)) if n == name or n in backends()]
+    chosen = [backend(n) for n in CHOICES.get(name) or _with_host(name) if n == name or n in backends()]
     planned = elsewhere(name)
-    usable: list[Backend] = [b for b in chosen if planned or not b.unavailable()]
+    usable = [b for b in chosen if planned or not b.unavailable()]
     if any(b.name == "torch" for b in usable):
-        usable = [_Restricted(b, _UNTHREADED) if b.name == "numpy" else b for b in usable]
+        usable = [b.restricted(_UNTHREADED) if b.name == "numpy" else b for b in usable]
     if name in ("triton-only", "generated"):
-        usable = [_Restricted(b, _MOVES) if b.name == "torch_cuda" else b for b in usable]
+        usable = [b.restricted(_MOVES) if b.name == "torch_cuda" else b for b in usable]
     if name != "auto" and not planned:
-        for b in (
-            chosen[:1] if name in ("gpu", "cuda", "generated") else chosen
-        ):  # on a GPU, only the first backend is required
+        for b in chosen[:1] if name in FIRST_ONLY else chosen:  # on a GPU, only the first backend is required
             if b.unavailable():
                 raise DeviceUnavailableError(
                     f"the backend {name} cannot be used here: {b.unavailable()}",
@@ -108,51 +160,10 @@ _UNTHREADED: Keep = lambda t: t.family not in ("contraction", "conv", "attention
 _MOVES: Keep = lambda t: t.family in ("view", "copy")
 
 
-@dataclass
-class _Restricted:
-    """A backend restricted to the templates that `keep` accepts."""
-
-    base: Backend
-    keep: Keep
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
-
-    @cached_property
-    def templates(self) -> Sequence[Template]:
-        """The templates that are kept."""
-        return tuple(filter(self.keep, self.base.templates))
-
-
-@dataclass
-class _Stored:
-    """NumPy's kernels for plans whose storage dtype may be a 16-bit float while the compute dtype is float32.
-
-    Every kernel except views, copies and casts requires float operands and outputs of one dtype. A cast between equal
-    dtypes is a view.
-    """
-
-    base: Backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
-
-    @cached_property
-    def templates(self) -> Sequence[Template]:
-        """The restricted templates."""
-        own = [t if t.family in ("view", "copy") or t.name == "np.cast" else _given(t) for t in self.base.templates]
-        return (_SAME_CAST, *own)
-
-
 #: A cast whose operand and result have the same storage dtype: a view.
-_SAME_CAST = Template(
+_SAME_CAST = LibraryKernel(
     "view.cast", "numpy", "cast(x, dtype=dtype)", "{x}", family="view", applies=lambda call: _one_float(call)
 )
-
-
-def _given(template: Template) -> Template:
-    before = template.applies
-    return replace(template, applies=lambda call: _one_float(call) and (before is None or before(call)))
 
 
 def _one_float(call: Call) -> bool:
@@ -161,13 +172,33 @@ def _one_float(call: Call) -> bool:
 
 def storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:
     """CPU backends for plans whose storage dtype may be a 16-bit float while the compute dtype is float32
-    (extract/model/storage_dtypes.py)."""
-    return [_Stored(b) if b.name == "numpy" else b for b in chosen]
+    (extract/model/storage_dtypes.py).
+
+    Every kernel of NumPy except views, copies and casts then requires float operands and outputs of one dtype. A cast
+    between equal dtypes is a view.
+    """
+    return [_of_one_float(b) if b.name == "numpy" else b for b in chosen]
+
+
+def _of_one_float(base: Backend) -> Backend:
+    own = [t if t.family in ("view", "copy") or t.name == "np.cast" else _given(t) for t in base.templates]
+    return base.with_templates((_SAME_CAST, *own))
+
+
+def _given(template: Template) -> Template:
+    before = template.applies
+    assert isinstance(template, LibraryKernel)  # NumPy has no others
+    return replace(template, applies=lambda call: _one_float(call) and (before is None or before(call)))
+
+
+def _with_host(name: str) -> tuple[str, ...]:
+    """NumPy and another backend, if both work in the host's memory; else the other backend alone."""
+    return ("numpy", name) if backend(name).device == HOST else (name,)
 
 
 def on_gpu(chosen: Iterable[Backend]) -> bool:
     """Whether any of the backends works in GPU memory."""
-    return any(b.device == "cuda" for b in chosen)
+    return any(b.device.on_gpu for b in chosen)
 
 
 def eager(chosen: Sequence[Backend]) -> list[Backend]:
@@ -178,7 +209,7 @@ def eager(chosen: Sequence[Backend]) -> list[Backend]:
 def describe(chosen: Iterable[Backend]) -> str:
     """The backends and devices as text for the report: `numpy + torch on cpu`."""
     found = list(chosen)
-    return f"{' + '.join(b.name for b in found)} on {', '.join(dict.fromkeys(b.device for b in found))}"
+    return f"{' + '.join(b.name for b in found)} on {', '.join(dict.fromkeys(b.device.name for b in found))}"
 
 
 def template(backend_name: str, name: str) -> Template:

@@ -17,7 +17,7 @@ from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
 from tensor_graphs.egraph.ir.composite_ops import layer_norm
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.extract.model.kernel import Template
+from tensor_graphs.extract.model.kernel import LibraryKernel
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import measuring
 from tensor_graphs.pipeline import plan_cache as remember
@@ -156,15 +156,10 @@ def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatc
 def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """With time its rough kernel is found and left out; without, nothing of the rewritten graph is kept."""
     numpy = backend("numpy")
-    rough = Template("np.rough_exp", "numpy", "exp(x)", "np.multiply(np.exp({x}), np.float32(1.001), out={out})")
+    rough = LibraryKernel("np.rough_exp", "numpy", "exp(x)", "np.multiply(np.exp({x}), np.float32(1.001), out={out})")
 
-    class Rough:
-        name, device, helpers, templates = numpy.name, numpy.device, numpy.helpers, (rough, *numpy.templates)
-
-        def unavailable(self) -> str:
-            return ""
-
-    monkeypatch.setattr(measuring, "select", lambda choice: [Rough()])
+    changed = numpy.with_templates((rough, *numpy.templates))
+    monkeypatch.setattr(measuring, "select", lambda choice: [changed])
     monkeypatch.setattr(
         CpuMeasurer, "time", lambda self, t, c: Measured((0.01 if t is rough else 9.0,) * 5, {"rel_fro": 0.0})
     )

@@ -267,7 +267,8 @@ def test_measuring_on_a_gpu_has_its_least_time_once(monkeypatch: pytest.MonkeyPa
     graph: Any = SimpleNamespace(candidates=[])
     for budget, least in ((5.0, 1.0), (100.0, 2.0)):
         session = Session(Options(backend="gpu", budget=budget), now=iter([0.0, *[3 * budget] * 50]).__next__)
-        for measurer in (CpuMeasurer([]), object(), object()):
+        gpu = SimpleNamespace(ahead=True)
+        for measurer in (CpuMeasurer([]), gpu, gpu):
             choose(session, graph, Any, measurer)  # type: ignore[arg-type]
             if measurer.__class__ is CpuMeasurer:
                 session.clock.seconds.clear()

@@ -18,7 +18,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
-from tensor_graphs.extract.model.kernel import Template
+from tensor_graphs.extract.model.kernel import LibraryKernel, Template
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import measuring
 from tensor_graphs.pipeline import verify_or_retry as accept
@@ -48,23 +48,14 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def put(*extra: Template, without: str = "") -> None:
         numpy = backend("numpy")
         kept = tuple(t for t in numpy.templates if t.name != without)
-        changed = _With(numpy, (*extra, *kept))
+        changed = numpy.with_templates((*extra, *kept))
         monkeypatch.setattr(measuring, "select", lambda choice: [changed])
 
     return put
 
 
-class _With:
-    def __init__(self, base: Any, templates: tuple[Template, ...]) -> None:
-        self.base, self.templates = base, templates
-        self.name, self.device, self.helpers = base.name, base.device, base.helpers
-
-    def unavailable(self) -> str:
-        return ""
-
-
 def kernel(name: str, pattern: str, code: str) -> Template:
-    return Template(name, "numpy", pattern, code, flops=lambda call: 0.0)
+    return LibraryKernel(name, "numpy", pattern, code, flops=lambda call: 0.0)
 
 
 def cheap(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -439,7 +430,7 @@ def test_the_worst_kernel_goes_first(inject: Callable[..., None], monkeypatch: p
 
 @pytest.mark.parametrize("code", ["{x} +", "{out}.nothing_of_that_name({x})"])
 def test_a_kernel_that_was_never_run_and_does_not_is_left_out(inject: Callable[..., None], code: str) -> None:
-    inject(Template("broken", "numpy", "exp(neg(x))", code, space=lambda call: [{}]))  # fewer kernels: cheaper
+    inject(LibraryKernel("broken", "numpy", "exp(neg(x))", code, space=lambda call: [{}]))  # fewer kernels: cheaper
     program = run(tg.exp(-tg.input("x", (4, 5), "float32")))
     assert {s.template.name for s in program.plan.steps} == {"np.exp", "np.neg"}
     assert "never run" in program.report.verification["dropped"][0]

@@ -20,14 +20,14 @@ from ...egraph.ir.graph import Tensor, make, rebuild
 from ...egraph.ir.memo import memo
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
-from ...extract.model.kernel import Call, Operand, Template, contiguous, identify
+from ...extract.model.kernel import Call, LibraryKernel, Operand, Template, contiguous, identify
 from ...extract.model.sizes import bound_call, bound_terms
-from ..generate.template import Generated, spelled, template_of
+from ..generate.template import GeneratedKernel, spelled, template_of
 from ..ir.kernel import PROBE
 from ..ir.source_text import literal
-from .backend import BACKEND
 from .emit.kernel import PARALLEL as WORTH
 from .emit.kernel import work
+from .emitter import EMITTER
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -38,13 +38,13 @@ PARALLEL = "omp parallel"
 
 
 @dataclass(frozen=True, eq=False)
-class SizedTemplate(Template):
+class SizedTemplate(LibraryKernel):
     """A C kernel for every size. Its text derives from a template and call at generic sizes; measurements belong to the
     template at the searched sizes."""
 
-    origin: Generated = field(default=None)  # type: ignore[assignment]
+    origin: GeneratedKernel = field(default=None)  # type: ignore[assignment]
     origin_call: Call = field(default=None)  # type: ignore[assignment]
-    searched: Generated = field(default=None)  # type: ignore[assignment]
+    searched: GeneratedKernel = field(default=None)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,15 @@ class Sized:
 
 
 def sized(
-    template: Generated, call: Call, numbers: Numbers, searched: Mapping[str, int], probes: Iterable[Mapping[str, int]]
+    template: GeneratedKernel,
+    call: Call,
+    numbers: Numbers,
+    searched: Mapping[str, int],
+    probes: Iterable[Mapping[str, int]],
 ) -> Sized | None:
     """The size-generic form of a kernel generated at generic sizes; None if its text depends on the sizes in another
     way."""
-    if template.backend != BACKEND.name or template.prep or template.layout is not None:
+    if template.backend != EMITTER.name or template.prep or template.layout is not None:
         return None
     try:
         roots = _lifted(template.roots, numbers)
@@ -115,17 +119,17 @@ def _call(call: Call, numbers: Numbers) -> Call:
     )  # fmt: skip
 
 
-def _template(roots: list[Tensor], sizes: Mapping[str, int]) -> Generated:
+def _template(roots: list[Tensor], sizes: Mapping[str, int]) -> GeneratedKernel:
     return _made(tuple(bound_terms(roots, sizes)))
 
 
 @memo(4096)
-def _made(roots: tuple[Tensor, ...]) -> Generated:
-    return template_of(BACKEND.emitter, roots)
+def _made(roots: tuple[Tensor, ...]) -> GeneratedKernel:
+    return template_of(EMITTER, roots)
 
 
 # ---------------------------------------------------------------- text
-def _text(template: Generated, call: Call) -> str:
+def _text(template: GeneratedKernel, call: Call) -> str:
     """The kernel's function without comments, with size-independent names. KeyError if the template has no kernel."""
     found = template.lower(call)
     if found is None:
@@ -153,7 +157,7 @@ def _in_c(value: Dim) -> str:
     return f"({_WORD.sub(lambda name: PREFIX + name[0], str(value)).replace('//', '/')})"
 
 
-def _worth(template: Generated, call: Call, numbers: Numbers) -> str:
+def _worth(template: GeneratedKernel, call: Call, numbers: Numbers) -> str:
     """C condition for enough work to use several threads."""
     found = template.lower(call)
     assert found is not None
@@ -176,7 +180,12 @@ def _function(text: str, threads: str, numbers: Numbers, worth: str) -> str:
 
 
 def _free(
-    template: Generated, origin: Call, searched: Generated, roots: list[Tensor], function: str, names: list[str]
+    template: GeneratedKernel,
+    origin: Call,
+    searched: GeneratedKernel,
+    roots: list[Tensor],
+    function: str,
+    names: list[str],
 ) -> SizedTemplate:
     """The template for every size: sizes are attributes of the call and additional arguments."""
     parameters = "".join(f", const long {PREFIX}{n}" for n in names)

@@ -7,88 +7,27 @@ Kernels work on the same memory as NumPy's and Torch's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, PRODUCT_OPS, FusionPolicy
-from ...extract.model.kernel import Call
+from ...extract.model.kernel import Call, Template
 from ..generate.generator import Asked, Generator, Lowering, Lowerings
-from ..generate.schedule import Schedule
-from ..generate.strategy import Strategy, StrategyEmitter
-from ..generate.template import Generated, Launch, Lowered, template_of
-from ..ir.kernel import PROBE, Expr, Kernel, walk
-from ..ir.precision import Precision
-from ..ir.tiling import Shape
-from .emit.kernel import emit
+from ..generate.template import GeneratedKernel, template_of
+from ..ir.precision import IEEE, Precision
+from .any_size import sized
+from .emitter import EMITTER, ROWS, CEmitter
 from .helpers import HELPERS, c_library
 
-ROWS = 1  # maximum rows of a product: few enough that reading the matrix dominates
-
-
-@dataclass(frozen=True)
-class Function:
-    """A C function; `buffers` in parameter order."""
-
-    name: str
-    source: str
-    buffers: tuple[str, ...]
-
-    def call(self, names: Mapping[str, str]) -> str:
-        """The statement that calls the function with the buffers' addresses."""
-        return f"{self.name}({', '.join(names[b] for b in self.buffers)})"
-
-
-@dataclass(frozen=True)
-class NestSchedule(Schedule):
-    """Schedule of a C loop nest: no parameters."""
-
-
-def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[Launch]:
-    """The single function of a kernel; see emit/kernel.py."""
-    doc = "" if name == PROBE else str(found.kernel)
-    made = [Function(name, emit(found.kernel, name, doc), tuple(found.kernel.buffers))]
-    if name == PROBE:
-        found.made[PROBE] = made  # c/any_size.py asks for the text under any name
-    return made
-
-
-def _efficient(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a plain loop nest is efficient.
-
-    Excluded are products that read operands many times, and reductions inside other reductions.
-    """
-    inside = any(not e.axes <= set(kernel.axes) for e in kernel.reductions)
-    return not inside and all(map(_streams, kernel.reductions))
-
-
-NEST = Strategy(
-    "loop nest",
-    "C functions: one loop nest, parallel over the outermost axis.",
-    NestSchedule,
-    applies=_efficient,
-    ranked=lambda asked, count: [NestSchedule()],
-    legal=lambda kernel, shape, schedule, splits: True,
-    emit=_emit_nest,
-)
-
-
-@dataclass
-class CEmitter(StrategyEmitter):
-    """Emits one C function per kernel."""
-
-    name: str = "c"
-    version: str = "6"
-    setup: tuple[str, ...] = ("address", "c_function", "c_library")
-    needs: tuple[str, ...] = ()
-    strategies: tuple[Strategy[Any], ...] = field(default=(NEST,), kw_only=True)
+if TYPE_CHECKING:
+    from ...egraph.saturate.lift import Numbers
 
 
 def _narrow(t: Tensor) -> bool:
@@ -102,22 +41,15 @@ def _few(x: Type) -> bool:
     return prod(concrete(x.shape)[:-1]) <= ROWS
 
 
-def _streams(e: Expr) -> bool:
-    """Whether a reduction reads each operand element only a few times."""
-    space = prod(a.size for a in e.axes | {e.axis})
-    loads = [prod(a.size for a in x.axes) for x in walk(e.args) if x.op == "load" and e.axis in x.axes]
-    return max(loads, default=0) * ROWS >= space
-
-
-def generated(root: Tensor | Sequence[Tensor]) -> Generated:
+def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
     """The C template of a term over inputs, or of several terms."""
-    return template_of(BACKEND.emitter, root)
+    return template_of(EMITTER, root)
 
 
 class CLowering(Lowering):
     """Lowering for the C backend."""
 
-    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
+    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template of a fusion group with its call, if C can compute it."""
         if not all(_narrow(t) for t in topological(asked.region.terms)):
             return
@@ -129,15 +61,27 @@ class CLowering(Lowering):
 class C(Generator):
     """Backend of generated C kernels."""
 
+    operands = "address"
+
     def lowering(self, lowerings: Lowerings) -> Lowering:
         """A new `CLowering`."""
         return CLowering(self, lowerings)
 
-    def template(self, roots: Sequence[Tensor]) -> Generated:
-        """The template of terms, for measuring processes. Imports Torch, whose threads share the loops."""
+    def template(
+        self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
+    ) -> GeneratedKernel:
+        """See `Target`. Imports Torch, whose threads share the loops."""
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
-        return template_of(self.emitter, roots)
+        return super().template(roots, transposed, last, precision)
+
+    def any_size(
+        self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
+        probes: Iterable[Mapping[str, int]],
+    ) -> Any:  # fmt: skip
+        """See `Target`."""
+        assert isinstance(template, GeneratedKernel)  # the backend has no others
+        return sized(template, call, numbers, searched, probes)
 
     def reaches(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
         """The fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
@@ -159,7 +103,7 @@ def _unavailable() -> str:
     return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
 
 
-BACKEND = C(CEmitter(), HELPERS, "cpu")
+BACKEND = C(EMITTER, HELPERS)
 """The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

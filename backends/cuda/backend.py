@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...egraph.ir.graph import Tensor
-from ..generate.generator import Generator
+from ..generate.generator import GpuGenerator
 from ..generate.strategy import Strategy, StrategyEmitter, every_third, if_none
-from ..generate.template import CARRYING, COUNTING, Generated, Launch, Lowered, split_axis, template_of
+from ..generate.template import CARRYING, COUNTING, GeneratedKernel, Launch, Lowered, split_axis, template_of
 from ..ir.kernel import PROBE, Kernel, Unfusable, if_fusable
 from ..ir.precision import IEEE, THREE, Precision
 from ..ir.tiling import Shape, shape_of
@@ -137,13 +137,13 @@ class CudaEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(WINDOWS, SIMT, SKINNY, GEMM, TILED), kw_only=True)
 
 
-def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:
+def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
     """Template of a term over inputs, or of several (multi-output fusion); the weights named in `transposed` are
     transposed at load time."""
     return template_of(BACKEND.emitter, root, transposed)
 
 
-class Cuda(Generator):
+class Cuda(GpuGenerator):
     """The CUDA C++ backend."""
 
 

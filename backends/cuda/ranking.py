@@ -13,18 +13,16 @@ from itertools import product
 from math import ceil, exp, log2, prod
 from typing import Protocol
 
-from ...egraph.ir.memo import memo
-from ..ir.tiling import MULTIPROCESSORS, divisors, padded
+from ..ir.tiling import divisors, padded
+from ..machine import per_machine, target
 
 Schedule = dict[str, int]  # in stored form (generate/schedule.py)
 Fixed = tuple[tuple[str, int], ...]
 Ranked = Iterator[tuple[Schedule, float]]
 
-RESIDENT = 2048  # maximum resident threads of an SM
 REGISTERS = 96  # limit of 4-byte values per thread: more would risk spills
 SHARED = 11 << 10  # limit of values in one exchange through shared memory
 WHOLE = 64  # limit of elements of a row that a thread holds at once
-BANDWIDTH = 4.3e6  # DRAM bandwidth in bytes/µs
 IN_FLIGHT = 40 << 10  # bytes in flight that an SM needs to saturate its share of the bandwidth (Little's law)
 FLYING = 96  # bytes of loads that the compiler keeps in flight in one thread inside a loop
 LATENCY = 0.9  # µs per dependent round of loads
@@ -33,7 +31,7 @@ JOIN = 3.0  # µs to combine the partial results of split-K
 AHEAD = 3  # prefetch distance of the cp.async pipeline in loop iterations
 TOGETHER = 4  # vectors of a row for neighbouring threads to read: 1 took 2.9 times as long as 8, 2 took 1.4 times
 SEGMENT = 32  # contiguous elements that a warp should write at once
-RING, ALL_SHARED = 47 << 10, 227 << 10  # bytes of shared memory: limit of a block's prefetch ring, and total of an SM
+RING = 47 << 10  # limit of a block's prefetch ring in bytes of shared memory
 
 
 class Seen(Protocol):
@@ -44,7 +42,7 @@ class Seen(Protocol):
         ...
 
 
-@memo(4096)
+@per_machine(4096)
 def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
     """At most `count` schedules, best rank first.
 
@@ -91,9 +89,9 @@ def _repeats(chunks: int, threads: int) -> list[int]:
 
 def _busy(programs: int, threads: int) -> float:
     """Slowdown factor of idle SMs: wave quantization, or fewer blocks than SMs. `programs` is the number of blocks."""
-    resident = max(1, RESIDENT // threads)
-    waves = programs / (MULTIPROCESSORS * resident)
-    return -(-waves // 1) / waves if waves > 1 else max(1.0, MULTIPROCESSORS / programs)
+    resident = max(1, target().threads // threads)
+    waves = programs / (target().multiprocessors * resident)
+    return -(-waves // 1) / waves if waves > 1 else max(1.0, target().multiprocessors / programs)
 
 
 def _splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[int]:
@@ -103,7 +101,7 @@ def _splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[in
     `tiles` is the number of output tiles. With `uneven`, the nearest divisors of `length` replace powers of two that do
     not divide it.
     """
-    most, least = max(1, 8 * MULTIPROCESSORS // tiles), max(2, min(step, length // 2))
+    most, least = max(1, 8 * target().multiprocessors // tiles), max(2, min(step, length // 2))
     counts = divisors(length, _powers(2, 512)) if uneven else [s for s in _powers(2, 512) if length % s == 0]
     return [1, *(s for s in counts if s <= most and length // s >= least)]
 
@@ -245,10 +243,16 @@ class Reduced:
                 ):
                     if vk * vm * depth > WHOLE or (split > 1 and t * vk * depth * split > self.length):
                         continue
-                    waiting = min(RESIDENT, -(-tiles * split // MULTIPROCESSORS) * block) * vm * vk * depth * 2
+                    waiting = (
+                        min(target().threads, -(-tiles * split // target().multiprocessors) * block)
+                        * vm
+                        * vk
+                        * depth
+                        * 2
+                    )
                     apart = max(1.0, TOGETHER / t) ** 0.6 if rows > 1 and not self.along_rows else 1.0
                     rank = (
-                        apart * self.nbytes / BANDWIDTH * _busy(tiles * split, block) / min(1.0, waiting / IN_FLIGHT) ** 0.7
+                        apart * self.nbytes / target().bytes_per_us * _busy(tiles * split, block) / min(1.0, waiting / IN_FLIGHT) ** 0.7
                         + (JOIN / 2 + 0.01 * split) * (split > 1) + 0.2 * (rows > 1 and not self.along_rows and t < 32)
                         + abs(block - 256) / 1024
                     )  # fmt: skip
@@ -330,18 +334,20 @@ class Product:
         iteration, of which the compiler keeps only some loads in flight. An iteration takes its bandwidth time or the
         memory latency, whichever is longer. With a prefetch ring of `ring` bytes, `AHEAD` iterations are in flight.
         """
-        share = -(-self.columns // columns) * self.batch * split / MULTIPROCESSORS
+        share = -(-self.columns // columns) * self.batch * split / target().multiprocessors
         sums = self.rows * self.matrices * max(1.0, columns * across / threads)
         of_block = self.length // split * columns * self.matrices * self.itemsize
         rounds = of_block / (threads * held * self.itemsize)
         flying = min(held * self.itemsize, FLYING if rounds > 1 else 2 * FLYING)
         rounds = max(1.0, rounds) * held * self.itemsize / flying / (AHEAD if ring else 1)
-        resident = max(1, min(32, RESIDENT // threads, int(65536 / (threads * (22 + flying / 4 + sums)))))
-        resident = max(1, min(resident, ALL_SHARED // ring)) if ring else resident
+        resident = max(
+            1, min(32, target().threads // threads, int(target().registers / (threads * (22 + flying / 4 + sums))))
+        )
+        resident = max(1, min(resident, target().shared_per_block // ring)) if ring else resident
         found = 0.0
         while share > 0:
             blocks = -(-min(share, resident) // 1)
-            found += max(rounds * LATENCY, blocks * of_block / (BANDWIDTH / MULTIPROCESSORS))
+            found += max(rounds * LATENCY, blocks * of_block / (target().bytes_per_us / target().multiprocessors))
             share -= resident
         joined = JOIN + 0.03 * split if split > 1 else 0.0
         large = 0.3 * max(0, threads.bit_length() - 9)  # blocks of more than 256 threads start and finish later
@@ -376,10 +382,10 @@ class Few:
                 continue
             n, step = 8 * tiles * wide, 32 * along * deep
             uneven = self.columns % n and (self.columns % FINE == 0 or self.columns < WASTED * n)
-            if uneven or self._registers(tiles, deep) > min(255, 65536 // (32 * along * wide)):
+            if uneven or self._registers(tiles, deep) > min(255, target().registers // (32 * along * wide)):
                 continue
             for split in (1, 2, 4) if self.splits else (1,):
-                many = split > 1 and ceil(self.columns / n) * self.batch > 2 * MULTIPROCESSORS
+                many = split > 1 and ceil(self.columns / n) * self.batch > 2 * target().multiprocessors
                 part = self.length // split
                 if self.length % (8 * split) or step >= 2 * max(part, 32 * along) or many:
                     continue
@@ -402,20 +408,29 @@ class Few:
         rounds = ceil(part / step)
         registers = 32 * warps * min(255, self._registers(tiles, deep))
         exchanged = along * 64 * heights * (n + 8) * self.matrices
-        resident = max(1, min(RESIDENT // (32 * warps), 65536 // registers, ALL_SHARED // (exchanged + 1024)))
+        resident = max(
+            1,
+            min(
+                target().threads // (32 * warps),
+                target().registers // registers,
+                target().shared_per_block // (exchanged + 1024),
+            ),
+        )
         blocks = ceil(self.columns / n) * self.batch * split
         total = self.length * self.columns * self.matrices * 2.0 * self.batch
-        each = -(-blocks // MULTIPROCESSORS)
+        each = -(-blocks // target().multiprocessors)
         rows = 2.0 * self.rows * min(each * part, self.length)  # re-read from the L1 cache
         busiest = (each * total / blocks + rows) / FASTEST
         used = part / (rounds * step)  # useful fraction of the loads of its iterations
-        flying = min(max(1.0, blocks / MULTIPROCESSORS), resident) * n * along * deep * self.matrices * 64 * used
-        share = min(1.0, total / MULTIPROCESSORS / (96 << 10))  # small problems need fewer bytes in flight
+        flying = (
+            min(max(1.0, blocks / target().multiprocessors), resident) * n * along * deep * self.matrices * 64 * used
+        )
+        share = min(1.0, total / target().multiprocessors / (96 << 10))  # small problems need fewer bytes in flight
         slower = (
             share * (0.4 * max(0.0, log2((40 << 10) / flying)) + 0.27 * max(0.0, log2((96 << 10) / flying)))
             + 0.12 * (split > 1) * split + 0.12 * (warps > 8) + 0.18 * (warps > 16) + 0.1 * (heights - 1)
             + {1: -0.25, 2: -0.1, 4: 0.0, 8: 0.22, 16: 0.4}[deep] * share
             + {1: 0.25, 2: -0.04, 4: 0.0}.get(tiles * self.matrices, 0.14)
         )  # fmt: skip
-        waves = ceil(blocks / (MULTIPROCESSORS * resident))
-        return 1.6 + max(max(total / BANDWIDTH, busiest) * exp(slower), LATENCY * rounds * waves)
+        waves = ceil(blocks / (target().multiprocessors * resident))
+        return 1.6 + max(max(total / target().bytes_per_us, busiest) * exp(slower), LATENCY * rounds * waves)

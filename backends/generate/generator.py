@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.memo import memo
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
+from ...errors import UsageError
 from ...extract.candidates.image_layouts import image_classes
 from ...extract.fusion.consumer import ConsumerFusion
 from ...extract.fusion.groups import FusionGroups
@@ -27,45 +29,43 @@ from ...extract.fusion.multi_output import MultiOutputFusion, MultiOutputGroup
 from ...extract.fusion.policy import FUSION_POLICIES, FusionGroup, FusionPolicy
 from ...extract.fusion.sequence_slices import sequence_slice_classes
 from ...extract.model.kernel import Backend, Call, Operand, Template, contiguous, output_names
+from ..contract import BackendBase
+from ..gpu_backend import GpuBackend
 from ..ir.kernel import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
+from ..machine import Machine, target
 from .lowering_jobs import Job, Reply, flat
 from .lowering_pool import LowerPool
-from .template import Emitter, Generated, Lowered, across, family_of, lying, template_of
+from .template import Emitter, GeneratedKernel, Lowered, across, family_of, lying, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, uneven
 
 BODIES = 2  # kept templates per output class and set of operands: alternative computations of one value
 
 
 @dataclass(frozen=True, eq=False)
-class Generator:
-    """Description of a backend that generates all its kernels from an e-graph view. Immutable; `opened` returns the
-    mutable `Lowering`.
+class Generator(BackendBase):
+    """Description of a backend that generates kernels from an e-graph view. Immutable; `opened` returns the mutable
+    `Lowering`.
 
     `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows for which a product counts as
     skinny GEMM (bound by reading weights); for those, transposed weight layouts are tried too.
     """
 
     emitter: Emitter
-    helpers: Mapping[str, str]
-    device: str = "cuda"
-    templates: tuple[Template, ...] = ()
+    helpers: Mapping[str, str] = field(default_factory=dict)
+    templates: Sequence[Template] = ()
     several: bool = False
     vectors: int = 1
+    generates: ClassVar[bool] = True
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """Name of the emitter, and of the backend."""
         return self.emitter.name
 
     def unavailable(self) -> str:
         """Why the backend is unusable on this machine; empty if it is usable."""
-        for module in self.emitter.needs:
-            if not _there(module):
-                return f"{module} is not installed"
-        import torch
-
-        return "" if torch.cuda.is_available() else "no CUDA device"
+        return missing(self.emitter.needs) or super().unavailable()
 
     def reaches(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
         """The fusion policies to grow fusion groups with, for a view."""
@@ -85,16 +85,35 @@ class Generator:
         """`Lowering.generated` with an unshared `Lowering`."""
         return self.opened().generated(view, given, types, enough)
 
+    def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
+        """`Lowering.prepare` with an unshared `Lowering`."""
+        return self.opened().prepare(asked)
+
     def lowering(self, lowerings: Lowerings) -> Lowering:
         """A new `Lowering` of this backend."""
         return Lowering(self, lowerings)
+
+    def template(
+        self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
+    ) -> GeneratedKernel:
+        """See `Target`. UsageError for an unknown precision."""
+        found = next((p for p in PRECISIONS if p.name == precision), None)
+        if found is None:
+            raise UsageError(f"there is no precision {precision!r}", hint=f"one of {[p.name for p in PRECISIONS]}")
+        return template_of(self.emitter, roots, transposed, last, found)
+
+
+class GpuGenerator(Generator, GpuBackend):
+    """Defaults of generators of kernels for an NVIDIA GPU."""
 
 
 class Lowering:
     """The templates that one optimization generates with one backend, and its cache of lowered fusion groups.
 
-    Not thread-safe.
+    An opened `Backend`. Not thread-safe.
     """
+
+    generates = True
 
     def __init__(self, generator: Generator, owner: Lowerings) -> None:
         self.generator, self.owner = generator, owner
@@ -102,10 +121,20 @@ class Lowering:
         self.helpers, self.templates = generator.helpers, generator.templates
         self.several, self.vectors = generator.several, generator.vectors
         self.unavailable = generator.unavailable
-        self.precisions = within(owner.limit, getattr(self.emitter, "precisions", ()))
-        self.known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], Generated] = {}
+        self.precisions = within(owner.limit, self.emitter.precisions)
+        self.known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], GeneratedKernel] = {}
         self.done: set[Hashable] = set()  # keys (`Asked.key`) of requests that were submitted
         self.answered: dict[Hashable, Sequence[Answer]] = {}  # key of a request -> templates that compute it
+
+    def opened(self, lowerings: Lowerings | None = None) -> Lowering:
+        """The lowering itself."""
+        return self
+
+    def with_templates(self, templates: Sequence[Template]) -> Lowering:
+        """A lowering with the same state and other library kernels."""
+        found = copy(self)
+        found.templates = templates
+        return found
 
     def generated(
         self,
@@ -137,14 +166,14 @@ class Lowering:
                 yield template, region.classes, tuple(c for _, c in region.leaves)
         if self.several:
             once = {id(r): r for r, _ in kept if isinstance(r, FusionGroup)}  # once per region, not once per precision
-            together = MultiOutputFusion(regions, list(once.values()), self.device == "cuda")
+            together = MultiOutputFusion(regions, list(once.values()), self.device.on_gpu)
             for several in (together, ConsumerFusion(together)):
                 for group, template in self._lowered(several, types, pictures, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
 
     def _at_once(
         self, whole: MaximalFusion, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
-    ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, Generated]]:
+    ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, GeneratedKernel]]:
         """The maximal fusion groups that one kernel can compute, each with its templates.
 
         Yields as soon as a group is lowered, because time may run out. Groups without a kernel are handed back to
@@ -165,9 +194,9 @@ class Lowering:
         types: Sequence[Type],
         pictures: frozenset[int],
         enough: Callable[[], bool],
-    ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, Generated]]:
+    ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, GeneratedKernel]]:
         """The fusion groups that one kernel can compute, each with its `BODIES` best templates."""
-        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, FusionGroup | MultiOutputGroup]]] = {}
+        alike: dict[tuple[Any, ...], list[tuple[float, int, GeneratedKernel, FusionGroup | MultiOutputGroup]]] = {}
         view = found.view
         grown = found.until(enough) if isinstance(found, FusionGroups) else () if enough() else found
         for asked in self._ahead((_asked(region, view, types, pictures) for region in grown), enough):
@@ -198,7 +227,10 @@ class Lowering:
 
         def job(one: Asked) -> Job:
             wanted = [n for n, lowering in beside.items() if n == self.name or fresh(one, lowering)]
-            return Job(tuple(wanted), flat(one.region.terms), (one.call,), one.weights, one.images, self.owner.limit)
+            return Job(
+                tuple(wanted), flat(one.region.terms), (one.call,), one.weights, one.images, self.owner.limit,
+                machine=self._machine(),
+            )  # fmt: skip
 
         batch, asked = self.owner.pool.growing(), list[tuple[Asked, bool]]()
         for one in grown:
@@ -217,6 +249,10 @@ class Lowering:
                 for lowering in beside.values():
                     lowering.done.discard(key)
 
+    def _machine(self) -> Machine | None:
+        """The GPU that worker processes schedule for; None for a backend of the CPU."""
+        return target() if self.device.on_gpu else None
+
     def answers(self, asked: Asked) -> Sequence[Answer]:
         """The templates that compute a fusion group, cached: repeated layers give equal requests."""
         key = asked.key
@@ -227,22 +263,28 @@ class Lowering:
             ]
         return found
 
-    def prepare(self, asked: Sequence[tuple[Generated, Call]]) -> Iterator[None]:
+    def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
         """Lower calls of templates in worker processes; yields after each template."""
-        by_template: dict[Generated, list[Call]] = {}
+        by_template: dict[GeneratedKernel, list[Call]] = {}
         for template, call in asked:
+            assert isinstance(template, GeneratedKernel)  # a lowering's own
             if lying(template.written(call)) not in template.lowered:
                 by_template.setdefault(template, []).append(call)
         forms = {t: (turned, last, p.number) for (_, turned, last, p), t in self.known.items() if t in by_template}
 
-        def job(template: Generated) -> Job:
-            return Job((self.name,), flat(template.roots), tuple(by_template[template]), form=forms[template])
+        def job(template: GeneratedKernel) -> Job:
+            return Job(
+                (self.name,),
+                flat(template.roots),
+                tuple(by_template[template]),
+                form=forms[template],
+                machine=self._machine(),
+            )
 
         batch = self.owner.pool.batch([partial(job, t) for t in by_template])
         for template, calls in by_template.items():
             self.owner.take_in(tuple(template.roots), batch.take(), None)
             for call in calls:
-                assert template.applies is not None
                 template.applies(call)
             yield
 
@@ -256,11 +298,10 @@ class Lowering:
         transposed, last, number = job.form
         template = self._template(terms, transposed, last, PRECISIONS[number])
         for call in job.calls:
-            assert template.applies is not None
             template.applies(call)
         return []
 
-    def _in_all(self, asked: Asked) -> Iterator[tuple[Generated, Call]]:
+    def _in_all(self, asked: Asked) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The group's templates with their calls, in each permitted precision; in IEEE precision where a lower one has
         none."""
         multiplies = any(
@@ -271,7 +312,7 @@ class Lowering:
             found = list(self._templates(asked, precision))
             yield from found or (self._templates(asked, IEEE) if precision.loss else ())
 
-    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
+    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The group's templates with the calls that they fit.
 
         The forms are: plain; transposed weights for skinny GEMM; channels-last output where operands are channels-last
@@ -303,8 +344,7 @@ class Lowering:
     def _across(self) -> Mapping[Precision, Precision]:
         """Tensor core precisions that need both operands contiguous along K -> the precision to use where they are
         not."""
-        found: Mapping[Precision, Precision] = getattr(self.emitter, "across", {})
-        return found
+        return self.emitter.across
 
     def _turned(
         self,
@@ -313,7 +353,7 @@ class Lowering:
         weights: tuple[str, ...],
         plain: Lowered | None,
         precision: Precision,
-    ) -> Iterator[tuple[Generated, Call]]:
+    ) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template over transposed weights, if worth it: for skinny GEMM, and for float32 tensor cores, which need
         both operands contiguous along K.
 
@@ -342,7 +382,7 @@ class Lowering:
         transposed: tuple[str, ...],
         last: bool = False,
         precision: Precision = IEEE,
-    ) -> Generated:
+    ) -> GeneratedKernel:
         """The template of terms in one form, cached."""
         key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last, precision
         if key not in self.known:
@@ -366,7 +406,7 @@ class Asked(NamedTuple):
 
 
 # (template, flops of its call, number of expressions in its kernel)
-Answer = tuple[Generated, float, int]
+Answer = tuple[GeneratedKernel, float, int]
 
 
 def _asked(
@@ -411,8 +451,8 @@ class Lowerings:
         return self.open[generator.name]
 
     def opened(self, backend: Backend) -> Backend:
-        """The `Lowering` of a backend that generates kernels; any other backend unchanged."""
-        return self.of(backend) if isinstance(backend, Generator) else backend
+        """A backend with the state of this optimization."""
+        return backend.opened(self)
 
     def close(self) -> None:
         """End the worker processes. Lowered kernels stay; processes restart on demand."""
@@ -448,7 +488,7 @@ def _looked_at(region: FusionGroup | MultiOutputGroup, types: Sequence[Type]) ->
         yield inner[term]
 
 
-def _evened(template: Generated, call: Call) -> bool:
+def _evened(template: GeneratedKernel, call: Call) -> bool:
     """Whether a template reads a weight of unaligned shape through a changed layout."""
     return any(uneven(call.operands[w].type) for w in template.prep)
 
@@ -463,6 +503,11 @@ def _rows(terms: Sequence[Tensor]) -> int:
 def _operand(kind: Type) -> Operand:
     """A row-major operand of a type."""
     return Operand(kind, contiguous(concrete(kind.shape)))
+
+
+def missing(modules: Iterable[str]) -> str:
+    """Which of the required modules is not installed, as text; empty if all are."""
+    return next((f"{module} is not installed" for module in modules if not _there(module)), "")
 
 
 def _there(module: str) -> bool:

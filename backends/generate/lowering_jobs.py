@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from ...egraph.ir.graph import Tensor, make, topological
 from ...extract.model.kernel import Call
+from ..machine import Machine
 
 Flat = tuple[list[tuple[str, tuple[int, ...], dict[str, Any]]], list[int]]
 
@@ -35,6 +36,7 @@ class Job:
     images: tuple[str, ...] = ()
     limit: float = 0.0
     form: Form | None = None
+    machine: Machine | None = None  # the GPU to schedule for; None for kernels of the CPU
 
 
 # Per generator: (name, [(form, call key, pickled kernel or None)], answers). The answers are [(form, flops, size)] of

@@ -12,10 +12,12 @@ import os
 import pickle
 import signal
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 from ...processes import memory_limits as host
 from ...processes.child import die_with_parent
+from ..machine import using
 from .lowering_jobs import Form, Job, Reply, built, message, read
 
 IDLE_S = 60  # seconds without input after which a worker ends
@@ -30,7 +32,7 @@ def answer(job: Job) -> Reply:
     found: Reply = []
     for name in job.names:
         generator = backend(name)
-        assert isinstance(generator, Generator)
+        assert isinstance(generator, Generator)  # jobs name generators only
         lowering = lowerings.of(generator)
         answers = lowering.lower_all(built(job.terms), job)
         forms: dict[Any, Form] = {t: (turned, last, p.number) for (_, turned, last, p), t in lowering.known.items()}
@@ -68,7 +70,8 @@ def main() -> None:
         replies = []
         for number, job in jobs:
             try:
-                replies.append((number, answer(job)))
+                with using(job.machine) if job.machine is not None else nullcontext():
+                    replies.append((number, answer(job)))
             except MemoryError:  # the parent would run out, too: the group has no kernel
                 replies.append((number, [(name, [], None if job.form else []) for name in job.names]))
             except Exception:  # the parent runs the job again and reports the error

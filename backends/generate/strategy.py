@@ -16,7 +16,7 @@ from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape
 from .schedule import Move, Numbers, Schedule
-from .template import Launch, Lowered
+from .template import EmitterBase, Launch, Lowered
 
 COUNT = 16  # candidate schedules of a kernel
 S = TypeVar("S", bound=Schedule)
@@ -93,7 +93,7 @@ class Strategy(Generic[S]):
 
 
 @dataclass
-class StrategyEmitter:
+class StrategyEmitter(EmitterBase):
     """Emitter (generate/template.py) whose kernels are written by the strategies of a list.
 
     The names of a stored schedule's parameters tell which strategy it belongs to: the first one whose class parses it.

@@ -1,6 +1,6 @@
 """Generated kernels: templates for fusion groups of the e-graph (extract/fusion/groups.py), lowered through the kernel IR.
 
-Shared by all emitters. A fusion group's term becomes a `Generated` template; code, scratch memory, schedules and source
+Shared by all emitters. A fusion group's term becomes a `GeneratedKernel` template; code, scratch memory, schedules and source
 follow from the term and the operands' layouts. An `Emitter` tiles a kernel of the IR and writes its source; everything
 else is here.
 """
@@ -24,9 +24,10 @@ from ...extract.model.kernel import (
     MAX_LAYOUT_COMBINATIONS,
     OUTPUT_SEPARATOR,
     Call,
+    KernelBase,
+    Layout,
     Operand,
-    Template,
-    identify,
+    mentions_out,
     output_names,
 )
 from ...extract.model.work import graph_flops
@@ -73,22 +74,60 @@ class Launch(Protocol):
         """Source of the kernel's definition."""
         ...
 
+    @property
+    def definitions(self) -> Mapping[str, str]:
+        """Python definitions that the launch needs: name -> source."""
+        ...
+
     def call(self, names: Mapping[str, str]) -> str:
-        """The launch statement; `names` maps buffers to variables."""
+        """The launch statement; `names` maps buffers to variables. Emitters of functional kernels return an expression
+        that does not mention the output."""
         ...
 
 
-class Emitter(Protocol):
-    """Converts kernels of the IR to source.
-
-    `version`: raise it when the text emitted for the same kernel and schedule changes. `setup`: helpers that every
-    kernel needs. `needs`: required Python modules.
-    """
+class LaunchBase:
+    """Defaults of `Launch`."""
 
     name: str
-    version: str
-    setup: tuple[str, ...]
-    needs: tuple[str, ...]
+    source: str
+
+    @property
+    def definitions(self) -> Mapping[str, str]:
+        """The kernel's own definition."""
+        return {self.name: self.source}
+
+
+class Emitter(Protocol):
+    """Converts kernels of the IR to source. `StrategyEmitter` (generate/strategy.py) implements all of it; `EmitterBase` has the
+    defaults of the data members.
+
+    `name`: the backend's name. `version`: raise it when the text emitted for the same kernel and schedule changes.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def setup(self) -> tuple[str, ...]:
+        """Helpers that every kernel needs."""
+        ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Required Python modules."""
+        ...
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Reduced input precisions of float32 products that `rounding` supports, the slower ones first."""
+        ...
+
+    @property
+    def across(self) -> Mapping[Precision, Precision]:
+        """Precisions that need both operands contiguous along K -> the precision to use where they are not."""
+        ...
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
         """Candidate schedules in stored form, best guess first. `splits`: whether split reduction (split-K) is legal."""
@@ -117,6 +156,15 @@ class Emitter(Protocol):
     def launches(self, found: Lowered, schedule: Numbers, name: str) -> Sequence[Launch]:
         """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
         ...
+
+
+class EmitterBase:
+    """Defaults of `Emitter`: no helpers, no required modules, no reduced precision."""
+
+    setup: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    precisions: tuple[Precision, ...] = ()
+    across: Mapping[Precision, Precision] = {}
 
 
 def spelled(terms: Sequence[Tensor]) -> str:
@@ -177,14 +225,17 @@ class Lowered:
 
 
 @dataclass(frozen=True, eq=False)
-class Generated(Template):
-    """Template of the kernel generated for one term, or for several terms over the same inputs (multi-output
-    fusion)."""
+class GeneratedKernel(KernelBase):
+    """Template of the kernel generated for one term, or for several terms over the same inputs (multi-output fusion).
 
-    root: Tensor = field(default=None)  # type: ignore[assignment]
-    others: tuple[Tensor, ...] = ()  # terms of outputs 1, 2, ...
-    precision: Precision = IEEE  # input precision of float32 matrix products
-    emitter: Emitter = field(default=None)  # type: ignore[assignment]
+    `root` and `others`: the terms of the outputs. `precision`: input precision of float32 matrix products. `last`: the
+    output is channels-last."""
+
+    root: Tensor
+    emitter: Emitter
+    others: tuple[Tensor, ...] = ()
+    precision: Precision = IEEE
+    last: bool = False
     lowered: dict[Any, Lowered | bytes | None] = field(default_factory=dict)
 
     @property
@@ -213,6 +264,71 @@ class Generated(Template):
     def work(self) -> float:
         """Flops of the terms, without recomputation."""
         return graph_flops(self.roots)
+
+    @property
+    def code_identity(self) -> str:
+        """Part of the key of every stored measurement; the terms are in the pattern."""
+        return CODE_IDENTITY
+
+    @property
+    def layout(self) -> Layout | None:
+        """Strides of a channels-last output; None if the output is row-major."""
+        return channels_last if self.last else None
+
+    def fits(self, call: Call) -> bool:
+        """Whether the schedule of a call is legal."""
+        found = self.lower(call)
+        return found is not None and self.emitter.fits(found.kernel, found.shape, call.schedule, found.cuts)
+
+    def moves(self, schedule: Numbers) -> Iterator[Move]:
+        """Moves of the schedule search from a stored schedule, legal or not."""
+        return self.emitter.moves(schedule)
+
+    def warp_specialized(self, schedule: Numbers) -> bool:
+        """Whether a stored schedule is warp specialized."""
+        return self.emitter.warp_specialized(schedule)
+
+    def applies(self, call: Call) -> bool:
+        """Whether the call can be lowered and emitted."""
+        return self.lower(self.written(call)) is not None
+
+    def flops(self, call: Call) -> float:
+        """See `effort`."""
+        return self.effort(call)
+
+    def scratch(self, call: Call) -> int:
+        """Bytes of scratch memory of a call: partial results of a split reduction, else 0."""
+        found = self.lower(call)
+        parts = 1 if found is None else self.scheduled(call, found).scratch_parts
+        if found is None or parts == 1:
+            return 0
+        return places(found.halves(parts)[0].buffers)[1]
+
+    def source(self, call: Call) -> dict[str, str]:
+        """Definitions that a call's launches need: name -> text."""
+        found: dict[str, str] = {}
+        for launch in launches(self, call):
+            found |= launch.definitions
+        return found
+
+    def space(self, call: Call) -> Sequence[Mapping[str, int]]:
+        """Candidate schedules of a call."""
+        found = self.lower(call)
+        return found.space if found is not None else ()
+
+    def write(self, call: Call) -> str:
+        """The statements of a call: copies of the base operands of partially written outputs, then the launches."""
+        return _code(self, call)
+
+    def writes_out(self, call: Call) -> bool:
+        """See `Template`."""
+        return mentions_out(self.write, self.operands, call)
+
+    def job_fields(self) -> dict[str, Any]:
+        """See `Template`."""
+        leaves = {t.attr("name"): t.type.dtype for t in topological(self.roots) if t.op == "input"}
+        return {"leaves": leaves, "laid_out": sorted(self.prep), "channels_last": self.last,
+                "precision": self.precision.name}  # fmt: skip
 
     def written(self, call: Call) -> Call:
         """The call with the output layout of this template."""
@@ -364,7 +480,7 @@ def stored(found: Lowered, call: Call) -> Numbers:
     return dict(call.schedule) or found.space[0]
 
 
-def launches(template: Generated, call: Call) -> Sequence[Launch]:
+def launches(template: GeneratedKernel, call: Call) -> Sequence[Launch]:
     """The launches of a call with its schedule, in execution order."""
     found = template.lower(call)
     assert found is not None
@@ -388,7 +504,7 @@ def _can_split(kernel: Kernel, shape: Shape) -> bool:
     return if_fusable(split, kernel, axis, 2) is not None
 
 
-def _code(template: Generated, call: Call) -> str:
+def _code(template: GeneratedKernel, call: Call) -> str:
     """The statements of a call: copies of the base operands of partially written outputs, then the launches."""
     names = dict(call.names)
     found = template.lower(call)
@@ -409,67 +525,26 @@ def _partial(t: Tensor) -> bool:
     return t.op == "scatter_elements" and t.args[0].op == "input"
 
 
-def _definitions(template: Generated, call: Call) -> dict[str, str]:
-    """Source of the definitions that a call's launches need, by name."""
-    found: dict[str, str] = {}
-    for launch in launches(template, call):
-        found |= getattr(launch, "definitions", {launch.name: launch.source})
-    return found
-
-
-def _scratch(template: Generated, call: Call) -> int:
-    """Bytes of scratch memory of a call: partial results of a split reduction, else 0."""
-    found = template.lower(call)
-    parts = 1 if found is None else template.scheduled(call, found).scratch_parts
-    if found is None or parts == 1:
-        return 0
-    return places(found.halves(parts)[0].buffers)[1]
-
-
-def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
-    """Candidate schedules of a call."""
-    found = template.lower(call)
-    return found.space if found is not None else ()
-
-
-def _fits(template: Generated, call: Call) -> bool:
-    """Whether a call's schedule is legal."""
-    found = template.lower(call)
-    return found is not None and template.emitter.fits(found.kernel, found.shape, call.schedule, found.cuts)
-
-
 def template_of(
     emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
     precision: Precision = IEEE,
-) -> Generated:  # fmt: skip
+) -> GeneratedKernel:  # fmt: skip
     """The template of one kernel that computes a term over inputs, or several terms.
 
     `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
     precision of float32 matrix products.
     """
-    made: list[Generated] = []
     first, *others = [root] if isinstance(root, Tensor) else root
     family = family_of([first, *others])
     bases = [(str(t.args[0].attr("name")),) if _partial(t) else () for t in (first, *others)]
     suffix = ("_last" if last else "") + (f"_{precision.name}" if precision.loss else "")
-
-    def applies(call: Call) -> bool:
-        return made[0].lower(made[0].written(call)) is not None
-
-    template = Generated(
-        name=f"{emitter.name}.{family}{suffix}", backend=emitter.name, loss=precision.loss, rate=precision.rate,
-        precision=precision,
-        pattern=spelled((first, *others)),
-        code=identify(lambda call: _code(made[0], call), CODE_IDENTITY), family=family, applies=applies, layout=channels_last if last else None,
-        flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
-        source=lambda call: _definitions(made[0], call),
-        fits=lambda call: _fits(made[0], call), moves=emitter.moves, warp_specialized=emitter.warp_specialized,
-        space=lambda call: _space(made[0], call), version=emitter.version, root=first, others=tuple(others), emitter=emitter,
+    return GeneratedKernel(
+        f"{emitter.name}.{family}{suffix}", emitter.name, spelled((first, *others)), first, emitter, tuple(others),
+        precision, last,
+        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version,
         setup=(*emitter.setup, *(["carried"] if any(bases) else [])), prep={name: prepared(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
     )  # fmt: skip
-    made.append(template)
-    return template
 
 
 def family_of(roots: Sequence[Tensor]) -> str:

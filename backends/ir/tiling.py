@@ -16,7 +16,6 @@ from .index import Axis, index
 from .kernel import WINDOW, Expr, Kernel, Unfusable, factors, walk
 
 VECTOR = 8  # maximum elements of a vector load
-MULTIPROCESSORS = 132  # SMs of the GPU that schedules are ranked for (an H100 or H200)
 
 
 @dataclass(frozen=True)

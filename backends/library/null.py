@@ -10,38 +10,34 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ...egraph.ir.ops import OPS
-from ...extract.model.kernel import Template
+from ...extract.model.kernel import LibraryKernel
+from ..contract import BackendBase
 from ..runtime.views import view_templates
 
 _KEYWORDS = ("and", "or", "not")
 
 
-def _row(op: str) -> Template:
+def _row(op: str) -> LibraryKernel:
     entry = OPS[op]
     operands = [f"x{i}" for i in range(entry.arity)]
     attrs = [f"{a}={a}" for a in entry.attrs]
     name = f"{op}_" if op in _KEYWORDS else op
     text = ", ".join("{" + o + "}" for o in operands)
-    return Template(f"null.{op}", "null", f"{name}({', '.join([*operands, *attrs])})", f"nothing({text}, {{out}})",
+    return LibraryKernel(f"null.{op}", "null", f"{name}({', '.join([*operands, *attrs])})", f"nothing({text}, {{out}})",
                     setup=("nothing",))  # fmt: skip
 
 
-class NullBackend:
+class NullBackend(BackendBase):
     """One empty kernel for every op that is not a leaf."""
 
     name = "null"
-    device = "cpu"
     helpers: Mapping[str, str] = {"nothing": 'def nothing(*arrays):\n    """Leaves the output as it is."""'}
 
     @cached_property
-    def templates(self) -> Sequence[Template]:
+    def templates(self) -> Sequence[LibraryKernel]:
         """Views, a copy, and one empty kernel per op."""
-        copy = Template("null.copy", "null", "x", "nothing({x}, {out})", family="copy", setup=("nothing",))
+        copy = LibraryKernel("null.copy", "null", "x", "nothing({x}, {out})", family="copy", setup=("nothing",))
         return (*view_templates(), copy, *(_row(op) for op, entry in OPS.items() if entry.arity))
-
-    def unavailable(self) -> str:
-        """Empty: always usable."""
-        return ""
 
 
 BACKEND = NullBackend()

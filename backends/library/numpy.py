@@ -14,7 +14,8 @@ from typing import Any
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Expr, concrete
 from ...egraph.ir.ops import OPS, Op
-from ...extract.model.kernel import Call, Code, Operand, Template, identified, identify
+from ...extract.model.kernel import Call, Code, LibraryKernel, Operand, identified, identify
+from ..contract import BackendBase
 from ..ir.source_text import dtype_text, literal
 from ..runtime.views import numpy_code, spelled, view_templates
 from .numpy_helpers import HELPERS
@@ -47,9 +48,9 @@ def _shape(operand: Operand) -> tuple[int, ...]:
     return operand.type.shape  # type: ignore[return-value]
 
 
-def row(name: str, pattern: str, code: Code, **more: Any) -> Template:
+def row(name: str, pattern: str, code: Code, **more: Any) -> LibraryKernel:
     """A NumPy template."""
-    return Template(f"np.{name}", "numpy", pattern, code, **more)
+    return LibraryKernel(f"np.{name}", "numpy", pattern, code, **more)
 
 
 def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]:
@@ -171,7 +172,7 @@ def out_call(op: Op) -> tuple[str, str, tuple[str, ...]]:
     return f"{name}({', '.join(names)})", ", ".join(f"{{{n}}}" for n in names), names if keeps_dtype else ()
 
 
-def _ufuncs() -> list[Template]:
+def _ufuncs() -> list[LibraryKernel]:
     """A template of each op that a ufunc computes."""
     found = []
     for op in OPS.values():
@@ -191,7 +192,7 @@ def _cast_code(call: Call) -> str:
     return f"np.copyto({n['out']}, {n['x']}, casting='unsafe')"
 
 
-def _pointwise() -> list[Template]:
+def _pointwise() -> list[LibraryKernel]:
     chain = "np.negative({x}, out={out}); np.exp({out}, out={out}); np.add({out}, 1, out={out}); "
     return [
         *_ufuncs(),
@@ -249,7 +250,7 @@ def _mean_code(call: Call) -> str:
     return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
 
 
-def _reductions() -> list[Template]:
+def _reductions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction"}
     return [
         row("sum", "sum(x, axes=axes)", _reduce_code("add", True), exact=True, **more),
@@ -320,7 +321,7 @@ def _batched(call: Call) -> bool:
     )
 
 
-def _contractions() -> list[Template]:
+def _contractions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "contraction"}
     column_major: dict[str, Code] = {"w": "np.asfortranarray({w})"}
     halves = "np.copyto({out}, np.matmul({x}.astype(np.float32), {w}.astype(np.float32)), casting='unsafe')"
@@ -423,7 +424,7 @@ def concats() -> Iterator[tuple[int, str, str]]:
         yield n + 1, pattern, ", ".join("{" + name + "}" for name in names)
 
 
-def _layout() -> list[Template]:
+def _layout() -> list[LibraryKernel]:
     more: dict[str, Any] = {"exact": True}
     return [
         row("copy", "x", "np.copyto({out}, {x})", family="copy", **more),
@@ -447,21 +448,16 @@ def _layout() -> list[Template]:
     ]  # fmt: skip
 
 
-class NumpyBackend:
+class NumpyBackend(BackendBase):
     """NumPy on the CPU: always usable, with a reference kernel for every op."""
 
     name = "numpy"
-    device = "cpu"
     helpers: Mapping[str, str] = HELPERS
 
     @cached_property
-    def templates(self) -> Sequence[Template]:
+    def templates(self) -> Sequence[LibraryKernel]:
         """View templates, then at least one kernel per op."""
         return (*view_templates(), *_pointwise(), *_reductions(), *_contractions(), *_layout())
-
-    def unavailable(self) -> str:
-        """Empty: always usable."""
-        return ""
 
 
 BACKEND = NumpyBackend()

@@ -1,6 +1,6 @@
 """Scratch buffers of NumPy kernels: named temporary arrays, so that a call allocates nothing.
 
-The memory plan places all scratch buffers of a call in one block (`Template.scratch`); emitted source makes the arrays
+The memory plan places all scratch buffers of a call in one block (`LibraryKernel.scratch`); emitted source makes the arrays
 once.
 """
 
@@ -51,7 +51,7 @@ def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
 
 
 def with_rooms(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]) -> dict[str, Any]:
-    """Template arguments `code` and `scratch` for a code format string over operands, attributes, `out` and scratch
+    """LibraryKernel arguments `code` and `scratch` for a code format string over operands, attributes, `out` and scratch
     buffers."""
 
     def code(call: Call) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
-from ...extract.model.kernel import Call, Code, Template, identified, identify
+from ...extract.model.kernel import Call, Code, LibraryKernel, identified, identify
+from ..contract import BackendBase
 from .numpy import RECURRENT, RECURRENT_ATTRS, concats, out_call, spell
 from .torch_calls import (
     BITS,
@@ -80,9 +81,9 @@ def _all(*conditions: Applies | None) -> Applies:
     return both(usable, *conditions)
 
 
-def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> Template:
+def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> LibraryKernel:
     """A Torch template."""
-    return Template(f"torch.{name}", "torch", pattern, code, applies=_all(applies), **more)
+    return LibraryKernel(f"torch.{name}", "torch", pattern, code, applies=_all(applies), **more)
 
 
 # ---------------------------------------------------------------- pointwise
@@ -103,7 +104,7 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
 }
 
 
-def _functions() -> list[Template]:
+def _functions() -> list[LibraryKernel]:
     """A template of each op that a Torch function with `out=` computes."""
     found = []
     for op in OPS.values():
@@ -114,7 +115,7 @@ def _functions() -> list[Template]:
     return found
 
 
-def _pointwise() -> list[Template]:
+def _pointwise() -> list[LibraryKernel]:
     return [
         *_functions(),
         *(
@@ -143,7 +144,7 @@ def _width(call: Call) -> str:
     return str(extents(call.operands["x"])[-1])
 
 
-def _reductions() -> list[Template]:
+def _reductions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction", "applies": _all(_FLOAT, some_axes)}
     along = ", {axes}, True, out={out})"
     return [
@@ -215,7 +216,7 @@ def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
     )
 
 
-def _products() -> list[Template]:
+def _products() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "contraction"}
     packed: dict[str, Any] = {**more, "dense": ("*",), "applies": _all(SINGLE, two_d, bias_line)}
     onednn: dict[str, Any] = {
@@ -323,7 +324,7 @@ def _onednn_conv(bias: bool, act: str, algorithm: str, residual: bool, copied: b
     return code
 
 
-def _convolutions() -> list[Template]:
+def _convolutions() -> list[LibraryKernel]:
     base = (symmetric, channel_bias)
     eager: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": _all(_FLOAT, *base)}
     onednn: dict[str, Any] = {"family": "conv", "dense": ("w", "b"), "prep": {"w": _conv_pack}}
@@ -367,7 +368,7 @@ def _pool_code(function: str, more: str) -> Callable[[Call], str]:
     return code
 
 
-def _pools() -> list[Template]:
+def _pools() -> list[LibraryKernel]:
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     found = []
     for name, function, more in (
@@ -406,7 +407,7 @@ def _recurrent_prep(call: Call) -> str:
     return f"recurrent_packed({call.names['w']}, {a['cell']!r}, {a['activations']!r}, {sizes})"
 
 
-def _recurrent() -> list[Template]:
+def _recurrent() -> list[LibraryKernel]:
     call = "recurrent_layers({x}, {s}, WEIGHTS, {cell}, {activations}, {hidden}, {width}, {layers}, {directions}, out={out})"
     weights = "recurrent_weights({w}, {cell}, {size}, {hidden}, {width}, {layers}, {directions})"
     own: dict[str, Any] = {"family": "recurrent", "dense": ("s", "w"), "applies": _all(_FLOAT, _own_cell)}
@@ -437,7 +438,7 @@ def _mask_fits(call: Call) -> bool:
     return _plain_attention(call) and (call.operands["m"].type.rank < 5 or extents(call.operands["m"])[1:3] == (1, 1))
 
 
-def _rest() -> list[Template]:
+def _rest() -> list[LibraryKernel]:
     code = "sdpa({q}, {k}, {v}, {mask}, {scale}, {causal})"
     spelled = "attention_spelled({q}, {k}, {v}, {mask}, {scale}, {causal}, {window}, {softcap})"
     shape_of: Callable[[Call], str] = lambda call: repr(extents(call.operands["x"]))
@@ -462,15 +463,15 @@ def _rest() -> list[Template]:
     ]  # fmt: skip
 
 
-class TorchBackend:
+class TorchBackend(BackendBase):
     """Torch CPU backend, on NumPy's memory."""
 
     name = "torch"
-    device = "cpu"
+    operands = "torch"
     helpers: Mapping[str, str] = HELPERS
 
     @cached_property
-    def templates(self) -> Sequence[Template]:
+    def templates(self) -> Sequence[LibraryKernel]:
         """All kernels; views and missing ops come from NumPy."""
         return (*_pointwise(), *_reductions(), *_products(), *_convolutions(), *_pools(), *_recurrent(), *_rest())
 

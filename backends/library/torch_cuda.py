@@ -15,7 +15,8 @@ from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
-from ...extract.model.kernel import Call, Template, identify
+from ...extract.model.kernel import Call, LibraryKernel, identify
+from ..gpu_backend import GpuBackend
 from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
 from .numpy import spell
 from .torch import BACKEND as CPU
@@ -38,7 +39,7 @@ _CPU_ONLY = (
 _PROMOTING = ("add", "sub", "mul", "div", "maximum", "minimum", "eq", "lt", "le", "mul_add", "add_mul", "pow")
 
 
-def _moved(t: Template) -> Template:
+def _moved(t: LibraryKernel) -> LibraryKernel:
     """A CPU template adapted to the GPU."""
     name = t.name.partition(".")[2]
     name = f"{name}_out" if "rope_out" in t.setup else name
@@ -46,14 +47,14 @@ def _moved(t: Template) -> Template:
     return replace(t, name=f"cuda.{name}", backend="torch_cuda", applies=both(t.applies, condition))
 
 
-def _from_cpu() -> list[Template]:
+def _from_cpu() -> list[LibraryKernel]:
     return [_moved(t) for t in CPU.templates if not t.name.partition(".")[2].startswith(_CPU_ONLY)]
 
 
 _OUT = "__OUT__"
 
 
-def _widened(t: Template) -> Template:
+def _widened(t: LibraryKernel) -> LibraryKernel:
     """Code that widens operands to float32 (float64 if one is), and rounds the result once."""
 
     def code(call: Call) -> str:
@@ -82,7 +83,7 @@ def _uniformed(call: Call) -> Call:
     return replace(call, operands={n: kind(o) for n, o in call.operands.items()}, output=kind(call.output))
 
 
-def _widenable(t: Template) -> bool:
+def _widenable(t: LibraryKernel) -> bool:
     """Whether a widened variant is needed and possible: the code must name its output only in `out=`."""
     name = t.name.partition(".")[2]
     plain = t.family not in ("copy", "view", "scatter", "gather", "sort") and t.layout is None and not t.prep
@@ -126,7 +127,7 @@ def _narrowed(call: Call) -> bool:
     return not uniform(call) and some_axes(call)
 
 
-def _pointwise() -> list[Template]:
+def _pointwise() -> list[LibraryKernel]:
     soft = "torch.logaddexp({x}, torch.zeros_like({x}), out={out})"
     return [
         row("cast", "cast(x, dtype=dtype)", "{out}.copy_({x})", mixed=True),
@@ -150,7 +151,7 @@ def _pointwise() -> list[Template]:
     ]  # fmt: skip
 
 
-def _reductions() -> list[Template]:
+def _reductions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction"}
     along = ", {axes}, True, out={out})"
     sums = both(lambda c: not _bool(c), some_axes, sums_wider)
@@ -215,7 +216,7 @@ def _copied_view(op: str) -> Callable[[Call], str] | None:
     return code
 
 
-def _layout() -> list[Template]:
+def _layout() -> list[LibraryKernel]:
     more: dict[str, Any] = {"mixed": True, "exact": True}
     copied = {op: code for op in view_ops() if op != "reshape" and (code := _copied_view(op)) is not None}
     return [
@@ -252,22 +253,21 @@ def _same_float(call: Call) -> bool:
 
 
 #: Views of tensors (without negative strides, which Torch lacks), and casts between equal storage dtypes.
-TENSOR_VIEWS: tuple[Template, ...] = (
+TENSOR_VIEWS: tuple[LibraryKernel, ...] = (
     *(replace(v, backend="torch_cuda", code=code, setup=())
       for v in view_templates() if (code := torch_code(v.name.rpartition(".")[2])) is not None),
-    Template("view.cast", "torch_cuda", "cast(x, dtype=dtype)", "{x}", family="view", applies=_same_float, exact=True),
+    LibraryKernel("view.cast", "torch_cuda", "cast(x, dtype=dtype)", "{x}", family="view", applies=_same_float, exact=True),
 )  # fmt: skip
 
 
-class TorchCudaBackend:
+class TorchCudaBackend(GpuBackend):
     """Torch GPU library kernels."""
 
     name = "torch_cuda"
-    device = "cuda"
     helpers: Mapping[str, str] = {**SHARED, **OWN}
 
     @cached_property
-    def templates(self) -> Sequence[Template]:
+    def templates(self) -> Sequence[LibraryKernel]:
         """View templates, then at least one kernel per op."""
         native = [
             *_from_cpu(),
@@ -286,7 +286,7 @@ class TorchCudaBackend:
         return _unavailable()
 
 
-def _twins(native: Iterable[Template]) -> list[Template]:
+def _twins(native: Iterable[LibraryKernel]) -> list[LibraryKernel]:
     return [_widened(t) for t in native if _widenable(t)]
 
 

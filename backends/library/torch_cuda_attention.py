@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...extract.model.kernel import Call, Strides, Template, identify
+from ...extract.model.kernel import Call, LibraryKernel, Strides, identify
 from .numpy import spell
 from .torch_calls import both, extents, heads_fit
 from .torch_cuda_rows import FLOAT, halves, row
@@ -13,7 +13,7 @@ from .torch_cuda_rows import FLOAT, halves, row
 _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 
-#: Template suffix -> Torch's fused attention kernel; "" means Torch's own choice.
+#: LibraryKernel suffix -> Torch's fused attention kernel; "" means Torch's own choice.
 KERNELS = {"": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
 
 
@@ -82,7 +82,7 @@ def _grouped_code(kernel: str) -> Callable[[Call], str]:
     return code
 
 
-def attentions() -> list[Template]:
+def attentions() -> list[LibraryKernel]:
     """Templates of attention."""
     found = []
     spelling = "attention_spelled({q}, {k}, {v}, MASK, {scale}, {causal}, {window}, {softcap})"

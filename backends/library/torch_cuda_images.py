@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...extract.model.kernel import Call, Template, identified, identify
+from ...extract.model.kernel import Call, LibraryKernel, identified, identify
 from ..ir.precision import LIBRARY_TF32, TF32
 from .numpy import spell
 from .torch_calls import (
@@ -84,7 +84,7 @@ def _weight_as(text: str) -> Callable[[Call], str]:
     return code
 
 
-def convolutions() -> list[Template]:
+def convolutions() -> list[LibraryKernel]:
     """Templates of convolutions."""
     base = both(FLOAT, symmetric, channel_bias)
     dense: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": base}
@@ -124,7 +124,7 @@ def _uneven_conv(call: Call) -> str:
     return f"padded_conv({n['x']}, {n['w']}, {a['strides']}, {a['pads']}, {a['dilations']}, {a['groups']})"
 
 
-def pools() -> list[Template]:
+def pools() -> list[LibraryKernel]:
     """Templates of pools for which Torch has no kernel."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     windows = "pooled({x}, {kernel}, {strides}, {pads}, {dilations}, "

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...extract.model.kernel import Call, Operand, Template, identify
+from ...extract.model.kernel import Call, LibraryKernel, Operand, identify
 from ..ir.precision import LIBRARY_TF32, TF32
 from ..ir.tensor_maps import padded_row
 from ..runtime.views import view_strides
@@ -46,7 +46,7 @@ def merges(operand: str) -> Applies:
     return fits
 
 
-def products() -> list[Template]:
+def products() -> list[LibraryKernel]:
     """Templates of matrix products, each also in TF32 where that pays off."""
     more: dict[str, Any] = {"family": "contraction"}
     flat = both(FLOAT, two_d, merges("x"), bias_line)
@@ -82,7 +82,7 @@ def products() -> list[Template]:
     return [*found, *map(_in_tf32, filter(_multiplies, found)), *_even_products(both(flat, _uneven))]
 
 
-def _even_products(applies: Applies) -> list[Template]:
+def _even_products(applies: Applies) -> list[LibraryKernel]:
     """Templates with weights padded at load time, for sizes at which libraries use unaligned (slow) kernels."""
     more: dict[str, Any] = {
         "family": "contraction",
@@ -118,12 +118,12 @@ def _even_room(call: Call) -> int:
 _PRODUCT = re.compile(r"torch\.(?:bmm|mm|addmm|baddbmm|matmul|_addmm_activation)\b")
 
 
-def _multiplies(t: Template) -> bool:
+def _multiplies(t: LibraryKernel) -> bool:
     """Whether a product gets a TF32 variant: those with a single float dtype."""
     return not t.name.endswith(("_wide", "_int"))
 
 
-def _in_tf32(t: Template) -> Template:
+def _in_tf32(t: LibraryKernel) -> LibraryKernel:
     """The product code with TF32 enabled in the library."""
 
     def code(call: Call) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...extract.model.kernel import Call, Template
+from ...extract.model.kernel import Call, LibraryKernel
 from .torch_calls import FLOATS, Applies, both, of, usable
 
 FLOAT = of(*FLOATS)  # float dtypes, possibly mixed; `row` requires a single one unless `mixed`
@@ -40,7 +40,7 @@ def promotes(call: Call) -> bool:
 
 def row(
     name: str, pattern: str, code: Any, *, applies: Applies | None = None, mixed: bool = False, **more: Any
-) -> Template:
+) -> LibraryKernel:
     """A GPU template. `mixed`: accepts several float dtypes."""
     fits = both(usable, None if mixed else uniform, applies)
-    return Template(f"cuda.{name}", "torch_cuda", pattern, code, applies=fits, **more)
+    return LibraryKernel(f"cuda.{name}", "torch_cuda", pattern, code, applies=fits, **more)

@@ -8,11 +8,11 @@ from hashlib import sha256
 from typing import Any
 
 from ...errors import UsageError
-from ...extract.model.kernel import Plan, Template
+from ...extract.model.kernel import Plan
 from .. import gpu
-from .emit import emit
+from ..device import HOST
+from .device_programs import DevicePrograms
 from .emit_cpu import Emitted
-from .emit_gpu import emit_cuda
 from .execute import execute
 
 try:
@@ -20,27 +20,27 @@ try:
 except ImportError:  # Windows
     dlclose = None  # type: ignore[assignment]
 
-EMITTERS = {"cpu": emit, "cuda": emit_cuda}
-
-
-def backend_device(template: Template) -> str:
-    """The device whose memory a template's kernels work in."""
-    from ..registry import backend
-
-    return backend(template.backend).device
-
 
 def device_of(plan: Plan) -> str:
-    """The device of a plan's kernels; "cpu" without any. UsageError if there are several."""
-    found = {backend_device(t) for t in {s.template.backend: s.template for s in plan.steps}.values()}
+    """The name of the device of a plan's kernels; the host's without any. UsageError if there are several."""
+    from ..registry import backend
+
+    found = {backend(name).device.name for name in {s.template.backend for s in plan.steps}}
     if len(found) > 1:
         raise UsageError(f"a plan must stay on one device, this one is on {', '.join(sorted(found))}")
-    return next(iter(found), "cpu")
+    return next(iter(found), HOST.name)
+
+
+def programs_of(name: str) -> DevicePrograms:
+    """Emission and marshalling for the device of a name. UsageError for an unknown one."""
+    from ..registry import device
+
+    return device(name).programs
 
 
 def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
     """The emitted program of a plan, for its device."""
-    return EMITTERS[device_of(plan)](plan, reuse_outputs=reuse_outputs)
+    return programs_of(device_of(plan)).emit(plan, reuse_outputs=reuse_outputs)
 
 
 def executed(source: str, name: str) -> dict[str, Any]:
@@ -59,4 +59,4 @@ def executed(source: str, name: str) -> dict[str, Any]:
     return space
 
 
-__all__ = ["backend_device", "device_of", "emit_for", "executed"]
+__all__ = ["device_of", "emit_for", "executed", "programs_of"]

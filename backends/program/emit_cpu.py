@@ -67,15 +67,21 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
                    weights=dict(zip(plan.weights, terms)))  # fmt: skip
 
 
-#: Backend -> operand kind of its code: "torch" tensors or memory "address"; "numpy" arrays for all others.
-KINDS = {"torch": "torch", "c": "address"}
 POOLED = ("contraction", "conv", "attention")  # template families whose NumPy kernels use BLAS threads
 CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "address"}  # operand kind -> helper that converts to it
 
 
 def is_torch(template: Template) -> bool:
     """Whether a template's code takes Torch tensors."""
-    return KINDS.get(template.backend) == "torch"
+    return operand_kind(template) == "torch"
+
+
+def operand_kind(template: Template) -> str:
+    """The form in which a template's code gets its operands: see `contract.Target.operands`."""
+    from ..registry import backends
+
+    found = backends().get(template.backend)
+    return "numpy" if found is None else found.operands
 
 
 @dataclass
@@ -154,8 +160,8 @@ class Emitter:
         return self.plan.values[r].origin == "input" or r in self.fresh or r in self.fresh_outputs
 
     def _kind(self, template: Template) -> str:
-        """Operand kind of a template's code; see KINDS."""
-        return KINDS.get(template.backend, "numpy")
+        """Operand kind of a template's code."""
+        return operand_kind(template)
 
     def _home(self, value: int) -> str:
         """Operand kind that a value is created as: "torch" for Torch kernels' results and their Torch views, else

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from ..registry import backends
-from .cpu_helpers import HELPERS
-from .gpu_helpers import HELPERS as CUDA_HELPERS
+from ..registry import backends, devices
 
 
 @cache
 def all_helpers() -> dict[str, str]:
     """Source of every helper function by name. Emitted code must not use these names for anything else."""
-    found = HELPERS | CUDA_HELPERS
+    found: dict[str, str] = {}
+    for device in devices().values():
+        found |= device.programs.helpers
     for b in backends().values():
         found |= b.helpers
     return found

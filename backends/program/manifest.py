@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, Shape, concrete, dim, parse
@@ -17,8 +17,8 @@ from ...egraph.ir.ops import Type
 from ...errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ...extract.model.kernel import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json
-from .. import gpu
-from .emission import device_of
+from ..device import HOST
+from .emission import device_of, programs_of
 from .emit_any_size import atoms_of
 
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
@@ -45,7 +45,7 @@ class Manifest:
     cost: float
     lower_bound: float
     initial: tuple[Spec, ...] = ()  # states with initial data; stored among the weights under `STATE` + name
-    device: str = "cpu"
+    device: str = HOST.name
     hardware: str = ""  # name of the GPU the program was made for
     # free size -> (minimum, maximum, size the plan was chosen for)
     sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def manifest_of(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest
         tuple(_spec(n, term.type) for n, term in emitted.weights.items()),
         tuple(_spec(n, kind) for n, kind in emitted.states.items()),
         emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound, initial,
-        device_of(plan), gpu.planned_for() if device_of(plan) == "cuda" else "",
+        device_of(plan), programs_of(device_of(plan)).hardware(),
         {name: (atom.min, atom.max, plan.sizes[name]) for name, atom in atoms_of(plan).items()},
     )  # fmt: skip
 
@@ -158,7 +158,7 @@ class _File:
     kernels: Natural
     cost: float
     lower_bound: float
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: str = HOST.name
     hardware: str = ""
     compared: str = ""
     sizes: dict[str, tuple[Natural, Natural, Natural]] = field(default_factory=dict)
@@ -195,6 +195,7 @@ def _manifest(record: _File) -> Manifest:
             raise Malformed(f"{part}: a name occurs twice")
     if not {n for n, _, _ in record.initial} <= {STATE + n for n, _, _ in record.states}:
         raise Malformed("initial: a name is not that of a state")
+    programs_of(record.device)  # UsageError for an unknown device
     structure = _unpack(record.structure, len(record.outputs))
     if structure is None and len(record.outputs) != 1:
         raise Malformed(f"structure: there are {len(record.outputs)} outputs and no structure for them")

@@ -26,13 +26,11 @@ from ...extract.model.sizes import bound_value
 from ...plain import read_bytes
 from ...processes.forks import Lock
 from ...writing import recover, replacing_folder
-from .. import gpu
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
-from ..runtime.marshalling import Exchange, OnCpu, OnTensors, array_of, is_torch
-from ..runtime.threads import loops_shared
+from ..runtime.marshalling import array_of, is_torch
 from .cuda_helpers import cuda_text
-from .emission import emit_for, executed
+from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
 from .emit_cpu import bind_sizes
 from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of, read_manifest
@@ -83,7 +81,8 @@ class Program:
         self.manifest, self.source, self._weights = manifest, source, weights
         self.device = device or manifest.device
         self.states: dict[str, Any] = {}
-        self._exchange: Exchange = OnCpu() if manifest.device == "cpu" else OnTensors(self.device)
+        self._programs = programs_of(manifest.device)
+        self._exchange = self._programs.exchange(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], Sequence[Spec]] = {}  # shapes of a call -> inputs at those sizes
@@ -118,21 +117,15 @@ class Program:
         return self
 
     def check_room(self) -> None:
-        """Check free GPU memory without allocating: DeviceMemoryError if the program does not fit."""
-        if self.manifest.device == "cuda" and self.device != "cpu":
-            gpu.check_room(self.device, self.memory()["cuda"])
+        """Check free device memory without allocating: DeviceMemoryError if the program does not fit."""
+        self._programs.check_room(self.device, self.memory()[self.manifest.device])
 
     def _bind(self) -> None:
-        if self.manifest.device == "cuda":
-            self.check_room()
+        self.check_room()
         bind = executed(self.source, self.manifest.name)["bind"]
         self.states = {spec[0]: self._exchange.zeros(spec) for spec in self.manifest.states}
         self._reset()
-        if self.manifest.device == "cuda":
-            self._run = bind(self._weights, self.states, self.device)
-        else:
-            loops_shared()
-            self._run = bind(*([self._weights, self.states] if self.states else [self._weights]))
+        self._run = self._programs.bound(bind, self._weights, self.states, self.device)
 
     def unbind(self) -> None:
         """Release prepared weights and states; the next call reads the weights again."""
@@ -178,7 +171,11 @@ class Program:
     @property
     def tensors(self) -> str:
         """Torch device of the tensors that the program works on; "" for a program on arrays."""
-        return "" if self.manifest.device == "cpu" else self.device
+        return self._programs.tensors(self.device)
+
+    def wait(self, what: str) -> None:
+        """Wait until the device has finished `what`: a text for the error if it failed (DeviceFaultError)."""
+        self._programs.wait(self.device, what)
 
     # ------------------------------------------------------------ calling
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -216,7 +213,7 @@ class Program:
             full = "a state that is full? reset() starts over" if self.manifest.states else ""
             raise UsageError(f"written past the end of an axis: {error}", where=self.manifest.name, hint=full) from None
         except RuntimeError as error:
-            found = gpu.named(error, f"running {self.manifest.name}") if self.manifest.device != "cpu" else None
+            found = self._programs.fault(error, f"running {self.manifest.name}")
             if found is None:
                 raise
             raise found from error
@@ -325,8 +322,8 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     except BadModelError as error:
         error.where = str(path)
         raise
-    if manifest.device == "cuda" and device is None:
-        gpu.check_hardware(manifest.hardware, where=str(path))
+    if device is None:
+        programs_of(manifest.device).check_hardware(manifest.hardware, where=str(path))
     stored = StoredWeights(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
     return Program._of(manifest, source, stored, device)
 

@@ -86,6 +86,7 @@ class OnTensors:
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self.kind = device.partition(":")[0]
 
     def accept(self, x: Any, spec: Spec) -> Any:
         """See Exchange."""
@@ -100,7 +101,7 @@ class OnTensors:
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
         """See Exchange."""
         tensors = [x for x in given if is_torch(x)]
-        if any(x.device.type == "cuda" for x in tensors):
+        if any(x.device.type == self.kind for x in tensors):
             return results
         return [r.cpu() for r in results] if tensors else [array_of(r) for r in results]
 

@@ -12,7 +12,17 @@ from typing import Any
 from ...egraph.ir.index_maps import AffineMap, SameOrder, Stretched
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.type_laws import infer
-from ...extract.model.kernel import Call, Code, Operand, Strides, Template, contiguous, identified, identify
+from ...extract.model.kernel import (
+    Call,
+    Code,
+    LibraryKernel,
+    Operand,
+    Strides,
+    Template,
+    contiguous,
+    identified,
+    identify,
+)
 
 Attrs = Mapping[str, Any]
 Layout = tuple[Strides, int]  # strides and offset of the first element, in elements
@@ -185,10 +195,10 @@ def _feasible(op: str) -> Callable[[Call], bool]:
     return lambda call: view_layout(op, call.attrs, call.operands["x"]) is not None
 
 
-def view_templates() -> tuple[Template, ...]:
+def view_templates() -> tuple[LibraryKernel, ...]:
     """One template per view op, for every backend on NumPy's memory."""
     return tuple(
-        Template(
+        LibraryKernel(
             f"view.{op}",
             "numpy",
             _pattern(op),

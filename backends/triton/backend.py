@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any
 
 from ...egraph.ir.graph import Tensor
-from ..generate.generator import Generator
+from ..generate.generator import GpuGenerator
 from ..generate.strategy import Request, Strategy, StrategyEmitter, alternating, rest_of
-from ..generate.template import CARRYING, COUNTING, Generated, Launch, Lowered, launches, template_of
+from ..generate.template import CARRYING, COUNTING, GeneratedKernel, Launch, Lowered, launches, template_of
 from ..ir.precision import IEEE, PRECISIONS, TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
 from ..ir.tiling import shape_of
 from .emit.kernel import emit, emit_joined
@@ -132,13 +132,13 @@ class TritonEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(ATTENTION, CONVOLUTION, TILE), kw_only=True)
 
 
-def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:
+def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
     """Triton's template of a term over inputs, or of several (multi-output fusion); weights named in `transposed` are
     transposed at load time."""
     return template_of(BACKEND.emitter, root, transposed)
 
 
-class Triton(Generator):
+class Triton(GpuGenerator):
     """The Triton backend."""
 
 

@@ -15,6 +15,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any
 
+from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir.ops import Type
 from ...extract.model.kernel import Call, Operand
 from ..cuda.cubin import resources
@@ -39,7 +40,7 @@ def prepare(capability: int) -> None:
 
     class Believed:
         def get_current_target(self) -> Any:
-            return GPUTarget("cuda", capability, 32)
+            return GPUTarget(GPU_KIND, capability, 32)
 
         def get_current_device(self) -> int:
             return 0

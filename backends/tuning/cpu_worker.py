@@ -58,7 +58,7 @@ def encode(template: Template, call: Call) -> dict[str, Any]:
     def operand(o: Operand) -> list[Any]:
         return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
 
-    inputs = [n for n in topological(getattr(template, "roots", ())) if n.op == "input"]
+    inputs = [n for n in topological(template.roots) if n.op == "input"]
     leaves = {n.attr("name"): [list(concrete(n.shape)), n.dtype] for n in inputs}
     return {
         "backend": template.backend, "template": template.name, "identity": template.identity,
@@ -75,7 +75,7 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
     if "leaves" in job:
         leaves = {n: api.input(n, tuple(shape), dtype) for n, (shape, dtype) in job["leaves"].items()}
         roots = [build(term, leaves, {}) for term in parse_terms(job["pattern"])]
-        found: Template = backend(job["backend"]).template(roots)  # type: ignore[attr-defined]
+        found: Template = backend(job["backend"]).template(roots)
     else:
         found = template(job["backend"], job["template"])
     if found.identity != job["identity"]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
+from ...costdb.keys.device import GPU_KIND
+
 Run = Callable[[], object]
 
 
@@ -55,7 +57,7 @@ class Device(Protocol):
 class Cuda:
     """The first visible NVIDIA GPU, through Torch."""
 
-    name = "cuda"
+    name = GPU_KIND
     longest_us = 1000.0
     rounds = 15
     sound = True
@@ -167,11 +169,11 @@ class Host:
 
 def device_of(name: str) -> Device:
     """The device named "cuda" or "cpu"."""
-    return Cuda() if name == "cuda" else Host()
+    return Cuda() if name == GPU_KIND else Host()
 
 
 def facts(device: Device) -> dict[str, Any]:
     """Device facts for measurement keys."""
     from ...costdb.keys.device import gpu_facts
 
-    return gpu_facts() if device.name == "cuda" else {}
+    return gpu_facts() if device.name == GPU_KIND else {}

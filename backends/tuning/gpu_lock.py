@@ -7,6 +7,7 @@ import os
 import time
 from types import TracebackType
 
+from ...costdb.keys.device import GPU_KIND
 from .gpu_process import LOCK, own_lock
 
 TURN_S, PAUSE_S = (
@@ -32,7 +33,7 @@ class Turns:
 
         if torch.cuda.is_available():
             # create the CUDA context before locking: it takes a second in which nothing runs on the GPU
-            torch.empty(1, device="cuda")
+            torch.empty(1, device=GPU_KIND)
         self._take()
         return self
 

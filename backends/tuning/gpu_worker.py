@@ -23,6 +23,7 @@ from threading import Thread
 from typing import Any
 from unittest import mock
 
+from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Graph, topological
 from ...egraph.ir.ops import Type
@@ -163,12 +164,12 @@ class Bench:
             compiler_loaded()
         module = module_of(text)
         tried = Tried(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared})
-        if text.generated and self.device.name == "cuda":
+        if text.generated and self.device.name == GPU_KIND:
             with contextlib.suppress(Exception), loading(module):  # errors are reported when the kernel runs
                 operands = dict(self.sets[0].operands)
                 for n, prepare in tried.prepare.items():
-                    operands[n] = _like(prepare(_like(operands[n], "meta")), "cuda")
-                scratch = torch.empty(text.scratch, dtype=torch.uint8, device="cuda")
+                    operands[n] = _like(prepare(_like(operands[n], "meta")), GPU_KIND)
+                scratch = torch.empty(text.scratch, dtype=torch.uint8, device=GPU_KIND)
                 module.run(*(operands[n] for n in text.operands), *self.sets[0].outputs, scratch)
         return tried
 
@@ -410,7 +411,7 @@ def reference(device: Device) -> Run:
 
 def keep_busy(device: Device) -> None:
     """Bring an idle GPU to its usual clock before timing."""
-    if device.name == "cuda" and time.monotonic() - _last[0] > IDLE_S:
+    if device.name == GPU_KIND and time.monotonic() - _last[0] > IDLE_S:
         until = time.monotonic() + WARM_S
         while time.monotonic() < until:
             for _ in range(20):
@@ -425,7 +426,7 @@ _benches: dict[int, Bench] = {}
 
 
 def _device() -> Device:
-    name = os.environ.get("TENSOR_GRAPHS_MEASURE_DEVICE", "cuda")
+    name = os.environ.get("TENSOR_GRAPHS_MEASURE_DEVICE", GPU_KIND)
     if name not in _devices:
         _devices[name] = device_of(name)
     return _devices[name]
@@ -558,7 +559,7 @@ def begin() -> None:
     with contextlib.suppress(Exception):  # errors are reported by the first job
         _device().synchronize()
         rehearse(_device())
-    if _devices and _device().name == "cuda":
+    if _devices and _device().name == GPU_KIND:
         _loading.append(Thread(target=_load_compiler, daemon=True))
         _loading[0].start()
 

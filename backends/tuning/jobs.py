@@ -14,21 +14,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...costdb.keys.device import gpu_facts, gpu_machine
+from ...costdb.keys.device import GPU_KIND, gpu_facts, gpu_machine
 from ...costdb.store import shards
 from ...costdb.store.schema import Row, checked, to_table
 from ...costdb.store.snapshot import LOADED, Snapshot
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import topological
 from ...egraph.ir.ops import Type
 from ...errors import DeviceUnavailableError, TensorGraphsError, UsageError
 from ...extract.model.kernel import Call, Candidate, Template, Vertex
 from ...plain import Malformed, read_bytes
 from ...writing import write_bytes
 from ..generate.kernel_text import call_json, call_of_json
-from ..ir.precision import IEEE, PRECISIONS
+from ..ir.precision import IEEE
 from .keys import key_of
-from .measure_cpu import CpuMeasurer
+from .measure_cpu import CpuMeasurer, SinkBase
 from .measure_gpu import GpuMeasurer
 from .trials import SCHEDULES, search_of
 
@@ -45,12 +44,7 @@ def job_of(template: Template, call: Call) -> Job:
     """A call as a job (a JSON object)."""
     found: Job = {"backend": template.backend, "template": template.name, "identity": template.identity,
                   "pattern": template.pattern, "call": call_json(replace(call, names={}))}  # fmt: skip
-    roots = getattr(template, "roots", None)
-    if roots:
-        found["leaves"] = {t.attr("name"): t.type.dtype for t in topological(roots) if t.op == "input"}
-        found["laid_out"], found["channels_last"] = sorted(template.prep), template.layout is not None
-        found["precision"] = getattr(template, "precision", IEEE).name
-    return found
+    return found | template.job_fields()
 
 
 def read_job(job: Job) -> tuple[Template, list[Call]]:
@@ -89,21 +83,15 @@ def template_of_job(job: Job, call: Call) -> Template:
 def _generated(job: Job, call: Call) -> Template:
     from ...egraph.ir.builders import input as placeholder
     from ...egraph.ir.pattern import build, parse_terms
-    from ..generate.generator import Generator
-    from ..generate.template import template_of
     from ..registry import backend
 
-    maker = backend(job["backend"])
-    if not isinstance(maker, Generator):
-        raise UsageError(f"the backend {maker.name} generates no kernels")
     leaves = {
         name: placeholder(name, call.operands[name].type.shape, dtypes.check(dtype))
         for name, dtype in job["leaves"].items()
     }
     roots = [build(term, leaves, {}) for term in parse_terms(str(job["pattern"]))]
     laid_out, last = [str(name) for name in job.get("laid_out", ()) if name in leaves], job.get("channels_last") is True
-    precision = {p.name: p for p in PRECISIONS}[job.get("precision", IEEE.name)]
-    return template_of(maker.emitter, roots, laid_out, last, precision)
+    return backend(job["backend"]).template(roots, laid_out, last, job.get("precision", IEEE.name))
 
 
 def _checked(call: Call) -> Call:
@@ -195,12 +183,14 @@ def _parsed(line: str) -> Job | str:
 
 # ---------------------------------------------------------------- the worker
 @dataclass
-class ShardSink:
+class ShardSink(SinkBase):
     """Sink that writes rows to Parquet shards under a folder every few seconds, so that a kill loses little."""
 
     root: Path
     rows: list[Row] = field(default_factory=list)
-    snapshot: Snapshot = field(default_factory=Snapshot)  # measurements at the start, which searches continue from
+    snapshot: Snapshot | None = field(
+        default_factory=Snapshot
+    )  # measurements at the start, which searches continue from
     counts: dict[str, int] = field(default_factory=dict)
     last: float = field(default_factory=time.monotonic)
 
@@ -257,7 +247,7 @@ class Outcome:
 
 
 def measure_jobs(
-    jobs: Sequence[Job | str], root: str | Path, *, device: str = "cuda", workers: int | None = None,
+    jobs: Sequence[Job | str], root: str | Path, *, device: str = GPU_KIND, workers: int | None = None,
     schedules: int = SCHEDULES, seconds: float = float("inf"), say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:  # fmt: skip
@@ -265,8 +255,9 @@ def measure_jobs(
 
     DeviceUnavailableError if GPU jobs are given and there is no GPU.
     """
-    sink, until = ShardSink(Path(root), snapshot=known(Path(root))), time.monotonic() + seconds
-    found, old, bad = _wanted(jobs, sink.snapshot, schedules)
+    have, until = known(Path(root)), time.monotonic() + seconds
+    sink = ShardSink(Path(root), snapshot=have)
+    found, old, bad = _wanted(jobs, have, schedules)
     done = 0
 
     def taken(part: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -279,7 +270,7 @@ def measure_jobs(
             yield candidate
 
     gpu = [c for c in found if _on_gpu(c)]
-    if gpu and device == "cuda" and not gpu_facts():
+    if gpu and device == GPU_KIND and not gpu_facts():
         raise DeviceUnavailableError("there is no NVIDIA GPU here", hint="measure on a machine with one")
     try:
         if gpu:
@@ -331,7 +322,7 @@ def _unplaced(template: Template, call: Call) -> Candidate:
 def _on_gpu(candidate: Candidate) -> bool:
     from ..registry import backend
 
-    return backend(candidate.template.backend).device == "cuda"
+    return backend(candidate.template.backend).device.on_gpu
 
 
 def _calibrated(measurer: GpuMeasurer, sink: ShardSink, say: Callable[[str], None]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import settings
-from ...costdb.keys.device import Machine, gpu_machine
-from ...costdb.keys.key import KernelKey, Plain, canonical, device_key, driver_key, toolchain_key
+from ...costdb.keys.device import MachineKey, host_key, toolchain_key
+from ...costdb.keys.key import KernelKey, Plain, canonical
 from ...costdb.keys.source import normalise
 from ...egraph.ir.dims import concrete
 from ...extract.model.kernel import Call, Template
@@ -88,21 +88,16 @@ def _recorded_helpers() -> dict[str, str]:
     return dict(json.loads(Path(__file__).with_name("helper_texts.json").read_text(encoding="utf-8")))
 
 
-def machine_of(backend: str) -> Machine:
+def machine_of(backend: str) -> MachineKey:
     """The machine (device, driver, toolchain) that a backend's kernels run on."""
-    if _on_gpu(backend):
-        return gpu_machine()
-    return _cpu(backend, settings.current().threads)
+    now = settings.current()
+    return _machine(backend, now.threads, now.gpu)
 
 
 @cache
-def _on_gpu(backend: str) -> bool:
+def _machine(backend: str, threads: int, gpu: str) -> MachineKey:
+    """See `machine_of`; cached by the settings that it depends on."""
     from ..registry import backends
 
     found = backends().get(backend)
-    return found is not None and found.device == "cuda"
-
-
-@cache
-def _cpu(backend: str, threads: int) -> Machine:
-    return Machine(device_key(threads), driver_key(), toolchain_key(backend))
+    return host_key(toolchain_key(backend)) if found is None else found.machine()

@@ -21,7 +21,9 @@ from ... import settings
 from ...costdb.keys.device import cores
 from ...costdb.keys.key import Work
 from ...costdb.store.schema import AccuracyRow, FailureRow, Row, TimingRow
+from ...costdb.store.snapshot import Snapshot
 from ...errors import WorkerError
+from ...extract.model.clock import Clock
 from ...extract.model.kernel import Call, Candidate, Template
 from ...extract.model.work import call_work
 from ...processes.forks import adopted
@@ -65,11 +67,38 @@ class _Cut(Exception):
 
 
 class Sink(Protocol):
-    """Destination of rows, such as costdb's Store."""
+    """Destination of rows, such as costdb's Store. Defaults: `SinkBase`."""
 
     def add(self, rows: Iterable[Row]) -> object:
         """Add rows."""
         ...
+
+    def flush(self) -> object:
+        """Make all added rows durable."""
+        ...
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """Earlier measurements, which schedule searches continue from."""
+        ...
+
+    def calibrated(self, device: str) -> bool:
+        """Whether the limits of a device are known, or need not be measured."""
+        ...
+
+
+class SinkBase:
+    """Defaults of `Sink`: no earlier rows, nothing to make durable, no calibration."""
+
+    snapshot: Snapshot | None = None
+
+    def flush(self) -> object:
+        """See `Sink`."""
+        return None
+
+    def calibrated(self, device: str) -> bool:
+        """See `Sink`."""
+        return True
 
 
 class Worker:
@@ -234,11 +263,16 @@ def ended_of(worth: object) -> Callable[[], bool] | None:
 
 
 class CpuMeasurer:
-    """Measures candidates in a worker process and adds rows to a sink (a cost store).
+    """Measures candidates in a worker process and adds rows to a sink (a cost store). A `Measurer`.
 
     `seconds`: sampling time per candidate (up to four times that if other processes disturb it). Results are first
     checked against a float64 reference. `timeout`: seconds per candidate in total.
     """
+
+    ahead = False
+    keeps = False  # no measurement stays in flight
+    spent: Mapping[str, float] = {}
+    clocks: list[tuple[str, Clock]] = []
 
     def __init__(
         self, sink: Sink, *, seconds: float = 0.015, timeout: float = 30.0, worker: Worker | None = None
@@ -266,9 +300,8 @@ class CpuMeasurer:
                 self.sink.add(self._rows(candidate.template, candidate.call))
             if progress is not None:
                 progress(done + 1)
-        flush = getattr(self.sink, "flush", None)
-        if flush is not None and seen:
-            flush()
+        if seen:
+            self.sink.flush()
         return ()
 
     def unfinished(self, candidate: Candidate) -> bool:
@@ -302,6 +335,16 @@ class CpuMeasurer:
             TimingRow(samples=found.samples_us, **common),
             AccuracyRow(reference=found.reference, **norms, **common),
         ]
+
+    def start(self) -> None:
+        """Nothing: the worker starts with the first measurement."""
+
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0) -> None:
+        """Nothing: programs compile their kernels at once."""
+
+    def pause(self) -> None:
+        """End the worker process; the next measurement starts another."""
+        self.worker.close()
 
     def close(self) -> None:
         """End the worker process."""

@@ -22,7 +22,7 @@ from itertools import chain, islice
 from threading import Thread
 
 from ... import settings
-from ...costdb.keys.device import cores, gpu_facts, gpu_machine, machine_here
+from ...costdb.keys.device import GPU_KIND, cores, gpu_facts, gpu_machine, machine_here
 from ...costdb.store.calibrate import calibration_rows
 from ...costdb.store.schema import Row
 from ...errors import DeviceUnavailableError, WorkerError
@@ -73,21 +73,23 @@ class _Ended(Exception):
 
 
 class GpuMeasurer:
-    """Measures candidates on the GPU and adds rows to a sink (a cost store).
+    """Measures candidates on the GPU and adds rows to a sink (a cost store). A `Measurer`.
 
     `device` "cpu" uses Torch's CPU tensors and Triton's interpreter: for tests, the times are meaningless. `workers`:
     number of compiler processes (0 on "cpu"). `timeout`: seconds for each device job of one schedule.
     """
 
+    ahead = True
+
     def __init__(
-        self, sink: Sink, *, device: str = "cuda", workers: int | None = None, schedules: int = SCHEDULES,
+        self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
         timeout: float = RUN_S, worker: Worker | None = None,
     ) -> None:  # fmt: skip
-        if device == "cuda" and worker is None:
+        if device == GPU_KIND and worker is None:
             _refuse_elsewhere()
         self.sink, self.device, self.schedules = sink, device, schedules
         self.clock = Clock()  # time spent by the calling thread
-        several = PROCESSES if device == "cuda" and worker is None else 1
+        several = PROCESSES if device == GPU_KIND and worker is None else 1
         self.processes = [GpuProcess(device, timeout, worker, among=several) for _ in range(several)]
         count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
         self.pool = CompilePool(count, partial(_capability, device)) if count else None
@@ -114,6 +116,9 @@ class GpuMeasurer:
         self._worked = False  # whether a device job has finished
 
     # ------------------------------------------------------------ the interface of measurers
+    def pause(self) -> None:
+        """Nothing: the processes take long to start."""
+
     def start(self) -> None:
         """Start the processes without waiting for them. The driver query for the compute capability takes a while,
         too."""
@@ -151,9 +156,7 @@ class GpuMeasurer:
         finally:
             self._measuring += time.monotonic() - began
             self._keep([], all_=True)
-            flush = getattr(self.sink, "flush", None)
-            if flush is not None:
-                flush()
+            self.sink.flush()
         left = [k.candidate for k in self._under_way if k.candidate is not None]
         if left and (leave or self.keeps):
             self._until(None if self.keeps else self._ended)
@@ -328,11 +331,10 @@ class GpuMeasurer:
 
         Runs when the device is idle after the first kernels, because library kernels' times are more informative.
         """
-        predictor, done = getattr(self.sink, "predictor", None), self._calibrated
-        if done or predictor is None or self.device != "cuda" or self._handed or not self._worked:
+        if self._calibrated or self.device != GPU_KIND or self._handed or not self._worked:
             return
         self._calibrated = True
-        if gpu_machine().device not in predictor("cold").rooflines.measured():
+        if not self.sink.calibrated(gpu_machine().device):
             job = {"job": "calibrate", "seconds": CALIBRATE_S}
             self._calibrating = self.processes[-1].ask_later(job, START_S)
 
@@ -427,7 +429,7 @@ class GpuMeasurer:
         """The search of a kernel, starting with the best schedules of similar kernels; shorter if one of these was
         searched."""
         most = self._most.get(key_of(template, call).digest, self.schedules) if self._most else self.schedules
-        search = search_of(template, call, most, getattr(self.sink, "snapshot", None))
+        search = search_of(template, call, most, self.sink.snapshot)
         known = dict(self._alike.get(kind_of(template, call), {}))  # a copy, because another thread may add to it
         if search is not None and search.fits is not None and known:
             best = (dict(key) for key in sorted(known, key=lambda key: (known[key], key)))
@@ -634,7 +636,7 @@ class GpuMeasurer:
 
 def _capability(device: str) -> int:
     """Compute capability to compile for: the GPU's, if there is one."""
-    return int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
+    return int(gpu_facts().get("capability", CAPABILITY)) if device == GPU_KIND else CAPABILITY
 
 
 def _refuse_elsewhere() -> None:

@@ -13,7 +13,8 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
 from ...extract.model.kernel import Call, Operand, Plan, Priced, Step, Template, Value
 from ...extract.model.meaning import output_terms
-from ..program.emission import backend_device, emit_for, executed
+from ..program.emission import emit_for, executed
+from ..registry import backend
 from ..runtime.marshalling import array_of, tensor_of
 from .gpu_operands import place
 
@@ -81,10 +82,11 @@ def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], d
         name: np.asarray(array).astype(dtypes.numpy_dtype(call.operands[name].type.dtype), copy=False)
         for name, array in operands.items()
     }
-    if backend_device(template) == "cpu":
+    own = backend(template.backend).device
+    if not own.on_gpu:
         found = compiled(template, call)({n: laid(a, call.operands[n]) for n, a in given.items()})()
-        return [a.copy() for a in found]
-    where = device or "cuda"
+        return [np.array(a) for a in found]
+    where = device or own.name
     placed = {n: place(tensor_of(a), call.operands[n], where) for n, a in given.items()}
     return [array_of(a).copy() for a in compiled(template, call, where)(placed)()]
 

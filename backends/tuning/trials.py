@@ -174,10 +174,9 @@ def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, 
 
 
 def kind_of(template: Template, call: Call) -> Hashable:
-    """Key of kernels whose best schedules are good guesses for each other (`Generated.alike`); unique for other
+    """Key of kernels whose best schedules are good guesses for each other (`GeneratedKernel.alike`); unique for other
     kernels."""
-    alike = getattr(template, "alike", None)
-    return alike(call) if alike is not None else (template.identity, id(call))
+    return template.alike(call)
 
 
 def rows_of(kernel: Measured) -> list[Row]:

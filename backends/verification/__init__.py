@@ -3,5 +3,5 @@
 
 In: a graph and results.
 Out: errors in units of what is allowed.
-Imports: backends.runtime, egraph.ir, errors.
+Imports: backends.runtime, costdb.keys, egraph.ir, errors.
 """

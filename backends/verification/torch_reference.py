@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Graph, Tensor, load_data, topological
 from ...egraph.ir.interpret import Around, expand_all
@@ -48,7 +49,7 @@ def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = T
 
 
 def evaluate_graph(
-    graph: Graph, values: Mapping[str, Any], *, float64: bool = False, device: str = "cuda"
+    graph: Graph, values: Mapping[str, Any], *, float64: bool = False, device: str = GPU_KIND
 ) -> list[np.ndarray[Any, Any]]:
     """The roots' values for inputs and states by name, computed on a device; like `egraph.interpret.evaluate`."""
     from ..runtime.marshalling import array_of

@@ -28,6 +28,10 @@ _ISA_LEVELS = (
 )
 
 
+#: Name of NVIDIA GPUs as devices: in plans, in saved programs, in calibration rows of the store, and in Torch.
+GPU_KIND = "cuda"
+
+
 def cores() -> int:
     """Number of CPU cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -73,7 +77,7 @@ def c_compiler() -> str:
     return "" if done.returncode else done.stdout.partition("\n")[0]
 
 
-class Machine(NamedTuple):
+class MachineKey(NamedTuple):
     """The three key fields that identify where a time was measured."""
 
     device: str
@@ -81,32 +85,37 @@ class Machine(NamedTuple):
     toolchain: str
 
 
-def gpu_machine() -> Machine:
+def host_key(toolchain: str) -> MachineKey:
+    """This CPU with the threads that the settings allow, and a toolchain."""
+    return MachineKey(device_key(), driver_key(), toolchain)
+
+
+def gpu_machine() -> MachineKey:
     """The target GPU: the setting `gpu` (three fields joined by "|", for a machine elsewhere), otherwise the first
     local GPU, otherwise this CPU as an interpreter of GPU kernels. UsageError if the setting has another form."""
     return _gpu_machine(settings.current().gpu)
 
 
-def machine_here() -> Machine:
+def machine_here() -> MachineKey:
     """The first local GPU, regardless of the setting `gpu`; otherwise this CPU as an interpreter."""
     return _gpu_machine("")
 
 
 @lru_cache(maxsize=8)
-def _gpu_machine(chosen: str) -> Machine:
+def _gpu_machine(chosen: str) -> MachineKey:
     if chosen:
         fields = chosen.split("|")
         if len(fields) != 3 or not all(fields):
             raise UsageError(
                 f"the setting gpu is {chosen!r}", where="TENSOR_GRAPHS_GPU", hint="device|driver|toolchain"
             )
-        return Machine(*fields)
+        return MachineKey(*fields)
     facts = gpu_facts()
     versions = f"torch={_version('torch')};cuda={facts.get('cuda', 'none')};triton={_version('triton')}"
     if not facts:
-        return Machine(f"interpreter:{device_key()}", driver_key(), versions)
+        return MachineKey(f"interpreter:{device_key()}", driver_key(), versions)
     name = f"gpu:{facts['name']}:sm{facts['capability']}:multiprocessors={facts['multiprocessors']}"
-    return Machine(name, f"nvidia-{facts['driver']}", versions)
+    return MachineKey(name, f"nvidia-{facts['driver']}", versions)
 
 
 @lru_cache(maxsize=1)
@@ -125,6 +134,11 @@ def gpu_facts() -> dict[str, Any]:
         "multiprocessors": found.multi_processor_count,
         "cache_bytes": int(found.L2_cache_size),
         "memory_bytes": int(found.total_memory),
+        "shared_per_block": int(found.shared_memory_per_block_optin),
+        "shared_per_multiprocessor": int(found.shared_memory_per_multiprocessor),
+        "registers": int(found.regs_per_multiprocessor),
+        "threads": int(found.max_threads_per_multi_processor),
+        "bytes_per_us": 2e-3 * found.memory_clock_rate * found.memory_bus_width / 8,  # kHz, bits; two transfers a clock
         "driver": _nvidia_driver(),
         "cuda": torch.version.cuda,
     }

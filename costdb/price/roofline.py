@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..keys.device import GPU_KIND
 from ..keys.key import Work
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ DEFAULTS: dict[str, DeviceRoofline] = {
     "numpy": _CPU,
     "torch": replace(_CPU, launch_us=2.0),
     "triton": _GPU,
-    "cuda": _GPU,
+    GPU_KIND: _GPU,
 }
 """Stated limits per backend where nothing was calibrated: two server cores, and an H200 replaying a CUDA graph."""
 
@@ -50,7 +51,7 @@ _FLOPS_SCALE = {
     "numpy": {"float64": 0.5},
     "torch": {"float64": 0.5, "bfloat16": 2.0, "float16": 2.0},
     "triton": {"float64": 0.5, "bfloat16": 13.0, "float16": 13.0, "int8": 26.0},
-    "cuda": {"float64": 0.5, "bfloat16": 13.0, "float16": 13.0, "int8": 26.0},
+    GPU_KIND: {"float64": 0.5, "bfloat16": 13.0, "float16": 13.0, "int8": 26.0},
 }
 """Flops rate of a dtype relative to float32; 1 where not listed."""
 
@@ -85,7 +86,7 @@ class Rooflines:
     def _make(self, device: str, backend: str, dtype: str) -> DeviceRoofline:
         base = DEFAULTS.get(backend, _GPU if backend not in DEFAULTS and not device.startswith("cpu") else _CPU)
         facts = self._facts.get(device, {})
-        scale = _FLOPS_SCALE.get(backend, _FLOPS_SCALE["cuda"] if base is _GPU else {}).get(dtype, 1.0)
+        scale = _FLOPS_SCALE.get(backend, _FLOPS_SCALE[GPU_KIND] if base is _GPU else {}).get(dtype, 1.0)
         traffic = max((facts[name] for name in ("copy", "read") if name in facts), default=base.bytes_per_us)
         launch = facts.get("launch:cuda", base.launch_us) if base is _GPU else base.launch_us
         return DeviceRoofline(

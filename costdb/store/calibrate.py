@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..keys.device import cores, device_key, driver_key, gpu_machine, toolchain_key
+from ..keys.device import GPU_KIND, cores, device_key, driver_key, gpu_machine, toolchain_key
 from ..keys.key import KernelKey, Work
 from ..keys.source import source_hash
 from ..price.roofline import CALIBRATION
@@ -56,7 +56,7 @@ def calibration_rows(probes: Iterable[Mapping[str, Any]]) -> list[Row]:
 def _rows(probe: Mapping[str, Any]) -> list[Row]:
     machine = gpu_machine()
     key = KernelKey(
-        kernel=f"{CALIBRATION}/{probe['name']}", name=probe["name"], family=CALIBRATION, backend="cuda",
+        kernel=f"{CALIBRATION}/{probe['name']}", name=probe["name"], family=CALIBRATION, backend=GPU_KIND,
         emitter=GPU_VERSION, source=source_hash(f"{probe['name']}-{probe['flops']}-{probe['bytes']}", "text"),
         dtypes=(probe["dtype"],), device=machine.device, driver=machine.driver, toolchain=machine.toolchain,
     )  # fmt: skip

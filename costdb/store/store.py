@@ -94,6 +94,10 @@ class Store:
         """The visible rows; loaded on first use."""
         return self._load().snapshot
 
+    def calibrated(self, device: str) -> bool:
+        """Whether the store has calibrated limits of a device."""
+        return device in self.predictor("cold").rooflines.measured()
+
     def snapshot_id(self) -> str:
         """Digest (32 hex digits) of the set of shards (and rows not yet on disk) behind all answers."""
         self._load()

@@ -153,8 +153,8 @@ def candidate_hypergraph(
     polled; raises Halted when it returns True, because a partial candidate set may not cover the roots. enough: when
     `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does, generated kernels are
     bound in no further layouts; `stats["left_out"]` is then 1."""
-    backends = [opened() if (opened := getattr(b, "opened", None)) is not None else b for b in backends]
-    if any(getattr(b, "several", False) and getattr(b, "generated", None) is not None for b in backends):
+    backends = [b.opened() for b in backends]
+    if any(b.generates and b.several for b in backends):
         view = classes_in_large_parts(view, given_classes(view))
     try:
         with gc_paused():
@@ -198,8 +198,8 @@ class _HypergraphBuilder:
         self.view, self.view_strides, self.stop = view, view_strides, stop
         self.enough, self.left_out = enough, False
         self.types: Sequence[Type] = view.types if types is None else types
-        self.generators = [g for b in backends if (g := getattr(b, "generated", None)) is not None]
-        self.preparing = {b.name: p for b in backends if (p := getattr(b, "prepare", None)) is not None}
+        self.generators = [b.generated for b in backends if b.generates]
+        self.preparing = {b.name: b.prepare for b in backends if b.generates}
         self.matcher = Matcher(view)
         self.shapes = [concrete(t.shape) for t in view.types]
         templates = [t for b in backends for t in b.templates]

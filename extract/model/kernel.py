@@ -6,7 +6,7 @@ generated kernel (a fusion group lowered through the kernel IR) is a candidate w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -17,7 +17,9 @@ from ...egraph.ir.dims import Expr, concrete
 from ...egraph.ir.graph import Graph, Tensor
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import Attr, Term, parse_guard, parse_terms, variables
+from ...egraph.view.view import EGraphView
 from ...errors import UsageError
+from .clock import Clock
 
 Strides = tuple[int, ...]  # in elements
 MAX_LAYOUT_COMBINATIONS = 64  # of operand layouts per match
@@ -88,29 +90,142 @@ OUTPUT_SEPARATOR = ";"  # between the terms of a pattern, one term per output
 Code = str | Callable[[Call], str]
 
 
-@dataclass(frozen=True, eq=False)
-class Template:
-    """One kernel of one backend.
+Layout = Callable[[Call], Strides]
+Check = Callable[[Call], bool]
+Sources = Callable[[Call], Mapping[str, str]]
+Schedules = Callable[[Call], Sequence[Mapping[str, int]]]
+Moves = Callable[[Mapping[str, int]], Iterator[tuple[str, int, Mapping[str, int]]]]
 
-    `pattern` (rule language) is its semantics; its tensor variables are the operands. A kernel with several outputs has
-    one term per output, separated by semicolons; its code writes into `out`, `out1`, … `code` is the call: a format
-    string over operand names, attribute names and `out`, or a function of a `Call` that returns the text. Code that
-    mentions `{out}` writes into a given buffer; other code is an expression whose value is a fresh array without
-    aliases.
+
+class Template(Protocol):
+    """One kernel of one backend: its semantics (a pattern) and its code. Implementations: `LibraryKernel`, whose code is
+    declared, and `GeneratedKernel` (backends/generate/template.py), whose code is emitted from the kernel IR.
+
+    Data members are documented at `KernelBase`, callable members at `LibraryKernel`; a callable member is None where a
+    kernel has no such property. `space is None` means: nothing to tune, and no compiler to wait for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def pattern(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def when(self) -> tuple[str, ...]: ...
+    @property
+    def prep(self) -> Mapping[str, Code]: ...
+    @property
+    def inplace(self) -> tuple[str, ...]: ...
+    @property
+    def beside(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def dense(self) -> tuple[str, ...]: ...
+    @property
+    def setup(self) -> tuple[str, ...]: ...
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def applies(self) -> Check | None: ...
+    @property
+    def layout(self) -> Layout | None: ...
+    @property
+    def flops(self) -> Callable[[Call], float] | None: ...
+    @property
+    def scratch(self) -> Callable[[Call], int] | None: ...
+    @property
+    def source(self) -> Sources | None: ...
+    @property
+    def space(self) -> Schedules | None: ...
+    @property
+    def fits(self) -> Check | None: ...
+    @property
+    def moves(self) -> Moves | None: ...
+    @property
+    def warp_specialized(self) -> Callable[[Mapping[str, int]], bool] | None: ...
+
+    @property
+    def roots(self) -> Sequence[Tensor]:
+        """The terms that a generated kernel computes, one per output; empty for a library kernel."""
+        ...
+
+    @property
+    def combinations(self) -> int:
+        """Largest number of operand-layout combinations per match."""
+        ...
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The parsed pattern: one term per output."""
+        ...
+
+    @property
+    def term(self) -> Term:
+        """The term of the first output."""
+        ...
+
+    @property
+    def guards(self) -> tuple[Attr, ...]:
+        """The parsed guard conditions of `when`."""
+        ...
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Tensor variables of the pattern, in order of first use."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Digest that identifies the kernel in keys of stored measurements; independent of shapes."""
+        ...
+
+    def reused_by(self, output: int) -> tuple[str, ...]:
+        """Operands whose buffer the output with this index may reuse."""
+        ...
+
+    def write(self, call: Call) -> str:
+        """The call's source text."""
+        ...
+
+    def write_prep(self, operand: str, weight: str, call: Call) -> str:
+        """The expression that prepares one weight operand at load."""
+        ...
+
+    def writes_out(self, call: Call) -> bool:
+        """Whether the code writes into a given buffer (else it returns a fresh array)."""
+        ...
+
+    def alike(self, call: Call) -> Hashable | None:
+        """Deduplication key for tuning: calls with equal keys likely share the best schedule. None if a generated
+        kernel cannot be lowered for the call."""
+        ...
+
+    def job_fields(self) -> dict[str, Any]:
+        """JSON fields of a tuning job that regenerate the kernel from its pattern; empty for a library kernel."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class KernelBase:
+    """Data and derived members that all kernels have.
+
+    `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. A kernel with several
+    outputs has one term per output, separated by semicolons; its code writes into `out`, `out1`, … `family` groups
+    kernels in reports and cost models; views (aliases of their one operand) have the family "view".
     `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the
     code then receives its value (a packed or transposed layout) instead of the weight.
     `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further output. `dense` lists operands
     that must be contiguous ("*": all).
     `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
-    `layout(call)` returns the strides of the output where they are not row-major (such as channels-last).
-    `scratch(call)` returns the size in bytes of the workspace: the code gets it as `{scratch}`, an uninitialized byte
-    array that other kernels reuse after the call.
-    `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
-    `source(call)` returns definitions (name -> text) that the call needs, for generated kernels. `space(call)` lists
-    the candidate schedules, the best guess first (None: nothing to tune, and no compiler to wait for); `call.schedule`
-    is one of them, or another one for which `fits(call)` (legality) holds. `moves(schedule)` gives the neighbours of a
-    schedule, legal or not: (parameter, whether it grows (1) or shrinks (-1), schedule). `warp_specialized(schedule)`:
-    whether warps of the kernel have different roles.
+    `exact`: bitwise equal to the interpreter.
     `loss` is the relative error from rounding operands to fewer digits than they have in memory: the kernel is a
     candidate only where the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual
     throughput of its operands' dtype.
@@ -119,81 +234,127 @@ class Template:
     name: str
     backend: str
     pattern: str
-    code: Code
-    family: str = "pointwise"
-    when: tuple[str, ...] = ()
-    prep: Mapping[str, Code] = field(default_factory=dict)
-    inplace: tuple[str, ...] = ()
-    dense: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    applies: Callable[[Call], bool] | None = None  # final check of shapes, dtypes and layouts
-    layout: Callable[[Call], Strides] | None = None
-    flops: Callable[[Call], float] | None = None
-    scratch: Callable[[Call], int] | None = None
-    exact: bool = False
-    source: Callable[[Call], Mapping[str, str]] | None = None
-    space: Callable[[Call], Sequence[Mapping[str, int]]] | None = None
-    fits: Callable[[Call], bool] | None = None
-    moves: Callable[[Mapping[str, int]], Iterator[tuple[str, int, Mapping[str, int]]]] | None = None
-    warp_specialized: Callable[[Mapping[str, int]], bool] | None = None
-    version: str = "1"
-    beside: tuple[tuple[str, ...], ...] = ()
-    loss: float = 0.0
-    rate: float = 1.0
-
-    @property
-    def combinations(self) -> int:
-        """Largest number of operand-layout combinations per match."""
-        return MAX_LAYOUT_COMBINATIONS
+    family: str = field(default="pointwise", kw_only=True)
+    when: tuple[str, ...] = field(default=(), kw_only=True)
+    prep: Mapping[str, Code] = field(default_factory=dict, kw_only=True)
+    inplace: tuple[str, ...] = field(default=(), kw_only=True)
+    beside: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
+    dense: tuple[str, ...] = field(default=(), kw_only=True)
+    setup: tuple[str, ...] = field(default=(), kw_only=True)
+    exact: bool = field(default=False, kw_only=True)
+    version: str = field(default="1", kw_only=True)
+    loss: float = field(default=0.0, kw_only=True)
+    rate: float = field(default=1.0, kw_only=True)
 
     def reused_by(self, output: int) -> tuple[str, ...]:
-        """Operands whose buffer the output with this index may reuse."""
+        """See `Template`."""
         return ((self.inplace, *self.beside)[output : output + 1] or ((),))[0]
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """The parsed pattern: one term per output."""
+        """See `Template`."""
         return parse_terms(self.pattern)
 
     @property
     def term(self) -> Term:
-        """The term of the first output."""
+        """See `Template`."""
         return self.terms[0]
 
     @cached_property
     def guards(self) -> tuple[Attr, ...]:
-        """The parsed guard conditions of `when`."""
+        """See `Template`."""
         return tuple(map(parse_guard, self.when))
 
-    @cached_property
-    def operands(self) -> tuple[str, ...]:
-        """Tensor variables of the pattern, in order of first use."""
-        return tuple(dict.fromkeys(v for term in self.terms for v in variables(term)))
+    @property
+    def code_identity(self) -> str:
+        """Declared identity of the code, a part of `identity`."""
+        raise NotImplementedError
 
     @cached_property
     def identity(self) -> str:
-        """Digest of name, pattern, guards, declared identity of the code and of weight preparation, and version;
-        independent of shapes."""
+        """Digest of name, pattern, guards, declared identity of the code and of weight preparation, and version."""
         prep = sorted((k, code_identity(v)) for k, v in self.prep.items())
-        text = repr((self.name, self.pattern, self.when, code_identity(self.code), prep, self.version))  # fmt: skip
+        text = repr((self.name, self.pattern, self.when, self.code_identity, prep, self.version))
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
-    def write(self, call: Call) -> str:
-        """The call's source text."""
-        return _written(self.code, call)
-
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
-        """The expression that prepares one weight operand at load."""
+        """See `Template`."""
         code = self.prep[operand]
         return code(call) if callable(code) else code.format(w=weight, **{k: repr(v) for k, v in call.attrs.items()})
 
+
+@dataclass(frozen=True, eq=False)
+class LibraryKernel(KernelBase):
+    """A kernel whose code a backend declares.
+
+    `code` is the call: a format string over operand names, attribute names and `out`, or a function of a `Call` that
+    returns the text. Code that mentions `{out}` writes into a given buffer; other code is an expression whose value is a
+    fresh array without aliases.
+    `applies(call)` is a final check of shapes, dtypes and layouts. `layout(call)` returns the strides of the output
+    where they are not row-major (such as channels-last). `flops(call)` is the arithmetic, where the e-nodes' own count
+    is wrong. `scratch(call)` returns the size in bytes of the workspace: the code gets it as `{scratch}`, an
+    uninitialized byte array that other kernels reuse after the call. `source(call)` returns definitions (name -> text)
+    that the call needs. `space(call)` lists the candidate schedules, the best guess first; `call.schedule` is one of
+    them, or another one for which `fits(call)` (legality) holds. `moves(schedule)` gives the neighbours of a schedule,
+    legal or not: (parameter, whether it grows (1) or shrinks (-1), schedule). `warp_specialized(schedule)`: whether
+    warps of the kernel have different roles.
+    """
+
+    code: Code
+    applies: Check | None = field(default=None, kw_only=True)
+    layout: Layout | None = field(default=None, kw_only=True)
+    flops: Callable[[Call], float] | None = field(default=None, kw_only=True)
+    scratch: Callable[[Call], int] | None = field(default=None, kw_only=True)
+    source: Sources | None = field(default=None, kw_only=True)
+    space: Schedules | None = field(default=None, kw_only=True)
+    fits: Check | None = field(default=None, kw_only=True)
+    moves: Moves | None = field(default=None, kw_only=True)
+    warp_specialized: Callable[[Mapping[str, int]], bool] | None = field(default=None, kw_only=True)
+
+    @property
+    def roots(self) -> Sequence[Tensor]:
+        """Empty: the kernel is found by its name."""
+        return ()
+
+    @property
+    def combinations(self) -> int:
+        """See `Template`."""
+        return MAX_LAYOUT_COMBINATIONS
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """See `Template`."""
+        return tuple(dict.fromkeys(v for term in self.terms for v in variables(term)))
+
+    @property
+    def code_identity(self) -> str:
+        """See `KernelBase`."""
+        return code_identity(self.code)
+
+    def write(self, call: Call) -> str:
+        """See `Template`."""
+        return _written(self.code, call)
+
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (else it returns a fresh array)."""
+        """See `Template`."""
         if isinstance(self.code, str):
             return "{out}" in self.code
-        outputs = dict.fromkeys(output_names(len(call.outputs)), "__OUT__")
-        names = {**{o: o for o in self.operands}, "scratch": "scratch", **outputs}
-        return "__OUT__" in self.code(replace(call, names=names))
+        return mentions_out(self.code, self.operands, call)
+
+    def alike(self, call: Call) -> Hashable | None:
+        """A key of this call only."""
+        return self.identity, id(call)
+
+    def job_fields(self) -> dict[str, Any]:
+        """Empty: the kernel is found by its name."""
+        return {}
+
+
+def mentions_out(code: Callable[[Call], str], operands: Iterable[str], call: Call) -> bool:
+    """Whether a code function writes into the output that it is given."""
+    outputs = dict.fromkeys(output_names(len(call.outputs)), "__OUT__")
+    names = {**{o: o for o in operands}, "scratch": "scratch", **outputs}
+    return "__OUT__" in code(replace(call, names=names))
 
 
 def identify(code: Callable[[Call], str], identity: str) -> Callable[[Call], str]:
@@ -219,7 +380,7 @@ def code_identity(code: Code) -> str:
     if found is None:
         raise UsageError(
             f"the code function {code!r} of a kernel template has no declared identity",
-            where="Template.code",
+            where="LibraryKernel.code",
             hint="wrap it in tensor_graphs.extract.model.kernel.identify(code, 'package.kernel[options]')",
         )
     return str(found)
@@ -231,20 +392,88 @@ def _written(code: Code, call: Call) -> str:
     return code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)
 
 
-class Backend(Protocol):
-    """A set of kernels for one device. Several backends may share one device's memory (NumPy and Torch share "cpu")."""
+class Device(Protocol):
+    """Memory and processor that kernels of a backend work in. Devices of equal name share memory."""
 
-    name: str
-    device: str
-    helpers: Mapping[str, str]  # source of imports and helper functions that templates name in `setup`
+    @property
+    def name(self) -> str:
+        """Name in plans, manifests and reports, such as "cpu"."""
+        ...
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels are launched on a GPU: it has its own memory, launches are asynchronous, and generated kernels
+        are compiled for the GPU that plans target."""
+        ...
+
+    @property
+    def any_size(self) -> bool:
+        """Whether programs may have free sizes."""
+        ...
+
+
+#: A generated kernel that one fusion group permits: (template, output classes, operand classes).
+Generation = tuple["Template", tuple[int, ...], tuple[int, ...]]
+
+
+class Backend(Protocol):
+    """A set of kernels for one device. Several backends may share one device (NumPy and Torch share "cpu").
+
+    Everything that matching and extraction ask. `backends.contract.Target` adds members for emission and measuring, and
+    `BackendBase` the defaults."""
+
+    @property
+    def name(self) -> str:
+        """Unique name, recorded in templates and in keys of measurements."""
+        ...
+
+    @property
+    def device(self) -> Device:
+        """The device of all kernels."""
+        ...
+
+    @property
+    def helpers(self) -> Mapping[str, str]:
+        """Source of imports and helper functions that templates name in `setup`."""
+        ...
 
     @property
     def templates(self) -> Sequence[Template]:
-        """All kernels of this backend."""
+        """The library kernels, including views."""
+        ...
+
+    @property
+    def generates(self) -> bool:
+        """Whether `generated` yields kernels."""
+        ...
+
+    @property
+    def several(self) -> bool:
+        """Whether `generated` yields kernels with several outputs."""
         ...
 
     def unavailable(self) -> str:
         """Reason why the backend cannot be used here; empty if it can."""
+        ...
+
+    def with_templates(self, templates: Sequence[Template]) -> Backend:
+        """A copy of the backend with other library kernels; generated kernels are not affected."""
+        ...
+
+    def opened(self, lowerings: Any = None) -> Backend:
+        """The backend with the state of one optimization (lowered kernels); itself without such state. `lowerings`: the
+        state that the backends of one optimization share (generate.generator.Lowerings); None: a new one."""
+        ...
+
+    def generated(
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
+    ) -> Iterator[Generation]:
+        """The kernels that the backend generates for fusion groups of a view; none for a library. `given`: classes
+        that are in memory. No further groups are grown once `enough()` returns True."""
+        ...
+
+    def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
+        """Lower calls of generated templates ahead of `Template.applies`; yields between templates."""
         ...
 
 
@@ -293,7 +522,42 @@ class Priced:
 
 
 class Measurer(Protocol):
-    """Times candidates; a failed measurement is recorded as a failure and priced infinite."""
+    """Times candidates; a failed measurement is recorded as a failure and priced infinite.
+
+    `ahead`: whether measuring may begin before the rewritten graph is known, and continues while plans are solved for.
+    `keeps`: whether kernels in flight when the time is up are kept for the next call; set by the caller.
+    """
+
+    keeps: bool
+
+    @property
+    def ahead(self) -> bool: ...
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """Counts and seconds of all measuring, for the report."""
+        ...
+
+    @property
+    def clocks(self) -> list[tuple[str, Clock]]:
+        """Clocks of the measuring processes, for the timeline."""
+        ...
+
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = ...) -> None:
+        """Compile kernels ahead of their use in a program, for at most `seconds`."""
+        ...
+
+    def start(self) -> None:
+        """Start the measuring processes without waiting for them."""
+        ...
+
+    def pause(self) -> None:
+        """Free the memory of the measuring processes while nothing is measured, if restarting them is cheap."""
+        ...
+
+    def close(self) -> None:
+        """End the measuring processes."""
+        ...
 
     def measure(
         self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,
@@ -322,6 +586,25 @@ class Pricer(Protocol):
     def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
         """One price per candidate."""
         ...
+
+    def on_record(self, candidate: Candidate) -> bool:
+        """Whether a kernel's measurement is known without looking its key up in the store."""
+        ...
+
+    @property
+    def prepare(self) -> Callable[[Iterable[Candidate]], None] | None:
+        """Computes the keys of candidates, which may run in another thread; None if pricing is fast without."""
+        ...
+
+
+class PricerBase:
+    """Defaults of `Pricer`: prices need no preparation."""
+
+    prepare: Callable[[Iterable[Candidate]], None] | None = None
+
+    def on_record(self, candidate: Candidate) -> bool:
+        """See `Pricer`."""
+        return True
 
 
 @dataclass(frozen=True)

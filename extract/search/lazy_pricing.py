@@ -8,7 +8,7 @@ kernels are priced immediately, and generated kernels cost infinity until their 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import copy_context
 from threading import Thread
 
@@ -29,7 +29,7 @@ class LazyPrices:
 
     def __init__(self, hypergraph: Hypergraph, pricer: Pricer, *, later: bool = False) -> None:
         self.hypergraph, self.pricer = hypergraph, pricer
-        self._prepare: Callable[[Iterable[Candidate]], None] | None = getattr(pricer, "prepare", None)
+        self._prepare = pricer.prepare
         self._not_priced: set[int] = set()  # indices of calls that are priced later
         self._thread: Thread | None = None
         self._ended = False
@@ -39,7 +39,7 @@ class LazyPrices:
             self._not_priced = unpriced if MIN_LAZY_CALLS <= len(unpriced) < len(calls) else set()
 
     def _needs_compiler(self, candidate: Candidate) -> bool:
-        return candidate.template.space is not None and not self.pricer.on_record(candidate)  # type: ignore[attr-defined]
+        return candidate.template.space is not None and not self.pricer.on_record(candidate)
 
     @property
     def incomplete(self) -> bool:

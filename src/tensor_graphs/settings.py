@@ -53,6 +53,12 @@ def current() -> Settings:
     return Settings(**found)
 
 
+def planned_gpu() -> str:
+    """The setting `gpu`, without reading the others: it is asked often."""
+    overridden = _override.get()
+    return os.environ.get("TENSOR_GRAPHS_GPU", "") if overridden is None else overridden.gpu
+
+
 def _number(variable: str, text: str, most: int) -> int:
     """Parse an integer setting. UsageError outside 0..most."""
     try:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -339,7 +339,10 @@ def host(multiprocessors: int) -> Iterator[None]:
     for name, values in contents.items():
         modules[name] = ModuleType(name)
         vars(modules[name]).update(values)
+
+    from tensor_graphs.backends.machine import target
     from tensor_graphs.backends.triton.warp_specialized import attention as gluon_source
 
-    with patch.dict(sys.modules, modules), patch.object(gluon_source, "MULTIPROCESSORS", multiprocessors):
+    few = replace(target(), multiprocessors=multiprocessors)
+    with patch.dict(sys.modules, modules), patch.object(gluon_source, "target", lambda: few):
         yield

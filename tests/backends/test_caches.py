@@ -14,6 +14,7 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import shape_of
@@ -22,7 +23,7 @@ from tensor_graphs.backends.program import memory_plan as memory
 from tensor_graphs.backends.program.program import Program, load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
-from tensor_graphs.backends.triton.backend import Generated, generated
+from tensor_graphs.backends.triton.backend import generated
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
@@ -168,7 +169,7 @@ def test_places_count_from_the_end_and_none_beyond_is_written() -> None:
 
 
 # ---------------------------------------------------------------- Triton and CUDA C++
-def call_of(template: Generated, dtype: str) -> Call:
+def call_of(template: GeneratedKernel, dtype: str) -> Call:
     def operand(n: Tensor) -> Operand:
         return Operand(Type(n.shape, dtype if n.dtype == "float32" else n.dtype), contiguous(n.shape))  # type: ignore[arg-type]
 

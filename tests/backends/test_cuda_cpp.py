@@ -23,7 +23,7 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.generate.template import Generated, launches, split_axis, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, launches, split_axis, template_of
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir.kernel import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split
@@ -105,7 +105,7 @@ FORCED: dict[str, list[dict[str, int]]] = {
 }
 
 
-def call_of(template: Generated, dtype: str) -> Call:
+def call_of(template: GeneratedKernel, dtype: str) -> Call:
     """A call over row-major operands; integers stay what they are."""
     operands = {
         str(n.attr("name")): Operand(Type(n.shape, n.dtype if n.dtype == "int64" else dtype), contiguous(n.shape))  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def call_of(template: Generated, dtype: str) -> Call:
     return Call({o: operands[o] for o in template.operands}, out, {}, more=tuple(more))
 
 
-def memory(template: Generated, call: Call, seed: int = 0) -> dict[str, Guarded]:
+def memory(template: GeneratedKernel, call: Call, seed: int = 0) -> dict[str, Guarded]:
     """Every buffer of a scheduled call, guarded: inputs of random numbers, everything else poison."""
     found = template.lower(call)
     assert found is not None
@@ -137,7 +137,7 @@ def memory(template: Generated, call: Call, seed: int = 0) -> dict[str, Guarded]
     return made
 
 
-def check(template: Generated, call: Call, launch: CudaLaunch, kernel: Kernel, dtype: str) -> None:
+def check(template: GeneratedKernel, call: Call, launch: CudaLaunch, kernel: Kernel, dtype: str) -> None:
     """Run a kernel; its results against the specification, and nothing else written."""
     found = template.lower(call)
     assert found is not None
@@ -154,14 +154,14 @@ def check(template: Generated, call: Call, launch: CudaLaunch, kernel: Kernel, d
         assert error(got, want[store.buffer]) < TOLERANCE[dtype], dict(call.schedule)
 
 
-def schedules(name: str, template: Generated, call: Call) -> list[dict[str, int]]:
+def schedules(name: str, template: GeneratedKernel, call: Call) -> list[dict[str, int]]:
     """Some of those that are ranked, of every kind, and those forced."""
     space = [dict(s) for s in template.space(call)]  # type: ignore[misc]
     some = [*space[:2], *space[-1:], *[s for s in space if s.get("split", 1) > 1][:1], *FORCED.get(name, ())]
     return [s for i, s in enumerate(some) if s not in some[:i]]
 
 
-def cases(dtype: str) -> Iterator[tuple[str, Generated, Call, CudaLaunch]]:
+def cases(dtype: str) -> Iterator[tuple[str, GeneratedKernel, Call, CudaLaunch]]:
     """Every kernel that the emitter takes, in some layouts."""
     for name in ("pointwise", "softmax", "norm_vector", "transposed") if dtype == "float16" else ALL:
         template = generated(ALL[name]())
@@ -195,7 +195,7 @@ def test_layouts_of_every_class_compute_what_is_specified(dtype: str, tmp_path: 
         check(template, call, launch, kernels[launch.name], dtype)
 
 
-def _compiled_alone(template: Generated, call: Call, folder: Path) -> tuple[CudaLaunch, Kernel]:
+def _compiled_alone(template: GeneratedKernel, call: Call, folder: Path) -> tuple[CudaLaunch, Kernel]:
     (launch,) = launches(template, call)
     assert isinstance(launch, CudaLaunch)
     return launch, compiled(source_of([launch]), folder)[launch.name]

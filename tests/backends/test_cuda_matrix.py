@@ -11,7 +11,7 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.kernel import CudaLaunch
-from tensor_graphs.backends.generate.template import Generated, launches, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
 }  # fmt: skip
 
 
-def made(name: str, dtype: str) -> list[tuple[Generated, Call, CudaLaunch]]:
+def made(name: str, dtype: str) -> list[tuple[GeneratedKernel, Call, CudaLaunch]]:
     """The kernels of a case: its own schedules, and the best of those ranked."""
     make, weights, own = CASES[name]
     template = generated(make(), weights)

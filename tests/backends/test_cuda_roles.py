@@ -31,9 +31,9 @@ from tensor_graphs.backends.cuda.warp_specialized.device_library import (
 from tensor_graphs.backends.cuda.warp_specialized.kernel import GemmSchedule
 from tensor_graphs.backends.cuda.warp_specialized.schedules import gemm_schedules
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.generate.template import Generated, launches, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
+from tensor_graphs.backends.machine import target
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY, cuda_text
-from tensor_graphs.backends.triton.schedules.legality import SHARED
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Callable[[], Tensor], list[dict[str, int]]]] = {
 LAID_OUT = {"uneven": ("w",), "uneven gated": ("w", "v"), "uneven sum": ("w",)}  # weights that are so anew
 
 
-def called(name: str, dtype: str = "bfloat16", **more: int) -> tuple[Generated, Call]:
+def called(name: str, dtype: str = "bfloat16", **more: int) -> tuple[GeneratedKernel, Call]:
     root = CASES[name][0]()
     kinds = {
         str(n.attr("name")): Operand(Type(n.shape, dtype), contiguous(n.shape))
@@ -99,7 +99,7 @@ def called(name: str, dtype: str = "bfloat16", **more: int) -> tuple[Generated, 
     return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule={**BASE, **more})
 
 
-def _several() -> tuple[Generated, Call]:
+def _several() -> tuple[GeneratedKernel, Call]:
     """Columns of one product as two results."""
     whole = t.matmul(x("x", 256, 64), x("w", 64, 192)) + x("b", 192)
     parts = [t.slice_axis(whole, 1, 0, 64), t.slice_axis(whole, 1, 64, 192)]
@@ -112,7 +112,7 @@ def _several() -> tuple[Generated, Call]:
     return template, call
 
 
-def launched(template: Generated, call: Call) -> CudaLaunch:
+def launched(template: GeneratedKernel, call: Call) -> CudaLaunch:
     (launch,) = launches(template, call)
     assert isinstance(launch, CudaLaunch)
     return launch
@@ -146,7 +146,7 @@ def compiled(texts: list[str], folder: Path, change: Mapping[str, str] = {}) -> 
     return ctypes.CDLL(str(built))
 
 
-def run(library: Any, template: Generated, call: Call, seed: int = 0) -> float:
+def run(library: Any, template: GeneratedKernel, call: Call, seed: int = 0) -> float:
     """The relative error of a kernel, the largest of its results."""
     arrays, wanted = ran(library, template, call, seed)
     apart = (
@@ -157,7 +157,7 @@ def run(library: Any, template: Generated, call: Call, seed: int = 0) -> float:
 
 
 def ran(
-    library: Any, template: Generated, call: Call, seed: int = 0, without: int = 0
+    library: Any, template: GeneratedKernel, call: Call, seed: int = 0, without: int = 0
 ) -> tuple[dict[str, Any], list[Any]]:
     """What a kernel reads and writes, and what it should write; its last blocks may be left away."""
     launch, rng = launched(template, call), np.random.default_rng(seed)
@@ -190,7 +190,8 @@ def ran(
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU with so few multiprocessors that blocks take several tiles."""
-    monkeypatch.setattr(cuda_roles, "MULTIPROCESSORS", 2)
+    two = replace(target(), multiprocessors=2)
+    monkeypatch.setattr(cuda_roles, "target", lambda: two)
 
 
 @pytest.mark.usefixtures("few")
@@ -284,7 +285,7 @@ def test_what_lies_in_shared_memory_has_room_there() -> None:
     for key, (roles, rights) in asked.items():
         waiting = roles.waiting(rights)
         ring = roles.stages * (roles.stage(rights) + 16) + waiting * GROUPS * roles.height * 2 * PIECE + 8 * GROUPS
-        assert waiting in (0, 1, 2) and (not waiting or 1024 + ring <= SHARED), key
+        assert waiting in (0, 1, 2) and (not waiting or 1024 + ring <= target().shared_per_block), key
     template, call = called("gelu")
     found = template.lower(call)
     assert found is not None and asked[256, 128, 4, 1, 1][0].waiting(1) > 0

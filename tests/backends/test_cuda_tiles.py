@@ -12,10 +12,11 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
-from tensor_graphs.backends.cuda.tiled_fp32.kernel import ROOM, TILE_INTRINSICS, TILE_LIBRARY, TiledSchedule
+from tensor_graphs.backends.cuda.tiled_fp32.kernel import TILE_INTRINSICS, TILE_LIBRARY, TiledSchedule
 from tensor_graphs.backends.cuda.tiled_fp32.schedules import tile_schedules
-from tensor_graphs.backends.generate.template import Generated, launches, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
 from tensor_graphs.backends.ir.precision import IEEE, THREE, Precision
+from tensor_graphs.backends.machine import target
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor, topological
@@ -68,7 +69,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def called(name: str, precision: Precision, **more: int) -> tuple[Generated, Call]:
+def called(name: str, precision: Precision, **more: int) -> tuple[GeneratedKernel, Call]:
     root = CASES[name][0]()
     template = template_of(BACKEND.emitter, root, precision=precision)
     leaves = {str(n.attr("name")): n for n in topological([root]) if n.op == "input"}
@@ -77,7 +78,7 @@ def called(name: str, precision: Precision, **more: int) -> tuple[Generated, Cal
     return template, Call(kinds, Operand(Type(root.shape, "float32"), contiguous(root.shape)), {}, {}, schedule)  # type: ignore[arg-type]
 
 
-def launched(template: Generated, call: Call) -> CudaLaunch:
+def launched(template: GeneratedKernel, call: Call) -> CudaLaunch:
     (launch,) = launches(template, call)
     assert isinstance(launch, CudaLaunch)
     return launch
@@ -91,7 +92,7 @@ def built(texts: list[str], folder: Path, macros: tuple[str, ...] = (), change: 
     return compiled("\n".join([CUDA_LIBRARY, library, *texts]), folder, macros)
 
 
-def run(kernels: Any, template: Generated, call: Call, given: Mapping[str, np.ndarray]) -> np.ndarray:
+def run(kernels: Any, template: GeneratedKernel, call: Call, given: Mapping[str, np.ndarray]) -> np.ndarray:
     launch = launched(template, call)
     places = {n: Guarded.of(v.size, np.float32) for n, v in given.items()}
     for n, v in given.items():
@@ -174,7 +175,7 @@ def test_what_is_proposed_is_legal_and_stays_so_by_moves(precision: Precision, m
     for schedule in lowered.space:
         assert BACKEND.emitter.fits(lowered.kernel, lowered.shape, schedule, lowered.cuts)
         tiles = TiledSchedule.parse(schedule)
-        assert tiles is not None and tiles.threads <= 512 and tiles.room(True, False, 1) <= ROOM
+        assert tiles is not None and tiles.threads <= 512 and tiles.room(True, False, 1) <= target().dynamic_shared
     for wrong in ({"tiles": 2}, {"high": 3}, {"stages": 1}, {"deep": 4}, {"m": 512}, {"walk": 1}):
         assert not BACKEND.emitter.fits(lowered.kernel, lowered.shape, {**lowered.space[0], **wrong}, lowered.cuts)
 

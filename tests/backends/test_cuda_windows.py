@@ -14,7 +14,7 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
-from tensor_graphs.backends.generate.template import Generated, launches
+from tensor_graphs.backends.generate.template import GeneratedKernel, launches
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor, make, topological
@@ -50,7 +50,7 @@ def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
 Lying = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
-def call_of(template: Generated, dtype: str, lying: Lying = contiguous, written: Lying | None = None) -> Call:
+def call_of(template: GeneratedKernel, dtype: str, lying: Lying = contiguous, written: Lying | None = None) -> Call:
     """A call whose images lie so, and are written so (None: as they lie)."""
     found = {str(n.attr("name")): n.shape for root in template.roots for n in topological([root]) if n.op == "input"}
     place = lambda n, s, how: Operand(Type(s, dtype), how(s) if len(s) == 4 and n != "w" else contiguous(s))
@@ -58,7 +58,7 @@ def call_of(template: Generated, dtype: str, lying: Lying = contiguous, written:
     return Call(operands, place("out", template.roots[0].shape, written or lying), {})
 
 
-def windowed(root: Tensor) -> Generated:
+def windowed(root: Tensor) -> GeneratedKernel:
     filters = any(n.op == "input" and n.attr("name") == "w" for n in topological([root]))
     return generated(root, ("w",) if filters else ())
 
@@ -80,7 +80,7 @@ BOXES = [{"x": 1, "y": 1, "z": 1}, {"x": 8, "y": 2, "z": 1}, {"x": 2, "y": 4, "z
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_boxes_of_results_are_what_is_specified(dtype: str, tmp_path: Path) -> None:
-    found: list[tuple[Generated, Call, CudaLaunch]] = []
+    found: list[tuple[GeneratedKernel, Call, CudaLaunch]] = []
     for name in CASES if dtype == "float32" else ("odd", "between"):
         template = windowed(CASES[name]())
         ways = (
@@ -104,7 +104,7 @@ def test_boxes_of_results_are_what_is_specified(dtype: str, tmp_path: Path) -> N
         check(template, call, launch, kernels[launch.name], dtype)
 
 
-def text_of(template: Generated, call: Call, **box: int) -> str:
+def text_of(template: GeneratedKernel, call: Call, **box: int) -> str:
     (launch,) = launches(template, replace(call, schedule=box))
     assert isinstance(launch, CudaLaunch)
     return launch.text

@@ -15,9 +15,9 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.registry import backends
 from tensor_graphs.backends.tuning import keys
-from tensor_graphs.costdb.keys.device import Machine
+from tensor_graphs.costdb.keys.device import MachineKey
 from tensor_graphs.errors import UsageError
-from tensor_graphs.extract.model.kernel import Template, code_identity, identify
+from tensor_graphs.extract.model.kernel import LibraryKernel, code_identity, identify
 
 RECORDED = (
     Path(__file__).parents[1] / "data" / "version_0_1"
@@ -26,13 +26,13 @@ REWRITTEN = {
     "np.gather_elements",
     "cuda.gather_elements",
 }  # kernels whose helper functions compute something else since
-MACHINE = Machine("cpu:recorded", "driver:recorded", "toolchain:recorded")
+MACHINE = MachineKey("cpu:recorded", "driver:recorded", "toolchain:recorded")
 
 
 @pytest.fixture
 def recorded_machine() -> Iterator[None]:
     """The machine that the recorded store was measured on."""
-    with mock.patch.object(keys, "_cpu", lambda backend, threads: MACHINE):
+    with mock.patch.object(keys, "_machine", lambda backend, threads, gpu: MACHINE):
         yield
 
 
@@ -75,7 +75,7 @@ def test_renaming_code_keeps_its_identity_and_a_nameless_function_is_refused() -
     def other(call: object) -> str:
         return "x"
 
-    first, second = (Template("t", "numpy", "x", identify(code, "pack.t[1]")) for code in (one, other))
+    first, second = (LibraryKernel("t", "numpy", "x", identify(code, "pack.t[1]")) for code in (one, other))
     assert first.identity == second.identity
     with pytest.raises(UsageError, match="no declared identity"):
         code_identity(lambda call: "x")

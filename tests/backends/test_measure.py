@@ -24,7 +24,7 @@ from tensor_graphs.backends.tuning.cpu_worker import (
     timed,
 )
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Failure, Timing, Worker
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Failure, SinkBase, Timing, Worker
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
@@ -34,7 +34,7 @@ KIND = Operand(Type((4, 4), "float32"), (4, 1))
 ADD = Call({"x": KIND, "y": KIND}, KIND, {})
 
 
-class Rows(list):
+class Rows(SinkBase, list):
     def add(self, rows: object) -> None:
         self.extend(rows)
 

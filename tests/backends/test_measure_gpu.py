@@ -26,7 +26,7 @@ from tensor_graphs.backends.tuning import gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_cpu import Timing
+from tensor_graphs.backends.tuning.measure_cpu import SinkBase, Timing
 from tensor_graphs.backends.tuning.measure_gpu import AGAIN, ALIKE, GpuMeasurer  # fmt: skip
 from tensor_graphs.backends.tuning.schedule_search import key_of_schedule
 from tensor_graphs.backends.tuning.trials import Measured, Try, rows_of
@@ -34,7 +34,16 @@ from tensor_graphs.costdb.store.calibrate import calibration_rows
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import WorkerError
-from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Template, Vertex, contiguous, identify
+from tensor_graphs.extract.model.kernel import (
+    Call,
+    Candidate,
+    LibraryKernel,
+    Operand,
+    Template,
+    Vertex,
+    contiguous,
+    identify,
+)
 from tensor_graphs.pipeline.prices import CostPricer
 
 torch = pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
@@ -74,7 +83,7 @@ def template(code: object = launch, **more: object) -> Template:
     space = lambda call: [{"BLOCK": 64}, {"BLOCK": 128}, {"BLOCK": 64, "num_warps": 8}]
     given = {"source": lambda call: SOURCE, "space": space, "moves": moves, **more}
     named = identify(code, f"test.{code.__qualname__}")  # type: ignore[arg-type, attr-defined]
-    return Template("generated.add", "triton", "x + y", named, "pointwise", **given)  # type: ignore[arg-type]
+    return LibraryKernel("generated.add", "triton", "x + y", named, family="pointwise", **given)  # type: ignore[arg-type]
 
 
 def operand(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None) -> Operand:
@@ -90,7 +99,7 @@ def candidate(found: Template, call: Call = CALL) -> Candidate:
     return Candidate(found, Vertex(9, call.output.strides), inputs, call)
 
 
-class Rows(list):
+class Rows(SinkBase, list):
     def add(self, rows: object) -> None:
         self.extend(rows)
 
@@ -168,9 +177,9 @@ def test_every_schedule_is_checked_and_the_best_are_timed_cold_and_hot(measurer:
 
 
 def test_library_kernels_need_no_schedule_and_may_return_fresh_tensors(measurer: GpuMeasurer) -> None:
-    into = Template("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
-    fresh = Template("torch.fresh", "torch", "x + y", "torch.add({x}, {y})")
-    prepared = Template("torch.prepared", "torch", "x + y", "torch.sub({x}, {y})", prep={"y": "-{w}"})
+    into = LibraryKernel("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
+    fresh = LibraryKernel("torch.fresh", "torch", "x + y", "torch.add({x}, {y})")
+    prepared = LibraryKernel("torch.prepared", "torch", "x + y", "torch.sub({x}, {y})", prep={"y": "-{w}"})
     for found in (into, fresh, prepared):
         assert [r.kind for r in rows(measurer, candidate(found))] == ["timing", "timing", "accuracy"], found.name
 
@@ -218,7 +227,7 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_wrong_answers_are_failures(fault: str, measurer: GpuMeasurer) -> None:
     code, message = WRONG[fault]
-    wrong = Template("wrong", "torch", "x + y", identify(lambda call: code.replace("out", call.names.get("out", "out")), "wrong"),
+    wrong = LibraryKernel("wrong", "torch", "x + y", identify(lambda call: code.replace("out", call.names.get("out", "out")), "wrong"),
                      scratch=lambda call: 64)  # fmt: skip
     (row,) = rows(measurer, candidate(wrong))
     assert row.kind == "failure" and row.status == "wrong" and message in row.message
@@ -226,7 +235,7 @@ def test_wrong_answers_are_failures(fault: str, measurer: GpuMeasurer) -> None:
 
 def test_a_kernel_that_is_right_only_once_is_wrong(measurer: GpuMeasurer) -> None:
     counting = "scratch[0] = torch.where(scratch[0] == 255, 0, scratch[0] + 1); out.copy_(x + y * (scratch[0] < 3))"
-    once = Template("once", "torch", "x + y", identify(lambda call: counting.replace("out", call.names.get("out", "out")), "once"),
+    once = LibraryKernel("once", "torch", "x + y", identify(lambda call: counting.replace("out", call.names.get("out", "out")), "once"),
                     scratch=lambda call: 4)  # fmt: skip
     (row,) = rows(measurer, candidate(once))
     assert row.kind == "failure" and row.stage == "time" and row.status == "wrong"
@@ -242,7 +251,7 @@ def moving(x, y, out):
     torch.add(x, y, out=out)
     out.view(-1)[0] += calls[0] * 1e-5"""
     code = lambda call: "moving(x, y, {})".format(call.names.get("out", "out"))
-    moving = Template("moving", "torch", "x + y", identify(code, "moving"), source=lambda call: {"moving": text})
+    moving = LibraryKernel("moving", "torch", "x + y", identify(code, "moving"), source=lambda call: {"moving": text})
     (row,) = rows(measurer, candidate(moving))
     assert row.kind == "failure" and row.status == "wrong" and "between runs" in row.message
 
@@ -264,8 +273,8 @@ def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
 
 def test_whoever_waits_for_a_hanging_kernel_is_not_to_blame() -> None:
     """Two processes with the device: what one waits until the other is ended does not count against its own kernel."""
-    torch_add = Template("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
-    hanging = Template("hanging", "torch", "x + y", "import time; time.sleep(99); torch.add({x}, {y}, out={out})")
+    torch_add = LibraryKernel("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
+    hanging = LibraryKernel("hanging", "torch", "x + y", "import time; time.sleep(99); torch.add({x}, {y}, out={out})")
     first, second = (GpuProcess("cpu", seconds, among=2) for seconds in (4.0, 2.0))
     try:
         openings = [Measured(kernel, CALL).opening for kernel in (hanging, torch_add)]
@@ -450,7 +459,7 @@ def test_idle_compilers_get_what_a_search_may_want_next() -> None:
 
 
 # ---------------------------------------------------------------- layouts and values
-class Alike(Template):
+class Alike(LibraryKernel):
     """Templates of one kind."""
 
     def alike(self, call: Call) -> str:
@@ -516,7 +525,7 @@ def test_operands_lie_as_the_call_says(measurer: GpuMeasurer) -> None:
     row = operand(6, 10, strides=(0, 1))
     call = Call({"x": turned, "y": row}, operand(6, 10, strides=(1, 6)), {})
     checks = "assert x.stride() == (1, 6) and y.stride() == (0, 1)"
-    found = Template(
+    found = LibraryKernel(
         "strided",
         "torch",
         "x + y",
@@ -529,7 +538,7 @@ def test_operands_lie_as_the_call_says(measurer: GpuMeasurer) -> None:
 def test_halves_are_compared_with_what_their_values_mean(dtype: str, measurer: GpuMeasurer) -> None:
     line = operand(64, dtype=dtype)
     call = Call({"x": line, "y": line}, line, {})
-    found = Template("halves", "torch", "x + y", "torch.add({x}, {y}, out={out})")
+    found = LibraryKernel("halves", "torch", "x + y", "torch.add({x}, {y}, out={out})")
     accuracy = rows(measurer, candidate(found, call))[-1]
     assert 0 < accuracy.rel_fro < 1e-2 and accuracy.max_ulp <= 0.5 + 1e-6
 
@@ -695,7 +704,7 @@ def test_the_device_is_calibrated_after_the_first_kernels(tmp_path: Path, monkey
         with GpuMeasurer(store, device="cpu", worker=Asked()) as measurer:  # type: ignore[arg-type]
             measurer.device = "cuda"
             for n in (2, 3):
-                add = Template(
+                add = LibraryKernel(
                     f"torch.add{n}", "torch", "x + y", "torch.add({x}, {y}, out={out})  # 5.0", version=f"{n}{expected}"
                 )
                 measurer.measure([candidate(add)])
@@ -733,7 +742,7 @@ def test_on_a_gpu_a_fault_costs_one_kernel(tmp_path: object) -> None:
     store = Store(tmp_path)  # type: ignore[arg-type]
     with GpuMeasurer(store, workers=2) as measurer:
         measurer.measure([candidate(faulty), candidate(template())])
-        library = Template("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
+        library = LibraryKernel("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
         assert isinstance(measurer.time(library, CALL), Timing)
     bad, good = CostPricer(store).price([candidate(faulty), candidate(template())])
     assert bad.source == "failed" and good.source == "measured" and 0.1 < good.us < 100

@@ -17,6 +17,7 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.c import backend as c_backend
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.kernel_text import call_json, call_of_json
+from tensor_graphs.backends.generate.template import GeneratedKernel, launches
 from tensor_graphs.backends.ir import index
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
@@ -26,7 +27,7 @@ from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.program.program import Program, load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
-from tensor_graphs.backends.triton.backend import Generated, generated, launches
+from tensor_graphs.backends.triton.backend import generated
 from tensor_graphs.backends.tuning.jobs import job_of, read_job
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.single_kernel import run_outputs
@@ -123,7 +124,7 @@ def values(roots: list[Tensor], dtype: str = "float32") -> dict[str, np.ndarray]
     return {str(n.attr("name")): rng.standard_normal(n.shape).astype(dtype) for n in found}
 
 
-def call_of(template: Generated, dtype: str = "float32") -> Call:
+def call_of(template: GeneratedKernel, dtype: str = "float32") -> Call:
     def operand(n: Tensor) -> Operand:
         kind = dtype if n.dtype == "float32" else n.dtype
         return Operand(Type(n.shape, kind), contiguous(n.shape))  # type: ignore[arg-type]
@@ -178,7 +179,7 @@ def test_results_over_other_axes_are_refused(roots: list[Tensor]) -> None:
 
 
 # ---------------------------------------------------------------- Triton
-def _scheduled(name: str, schedule: dict[str, int] | None, dtype: str = "float32") -> tuple[Generated, Call]:
+def _scheduled(name: str, schedule: dict[str, int] | None, dtype: str = "float32") -> tuple[GeneratedKernel, Call]:
     template = generated(SEVERAL[name]())
     call = call_of(template, dtype)
     return template, replace(call, schedule=template.space(call)[0] if schedule is None else schedule)  # type: ignore[misc]
@@ -254,7 +255,7 @@ def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
     text = "\n\n".join(re.sub(r"_[0-9a-f]{10}\b", "", one.source) for one in launches(template, call))
     path = GOLDEN / f"triton_several_{name}.py"
     if update_golden:
-        path.write_text(f"# Generated; see test_several.py.\n{text}", encoding="utf-8")
+        path.write_text(f"# GeneratedKernel; see test_several.py.\n{text}", encoding="utf-8")
     assert path.read_text(encoding="utf-8").partition("\n")[2] == text
 
 

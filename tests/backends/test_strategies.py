@@ -16,7 +16,7 @@ from tensor_graphs.backends.generate.generator import Generator
 from tensor_graphs.backends.generate.kernel_text import kernel_text
 from tensor_graphs.backends.generate.schedule import Domain, Numbers, Schedule, declared, number, optional
 from tensor_graphs.backends.generate.strategy import Request, Strategy
-from tensor_graphs.backends.generate.template import Generated, Launch, Lowered, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, Launch, Lowered, template_of
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
 from tensor_graphs.backends.triton.backend import TILE
 from tensor_graphs.backends.triton.schedules.parameters import TileSchedule
@@ -150,7 +150,7 @@ LINES = Strategy(
 )
 
 
-def pointwise(backend: Generator) -> tuple[Generated, Call]:
+def pointwise(backend: Generator) -> tuple[GeneratedKernel, Call]:
     """An elementwise kernel over 4096 elements."""
     root = t.exp(t.input("x", (4096,), "float32"))
     place = Operand(root.type, contiguous((4096,)))

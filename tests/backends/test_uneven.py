@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.generate.template import Generated, launches
+from tensor_graphs.backends.generate.template import GeneratedKernel, launches
 from tensor_graphs.backends.generate.weight_layouts import even, laid_out, prepared, uneven
 from tensor_graphs.backends.ir.index import Axis, index
 from tensor_graphs.backends.ir.kernel import Buffer
@@ -31,7 +31,7 @@ from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from .test_kir import x
 
 
-def _call(template: Generated, root: Tensor, dtype: str) -> Call:
+def _call(template: GeneratedKernel, root: Tensor, dtype: str) -> Call:
     kinds = {str(n.attr("name")): n.shape for n in topological([root]) if n.op == "input"}
     place = lambda shape: Operand(Type(shape, dtype), contiguous(shape))
     return Call({o: place(kinds[o]) for o in template.operands}, place(root.shape), {})

@@ -12,7 +12,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.generate.template import DEEPEST, Generated, deep, spelled
+from tensor_graphs.backends.generate.template import DEEPEST, GeneratedKernel, deep, spelled
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.index import Axis, index
@@ -163,7 +163,7 @@ def whole_of(roots: Terms, **more: bool) -> MaximalFusion:
     return MaximalFusion(FusionGroups(view, given_classes(view)), **more)
 
 
-def kernel_for(group: MultiOutputGroup) -> tuple[Generated, Call]:
+def kernel_for(group: MultiOutputGroup) -> tuple[GeneratedKernel, Call]:
     """Triton's template of a group, and its call in row-major memory."""
     template = backend("triton").opened()._template(group.terms, ())  # type: ignore[attr-defined]
     leaves = {str(leaf.attr("name")): Operand(leaf.type, contiguous(concrete(leaf.shape))) for leaf, _ in group.leaves}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.contract import BackendBase
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.keys import key_of
@@ -20,31 +21,30 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError, UsageError
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Candidate, Priced, Template
+from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import Choice, alternatives, search
 from tensor_graphs.extract.solve import budgets
 from tensor_graphs.pipeline.prices import CostPricer
 
 FAST, FINE, FUSED = (
-    Template("fast", "numpy", "exp(x)", "np.exp({x}, out={out})"),
-    Template("fine", "numpy", "exp(x)", "np.exp({x}, out={out})", version="2"),
-    Template("fused", "numpy", "tanh(exp(x))", "np.tanh(np.exp({x}), out={out})"),
+    LibraryKernel("fast", "numpy", "exp(x)", "np.exp({x}, out={out})"),
+    LibraryKernel("fine", "numpy", "exp(x)", "np.exp({x}, out={out})", version="2"),
+    LibraryKernel("fused", "numpy", "tanh(exp(x))", "np.tanh(np.exp({x}), out={out})"),
 )
 US = {"fast": 1.0, "fine": 3.0, "np.tanh": 1.0, "fused": 9.0}
 ERROR = {"fast": 1e-3, "fine": 1e-7, "fused": 1e-4}
 
 
-class Backend:
-    name = device = "cpu"
-    helpers: dict[str, str] = {}
+class Backend(BackendBase):
+    name = "cpu"
     templates = (FAST, FINE, FUSED, *(t for t in backend("numpy").templates if t.name != "np.exp"))
 
     def unavailable(self) -> str:
         return ""
 
 
-class Prices:
+class Prices(PricerBase):
     def price(self, found: Sequence[Candidate]) -> list[Priced]:
         return [Priced(us, us, us, "measured") for us in (US.get(c.template.name, 50.0) for c in found)]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.contract import BackendBase
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.unfused import direct_plan
@@ -25,7 +26,14 @@ from tensor_graphs.extract.candidates.candidates import (
     _HypergraphBuilder,
     candidate_hypergraph,
 )
-from tensor_graphs.extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.extract.model.kernel import (
+    MAX_LAYOUT_COMBINATIONS,
+    Candidate,
+    LibraryKernel,
+    Operand,
+    Vertex,
+    contiguous,
+)
 from tensor_graphs.rules import ALL
 
 NUMPY = [backend("numpy")]
@@ -107,7 +115,7 @@ def test_operands_that_are_all_views_of_one_product_are_combined() -> None:
 
 
 def test_dense_operands_get_no_other_layout() -> None:
-    dense = Template("t.exp", "numpy", "exp(x)", "np.exp({x}, out={out})", dense=("x",))
+    dense = LibraryKernel("t.exp", "numpy", "exp(x)", "np.exp({x}, out={out})", dense=("x",))
     views = [t for t in NUMPY[0].templates if t.family in ("view", "copy")]
     found = build(tg.exp(tg.input("x", (3, 4)).T), [Kernels([dense, *views])])
     assert {c.inputs[0][1].strides for c in found.candidates if c.template is dense} == {(3, 1)}
@@ -116,7 +124,7 @@ def test_dense_operands_get_no_other_layout() -> None:
 
 def test_kernels_with_a_layout_of_their_own() -> None:
     column = lambda call: tuple(reversed(contiguous(tuple(reversed(call.output.type.shape)))))
-    odd = Template("t.exp", "numpy", "exp(x)", "np.exp({x}, out={out})", layout=column)
+    odd = LibraryKernel("t.exp", "numpy", "exp(x)", "np.exp({x}, out={out})", layout=column)
     rest = [t for t in NUMPY[0].templates if t.family in ("view", "copy") or t.name == "np.tanh"]
     found = build(tg.tanh(tg.exp(tg.input("x", (3, 4)))), [Kernels([odd, *rest])])
     written = {c.output.strides for c in found.candidates if c.template is odd}
@@ -128,7 +136,7 @@ def test_kernels_with_a_layout_of_their_own() -> None:
 
 
 def test_prepared_operands_must_be_weights() -> None:
-    packed = Template(
+    packed = LibraryKernel(
         "t.matmul", "numpy", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", prep={"w": "np.ascontiguousarray({w})"}
     )
     x, y, w = tg.input("x", (2, 3)), tg.input("y", (3, 4)), tg.param("w", (3, 4))
@@ -138,7 +146,7 @@ def test_prepared_operands_must_be_weights() -> None:
 
 def test_what_no_root_may_use_is_left_out() -> None:
     x = tg.input("x", (4,))
-    lost = Template("t.lost", "numpy", "exp(tanh(x))", "{out}", applies=lambda call: False)
+    lost = LibraryKernel("t.lost", "numpy", "exp(tanh(x))", "{out}", applies=lambda call: False)
     found = build(tg.exp(tg.tanh(x)), [Kernels([lost, *NUMPY[0].templates])])
     assert "t.lost" not in names(found)
     only = [t for t in NUMPY[0].templates if t.name == "np.exp"]
@@ -190,17 +198,13 @@ def test_the_same_view_gives_the_same_candidates() -> None:
     assert key(once) == key(twice) and once.stats == twice.stats
 
 
-class Kernels:
+class Kernels(BackendBase):
     """A backend of some kernels."""
 
-    name = device = "test"
-    helpers: dict[str, str] = {}
+    name = "test"
 
     def __init__(self, templates: Any) -> None:
         self.templates = templates
-
-    def unavailable(self) -> str:
-        return ""
 
 
 @settings(deadline=None, max_examples=40)

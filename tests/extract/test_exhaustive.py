@@ -18,7 +18,7 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Candidate, Priced, Vertex
+from tensor_graphs.extract.model.kernel import Candidate, Priced, PricerBase, Vertex
 from tensor_graphs.extract.search.lazy_pricing import VIEW_US
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import alternatives, search
@@ -44,7 +44,7 @@ def random_graph(seed: int) -> Graph:
     return Graph.of(outputs, inputs=(x,), params={"w": np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)})
 
 
-class Prices:
+class Prices(PricerBase):
     """A price for each kernel on each layout, made from a hash: unlike real ones they say nothing of each other."""
 
     def __init__(self, seed: int) -> None:

@@ -19,12 +19,12 @@ from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_b
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Plan, Priced
+from tensor_graphs.extract.model.kernel import Plan, Priced, PricerBase
 from tensor_graphs.extract.search.plan import WeightTerms, plan_of
 from tensor_graphs.extract.search.search import Choice, search
 
 
-class Flat:
+class Flat(PricerBase):
     """Every kernel costs 1 µs."""
 
     def price(self, found: Any) -> list[Priced]:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
+from tensor_graphs.backends.contract import BackendBase
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir.graph import Graph
@@ -23,7 +24,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.clock import Clock
-from tensor_graphs.extract.model.kernel import Candidate, Priced, Template
+from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced, PricerBase
 from tensor_graphs.extract.search import plan_solver, policy
 from tensor_graphs.extract.search.policy import MAX_ALTERNATIVES
 from tensor_graphs.extract.search.search import alternatives, measure_ahead, search
@@ -33,18 +34,16 @@ X = tg.input("x", (8, 8))
 
 def variants(count: int, output: Any = None, both: int = 0) -> Hypergraph:
     """exp(x) by `count` kernels, called exp0, exp1, …; exp(tanh(x)) by so many that do `both`."""
-    templates = [Template(f"exp{i}", "numpy", "exp(x)", "np.exp({x}, out={out})", version=str(i)) for i in range(count)]
+    templates = [
+        LibraryKernel(f"exp{i}", "numpy", "exp(x)", "np.exp({x}, out={out})", version=str(i)) for i in range(count)
+    ]
     code = "np.exp(np.tanh({x}), out={out})"
-    templates += [Template(f"both{i}", "numpy", "exp(tanh(x))", code, version=str(i)) for i in range(both)]
+    templates += [LibraryKernel(f"both{i}", "numpy", "exp(tanh(x))", code, version=str(i)) for i in range(both)]
     rest = [t for t in backend("numpy").templates if t.name != "np.exp"]
 
-    class Fake:
+    class Fake(BackendBase):
         def __init__(self) -> None:
-            self.name, self.device, self.helpers = "test", "cpu", {}
-            self.templates = (*templates, *rest)
-
-        def unavailable(self) -> str:
-            return ""
+            self.name, self.templates = "test", (*templates, *rest)
 
     return candidate_hypergraph(view_of(Graph.of(tg.exp(X) if output is None else output)), [Fake()], view_strides)
 
@@ -54,7 +53,7 @@ def call_key(c: Candidate) -> tuple[int, int]:
     return id(c.template), id(c.call)
 
 
-class Prices:
+class Prices(PricerBase):
     """Predictions by kernel name until measured; then the truth."""
 
     def __init__(self, truth: dict[str, float], spread: float = 0.5) -> None:

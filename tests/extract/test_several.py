@@ -26,7 +26,7 @@ from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.growth import MAX_GROUP_LEAVES
 from tensor_graphs.extract.fusion.multi_output import MAX_OUTPUTS, MultiOutputFusion
 from tensor_graphs.extract.fusion.uses import ChosenConsumers
-from tensor_graphs.extract.model.kernel import Candidate, Operand, Priced, Template, Vertex
+from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Operand, Priced, PricerBase, Vertex
 from tensor_graphs.extract.model.scc import strongly_connected_components
 from tensor_graphs.extract.search.encoding import EncodedHypergraph
 from tensor_graphs.extract.search.plan import plan_of
@@ -39,10 +39,10 @@ from tensor_graphs.rules import ALL
 from .test_candidates import Kernels
 
 VIEW = view_of(Graph.of(tg.input("x", (4,)) + 1.0))
-PLAIN = Template("np.add", "numpy", "x + x", "np.add({x}, {x}, out={out})")
+PLAIN = LibraryKernel("np.add", "numpy", "x + x", "np.add({x}, {x}, out={out})")
 
 
-class Made:
+class Made(PricerBase):
     """Hypergraphs of abstract kernels: each makes some of the values 1..n from others; 0 is given."""
 
     def __init__(self, kernels: Sequence[tuple[tuple[int, ...], tuple[int, ...], float]], roots: Sequence[int]) -> None:
@@ -135,7 +135,7 @@ def test_the_price_decides() -> None:
     assert search(only.graph, _Token(only)).cost == 1.0
 
 
-class _Token:
+class _Token(PricerBase):
     """A pricer that knows candidates by what they make and read, as calls are shared."""
 
     def __init__(self, made: Made) -> None:
@@ -160,8 +160,8 @@ def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
     graph = Graph.of([end, tg.cos(first)])
     found = view_of(graph)
     code = "np.copyto({out}, {a}); np.copyto({out1}, {a})"
-    late = Template("np.late", "numpy", "sin(a + exp(x));exp(x)", code)
-    good = Template("np.good", "numpy", "sin(a + b);cos(a)", code)
+    late = LibraryKernel("np.late", "numpy", "sin(a + exp(x));exp(x)", code)
+    good = LibraryKernel("np.good", "numpy", "sin(a + b);cos(a)", code)
     kernels = candidate_hypergraph(found, [Kernels([late, good]), backend("numpy")], view_strides)
     assert {c.template.name for c in kernels.candidates if c.more} == {"np.good"}
     one = list(_HypergraphBuilder(found, [Kernels([late])], view_strides, None)._matches(late))
@@ -291,7 +291,9 @@ def test_a_plan_makes_every_output_once() -> None:
     h, n = tg.exp(x), tg.tanh(tg.exp(x))
     graph = Graph.of([h, n])
     found = view_of(graph)
-    both = Template("np.both", "numpy", "exp(x);tanh(exp(x))", "np.exp({x}, out={out}); np.tanh({out}, out={out1})")
+    both = LibraryKernel(
+        "np.both", "numpy", "exp(x);tanh(exp(x))", "np.exp({x}, out={out}); np.tanh({out}, out={out1})"
+    )
     assert both.operands == ("x",) and both.writes_out(_call(found, h))
     kernels = candidate_hypergraph(found, [Kernels([both]), backend("numpy")], view_strides)
     (one,) = [c for c in kernels.candidates if c.more]
@@ -322,7 +324,7 @@ def _call(found: Any, like: Any) -> Any:
     return Call({"x": operand}, operand, {}, more=(operand,))
 
 
-class _Each:
+class _Each(PricerBase):
     """Every kernel costs 1."""
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:

@@ -11,7 +11,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.pattern import parse_term
 from tensor_graphs.errors import ShapeError
-from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
+from tensor_graphs.extract.model.kernel import Call, LibraryKernel, Operand, contiguous
 from tensor_graphs.extract.model.meaning import pattern_terms
 from tensor_graphs.extract.model.work import attended_pairs, call_work
 
@@ -38,9 +38,9 @@ def test_mixed_floats_are_alike() -> None:
 def test_what_is_gathered_from_is_not_read_whole() -> None:
     found = call((5, 8), t=((1000, 8), "bfloat16"), i=((5,), "int64"))
     for pattern in ("gather(t, i, axis=0)", "gather(t, i, axis=0) * 2.0"):
-        template = Template("x", "triton", pattern, "", flops=lambda c: 7.0)
+        template = LibraryKernel("x", "triton", pattern, "", flops=lambda c: 7.0)
         assert call_work(template, found) == (7.0, 5 * 8 * 2 + 5 * 8 + 5 * 8 * 2), pattern
-    both = Template("x", "triton", "gather(t, i, axis=0) + slice(t, axis=0, start=0, stop=5)", "")
+    both = LibraryKernel("x", "triton", "gather(t, i, axis=0) + slice(t, axis=0, start=0, stop=5)", "")
     assert call_work(both, found)[1] == 1000 * 8 * 2 + 5 * 8 + 5 * 8 * 2
 
 
@@ -55,4 +55,4 @@ def test_attention_computes_what_its_mask_shows(rows: int, columns: int, causal:
     found = call(
         (2, rows, 4), q=((2, rows, 6), "float32"), k=((2, columns, 6), "float32"), v=((2, columns, 4), "float32")
     )
-    assert call_work(Template("x", "torch_cuda", pattern, ""), found)[0] == 2 * 2 * shown * (6 + 4)
+    assert call_work(LibraryKernel("x", "torch_cuda", pattern, ""), found)[0] == 2 * 2 * shown * (6 + 4)

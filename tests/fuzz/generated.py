@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tensor_graphs.backends.generate.template import Generated
+from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir import dtypes
@@ -49,9 +49,9 @@ def specified(one: Case, rng: random.Random) -> str:
     known = [c for c in range(view.n_classes) if choice[c] >= 0]
     with np.errstate(all="ignore"):
         value = dict(zip(known, evaluate(view.terms(choice, known), data, params=data, float64=True)))
-    made = [c for c in found.candidates if isinstance(c.template, Generated) and not c.template.prep]
+    made = [c for c in found.candidates if isinstance(c.template, GeneratedKernel) and not c.template.prep]
     for c in rng.sample(made, min(EACH, len(made))):
-        assert isinstance(c.template, Generated)
+        assert isinstance(c.template, GeneratedKernel)
         lowered = c.template.lower(c.call)
         assert lowered is not None
         classes = {

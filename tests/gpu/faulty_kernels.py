@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from tensor_graphs.extract.model.kernel import Call, Template
+from tensor_graphs.backends.gpu_backend import GpuBackend
+from tensor_graphs.extract.model.kernel import Call, LibraryKernel
 
 NAME = "faulty"
 BODIES = {
@@ -59,17 +60,17 @@ class Code:
         return _code(self.name, call)
 
 
-class Faulty:
+class Faulty(GpuBackend):
     """The backend."""
 
-    name, device, helpers = NAME, "cuda", dict[str, str]()
+    name = NAME
     templates = tuple(
-        Template(
+        LibraryKernel(
             f"{NAME}.{name}",
             NAME,
             "add(x, y)",
             Code(name),
-            "pointwise",
+            family="pointwise",
             source=partial(_source, name if name in BODIES else "right"),
         )
         for name in KERNELS

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
-from tensor_graphs.backends.generate.template import Generated, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.ir.precision import IEEE, PRECISIONS
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.triton import backend as triton
@@ -130,7 +130,7 @@ CLASSES: dict[str, Class] = {
 }  # fmt: skip
 
 
-def call_of(template: Generated, dtype: str) -> Call:
+def call_of(template: GeneratedKernel, dtype: str) -> Call:
     """A call over row-major operands."""
     kinds = {str(n.attr("name")): n for root in template.roots for n in topological([root]) if n.op == "input"}
 
@@ -142,7 +142,7 @@ def call_of(template: Generated, dtype: str) -> Call:
     return Call({o: operand(kinds[o]) for o in template.operands}, out, {}, more=tuple(more))
 
 
-def forms(template: Generated, call: Call) -> Iterator[Call]:
+def forms(template: GeneratedKernel, call: Call) -> Iterator[Call]:
     """The call in the best guess of each form that its schedules have, the first few."""
     seen: set[frozenset[Any]] = set()
     for schedule in template.space(call) if template.space is not None else ():
@@ -152,7 +152,7 @@ def forms(template: Generated, call: Call) -> Iterator[Call]:
             yield replace(call, schedule=dict(schedule))
 
 
-def programs(name: str, emitter: str) -> Iterator[tuple[Generated, Call]]:
+def programs(name: str, emitter: str) -> Iterator[tuple[GeneratedKernel, Call]]:
     """A class's kernels in one emitter; none where it leaves the class to others."""
     found = CLASSES[name]
     precision = {p.name: p for p in PRECISIONS}[found.precision]
@@ -173,7 +173,9 @@ def operands(call: Call) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def wanted(template: Generated, call: Call, given: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+def wanted(
+    template: GeneratedKernel, call: Call, given: Mapping[str, np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
     """Every output in float64."""
     roots = output_terms(template, call)
     leaves = {str(n.attr("name")): n.dtype for n in topological(roots) if n.op == "param"}

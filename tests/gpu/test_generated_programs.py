@@ -14,7 +14,7 @@ import pytest
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
-from tensor_graphs.backends.generate.template import Generated, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.program.emission import emit_for, executed
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
@@ -81,14 +81,14 @@ def plan_of(dtype: str, early: bool, emitters: Sequence[str] = ("triton", "cuda"
     return Plan(graph, tuple(values), tuple(steps), weights, tuple(ids[n] for n in outputs), {}, 1.0, 1.0)
 
 
-def call_of(template: Generated, dtype: str) -> Call:
+def call_of(template: GeneratedKernel, dtype: str) -> Call:
     """A call over row-major operands."""
     shapes = {str(n.attr("name")): tuple(map(int, n.shape)) for n in topological(template.roots) if n.op == "input"}
     kind = lambda shape: Operand(Type(shape, dtype), contiguous(shape))
     return Call({o: kind(shapes[o]) for o in template.operands}, kind(tuple(map(int, template.root.shape))), {})
 
 
-def scheduled(template: Generated, call: Call, early: bool) -> Call:
+def scheduled(template: GeneratedKernel, call: Call, early: bool) -> Call:
     """In the best guess that starts early, or the same that does not."""
     assert template.space is not None
     space = [dict(s) for s in template.space(call)]

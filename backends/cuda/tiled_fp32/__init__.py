@@ -2,5 +2,5 @@
 
 In: a contraction and a schedule.
 Out: CUDA source.
-Imports: backends.cuda.emit, backends.generate, backends.ir, backends.lowering, egraph.ir.
+Imports: backends, backends.cuda.emit, backends.generate, backends.ir, backends.lowering.
 """

@@ -23,6 +23,7 @@ from ...ir.precision import IEEE, PRECISIONS, THREE
 from ...ir.tensor_maps import as_one
 from ...ir.tiling import Shape, shape_of
 from ...lowering.split_reduction import split
+from ...machine import target
 from ..emit.frame import Local
 from ..emit.kernel import Function
 from ..emit.nest import Nest
@@ -33,7 +34,6 @@ _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for
 TILE_INTRINSICS, TILE_LIBRARY = _TEXT[0], "".join(_TEXT)
 POWERS = Domain(powers=True)
 HOW = {IEEE: "FUSED", THREE: "THREE"}
-ROOM = 226 << 10  # limit of dynamic shared memory of a block in bytes
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class _Tiles(Function):
         counts = {d: -(-self.extent[d] // self.tile[d]) for d in "mn"}
         blocks = prod(counts.values()) * prod(a.size for a in s.batch)
         room = t.room(self.left.along, self.right[0].along, rights)
-        if room > ROOM or blocks >= 1 << 31:
+        if room > target().dynamic_shared or blocks >= 1 << 31:
             raise Unfusable("tiles that are too large, or too many")
         numbers = (
             HOW[PRECISIONS[t.precision or 0]], t.m, t.n, t.deep, t.high, t.wide, t.stages, rights, str(self.left.along).lower(),

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from itertools import product
 from math import ceil, prod
 
-from ....egraph.ir.memo import memo
 from ...ir.kernel import PROBE, Kernel, if_fusable
 from ...ir.precision import Precision
-from ...ir.tiling import MULTIPROCESSORS, Shape, padded
-from .kernel import ROOM, TiledSchedule, emit_tiles
+from ...ir.tiling import Shape, padded
+from ...machine import per_machine, target
+from .kernel import TiledSchedule, emit_tiles
 
 LEAST = 5  # least rows and columns of a GEMM that is worth tiling
 THREADS = 64, 512  # least and most threads of a block
 HELD, PARTED = 128, 64  # limits of accumulators per thread: CUDA cores, split operands (more spilled)
-REGISTERS, RESIDENT = 65536, 2048  # registers of an SM; maximum resident threads of an SM
 RATE = {"ieee": 128.0, "tf32x3": 200.0}  # multiply-adds of an SM per cycle, for ranking only
 READ = {"ieee": 1.0, "tf32x3": 3.0}  # relative cost of shared-memory reads, for ranking only
 BUSY = 8  # warps per SM that hide each other's latency
@@ -76,7 +75,7 @@ SHARES = {
 }
 
 
-@memo(1024)
+@per_machine(1024)
 def _ranked(
     rows: int, columns: int, size: int, batch: int, rights: int, precision: Precision
 ) -> tuple[tuple[float, TiledSchedule], ...]:
@@ -96,13 +95,19 @@ def _estimates(
             continue
         room = t.room(True, False, rights)
         held = t.held * rights + (t.high + t.wide) * (4 if not precision.number else 1) + 40
-        resident = min(RESIDENT // t.threads, REGISTERS // (t.threads * min(held, 255)), ROOM // room)
+        resident = min(
+            target().threads // t.threads,
+            target().registers // (t.threads * min(held, 255)),
+            target().dynamic_shared // room,
+        )
         if not resident:
             continue
         blocks = ceil(rows / m) * ceil(columns / n) * batch
-        splits = [p for p in PARTS if size % p == 0 and size // p >= 8 * deep and blocks * p <= 4 * MULTIPROCESSORS]
-        for split in (1, *splits) if blocks < MULTIPROCESSORS else (1,):
-            share = ceil(blocks * split / MULTIPROCESSORS)
+        splits = [
+            p for p in PARTS if size % p == 0 and size // p >= 8 * deep and blocks * p <= 4 * target().multiprocessors
+        ]
+        for split in (1, *splits) if blocks < target().multiprocessors else (1,):
+            share = ceil(blocks * split / target().multiprocessors)
             schedule = t.but(split=split, join=True) if split > 1 else t
             yield _cycles(schedule, size, rights, share, resident, precision), schedule
 

@@ -21,7 +21,8 @@ from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.index import Axis, Index
 from ...ir.kernel import PROBE, Expr, Kernel, Store, Unfusable, if_fusable
 from ...ir.tensor_maps import Box, as_one, box
-from ...ir.tiling import MULTIPROCESSORS, Shape
+from ...ir.tiling import Shape
+from ...machine import target
 from ..emit.frame import Local, Scope, nest_of
 from ..emit.kernel import Function
 from ..emit.nest import Nest
@@ -30,7 +31,6 @@ from ..emit.thread_layout import Along, Layout
 from .device_library import COLUMNS, GROUP, GROUPS, PIECE, ROLE_LIBRARY, product_text
 
 DEPTH = 64  # K elements per pipeline stage: 128 bytes, the span of the 128B swizzle
-ROOM = 226 << 10  # dynamic shared memory of a block in bytes, less up to 1 KiB of alignment
 REGISTERS = 24, 240  # per thread of the producer and of the consumers (setmaxnreg)
 EARLY = 176  # register budget per thread of accumulators and epilogue operands prefetched before the mainloop
 THREADS = 128 * (1 + GROUPS)
@@ -94,7 +94,7 @@ class GemmSchedule(Schedule):
 
     def waiting(self, rights: int) -> int:
         """64-column result buffers in shared memory per consumer group, at most 2; 0 if they do not fit."""
-        left = ROOM - self.stages * (self.stage(rights) + 64)
+        left = target().dynamic_shared - self.stages * (self.stage(rights) + 64)
         return max(0, min(2, left // (GROUPS * self.height * 2 * PIECE)))
 
 
@@ -232,7 +232,7 @@ class _Gemm(Function):
         """The function's text and its grid."""
         r = self.r
         count = prod(self.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
-        clusters = min(count, MULTIPROCESSORS // r.blocks) if r.parts == 1 else count
+        clusters = min(count, target().multiprocessors // r.blocks) if r.parts == 1 else count
         self.early = self._early()
         lines = self._results()
         walk = [

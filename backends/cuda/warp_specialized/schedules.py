@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import islice, product
 from math import ceil, prod
 
-from ....egraph.ir.memo import memo
 from ...ir.kernel import PROBE, Kernel, if_fusable
-from ...ir.tiling import MULTIPROCESSORS, Shape
+from ...ir.tiling import Shape
+from ...machine import per_machine, target
 from .device_library import COLUMNS, GROUP, PIECE
 from .kernel import DEPTH, GemmSchedule, emit_gemm, readable
 
@@ -67,7 +67,7 @@ def _written(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
     return if_fusable(emit_gemm, kernel, shape, schedule, PROBE) is not None
 
 
-@memo(1024)
+@per_machine(1024)
 def _ranked(rows: int, columns: int, size: int, batch: int, rights: int) -> tuple[tuple[float, GemmSchedule], ...]:
     """(estimated cycles, schedule), best first: the larger of math and memory time of the mainloop, plus prologue and
     epilogue."""
@@ -85,7 +85,7 @@ def _estimates(rows: int, columns: int, size: int, batch: int, rights: int) -> I
         if (
             r.height % GROUP
             or r.held(rights) > (HELD if turns == 2 else HELD_TOGETHER)
-            or (parts > 1 and (programs > (MULTIPROCESSORS if parts == 2 else CLUSTERED) or depth < 2 * parts))
+            or (parts > 1 and (programs > (target().multiprocessors if parts == 2 else CLUSTERED) or depth < 2 * parts))
             or tiles_m % down
             or tiles_n % across
             or (m > GROUP and rows <= GROUP)
@@ -95,7 +95,7 @@ def _estimates(rows: int, columns: int, size: int, batch: int, rights: int) -> I
         stages = next(fits, 0)
         if not stages or r.joining(rights) > stages * r.stage(rights):
             continue
-        rounds = ceil(programs / MULTIPROCESSORS)
+        rounds = ceil(programs / target().multiprocessors)
         wide = rights * -(-n // PIECE) * PIECE  # right-hand columns are loaded 64 at a time
         brought = (m + wide) * 2 * DEPTH / BYTES
         multiplied = 2 * m * n * rights * DEPTH / RATE * (1 + NARROW / r.taken(rights))

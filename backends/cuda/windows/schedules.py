@@ -8,10 +8,9 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from ....egraph.ir.dtypes import itemsize
-from ....egraph.ir.memo import memo
 from ...ir.index import Axis, Division, Index, index
 from ...ir.kernel import Expr, Kernel
-from ...ir.tiling import MULTIPROCESSORS
+from ...machine import per_machine, target
 from .kernel import WindowSchedule, is_windowed
 
 MOST = 800  # limit of window elements that a thread reduces: more means long code and few threads
@@ -81,11 +80,11 @@ class Work:
         accesses, elements = (sum(n) for n in zip(*(r.counted(box) for r in self.reads)))
         apart = max(1.0, *(box[0] * r.itemsize / VECTOR for r in self.reads))
         each = self.taps * prod(box) + elements + ACCESS * accesses * apart + OWN * prod(box) + BEGIN
-        busy = min(1.0, threads / (MULTIPROCESSORS * RESIDENT))
+        busy = min(1.0, threads / (target().multiprocessors * RESIDENT))
         return float(threads / 32 * each / ISSUED / busy**0.5)
 
 
-@memo(1024)
+@per_machine(1024)
 def _ranked(work: Work, count: int) -> tuple[WindowSchedule, ...]:
     """Candidate schedules by estimated time."""
     boxes = [box for box in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if _fits(work, box)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ....egraph.ir.ops import OPS
+from ...generate.template import LaunchBase
 from ...ir.tensor_maps import Box
 
 
@@ -39,7 +40,7 @@ def _is_call(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(LaunchBase):
     """One kernel launch: the function's name and text, programs in the grid, argument names, launch options."""
 
     name: str

@@ -2,5 +2,5 @@
 
 In: a kernel and its shape.
 Out: schedules worth measuring.
-Imports: backends.cuda.emit, backends.generate, backends.ir, backends.triton.emit, egraph.ir.
+Imports: backends, backends.cuda.emit, backends.generate, backends.ir, backends.triton.emit, egraph.ir.
 """

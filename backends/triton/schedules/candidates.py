@@ -12,13 +12,13 @@ from itertools import groupby, product
 from math import log2, prod
 from operator import itemgetter
 
-from ....egraph.ir.memo import memo
 from ...generate.schedule import Key
 from ...generate.strategy import COUNT
 from ...ir.kernel import Kernel
 from ...ir.precision import TF32, Precision
-from ...ir.tiling import MULTIPROCESSORS, Shape, padded
-from .legality import FEW, LITTLE, SHARED, Facts, each, facts_of, legal, tiles_fit
+from ...ir.tiling import Shape, padded
+from ...machine import per_machine, target
+from .legality import FEW, LITTLE, Facts, each, facts_of, legal, tiles_fit
 from .parameters import TileSchedule
 
 LINE = 32  # float32 elements in a line of shared memory
@@ -66,7 +66,7 @@ def _begun(ranked: Sequence[TileSchedule], count: int) -> list[TileSchedule]:
     return [*ranked[:1], *early, *ranked[1:]][:count]
 
 
-@memo(4096)
+@per_machine(4096)
 def _ranked(facts: Facts, count: int) -> tuple[TileSchedule, ...]:
     """Ranked candidate schedules of a kernel's facts, at most `count`."""
     found = sorted(_KINDS[facts.kind](facts), key=itemgetter(1))
@@ -117,7 +117,7 @@ def _pointwise(facts: Facts) -> Ranked:
         schedule = base.but(m=m, n=n, warps=warps)
         if tiles_fit(facts, schedule):
             programs = -(-facts.m // m) * -(-facts.n // n)
-            idle = (programs < MULTIPROCESSORS) * (MULTIPROCESSORS / programs) / 8
+            idle = (programs < target().multiprocessors) * (target().multiprocessors / programs) / 8
             short = max(0.0, log2(SEGMENT / min(m, n))) / 4 if facts.turned else 0.0
             wanted = max(1, min(8, WRITTEN // facts.beside))
             own = _own(facts, each(m * n, warps), wanted, facts.m * facts.n * facts.batch)
@@ -134,7 +134,7 @@ def _own(facts: Facts, own: float, wanted: int, elements: int) -> float:
     for all SMs and no spills."""
     if not facts.heavy:
         return abs(own - wanted) / wanted
-    most = max(1.0, min(wanted, elements / (MULTIPROCESSORS * THREADS)))
+    most = max(1.0, min(wanted, elements / (target().multiprocessors * THREADS)))
     return abs(log2(own / most)) / 3 + max(0.0, log2(own * facts.held / REGISTERS))
 
 
@@ -145,7 +145,7 @@ def _windows(facts: Facts) -> Ranked:
     for m, warps in product(_blocks(facts.m, (64, 128, 256, 512, 1024, 2048)), (1, 2, 4, 8)):
         schedule = TileSchedule(m, 1, warps, 1, ones)
         if tiles_fit(facts, schedule):
-            idle = max(0.0, MULTIPROCESSORS / -(-facts.m // m) - 1) / 8
+            idle = max(0.0, target().multiprocessors / -(-facts.m // m) - 1) / 8
             held = each(m, warps) / (4 if facts.single else 6)
             yield schedule, abs(log2(held)) / 4 + idle + abs(warps - 4) / 16
 
@@ -163,9 +163,9 @@ def _rows(facts: Facts) -> Ranked:
         if not tiles_fit(facts, schedule):
             continue
         programs = -(-facts.m // m)
-        idle = max(0.0, MULTIPROCESSORS / programs - 1) / 8
+        idle = max(0.0, target().multiprocessors / programs - 1) / 8
         for split in facts.parts(schedule):
-            narrow = 0.1 * log2(16 / warps) if programs * split <= MULTIPROCESSORS else 0.0
+            narrow = 0.1 * log2(16 / warps) if programs * split <= target().multiprocessors else 0.0
             rank = (
                 _own(facts, each(m * k, warps), 16, facts.m * facts.size)
                 + 0.6 * (k < whole)
@@ -181,8 +181,8 @@ def _rows(facts: Facts) -> Ranked:
 
 def _thin(facts: Facts, tile: int, programs: int, warps: int) -> float:
     """Log2 of the factor by which bytes in flight of looping row programs fall short of saturating the memory."""
-    flying = min(programs / MULTIPROCESSORS, 64 / warps) * tile * facts.width
-    return max(0.0, log2(min(IN_FLIGHT, facts.m * facts.size * facts.width / MULTIPROCESSORS) / flying))
+    flying = min(programs / target().multiprocessors, 64 / warps) * tile * facts.width
+    return max(0.0, log2(min(IN_FLIGHT, facts.m * facts.size * facts.width / target().multiprocessors) / flying))
 
 
 def _contraction(facts: Facts) -> Ranked:
@@ -208,7 +208,7 @@ def _squared(facts: Facts) -> Ranked:
     Loads of tiles cost more than their products; a program's prologue and epilogue are hidden only by other programs on
     the same SM. Small products are bound by the latency of dependent loads, so deep pipelines help.
     """
-    work = 1.4 * facts.m * facts.n * facts.size * facts.sums * facts.batch / RATE / MULTIPROCESSORS
+    work = 1.4 * facts.m * facts.n * facts.size * facts.sums * facts.batch / RATE / target().multiprocessors
     rows = _blocks(facts.m, (32, 64, 128, 256), 16)[-3:]
     for m, n, k in product(rows, _blocks(facts.n, (32, 64, 128, 256), 16), _blocks(facts.size, (32, 64, 128), 16)):
         tiles = -(-facts.m // m), -(-facts.n // n)
@@ -220,15 +220,15 @@ def _squared(facts: Facts) -> Ranked:
         if not tiles_fit(facts, tile):  # fewer warps or more stages fit even less
             continue
         for warps, stages in product((4, 8), (2, 3, 4, 6, 8)):
-            if not HELD[0] <= each(size, warps) <= HELD[1] or stages * staged > SHARED:
+            if not HELD[0] <= each(size, warps) <= HELD[1] or stages * staged > target().shared_per_block:
                 continue
             schedule = tile.but(warps=warps, stages=stages)
-            resident = max(1, min(SHARED // max(stages * staged, 1), 16 // warps))
+            resident = max(1, min(target().shared_per_block // max(stages * staged, 1), 16 // warps))
             wide = 0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 >= size else 0
-            for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
+            for split in facts.parts(schedule) if programs < 2 * target().multiprocessors else (1,):
                 if split > 1 and (facts.size // split < 4 * k or (facts.periods and facts.size // split % k)):
                     continue
-                waves = programs * split / MULTIPROCESSORS
+                waves = programs * split / target().multiprocessors
                 tail = -(-waves // 1) / waves
                 ends = (128 * stages + 256) * split / facts.size / resident
                 rank = (
@@ -275,8 +275,8 @@ def _streaming(facts: Facts, s: TileSchedule, tile: int, k: int, split: int) -> 
     size, width = facts.size, facts.width
     tiles = -(-facts.n // s.n) * facts.batch
     shared = s.stages * (s.m * k + tile) * width if facts.rows else 0
-    resident = max(1, min(SHARED // shared if shared else 16, 64 // s.warps))
-    share = tiles * split / MULTIPROCESSORS  # programs per SM
+    resident = max(1, min(target().shared_per_block // shared if shared else 16, 64 // s.warps))
+    share = tiles * split / target().multiprocessors  # programs per SM
     ahead = max(1, min(s.stages - 1, size // split // k)) if facts.rows else 1
     waiting = min(share, resident) * tile * width * ahead
     busy = -(-share // resident) * resident / share if share > resident else -(-share // 1) / share
@@ -311,9 +311,9 @@ def _behind(facts: Facts) -> Ranked:
             if not tiles_fit(facts, schedule):
                 continue
             each_walks = tiles if walk else 1
-            share = -(-facts.m // m) * facts.batch * tiles / each_walks / MULTIPROCESSORS
+            share = -(-facts.m // m) * facts.batch * tiles / each_walks / target().multiprocessors
             shared = max(stages * facts.staged(tile), after * (stages if walk else 1))
-            resident = max(1, min(SHARED // max(shared, 1), 16 // warps))
+            resident = max(1, min(target().shared_per_block // max(shared, 1), 16 // warps))
             loaded = first + each_walks * (after + 2 * m * n * facts.width)
             worked = 2 * m * facts.middle * (facts.size + each_walks * n)
             waits = 2 * LATENCY + (-(-facts.size // k) + (each_walks if walk else 0)) * LATENCY / stages
@@ -334,19 +334,21 @@ def _attention(facts: Facts) -> Ranked:
             continue
         programs, stage = facts.programs(schedule), 2 * k * facts.head * facts.width
         shared = m * facts.head * facts.width + stages * stage
-        resident = min(SHARED // (shared - stage), 64 // warps)  # all stages but one are live
-        for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
-            busy = programs * split / MULTIPROCESSORS
+        resident = min(target().shared_per_block // (shared - stage), 64 // warps)  # all stages but one are live
+        for split in facts.parts(schedule) if programs < 2 * target().multiprocessors else (1,):
+            busy = programs * split / target().multiprocessors
             later = 0 if many else -(-busy // resident) - 1  # waves whose first loads nothing hides
             registers = OWN + each(m * (n + k + facts.head // 2), warps)
-            together = min(SHARED // shared, int(65536 / (32 * warps * registers)))  # resident programs per SM
+            together = min(
+                target().shared_per_block // shared, int(target().registers / (32 * warps * registers))
+            )  # resident programs per SM
             waves = busy / max(1, together) if many else 0.0
             uneven = -(-waves // 1) / waves - 1 if waves > 1 else 0.0  # the last wave's programs run alone
             rank = (
                 (1 / busy if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * many
                 + 0.1 * abs(log2(k / (64 if many else 128))) + 0.1 * abs(stages - 3) + 0.12 * later + 0.5 * uneven
                 + (0.3 if each(m * n, warps) > 64 else 0) + 0.1 * (split > 1)
-                + (0.4 if many and min(SHARED // shared, 2) * warps < 8 else 0)
+                + (0.4 if many and min(target().shared_per_block // shared, 2) * warps < 8 else 0)
             )  # fmt: skip
             inside = schedule.but(inside=facts.boxed and m <= LITTLE and k * split < facts.size)
             yield inside.but(split=split if split > 1 else None), rank

@@ -16,11 +16,11 @@ from ...cuda.emit.thread_layout import slope
 from ...ir.index import Axis, index
 from ...ir.kernel import Expr, Kernel
 from ...ir.tensor_maps import describable
-from ...ir.tiling import MULTIPROCESSORS, Shape, divisors, padded
+from ...ir.tiling import Shape, divisors, padded
+from ...machine import target
 from ..emit.row_stores import rows as rows_of
 from .parameters import TileSchedule
 
-SHARED = 227 * 1024  # bytes of shared memory of a program
 TILE = 1 << 15  # elements of the largest tile in registers
 WHOLE = 1 << 14  # longest row that a tile holds whole
 EACH = 256  # maximum accumulator elements per thread
@@ -165,7 +165,11 @@ class Facts:
         if rows and k >= padded(self.size):
             return
         for count in divisors(self.size, PARTS) if rows else PARTS:
-            fine = self.size % count == 0 and self.size // count >= LEAST and programs * count <= 8 * MULTIPROCESSORS
+            fine = (
+                self.size % count == 0
+                and self.size // count >= LEAST
+                and programs * count <= 8 * target().multiprocessors
+            )
             if fine and (rows or self.size // count >= k):
                 yield count
 
@@ -300,11 +304,11 @@ def _contraction(facts: Facts, s: TileSchedule) -> bool:
         return _behind(facts, s)
     if facts.few and (s.m != padded(max(facts.m, 16)) or s.group is not None or right > TILE):
         return False
-    if facts.few and (s.stages - 1) * facts.staged(s) > SHARED:  # another loop inside the product's
+    if facts.few and (s.stages - 1) * facts.staged(s) > target().shared_per_block:  # another loop inside the product's
         return False
     staged = (s.m * k + right) * facts.width if facts.few else facts.staged(s)
     tiles = within(s.m, facts.m, 16) and within(s.n, facts.n, 16) and s.n <= 256
-    return tiles and s.stages * staged <= SHARED and size <= (TILE if facts.single else 2 * TILE) \
+    return tiles and s.stages * staged <= target().shared_per_block and size <= (TILE if facts.single else 2 * TILE) \
         and each(size, s.warps) <= EACH and 2 <= s.warps <= 8  # fmt: skip
 
 
@@ -315,7 +319,13 @@ def _behind(facts: Facts, s: TileSchedule) -> bool:
         return False
     shared = max(s.stages * facts.staged(s), after * (s.stages if s.walk else 1), facts.unstaged(s))
     tiles = within(s.m, facts.m, 16) and within(s.n, facts.n, 16) and s.n <= 256
-    return tiles and shared <= SHARED and each(held, s.warps) <= EACH and s.m * s.n <= TILE and 2 <= s.warps <= 8
+    return (
+        tiles
+        and shared <= target().shared_per_block
+        and each(held, s.warps) <= EACH
+        and s.m * s.n <= TILE
+        and 2 <= s.warps <= 8
+    )
 
 
 def _attention(facts: Facts, s: TileSchedule) -> bool:
@@ -328,7 +338,7 @@ def _attention(facts: Facts, s: TileSchedule) -> bool:
     if not within(k, facts.size, 16) or k > 256 or not (within(s.m, facts.m, 16) if facts.rows else s.m == 1):
         return False
     shared = (s.m + s.stages * 2 * k) * facts.head * facts.width
-    return shared <= SHARED and each(s.m * s.n, s.warps) <= 128 and 2 <= s.warps <= 8
+    return shared <= target().shared_per_block and each(s.m * s.n, s.warps) <= 128 and 2 <= s.warps <= 8
 
 
 _KINDS: dict[str, Callable[[Facts, TileSchedule], bool]] = {

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 
 from ...ir.index import WIDE
 from ...ir.kernel import Kernel, Store, Unfusable
-from ...ir.tiling import MULTIPROCESSORS, Shape, Tiling
+from ...ir.tiling import Shape, Tiling
+from ...machine import target
 from ..emit.frame import Scope
 from ..emit.spelling import TRITON, Launch, Tile, names_it
 from .attention_loop import AttentionLoop
@@ -58,8 +59,8 @@ class Roles(AttentionLoop):
         s, t = self.shape, self.tiling
         tiles_m, tiles_n = -(-s.m // self.tall), -(-s.n // t.n)
         programs = tiles_m * tiles_n * math.prod(a.size for a in s.batch)
-        rounds = -(-programs // MULTIPROCESSORS)
-        grid = min(programs, MULTIPROCESSORS)
+        rounds = -(-programs // target().multiprocessors)
+        grid = min(programs, target().multiprocessors)
         place = Scope(3 if rounds > 1 else 1, set())
         self.top.indent = place.indent
         self.turn = "turn" if rounds > 1 else "0"

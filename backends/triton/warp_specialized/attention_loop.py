@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from ...ir.index import Axis, index
 from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import power_of, rolled
+from ...machine import target
 from ..emit.frame import Scope
 from ..emit.spelling import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Tile
-from ..schedules.legality import SHARED
 from .spelling import GROUP
 from .tiles import AttentionTiles, numbered
 
@@ -231,7 +231,7 @@ class AttentionLoop(AttentionTiles):
         for e in walk(left):  # issue other loads while waiting for the queries
             if e.op == "load" and e is not loads[0] and e.axes <= self.top.bound:
                 self.value(e)
-        self.slots = 2 if self.turn != "0" and self.shared(2) <= SHARED else 1
+        self.slots = 2 if self.turn != "0" and self.shared(2) <= target().shared_per_block else 1
         self.line(f"mbarrier.wait(queries_full.index({self.slot}), {self.phase})")
         if left != (loads[0],) or own:
             if len(self.asked) > 1:

@@ -11,8 +11,8 @@ from itertools import product
 from math import prod
 
 from ...ir.kernel import PROBE, Kernel, if_fusable
-from ...ir.tiling import MULTIPROCESSORS, Shape, padded
-from ..schedules.legality import SHARED
+from ...ir.tiling import Shape, padded
+from ...machine import target
 from ..schedules.parameters import AttentionSchedule, ConvolutionSchedule
 from .attention import emit_attention
 from .convolution import DEPTHS, convolution_of
@@ -42,7 +42,7 @@ def attention_schedules(kernel: Kernel, shape: Shape) -> Iterator[AttentionSched
     found = [(first, 2), (second, 2)]
     rows = prod(a.size for a in (*shape.rows, *shape.batch))
     if (
-        rows <= MOST_TURNS * MULTIPROCESSORS * 2 * GROUP
+        rows <= MOST_TURNS * target().multiprocessors * 2 * GROUP
     ):  # few programs, and the longest one dominates: also shorter ones
         found.append((first, 1))
     for keys, groups in found:
@@ -65,10 +65,14 @@ def convolution_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Itera
     found: list[tuple[float, ConvolutionSchedule]] = []
     for tall, (wide, more), depth in product((2 * GROUP, GROUP), WIDTHS, DEPTHS):
         across = wide + more
-        stages = min(MOST_STAGES, (SHARED - BEHIND) // (2 * depth * (tall + across)), product_.axis.size // depth)
+        stages = min(
+            MOST_STAGES,
+            (target().shared_per_block - BEHIND) // (2 * depth * (tall + across)),
+            product_.axis.size // depth,
+        )
         if m % tall or n % across or product_.axis.size % depth or stages < 2:
             continue
-        waves = -(-(m // tall * (n // across)) // MULTIPROCESSORS)
+        waves = -(-(m // tall * (n // across)) // target().multiprocessors)
         rank = waves * tall * across * (0.4 + 40 * (1 / tall + 1 / across)) * (1 + 0.2 * (depth == DEPTHS[1]))
         sides = (tall, across) if rows else (across, tall)
         found.append((rank, ConvolutionSchedule(*sides, tall // 16, stages, tall, wide, (depth,), more or None)))
@@ -86,7 +90,7 @@ def convolution_fits(kernel: Kernel, shape: Shape, s: ConvolutionSchedule) -> bo
     across, (depth,) = s.wide + (s.more or 0), s.k
     if (s.wide, s.more or 0) not in WIDTHS or depth not in DEPTHS or {s.m, s.n} != {s.tall, across}:
         return False
-    if 2 * s.stages * depth * (s.tall + across) + BEHIND > SHARED:
+    if 2 * s.stages * depth * (s.tall + across) + BEHIND > target().shared_per_block:
         return False
     found = if_fusable(convolution_of, kernel, s, PROBE, shape)
     if found is None or if_fusable(found.launch) is None:
@@ -114,6 +118,6 @@ def attention_fits(kernel: Kernel, shape: Shape, s: AttentionSchedule) -> bool:
     ):
         return False
     turned = 0 if columns == width > WIDE_RESULT and not s.pieces else columns // 2
-    if 2 * (tiling.m * (width + turned) + s.stages * keys * (width + columns)) > SHARED:
+    if 2 * (tiling.m * (width + turned) + s.stages * keys * (width + columns)) > target().shared_per_block:
         return False
     return if_fusable(emit_attention, kernel, tiling, PROBE, shape) is not None

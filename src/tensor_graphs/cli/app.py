@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import __version__
+from ..costdb.keys.device import GPU_KIND
 from ..errors import CostStoreError, ExtractionError, Interrupted, TensorGraphsError, TooLargeError, UsageError
 from ..options import Options, summary
 from ..writing import is_stream, write_text
@@ -290,7 +291,7 @@ def profile(
 def measure(
     jobs: Annotated[Path, typer.Argument(help="job file of kernels to measure, written by `profile --jobs`")],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the result shards; kernels already in it are skipped")],
-    device: Annotated[str, typer.Option(help="cuda, or cpu to run the jobs in Triton's interpreter (test only)")] = "cuda",
+    device: Annotated[str, typer.Option(help="cuda, or cpu to run the jobs in Triton's interpreter (test only)")] = GPU_KIND,
     workers: Annotated[int, typer.Option(help="compiler processes; 0: one per core")] = 0,
     schedules: Annotated[int, typer.Option(help="maximum number of schedules tried per kernel")] = 16,
     seconds: Annotated[float, typer.Option(help="stop after about this many seconds")] = math.inf,
@@ -299,7 +300,7 @@ def measure(
     """Measure the kernels of a job file on this machine. `db merge` imports the resulting shards on another machine."""
     from ..backends.tuning.jobs import measure_jobs, read_jobs
 
-    if device not in ("cuda", "cpu"):
+    if device not in (GPU_KIND, "cpu"):
         raise UsageError(f"--device {device!r}", hint="cuda or cpu")
     with working(verbose, as_json) as progress:
         found = measure_jobs(

@@ -116,7 +116,7 @@ def profile(
     file = times_file(chosen[0].graph, backend)
     times = Times.read(file) if resume else Times(file)
     kept = set(times.us)
-    _time(chosen, times, until, first.device, progress)
+    _time(chosen, times, until, first.tensors, progress)
     rows = [_row(path, chosen[0], times, kept) for path in chosen if plan_digest(path.plan) in times.us]
     untimed = len(chosen) - len(rows)
     document = {

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..backends.tuning.measure_cpu import CpuMeasurer
-from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..egraph.ir.rule import Rule
 from ..egraph.view.view import EGraphView, view_of
 from ..extract.candidates.candidates import Hypergraph
-from ..extract.model.kernel import Call, Template
+from ..extract.model.kernel import Call, Measurer, Template
 from ..extract.search.search import Choice
 from ..extract.solve import budgets
 from ..verification.reference import Reference
@@ -24,7 +22,7 @@ from .verify_or_retry import Acceptance
 
 
 def acceptance(
-    session: Session, task: Task, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None, first: Choice | None,
+    session: Session, task: Task, pricer: CostPricer, measurer: Measurer | None, first: Choice | None,
     fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
 ) -> Acceptance:  # fmt: skip
     """The verify-or-retry loop of a search.
@@ -38,9 +36,9 @@ def acceptance(
     def chosen_of(graph: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
         known = made.pop() if made and made[0].hypergraph is graph else None
         choice = known or choose(session, graph, pricer, measurer, limits=limits)
-        if isinstance(measurer, CpuMeasurer):
-            measurer.close()  # frees memory for verification; the worker restarts if more is to be measured
-        elif isinstance(measurer, GpuMeasurer):
+        if measurer is not None:
+            measurer.pause()  # frees memory for verification
+        if measurer is not None and measurer.ahead:
             with session.stage("build"):
                 measurer.compile(unmeasured_kernels(choice))
         return choice

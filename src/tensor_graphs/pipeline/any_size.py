@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from ..backends.c.any_size import Sized, sized
-from ..backends.generate.template import Generated
+from ..backends.c.any_size import Sized
+from ..backends.registry import backend
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
 from ..egraph.ir.size_conditions import NO_LIMIT
@@ -100,8 +100,11 @@ class Symbolic:
         """Lift a kernel and its call from the generic sizes: to the searched sizes and to free sizes. None if it does
         not hold at all sizes.
         """
-        if isinstance(template, Generated):
-            return sized(template, call, self.numbers, self.searched, self._others)
+        if template.roots:  # generated
+            made: Sized | None = backend(template.backend).any_size(
+                template, call, self.numbers, self.searched, self._others
+            )
+            return made
         free = lifted_call(template, call, self.numbers)
         if free is None or not holds_at_all_sizes(template, free, self.probes):
             return None

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from ..egraph.ir.ops import OPS
+from ..egraph.ir.ops import OPS, Type
 from ..egraph.ir.pattern import Call
-from ..extract.model.kernel import Backend, Template
+from ..egraph.view.view import EGraphView
+from ..extract.model import kernel
+from ..extract.model.kernel import Backend, Generation, Template
 
 
 class FilteredBackend:
     """A backend restricted to the given templates, and to no generated kernels unless `generates`.
 
-    `base` is a backend with its state of one optimization (`Lowerings.opened`). `generated`, `prepare` and `several`
-    are the optional parts of a backend that candidate matching reads.
+    `base` is a backend with its state of one optimization (`Lowerings.opened`).
     """
 
     def __init__(self, base: Backend, templates: Sequence[Template], *, generates: bool = True) -> None:
         self.name, self.device, self.helpers = base.name, base.device, base.helpers
         self.templates = tuple(templates)
-        self.unavailable = base.unavailable
-        self.generated = getattr(base, "generated", None) if generates else None
-        self.prepare = getattr(base, "prepare", None)
-        self.several = getattr(base, "several", False)
+        self.base = base
+        self.generates, self.several = generates and base.generates, base.several
+
+    def unavailable(self) -> str:
+        """See `Backend`."""
+        return self.base.unavailable()
+
+    def with_templates(self, templates: Sequence[Template]) -> FilteredBackend:
+        """See `Backend`."""
+        return FilteredBackend(self.base, templates, generates=self.generates)
+
+    def opened(self, lowerings: Any = None) -> FilteredBackend:
+        """The backend itself: its base is opened."""
+        return self
+
+    def generated(
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
+    ) -> Iterator[Generation]:
+        """See `Backend`."""
+        return self.base.generated(view, given, types, enough) if self.generates else iter(())
+
+    def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
+        """See `Backend`."""
+        return self.base.prepare(asked)
 
 
 def within_loss(backend: Backend, limit: float) -> FilteredBackend:

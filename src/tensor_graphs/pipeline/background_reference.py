@@ -8,7 +8,7 @@ from contextvars import copy_context
 from threading import Thread
 
 from ..backends.tuning.gpu_lock import Turns
-from ..costdb.keys.device import gpu_facts
+from ..costdb.keys.device import GPU_KIND, gpu_facts
 from ..extract.model.clock import Clock
 from ..extract.model.work import graph_flops
 from ..verification.reference import Reference, expected_seconds, first_reference
@@ -38,7 +38,7 @@ def start_reference(session: Session, task: Task) -> Callable[[], dict[int, Refe
 
     def compute() -> None:
         with suppress(Exception), clock.running("compute"), turns:
-            found.append(first_reference(graph, "cuda", seed=options.seed, poll=poll))
+            found.append(first_reference(graph, GPU_KIND, seed=options.seed, poll=poll))
 
     thread = Thread(target=copy_context().run, args=(compute,), name="reference", daemon=True)
     thread.start()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..backends.tuning.measure_cpu import CpuMeasurer
-from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..errors import NoPlanError, WorkerError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.clock import Clock
+from ..extract.model.kernel import Measurer
 from ..extract.search.search import Choice, search
 from ..extract.solve import budgets
 from ..options import Options
@@ -19,7 +18,7 @@ SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever 
 
 
 def choose_cheapest(
-    session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None
+    session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: Measurer | None
 ) -> tuple[Hypergraph, Choice]:
     """Return the hypergraph with the cheapest plan, and that plan. The search time is divided equally.
 
@@ -41,7 +40,7 @@ def choose_cheapest(
 
 
 def choose(
-    session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None,
+    session: Session, graph: Hypergraph, pricer: CostPricer, measurer: Measurer | None,
     share: float = 0.8, limits: Sequence[budgets.Budget] = (),
 ) -> Choice:  # fmt: skip
     """Extract the cheapest kernels within the options' budgets and `limits`, measuring what the best plan lacks.
@@ -50,11 +49,11 @@ def choose(
     says so. `share`: fraction of the remaining time.
     """
 
-    def attempt(measurer: CpuMeasurer | GpuMeasurer | None, doubt: bool = False) -> Choice:
+    def attempt(measurer: Measurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
         seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
-        if measurer is not None and not (again or isinstance(measurer, CpuMeasurer)):
+        if measurer is not None and measurer.ahead and not again:
             seconds = max(seconds, least_measuring(session.options))
         clock = Clock()
         session.clocks.append(("search", clock))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from ..backends.registry import elsewhere, on_gpu, select
+from ..backends.registry import backend, elsewhere, on_gpu, select
 from ..backends.tuning.measure_cpu import CpuMeasurer
 from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..costdb.keys.device import gpu_machine
 from ..costdb.store.store import Store
 from ..errors import DeviceUnavailableError, WorkerError
-from ..extract.model.kernel import Backend
+from ..extract.model.kernel import Backend, Measurer
 from ..options import Options
 from .session import Session, store_of
 
@@ -26,15 +26,16 @@ def backends_of(options: Options) -> list[Backend]:
             f"plans for {gpu_machine().device} can be made here, and neither measured nor verified", where="TENSOR_GRAPHS_GPU",
             hint="measure=False, verify=False (--no-measure --no-verify), of what `measure` found there",
         )  # fmt: skip
-    return select("numpy" if options.exact and options.backend_name == "auto" else options.backend_name)
+    return list(select("numpy" if options.exact and options.backend_name == "auto" else options.backend_name))
 
 
-def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> CpuMeasurer | GpuMeasurer | None:
+def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
     """The kernel measurer of the backends, with its processes starting; None if nothing is to be measured."""
     if not options.measure or options.deterministic:
         return None
-    if not on_gpu(backends):
-        return CpuMeasurer(store)
+    where = {backend(b.name).measured for b in backends}
+    if "gpu" not in where:
+        return CpuMeasurer(store) if "host" in where else None
     measurer = GpuMeasurer(store)
     with suppress(WorkerError):  # the error is raised again by the first measurement
         measurer.start()  # takes as long as rewriting
@@ -58,7 +59,7 @@ def measurer_started(session: Session) -> Iterator[None]:
             session.started[1].close()
 
 
-def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, CpuMeasurer | GpuMeasurer | None]:
+def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, Measurer | None]:
     """The cost store and the measurer of a search, which closes it: those of `measurer_started`, else new ones."""
     started, session.started = session.started, None
     if started is not None:

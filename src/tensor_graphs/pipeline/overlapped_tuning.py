@@ -14,13 +14,12 @@ from functools import partial
 from threading import Event, Thread
 from typing import TypeVar
 
-from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..costdb.store.store import Store
 from ..egraph.view.view import view_of
 from ..errors import TensorGraphsError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.clock import Clock, Halted
-from ..extract.model.kernel import Backend
+from ..extract.model.kernel import Backend, Measurer
 from ..extract.search.search import measure_ahead
 from .match import generation_limit, match_kernels, only_generated
 from .prepare import Task
@@ -95,12 +94,12 @@ class OverlappedTuning:
         return None
 
 
-def start_tuning(session: Session, task: Task, store: Store, measurer: GpuMeasurer) -> OverlappedTuning:
+def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer) -> OverlappedTuning:
     """Start overlapped tuning of the unrewritten graph: library kernels first, then generated kernels."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
     session.clocks.append(("ahead", clock))
-    libraries = [] if only_generated(backends) else [b for b in backends if getattr(b, "generated", None) is None]
+    libraries = [] if only_generated(backends) else [b for b in backends if not b.generates]
 
     def match(chosen: Sequence[Backend]) -> Hypergraph:
         with clock.running("match"):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..backends import gpu
 from ..backends.program.program import Program
 from ..backends.runtime.marshalling import is_torch
 from ..egraph.ir.graph import Graph
@@ -31,7 +30,7 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
     updated = list(program.plan.updates) if program.plan else []
     if not any(map(is_torch, values.values())):
         return [*results, *map(program.get_state, updated)]
-    gpu.wait(program.device, f"running {program.manifest.name}")
+    program.wait(f"running {program.manifest.name}")
     return [*results, *(program.states[n].clone() for n in updated)]
 
 

@@ -11,11 +11,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from ..backends.program.program import Program
-from ..backends.tuning.measure_cpu import CpuMeasurer
-from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..errors import NoPlanError, ShapeError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.gc_pause import gc_frozen
+from ..extract.model.kernel import Measurer
 from ..extract.model.work import graph_flops
 from ..extract.search.search import Choice
 from ..report.report import Report
@@ -70,7 +69,7 @@ def search_task(session: Session, task: Task) -> Found:
     references = start_reference(session, task)
     store, measurer = take_measurer(session, task.backends)
     tuning: OverlappedTuning | None = None
-    if isinstance(measurer, GpuMeasurer):
+    if measurer is not None and measurer.ahead:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
         tuning = start_tuning(session, task, store, measurer)
     try:
@@ -116,7 +115,7 @@ def _match(
 
 
 def _finished(
-    session: Session, task: Task, accepted: Accepted, report: Report, measurer: CpuMeasurer | GpuMeasurer | None
+    session: Session, task: Task, accepted: Accepted, report: Report, measurer: Measurer | None
 ) -> Found:  # fmt: skip
     """Time the program, choose between it and the unfused baseline, and complete its report."""
     choice, program, symbolic = accepted.choice, accepted.program, task.symbolic
@@ -129,7 +128,7 @@ def _finished(
     unoptimized = faster_unoptimized(session, task, program, report)
     program = unoptimized or program
     report.seconds, report.cut = session.clock.seconds, list(dict.fromkeys(session.cut))
-    if measurer is not None and not isinstance(measurer, CpuMeasurer):
+    if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
         session.clocks += [("readers", session.lowerings.pool.clock), *measurer.clocks]
     report.timeline = session.timeline

@@ -11,13 +11,12 @@ from pathlib import Path
 from .. import settings
 from ..backends.generate.generator import Lowerings
 from ..backends.generate.lowering_pool import LowerPool
-from ..backends.tuning.measure_cpu import CpuMeasurer
-from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..costdb.store.store import Store, default_root
 from ..egraph.ir.memo import forget
 from ..egraph.ir.rule import Rule
 from ..errors import warnings_into
 from ..extract.model.clock import Clock, Halted
+from ..extract.model.kernel import Measurer
 from ..options import Options, with_builtin
 from ..progress import Progress
 from ..report.timeline import Rows, timeline
@@ -40,9 +39,7 @@ class Session:
     warnings: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
     reserved: float = 0.0  # expected seconds of verification
-    started: tuple[Store, CpuMeasurer | GpuMeasurer] | None = (
-        None  # GPU measurer whose processes were started in advance
-    )
+    started: tuple[Store, Measurer] | None = None  # GPU measurer whose processes were started in advance
     memory: list[str] = field(default_factory=list)  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline

@@ -60,7 +60,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
             before.reset()
             program.reset()
 
-        clock = timing.clock_of(program.device)
+        clock = timing.clock_of(program.tensors)
         timed = partial(timing.sampled, seconds=1.0, settled=0.1, clock=clock, ended=ended, first=first)
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
         if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:

@@ -31,8 +31,9 @@ def gpu_us(call: Run) -> float:
 
 
 def clock_of(device: str) -> Callable[[Run], float]:
-    """The timing function for a device: wall clock for "cpu", CUDA events otherwise."""
-    return wall_us if device == "cpu" else gpu_us
+    """The timing function for a program's Torch device (`Program.tensors`): wall clock for "" (no tensors) and "cpu", CUDA
+    events otherwise."""
+    return wall_us if device in ("", "cpu") else gpu_us
 
 
 SETTLED = 0.02

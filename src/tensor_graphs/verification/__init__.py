@@ -3,6 +3,6 @@
 
 In: a graph and a program.
 Out: a verdict with errors.
-Imports: backends.program, backends.runtime, backends.tuning, backends.verification, costdb.keys, egraph.ir, errors,
-    extract.model, processes, rules.check.
+Imports: backends, backends.program, backends.runtime, backends.tuning, backends.verification, costdb.keys,
+    egraph.ir, errors, extract.model, processes, rules.check.
 """

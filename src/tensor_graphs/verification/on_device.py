@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..backends.gpu import is_gpu
 from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..backends.verification.inputs import SHARE as ODD_SHARE
 from ..backends.verification.inputs import Role, odd_numbers, random_indices, roles, whole_numbers
@@ -33,7 +34,7 @@ def fits(device: str, nbytes: int) -> bool:
     """Whether references for `nbytes` of inputs and outputs leave enough device memory for the program."""
     import torch
 
-    if torch.device(device).type != "cuda":
+    if not is_gpu(torch.device(device)):
         return True
     return bool(ROOM * nbytes <= SHARE * torch.cuda.get_device_properties(device).total_memory)
 
@@ -101,7 +102,7 @@ def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | Non
     """
     import torch
 
-    if torch.device(device).type != "cuda":
+    if not is_gpu(torch.device(device)):
         return None
     nbytes = sum(leaf.type.nbytes for leaf in graph.leaves("param"))
     return {} if nbytes <= SHARE * torch.cuda.mem_get_info(device)[0] else None

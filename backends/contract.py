@@ -1,0 +1,144 @@
+"""The contract of a backend: `Target`, everything that users of backends ask, and `BackendBase`, the defaults.
+
+How to add a backend: docs/backends.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+
+from ..costdb.keys.device import MachineKey, host_key, toolchain_key
+from ..egraph.ir.graph import Tensor
+from ..egraph.ir.ops import Type
+from ..egraph.view.view import EGraphView
+from ..errors import UsageError
+from ..extract.model.kernel import Backend, Call, Generation, Template
+from .device import HOST, TargetDevice
+
+if TYPE_CHECKING:
+    from ..egraph.saturate.lift import Numbers
+    from .generate.generator import Lowerings
+
+__all__ = ["BackendBase", "Measuring", "Target"]
+
+#: Where kernels are checked and timed: "host" is a worker process on NumPy arrays, "gpu" worker processes on Torch
+#: tensors of the GPU, "" nowhere: kernels are priced by prediction.
+Measuring = Literal["", "host", "gpu"]
+
+
+class Target(Backend, Protocol):
+    """A backend as the registry, code emission and measuring see it."""
+
+    @property
+    def device(self) -> TargetDevice:
+        """The device of all kernels."""
+        ...
+
+    @property
+    def operands(self) -> str:
+        """Form in which code gets its operands in a program on the host: "numpy" arrays, "torch" tensors, or memory
+        addresses ("address"). Programs of other devices have one form only."""
+        ...
+
+    @property
+    def measured(self) -> Measuring:
+        """Where kernels are measured on this machine."""
+        ...
+
+    def machine(self) -> MachineKey:
+        """Device, driver and toolchain under which times of the kernels are stored."""
+        ...
+
+    def restricted(self, keep: Callable[[Template], bool]) -> Target:
+        """The backend with the library kernels that `keep` accepts. Generated kernels are not affected."""
+        ...
+
+    def with_templates(self, templates: Sequence[Template]) -> Target:
+        """See `Backend`."""
+        ...
+
+    def opened(self, lowerings: Lowerings | None = None) -> Backend:
+        """The backend with the state of one optimization, in `lowerings` (None: unshared); itself without such
+        state."""
+        ...
+
+    def template(
+        self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
+    ) -> Template:
+        """The generated kernel of terms over inputs, from the fields of a job (`Template.job_fields`). UsageError if the
+        backend generates no kernels."""
+        ...
+
+    def any_size(
+        self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
+        probes: Iterable[Mapping[str, int]],
+    ) -> Any:  # fmt: skip
+        """The size-generic form (`c.any_size.Sized`) of a generated kernel; None if there is none. `numbers`: the
+        meaning of the call's generic sizes; `searched`, `probes`: sizes to price and to check the form at."""
+        ...
+
+
+class BackendBase:
+    """Defaults of `Target`: a library of kernels on NumPy arrays, measured on the CPU. Subclasses set at least `name`
+    and `templates`."""
+
+    name: str
+    helpers: Mapping[str, str] = {}
+    device: TargetDevice = HOST
+    operands: str = "numpy"
+    measured: Measuring = "host"
+    generates: ClassVar[bool] = False
+    several: bool = False
+
+    @cached_property
+    def templates(self) -> Sequence[Template]:
+        """None; a library overrides this."""
+        return ()
+
+    def unavailable(self) -> str:
+        """Empty: usable everywhere."""
+        return ""
+
+    def machine(self) -> MachineKey:
+        """This CPU, with the tools whose versions may change a kernel's time."""
+        return host_key(toolchain_key(self.name))
+
+    def restricted(self, keep: Callable[[Template], bool]) -> Self:
+        """See `Target`."""
+        return self.with_templates(tuple(filter(keep, self.templates)))
+
+    def with_templates(self, templates: Sequence[Template]) -> Self:
+        """A copy of the backend with other library kernels."""
+        found = copy(self)
+        vars(found)["templates"] = templates
+        return found
+
+    def opened(self, lowerings: Lowerings | None = None) -> Backend:
+        """The backend itself: a library has no state."""
+        return self
+
+    def generated(
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
+    ) -> Iterator[Generation]:
+        """None."""
+        return iter(())
+
+    def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
+        """Nothing to prepare."""
+        return iter(())
+
+    def template(
+        self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
+    ) -> Template:
+        """UsageError: a library generates no kernels."""
+        raise UsageError(f"the backend {self.name} generates no kernels")
+
+    def any_size(
+        self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
+        probes: Iterable[Mapping[str, int]],
+    ) -> Any:  # fmt: skip
+        """None: generated kernels hold at one choice of sizes."""
+        return None

@@ -1,0 +1,38 @@
+"""Devices of backends: the memory and processor that kernels work in, and the module that makes programs for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .program.device_programs import DevicePrograms
+
+__all__ = ["HOST", "TargetDevice"]
+
+
+@dataclass(frozen=True)
+class TargetDevice:
+    """A device, shared by all backends whose kernels work in its memory.
+
+    `name`: name in plans, manifests, reports and saved programs. `on_gpu`, `any_size`: see
+    `extract.model.kernel.Device`.
+    `programs_module`: absolute name of the module whose `PROGRAMS` makes and runs programs for the device; it is
+    imported on first use, because emitters are heavier than backends."""
+
+    name: str
+    on_gpu: bool
+    programs_module: str
+    any_size: bool = True
+
+    @cached_property
+    def programs(self) -> DevicePrograms:
+        """Emission, argument marshalling and memory checks of programs on this device."""
+        found: DevicePrograms = import_module(self.programs_module).PROGRAMS
+        return found
+
+
+#: The CPU, with NumPy arrays.
+HOST = TargetDevice("cpu", False, "tensor_graphs.backends.program.host_programs")

@@ -1,0 +1,127 @@
+"""The GPU that generated kernels are scheduled for: sizes and rates, queried from the driver or stated per model.
+
+`target` is what legality, ranking and emission of GPU kernels read. A worker process that schedules kernels for its
+parent gets the parent's machine (`using`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import lru_cache, wraps
+from typing import Any, TypeVar, cast
+
+from .. import settings
+from ..costdb.keys.device import gpu_facts
+from ..egraph.ir.memo import memo
+
+__all__ = ["REFERENCE", "Machine", "of_facts", "of_key", "per_machine", "target", "using"]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU. `shared_per_block`, `shared_per_multiprocessor`: bytes of shared memory that a block may ask for, and that
+    the blocks of a multiprocessor (SM) share. `registers`, `threads`: 32-bit registers and resident threads of an SM.
+    `bytes_per_us`: DRAM bandwidth. `cache_bytes`: L2 cache."""
+
+    name: str
+    capability: int
+    multiprocessors: int
+    shared_per_block: int
+    shared_per_multiprocessor: int
+    registers: int
+    threads: int
+    bytes_per_us: float
+    cache_bytes: int
+
+    @property
+    def dynamic_shared(self) -> int:
+        """Bytes of dynamic shared memory that a block may use beside what the compiler and alignment take (1 KiB)."""
+        return self.shared_per_block - (1 << 10)
+
+
+#: The GPU that schedules are made for where there is none and none is named; the ranking models were fitted on it. Its
+#: bandwidth is measured.
+REFERENCE = Machine("NVIDIA H200", 90, 132, 227 << 10, 228 << 10, 65536, 2048, 4.3e6, 50 << 20)
+
+#: Compute capability -> sizes of a multiprocessor, for GPUs that are not in this machine. Source: CUDA C++ Programming
+#: Guide, "Technical Specifications per Compute Capability".
+SIZES: Mapping[int, Mapping[str, int]] = {
+    80: {"shared_per_block": 163 << 10, "shared_per_multiprocessor": 164 << 10, "threads": 2048},
+    86: {"shared_per_block": 99 << 10, "shared_per_multiprocessor": 100 << 10, "threads": 1536},
+    89: {"shared_per_block": 99 << 10, "shared_per_multiprocessor": 100 << 10, "threads": 1536},
+    90: {"shared_per_block": 227 << 10, "shared_per_multiprocessor": 228 << 10, "threads": 2048},
+    100: {"shared_per_block": 227 << 10, "shared_per_multiprocessor": 228 << 10, "threads": 2048},
+    120: {"shared_per_block": 99 << 10, "shared_per_multiprocessor": 100 << 10, "threads": 1536},
+}
+ACHIEVED = 0.9  # share of the theoretical DRAM bandwidth that kernels reach
+
+_using: ContextVar[Machine | None] = ContextVar("tensor_graphs_machine", default=None)
+
+
+def target() -> Machine:
+    """The GPU that kernels are generated for: that of `using`, of the setting `gpu`, the local one, else `REFERENCE`."""
+    return _using.get() or _target(settings.planned_gpu())
+
+
+@contextmanager
+def using(machine: Machine) -> Iterator[None]:
+    """Context in which `target` is this machine."""
+    token = _using.set(machine)
+    try:
+        yield
+    finally:
+        _using.reset(token)
+
+
+def per_machine(size: int) -> Callable[[F], F]:
+    """Decorator: `memo(size)` of a function that also depends on `target`."""
+
+    def decorate(function: F) -> F:
+        @memo(size)
+        def known(machine: Machine, *args: Any) -> Any:
+            with using(machine):
+                return function(*args)
+
+        @wraps(function)
+        def called(*args: Any) -> Any:
+            return known(target(), *args)
+
+        return cast(F, called)
+
+    return decorate
+
+
+@lru_cache(maxsize=8)
+def _target(key: str) -> Machine:
+    if key:
+        return of_key(key.partition("|")[0])
+    facts = gpu_facts()
+    return of_facts(facts) if facts else REFERENCE
+
+
+def of_key(device: str) -> Machine:
+    """The machine of a device key, such as "gpu:NVIDIA H200:sm90:multiprocessors=132". What the key does not say is
+    stated per compute capability, or that of `REFERENCE`."""
+    found = re.fullmatch(r"gpu:(.*):sm(\d+):multiprocessors=(\d+)", device)
+    if found is None:
+        return REFERENCE
+    name, capability = found[1], int(found[2])
+    known: dict[str, Any] = dict(SIZES.get(capability, {}))
+    return replace(REFERENCE, name=name, capability=capability, multiprocessors=int(found[3]), **known)
+
+
+def of_facts(facts: Mapping[str, Any]) -> Machine:
+    """The machine of the facts that the driver tells (`costdb.keys.device.gpu_facts`)."""
+    measured = facts["name"] == REFERENCE.name
+    return Machine(
+        facts["name"], facts["capability"], facts["multiprocessors"], facts["shared_per_block"],
+        facts["shared_per_multiprocessor"], facts["registers"], facts["threads"],
+        REFERENCE.bytes_per_us if measured else ACHIEVED * facts["bytes_per_us"], facts["cache_bytes"],
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""The Pallas backend: kernels generated from the kernel IR as functions of jax.experimental.pallas.
+
+Interpreted where JAX has a CPU only, which is slow: the backend is never chosen by "auto", and measured only on an
+accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+
+from ...costdb.keys.device import MachineKey, host_key, toolchain_key
+from ...egraph.ir.graph import Tensor
+from ...extract.model.kernel import Call
+from ..contract import Measuring
+from ..device import TargetDevice
+from ..generate.generator import Asked, Generator, Lowering, Lowerings
+from ..generate.template import GeneratedKernel, template_of
+from ..ir.precision import Precision
+from .emitter import EMITTER
+from .library import TEMPLATES
+
+__all__ = ["BACKEND", "Pallas", "generated"]
+
+JAX = TargetDevice("jax", False, "tensor_graphs.backends.pallas.programs", any_size=False)
+HELPERS: Mapping[str, str] = {
+    "pallas_interpreted": '''def pallas_interpreted():
+    """Whether kernels run in Pallas's interpreter: JAX has no accelerator."""
+    return jax.default_backend() == "cpu"''',
+}
+
+
+class PallasLowering(Lowering):
+    """Lowering for the Pallas backend: one form per fusion group."""
+
+    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
+        """The template of a fusion group with its call, if it can be emitted."""
+        template = self._template(asked.region.terms, ())
+        if not template.bases and template.lower(asked.call) is not None:
+            yield template, asked.call
+
+
+class Pallas(Generator):
+    """See the module."""
+
+    device = JAX
+
+    @property
+    def measured(self) -> Measuring:  # type: ignore[override]
+        """On an accelerator only, by the host's measuring process."""
+        import jax
+
+        return "" if jax.default_backend() == "cpu" else "host"
+
+    def lowering(self, lowerings: Lowerings) -> Lowering:
+        """A new `PallasLowering`."""
+        return PallasLowering(self, lowerings)
+
+    def machine(self) -> MachineKey:
+        """JAX's device and version; the CPU as its interpreter without an accelerator."""
+        if find_spec("jax") is None:
+            return host_key(f"{toolchain_key()};jax=none")
+        import jax
+
+        toolchain = f"{toolchain_key()};jax={metadata.version('jax')}"
+        own = host_key(toolchain)
+        device = own.device if jax.default_backend() == "cpu" else f"jax:{jax.devices()[0].device_kind}"
+        return own._replace(device=device)
+
+
+def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
+    """The Pallas template of a term over inputs."""
+    return template_of(EMITTER, root)
+
+
+BACKEND = Pallas(EMITTER, HELPERS, TEMPLATES)

@@ -1,0 +1,419 @@
+"""Emitter of Pallas kernels from the kernel IR.
+
+    def reduction_1f(x):
+        def kernel(x_ref, out_ref):
+            v0 = x_ref[...].astype(jnp.float32)
+            v1 = jnp.max(v0, axis=1, keepdims=True)
+            ...
+        return pl.pallas_call(kernel, out_shape=..., grid=(8,), in_specs=..., out_specs=..., interpret=...)(x)
+
+A value is an array with one dimension per axis of the kernel, of extent 1 along axes that it does not depend on. The
+grid runs over blocks of the outermost parallel axis (schedule parameter `m`: rows of a block); operands are blocked
+along it where all their loads follow it, and whole otherwise. Sums of products are contractions (`jnp.einsum`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from ..generate.schedule import Domain, Schedule
+from ..generate.schedule import number as parameter
+from ..generate.strategy import Request, Strategy, StrategyEmitter
+from ..generate.template import Launch, LaunchBase, Lowered
+from ..ir.index import Axis, Index, unravelled
+from ..ir.kernel import PROBE, Buffer, Expr, Kernel, Store, Unfusable, below_maximum
+from ..ir.tiling import Shape
+from .spelling import POINTWISE, REDUCTIONS, dtype_text, number
+
+__all__ = ["EMITTER", "PallasEmitter", "PallasLaunch", "emit"]
+
+BLOCK = 1 << 16  # elements of a kernel's iteration space that one program of the grid should hold
+SCHEDULES = 4  # candidate block sizes
+
+
+@dataclass(frozen=True)
+class PallasLaunch(LaunchBase):
+    """A function from operands, in the order `operands`, to the result."""
+
+    name: str
+    source: str
+    operands: tuple[str, ...]
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The expression whose value is the result."""
+        return f"{self.name}({', '.join(names[o] for o in self.operands)})"
+
+
+@dataclass(frozen=True)
+class BlockSchedule(Schedule):
+    """Schedule of a Pallas kernel: the block size of the outermost parallel axis."""
+
+    m: int = parameter("rows of a block", Domain())
+
+
+def _ranked(request: Request, count: int) -> list[BlockSchedule]:
+    """Block sizes of the outermost axis, the largest within `BLOCK` elements first."""
+    axis = blocked_axis(request.kernel)
+    if axis is None:
+        return [BlockSchedule(1)]
+    inner = prod(a.size for a in request.kernel.axes) // axis.size
+    sizes = [m for m in range(axis.size, 0, -1) if axis.size % m == 0]
+    small = [m for m in sizes if m * inner <= BLOCK] or sizes[-1:]
+    return [BlockSchedule(m) for m in small[: min(SCHEDULES, count)]]
+
+
+def _legal(kernel: Kernel, shape: Shape, schedule: BlockSchedule, splits: bool) -> bool:
+    """Whether the blocks divide the outermost axis."""
+    axis = blocked_axis(kernel)
+    return schedule.m == 1 if axis is None else axis.size % schedule.m == 0
+
+
+def _emit_blocks(found: Lowered, schedule: BlockSchedule, name: str) -> Sequence[Launch]:
+    """The single function of a kernel."""
+    return [emit(found.kernel, schedule.m, name)]
+
+
+BLOCKS = Strategy(
+    "blocks",
+    "Pallas functions: a grid over blocks of the outermost parallel axis.",
+    BlockSchedule,
+    applies=lambda kernel, shape: True,
+    ranked=_ranked,
+    legal=_legal,
+    emit=_emit_blocks,
+)
+
+
+@dataclass
+class PallasEmitter(StrategyEmitter):
+    """Emits one Pallas function per kernel."""
+
+    name: str = "pallas"
+    version: str = "1"
+    setup: tuple[str, ...] = ("pallas_interpreted",)
+    needs: tuple[str, ...] = ("jax",)
+    strategies: tuple[Strategy[Any], ...] = field(default=(BLOCKS,), kw_only=True)
+
+
+EMITTER = PallasEmitter()
+
+
+def emit(kernel: Kernel, rows: int, name: str) -> PallasLaunch:
+    """The function of a kernel with `rows` places of the blocked axis per program. Unfusable if it cannot be written."""
+    axis = blocked_axis(kernel)
+    return _Writer(kernel, axis if axis is not None and rows < axis.size else None, rows).launch(name)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The places that an access takes along one dimension of a buffer: `start`, `start + step`, …, one per place of
+    `axis`; a single place without an axis."""
+
+    axis: Axis | None
+    start: int = 0
+    step: int = 1
+
+    def text(self, size: int) -> str:
+        """As a slice of a dimension of this size."""
+        count = self.axis.size if self.axis else 1
+        if self.start == 0 and self.step == 1 and count == size:
+            return ":"
+        step = f":{self.step}" if self.step > 1 else ""
+        return f"{self.start}:{self.start + self.step * (count - 1) + 1}{step}"
+
+
+def parts_of(at: Index, buffer: Buffer) -> tuple[Part, ...] | None:
+    """The access to a row-major buffer as one `Part` per dimension; None if it is no box of the buffer."""
+    found = []
+    for place, size in zip(unravelled(at, buffer.shape), buffer.shape, strict=True):
+        low, high = place.range
+        if low < 0 or high >= size or len(place.terms) > 1:
+            return None
+        ((atom, step),) = place.terms or ((None, 1),)
+        if step < 1 or (atom is not None and not isinstance(atom, Axis)):
+            return None
+        found.append(Part(atom, place.const, step))
+    axes = [p.axis for p in found if p.axis is not None]
+    low, high = at.range
+    inside = low >= 0 and high < prod(buffer.shape)
+    return tuple(found) if inside and len(set(axes)) == len(axes) else None
+
+
+def blocked_dimension(parts: Sequence[Part] | None, buffer: Buffer, axis: Axis) -> int | None:
+    """The dimension of a buffer that an access follows along a whole axis; None without one."""
+    for d, part in enumerate(parts or ()):
+        if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
+            return d
+    return None
+
+
+def blocked_axis(kernel: Kernel) -> Axis | None:
+    """The outermost parallel axis, if every store follows it along one whole dimension of its buffer and no reduction
+    binds it; else None."""
+    axis = next((a for a in kernel.axes if a.size > 1), None)
+    if axis is None or any(e.axis == axis for e in kernel.reductions):
+        return None
+    for store in kernel.stores:
+        buffer = kernel.buffers[store.buffer]
+        if store.guards or store.parts or blocked_dimension(parts_of(store.at, buffer), buffer, axis) is None:
+            return None
+    return axis
+
+
+class _Writer:
+    """Writes one kernel. `rows`: places of the axis `blocked` in a block; the grid has one program without it."""
+
+    def __init__(self, kernel: Kernel, blocked: Axis | None, rows: int) -> None:
+        for name, buffer in kernel.buffers.items():
+            if not _row_major(buffer):
+                raise Unfusable(f"{name} is not row-major: JAX arrays have no strides")
+            if 0 in buffer.shape:
+                raise Unfusable(f"{name} has no elements")
+        self.kernel, self.blocked, self.rows = kernel, blocked, rows
+        bound = [e.axis for e in kernel.reductions]
+        self.order = {a: n for n, a in enumerate(dict.fromkeys((*kernel.axes, *bound)))}
+        wide = any(b.dtype == "float64" for b in kernel.buffers.values())
+        self.real = "float64" if wide else "float32"
+        self.lines: list[str] = []
+        self.names: dict[Expr, str] = {}
+        self.indices: dict[Axis, str] = {}
+
+    # ------------------------------------------------------------ the function
+    def launch(self, name: str) -> PallasLaunch:
+        results = list(dict.fromkeys(s.buffer for s in self.kernel.stores))
+        if len(results) > 1:
+            raise Unfusable("several results")
+        operands = tuple(n for n in self.kernel.buffers if n not in results)
+        for e in self.kernel.exprs:
+            if e not in self._contracted:
+                self.names[e] = self._named(e, self._text(e))
+        self._store([s for s in self.kernel.stores if s.buffer == results[0]])
+        grid = self.blocked.size // self.rows if self.blocked else 1
+        out = self.kernel.buffers[results[0]]
+        specs = ", ".join(self._spec(n) for n in operands)
+        given = ", ".join(n if self.kernel.buffers[n].shape else f"{n}.reshape(1)" for n in operands)
+        listing = [] if name == PROBE else [f"    # {line}" for line in str(self.kernel).splitlines()]
+        text = [
+            f"def {name}({', '.join(operands)}):", *listing,
+            f"    def kernel({', '.join(f'{n}_ref' for n in (*operands, results[0]))}):",
+            *(f"        {line}" for line in self.lines), "",
+            "    made = pl.pallas_call(",
+            f"        kernel, out_shape=jax.ShapeDtypeStruct({_shape(out)}, {dtype_text(out.dtype)}), grid=({grid},),",
+            f"        in_specs=[{specs}], out_specs={self._spec(results[0])},",
+            "        interpret=pallas_interpreted(),",
+            f"    )({given})",
+            f"    return made{'' if out.shape else '.reshape(())'}",
+        ]  # fmt: skip
+        return PallasLaunch(name, "\n".join(text) + "\n", operands)
+
+    def _spec(self, name: str) -> str:
+        buffer = self.kernel.buffers[name]
+        shape, place = list(_shape(buffer)), ["0"] * len(_shape(buffer))
+        if (d := self._dimension(name)) is not None:
+            shape[d], place[d] = self.rows, "i"
+        return f"pl.BlockSpec({tuple(shape)}, lambda i: ({', '.join(place)},))"
+
+    def _dimension(self, name: str) -> int | None:
+        """The dimension along which a buffer is blocked: all accesses follow the blocked axis there."""
+        if self.blocked is None:
+            return None
+        buffer = self.kernel.buffers[name]
+        ats = [s.at for s in self.kernel.stores if s.buffer == name]
+        loads = [e for e in self.kernel.exprs if e.op == "load" and e.value[0] == name]
+        if any(e.value[2] for e in loads):
+            return None
+        ats += [e.value[1] for e in loads]
+        found = {blocked_dimension(parts_of(at, buffer), buffer, self.blocked) for at in ats}
+        return found.pop() if len(found) == 1 else None
+
+    # ------------------------------------------------------------ values
+    def _size(self, axis: Axis) -> int:
+        return self.rows if axis == self.blocked else axis.size
+
+    def _extent(self, axes: frozenset[Axis]) -> tuple[int, ...]:
+        """Shape of a value that depends on these axes."""
+        return tuple(self._size(a) if a in axes else 1 for a in self.order)
+
+    def _named(self, e: Expr, text: str) -> str:
+        if e.op == "const":
+            return text
+        name = f"v{len(self.names)}"
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def _along(self, axis: Axis) -> str:
+        """The places of an axis, along its dimension."""
+        if axis not in self.indices:
+            first = f"pl.program_id(0) * {self.rows} + " if axis == self.blocked else ""
+            shape = self._extent(frozenset([axis]))
+            self.indices[axis] = name = f"at_{axis.name}"
+            self.lines.append(f"{name} = {first}jax.lax.broadcasted_iota(jnp.int32, {shape}, {self.order[axis]})")
+        return self.indices[axis]
+
+    def _position(self, at: Index) -> str:
+        for axis in sorted(at.axes, key=lambda a: self.order[a]):
+            self._along(axis)
+        return at.text(self._along)
+
+    def _text(self, e: Expr) -> str:
+        args = [self.names[a] for a in e.args if a not in self._contracted]
+        if e.op == "const":
+            return number(e.value, {"float": self.real, "int": "int64", "bool": "bool"}[e.kind])
+        if e.op == "index":
+            return f"({self._position(e.value)}).astype(jnp.int64)"
+        if e.op == "load":
+            return self._load(e, args)
+        if e.op == "reduce":
+            return self._reduced(e)
+        if e.op == "cast":
+            return self._cast(e, args[0])
+        if (shifted := below_maximum(e)) is not None:
+            a, m = (self.names[x] for x in shifted)
+            args = [f"({a} - jnp.where(jnp.isneginf({m}), 0, {m}))"]
+        text = POINTWISE.get(e.op)
+        if text is None:
+            raise Unfusable(f"{e.op} has no spelling in JAX")
+        return text.format(*args)
+
+    def _cast(self, e: Expr, x: str) -> str:
+        if e.kind == "float":
+            return f"{x}.astype({dtype_text(self.real)})"
+        return f"({x} != 0)" if e.kind == "bool" else f"{x}.astype({dtype_text(e.value)}).astype(jnp.int64)"
+
+    def _load(self, e: Expr, args: Sequence[str]) -> str:
+        name, at, steps, _ = e.value
+        buffer, guards = self.kernel.buffers[name], args[len(steps) :]
+        kind = {"float": dtype_text(self.real), "int": "jnp.int64", "bool": "jnp.bool_"}[e.kind]
+        parts = None if steps else parts_of(at, buffer)
+        if parts is not None and self.blocked in [p.axis for p in parts] and self._dimension(name) is None:
+            parts = None
+        if parts is not None:
+            found = f"{self._box(name, parts)}.astype({kind})"
+        else:
+            if self._dimension(name) is not None:
+                raise Unfusable("a load at other places of a blocked operand")
+            place = self._position(at)
+            for x, step in zip(args, steps):
+                place += f" + jnp.clip({x}, 0, {_last(buffer, step)}) * {step}"
+            found = f"jnp.take({name}_ref[...].reshape(-1), {place}, mode='clip').astype({kind})"
+        return f"jnp.where({' & '.join(guards)}, {found}, {kind}(0))" if guards else found
+
+    def _box(self, name: str, parts: Sequence[Part]) -> str:
+        """A box of a buffer, with one dimension per axis of the kernel."""
+        buffer, blocked = self.kernel.buffers[name], self._dimension(name)
+        texts = [":" if d == blocked else p.text(n) for d, (p, n) in enumerate(zip(parts, buffer.shape))]
+        box = f"{name}_ref[{', '.join(texts) if set(texts) - {':'} else '...'}]"
+        axes = [p.axis for p in parts if p.axis is not None]
+        ranked = sorted(axes, key=lambda a: self.order[a])
+        if axes != ranked:
+            box += f".reshape({_tuple(self._size(a) for a in axes)}).transpose({_tuple(axes.index(a) for a in ranked)})"
+        shape = self._extent(frozenset(axes))
+        return box if axes == list(self.order) and len(parts) == len(axes) else f"{box}.reshape({shape})"
+
+    # ------------------------------------------------------------ reductions
+    @cached_property
+    def _contracted(self) -> frozenset[Expr]:
+        """Products that only sums read: the sums are contractions of their factors."""
+        readers: dict[Expr, list[Expr | Store]] = {}
+        for e in self.kernel.exprs:
+            for a in e.args:
+                readers.setdefault(a, []).append(e)
+        for store in self.kernel.stores:
+            for e in store.exprs:
+                readers.setdefault(e, []).append(store)
+        sums = [e for e in self.kernel.reductions if e.value[0] == "sum" and e.kind == "float"]
+        products = [e.args[0] for e in sums if e.args[0].op == "mul" and e.axis in e.args[0].axes]
+        return frozenset(p for p in products if all(r in sums for r in readers[p]))
+
+    def _reduced(self, e: Expr) -> str:
+        monoid, axis = e.value
+        body = e.args[0]
+        if body in self._contracted:
+            return self._contraction(e, body)
+        x, dim = self.names[body], self.order[axis]
+        full = f"jnp.broadcast_to({x}, {self._extent(body.axes | {axis})})" if axis not in body.axes else x
+        return f"{REDUCTIONS[monoid]}({full}, axis={dim}, keepdims=True)"
+
+    def _contraction(self, e: Expr, body: Expr) -> str:
+        letters = {a: chr(ord("a") + n) for a, n in self.order.items()}
+        if len(letters) > 26:
+            raise Unfusable("more axes than letters")
+        texts, operands = [], []
+        for factor in body.args:
+            axes = [a for a in self.order if a in factor.axes]
+            texts.append("".join(letters[a] for a in axes))
+            operands.append(f"{self.names[factor]}.reshape({_tuple(self._size(a) for a in axes)})")
+        out = "".join(letters[a] for a in self.order if a in e.axes)
+        found = (
+            f"jnp.einsum('{','.join(texts)}->{out}', {', '.join(operands)}, precision='highest', "
+            f"preferred_element_type={dtype_text(self.real)})"
+        )
+        return f"{found}.reshape({self._extent(e.axes)})"
+
+    # ------------------------------------------------------------ results
+    def _store(self, stores: Sequence[Store]) -> None:
+        """Write a result: boxes where all stores are boxes, else every element by its position."""
+        name, buffer = stores[0].buffer, self.kernel.buffers[stores[0].buffer]
+        if any(s.parts for s in stores):
+            raise Unfusable("a store at a data-dependent position")
+        boxes = [None if s.guards else parts_of(s.at, buffer) for s in stores]
+        if all(box is not None for box in boxes):
+            for store, box in zip(stores, boxes):
+                self._store_box(store, box or ())
+            return
+        count = prod(buffer.shape)
+        self.lines.append(f"made = jnp.zeros({count}, {dtype_text(buffer.dtype)})")
+        for store in stores:
+            axes = store.at.axes.union(store.value.axes, *(g.axes for g in store.guards))
+            place, shape = f"({self._position(store.at)})", self._extent(frozenset(axes))
+            if store.guards:
+                place = f"jnp.where({' & '.join(self.names[g] for g in store.guards)}, {place}, {count})"
+            value = f"jnp.broadcast_to({self.names[store.value]}, {shape}).astype(made.dtype)"
+            self.lines.append(f"made = made.at[jnp.broadcast_to({place}, {shape})].set({value}, mode='drop')")
+        self.lines.append(f"{name}_ref[...] = made.reshape({_shape(buffer)})")
+
+    def _store_box(self, store: Store, parts: Sequence[Part]) -> None:
+        name, buffer, blocked = store.buffer, self.kernel.buffers[store.buffer], self._dimension(store.buffer)
+        axes = [p.axis for p in parts if p.axis is not None]
+        ranked = sorted(axes, key=lambda a: self.order[a])
+        if not store.value.axes <= set(axes):
+            raise Unfusable("a result that depends on an axis that its position does not")
+        value = f"jnp.broadcast_to({self.names[store.value]}, {self._extent(frozenset(axes))})"
+        value += f".reshape({_tuple(self._size(a) for a in ranked)})"
+        if axes != ranked:
+            value += f".transpose({_tuple(ranked.index(a) for a in axes)})"
+        sizes = _tuple(1 if p.axis is None else self._size(p.axis) for p in parts) if parts else "(1,)"
+        texts = [":" if d == blocked else p.text(n) for d, (p, n) in enumerate(zip(parts, buffer.shape))]
+        place = ", ".join(texts) if set(texts) - {":"} else "..."
+        self.lines.append(f"{name}_ref[{place}] = {value}.reshape({sizes}).astype({dtype_text(buffer.dtype)})")
+
+
+def _row_major(buffer: Buffer) -> bool:
+    """Whether a buffer is row-major without gaps (strides of axes of size 1 are ignored)."""
+    step = 1
+    for size, stride in zip(reversed(buffer.shape), reversed(buffer.strides)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _shape(buffer: Buffer) -> tuple[int, ...]:
+    """The shape of a buffer in a kernel: references have at least one dimension."""
+    return tuple(buffer.shape) or (1,)
+
+
+def _tuple(values: Iterable[int]) -> str:
+    return repr(tuple(values))
+
+
+def _last(buffer: Buffer, step: int) -> int:
+    """The last index of the dimension that a data-dependent index addresses."""
+    sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
+    if len(sizes) > 1 or not step:
+        raise Unfusable("an index into one of several axes with equal strides")
+    return sizes[0] - 1 if sizes else 0

@@ -1,0 +1,59 @@
+"""Contract of programs on a device: `DevicePrograms`, with the behaviour on the host as the default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...errors import TensorGraphsError
+from ...extract.model.kernel import Plan
+from ..runtime.marshalling import Exchange, OnCpu
+from ..runtime.threads import loops_shared
+from .emit_cpu import Emitted
+
+Run = Callable[..., Sequence[Any]]
+
+__all__ = ["DevicePrograms"]
+
+
+class DevicePrograms:
+    """How programs of one device are emitted, bound and called. The defaults are those of NumPy arrays on the host.
+
+    `place` is the user's choice among devices of this kind ("cuda:1"); the device's name by default.
+    """
+
+    helpers: Mapping[str, str] = {}  # source of helper functions that emitted programs may call, by name
+
+    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+        """The source of a program. With `reuse_outputs`, the next call may overwrite the outputs."""
+        raise NotImplementedError
+
+    def exchange(self, place: str) -> Exchange:
+        """Marshalling of arguments and results."""
+        return OnCpu()
+
+    def bound(self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str) -> Run:
+        """The callable program: calls the emitted `bind`."""
+        loops_shared()
+        return bind(*([weights, states] if states else [weights]))
+
+    def tensors(self, place: str) -> str:
+        """Torch device of the tensors that programs work on; "" for programs on arrays."""
+        return ""
+
+    def hardware(self) -> str:
+        """Name of the hardware that programs are made for; "" if they run on any."""
+        return ""
+
+    def check_hardware(self, wanted: str, where: str = "") -> None:
+        """DeviceUnavailableError unless the hardware that a saved program was made for is present."""
+
+    def check_room(self, place: str, wanted: int) -> None:
+        """DeviceMemoryError if `wanted` bytes are not free."""
+
+    def wait(self, place: str, what: str) -> None:
+        """Wait for launched kernels; a named error if one failed."""
+
+    def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
+        """The named error of a device's RuntimeError; None if it is not the device's."""
+        return None

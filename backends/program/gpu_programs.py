@@ -1,0 +1,63 @@
+"""Programs on an NVIDIA GPU: Torch tensors at fixed addresses, replayed as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...errors import TensorGraphsError
+from ...extract.model.kernel import Plan
+from .. import gpu
+from ..runtime.marshalling import Exchange, OnTensors
+from .device_programs import DevicePrograms, Run
+from .emit_cpu import Emitted
+from .emit_gpu import emit_cuda
+from .gpu_helpers import HELPERS
+
+__all__ = ["PROGRAMS", "GpuPrograms"]
+
+
+class GpuPrograms(DevicePrograms):
+    """See `DevicePrograms`. A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors."""
+
+    helpers = HELPERS
+
+    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+        """See `DevicePrograms`."""
+        return emit_cuda(plan, reuse_outputs=reuse_outputs)
+
+    def exchange(self, place: str) -> Exchange:
+        """See `DevicePrograms`."""
+        return OnTensors(place)
+
+    def bound(self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str) -> Run:
+        """See `DevicePrograms`."""
+        return bind(weights, states, place)
+
+    def tensors(self, place: str) -> str:
+        """See `DevicePrograms`."""
+        return place
+
+    def hardware(self) -> str:
+        """Name and compute capability of the GPU that plans target."""
+        return gpu.planned_for()
+
+    def check_hardware(self, wanted: str, where: str = "") -> None:
+        """See `DevicePrograms`."""
+        gpu.check_hardware(wanted, where=where)
+
+    def check_room(self, place: str, wanted: int) -> None:
+        """See `DevicePrograms`."""
+        if place != "cpu":
+            gpu.check_room(place, wanted)
+
+    def wait(self, place: str, what: str) -> None:
+        """See `DevicePrograms`."""
+        gpu.wait(place, what)
+
+    def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
+        """See `DevicePrograms`."""
+        return gpu.named(error, what)
+
+
+PROGRAMS = GpuPrograms()

@@ -1,0 +1,24 @@
+"""Programs on the CPU: NumPy arrays, and Torch tensors or memory addresses over the same memory."""
+
+from __future__ import annotations
+
+from ...extract.model.kernel import Plan
+from .cpu_helpers import HELPERS
+from .device_programs import DevicePrograms
+from .emit import emit
+from .emit_cpu import Emitted
+
+__all__ = ["PROGRAMS", "HostPrograms"]
+
+
+class HostPrograms(DevicePrograms):
+    """See `DevicePrograms`."""
+
+    helpers = HELPERS
+
+    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+        """See `DevicePrograms`; of one size or of any size."""
+        return emit(plan, reuse_outputs=reuse_outputs)
+
+
+PROGRAMS = HostPrograms()
