@@ -31,7 +31,7 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, contiguous
+from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, PricerBase, contiguous
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
@@ -311,7 +311,7 @@ def test_kernels_say_what_they_owe_their_form_to() -> None:
 
 
 # ---------------------------------------------------------------- programs
-class Cheap:
+class Cheap(PricerBase):
     """Bytes and a launch, so that fewer kernels are cheaper."""
 
     def price(self, found: Any) -> list[Priced]:

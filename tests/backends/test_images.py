@@ -35,7 +35,7 @@ from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_b
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.fusion.groups import FusionGroups
-from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Priced, Strides, contiguous
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Priced, PricerBase, Strides, contiguous
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
 
@@ -362,7 +362,7 @@ def _inputs(view: EGraphView) -> frozenset[int]:
     return frozenset(int(view.cls[n]) for n, op in enumerate(view.op) if op == "input")
 
 
-class _Launches:
+class _Launches(PricerBase):
     """Every kernel costs as much: the plan with the fewest."""
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:

@@ -38,7 +38,7 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, contiguous
+from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, PricerBase, contiguous
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
@@ -365,7 +365,7 @@ def test_what_is_too_large_for_the_term_itself_is_drawn_smaller(monkeypatch: pyt
 
 
 # ---------------------------------------------------------------- programs
-class Cheap:
+class Cheap(PricerBase):
     """Bytes and a launch, so that fewer kernels are cheaper."""
 
     def price(self, found: Any) -> list[Priced]:
