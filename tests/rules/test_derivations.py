@@ -172,6 +172,6 @@ def test_notation_means_the_term(number: int, notation: Callable[[Tensor], str])
 def test_index_arithmetic(benchmark_module: Callable[[str], Any]) -> None:
     Index = benchmark_module("loop_notation").Index
     k, j = Index((("k", 1, 4),)), Index((("j", 1, 3),))
-    flat = k.scaled(3) + j
+    flat = k * 3 + j
     assert flat.divided(3) == (k, j) and str(flat) == "3·k+j"
     assert str(flat.divided(2)[0]) == "⌊(3·k+j)/2⌋" and str(k.divided(2)[1]) == "(k mod 2)"
