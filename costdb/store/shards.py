@@ -143,7 +143,7 @@ def decode(content: bytes) -> pa.Table:
         found = file.schema_arrow
         for column in wanted:
             at = found.get_field_index(column.name)
-            if at < 0 or found.field(write_by_content).type != column.type:
+            if at < 0 or found.field(at).type != column.type:
                 raise BadShard("wrong-columns")
         table = file.read(columns=wanted.names, use_threads=False).select(
             wanted.names
