@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from ..registry import backends, devices
+from ..registry import backends, devices, on_forget
 
 
 @cache
@@ -18,6 +18,9 @@ def all_helpers() -> dict[str, str]:
     for b in backends().values():
         found |= b.helpers
     return found
+
+
+on_forget.append(all_helpers.cache_clear)
 
 
 def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
