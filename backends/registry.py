@@ -58,6 +58,7 @@ def backends() -> Mapping[str, Target]:
 
 
 _registered: dict[str, Target] = {}
+on_forget: list[Callable[[], None]] = []  # clear what other modules have cached of the backends
 
 
 def register(added: Target) -> None:
@@ -81,8 +82,8 @@ def unregister(name: str) -> None:
 
 def forget() -> None:
     """Drop the cached backends and devices; they are found again."""
-    for known in (backends, devices, _by_name):
-        known.cache_clear()
+    for clear in (backends.cache_clear, devices.cache_clear, _by_name.cache_clear, *on_forget):
+        clear()
 
 
 @cache

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from ..registry import backends, devices
+from ..registry import backends, devices, on_forget
 
 
 def all_helpers() -> dict[str, str]:
@@ -23,6 +23,9 @@ def _helpers_of(device_names: tuple[str, ...], backend_names: tuple[str, ...]) -
     for name in backend_names:
         found |= backends()[name].helpers
     return found
+
+
+on_forget.append(all_helpers.cache_clear)
 
 
 def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:

@@ -20,7 +20,7 @@ from tensor_graphs.backends.pallas.backend import BACKEND, generated
 from tensor_graphs.backends.pallas.library import GAPS as LIBRARY_GAPS
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.tuning.sample import sample
-from tensor_graphs.backends.tuning.single_kernel import expected, meaning, random_values, run_template
+from tensor_graphs.backends.tuning.single_kernel import random_values, run_template
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir import dtypes
@@ -29,7 +29,9 @@ from tensor_graphs.egraph.ir.ops import OPS
 from tensor_graphs.egraph.ir.pattern import Call as Pattern
 from tensor_graphs.egraph.ir.pattern import Name, Var
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.meaning import output_terms
 
+from .reference import expected
 from .test_kir import KERNELS
 
 Array = np.ndarray[Any, Any]
@@ -65,7 +67,7 @@ def single(op: str) -> Any:
 def term(template: Any, call: Call) -> Tensor:
     """The template's term over inputs."""
     done: dict[Tensor, Tensor] = {}
-    for n in topological([meaning(template, call)]):
+    for n in topological([output_terms(template, call)[0]]):
         if n.op == "param":
             done[n] = t.input(n.attr("name"), n.shape, n.dtype)
         else:
