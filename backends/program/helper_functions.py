@@ -9,19 +9,14 @@ from functools import cache
 from ..registry import backends, devices, on_forget
 
 
+@cache
 def all_helpers() -> dict[str, str]:
     """Source of every helper function by name. Emitted code must not use these names for anything else."""
-    return _helpers_of(tuple(devices()), tuple(backends()))
-
-
-@cache
-def _helpers_of(device_names: tuple[str, ...], backend_names: tuple[str, ...]) -> dict[str, str]:
-    """The same, for the devices and backends that are registered now (their names are the cache's key)."""
     found: dict[str, str] = {}
-    for name in device_names:
-        found |= devices()[name].programs.helpers
-    for name in backend_names:
-        found |= backends()[name].helpers
+    for device in devices().values():
+        found |= device.programs.helpers
+    for b in backends().values():
+        found |= b.helpers
     return found
 
 
