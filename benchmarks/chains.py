@@ -18,7 +18,7 @@ from tensor_graphs.egraph.ir.dims import concrete
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_blocks
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Candidate, Priced
+from tensor_graphs.extract.model.kernel import Candidate, Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
@@ -33,7 +33,7 @@ LIMITS = {
 }
 
 
-class Arithmetic:
+class Arithmetic(PricerBase):
     """Prices are multiplications."""
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:

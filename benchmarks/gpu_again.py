@@ -15,7 +15,7 @@ from typing import Any
 
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract.model.kernel import Candidate, Priced, Step, Template
+from tensor_graphs.extract.model.kernel import Candidate, Priced, PricerBase, Step, Template
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.options import Options
@@ -39,7 +39,7 @@ class Again:
     steps: list[Step]
 
 
-class Alike:
+class Alike(PricerBase):
     """Every kernel at one price, views at next to none."""
 
     def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
@@ -69,7 +69,7 @@ def found_again(module: Any, inputs: Sequence[Any], kernels: Sequence[Mapping[st
     if Counter(kernel(s.template) for s in steps) != wanted:
         return None
     chosen = {(k["kernel"], k["pattern"]): k.get("schedule", {}) for k in kernels}
-    limits = session.options.limits
+    limits = session.options.saturation_limits
     searched = {"limits": asdict(limits), "effort": 1, "rounds": max(v.report.iterations for v in views)}
     told = [replace(s, call=replace(s.call, schedule=chosen[kernel(s.template)])) for s in steps]
     return Again(origin_of(plan, work), searched, told)

@@ -14,6 +14,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -122,6 +123,14 @@ def around(
     return list(found.values())
 
 
+def with_schedules(template: Any, wanted: Sequence[Mapping[str, int]]) -> Any:
+    """A copy of a generated kernel whose candidate schedules are `wanted`, all of them legal."""
+    changed = type("WithSchedules", (type(template),), {"space": lambda self, call: wanted, "fits": None})
+    found = copy(template)
+    object.__setattr__(found, "__class__", changed)
+    return found
+
+
 # ---------------------------------------------------------------- the table
 def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", count: int = COUNT) -> None:
     """Time the schedules of some cases on this machine's GPU, side by side, and put them into the table."""
@@ -133,9 +142,9 @@ def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", c
     for case in cases:
         template, call = kernel(case)
         wanted = around(*searched(template, call), count)
-        every: Any = replace(template, space=lambda call, wanted=wanted: wanted, fits=None)
+        every = with_schedules(template, wanted)
         places[case] = Candidate(every, Vertex(0, call.output.strides), (), call)
-    sink: Any = type("Rows", (), {"add": lambda self, some: rows.extend(some)})()
+    sink: Any = type("Rows", (), {"add": lambda self, some: rows.extend(some), "flush": lambda self: None})()
     with GpuMeasurer(sink, device=device, schedules=count) as measurer:
         measurer.measure(places.values())
     tables = read(path) if path.exists() else {}

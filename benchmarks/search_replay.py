@@ -91,7 +91,10 @@ class TrueTimes:
         place = [str(row.columns[name]) for name in ("kernel", "shapes", "strides", "schedule")]
         draw = lambda text: random.Random(f"{self.seed}|{text}").random()
         low, high = LIBRARY if template.space is None else GENERATED
-        bound = self.rooflines.of(row.device, row.backend, str(row.dtypes[0])).us(Work(*call_work(template, call)))
+        real = {name: value for name, value in call.schedule.items() if name != "replay"}  # without the made-up part
+        bound = self.rooflines.of(row.device, row.backend, str(row.dtypes[0])).us(
+            Work(*call_work(template, replace(call, schedule=real)))
+        )
         us = LAUNCH_US + bound * (low + (high - low) * draw("|".join(place[:3])))
         if self.seed % 2 and draw("tail|" + "|".join(place[:3])) < TAIL:
             us *= 2 + 6 * draw("slow|" + "|".join(place[:3]))

@@ -81,7 +81,12 @@ def loaded_names(code: CodeType) -> Iterator[str]:
 def test_the_helpers_of_emitted_programs_import_what_they_use() -> None:
     """On rare paths, too, such as the warning that a folder is not safe."""
     helpers = all_helpers()
-    known = {*dir(builtins), *(key if isinstance(key, str) else key[-1] for key in helpers), "__annotations__"}
+    known = {
+        *dir(builtins),
+        *(key if isinstance(key, str) else key[-1] for key in helpers),
+        "__annotations__",
+        "jax",
+    }  # JAX programs import jax themselves
     for key, body in helpers.items():
         text = "\n".join(("from __future__ import annotations", *imports_of(body), body))
         code = compile(text, str(key), "exec")

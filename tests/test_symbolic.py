@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
+from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dims import bind, parse
@@ -106,7 +107,6 @@ def test_torch_kernels_with_packed_weights_run_at_every_size(tmp_path: Path) -> 
 
 
 def test_c_kernels_take_their_sizes_as_parameters(tmp_path: Path) -> None:
-    from tensor_graphs.backends.registry import backend
 
     if backend("c").unavailable():
         pytest.skip(backend("c").unavailable())
@@ -254,12 +254,10 @@ def test_ranges_are_narrowed_to_what_the_ops_allow() -> None:
 
 
 def test_on_a_gpu_a_program_is_of_one_size() -> None:
-    from types import SimpleNamespace
-
     session = Session(Options(measure=False))
     graph = Graph.of(X * 2.0)
     prepared = prepare(session, graph, {"B": 1, "T": 8})
-    assert for_every_size(session, graph, prepared, [SimpleNamespace(device="cuda")]) is None  # type: ignore[list-item]
+    assert for_every_size(session, graph, prepared, [backend("torch_cuda")]) is None
     assert session.warnings == ["the program runs at one size only: programs on a GPU do"]
 
 
