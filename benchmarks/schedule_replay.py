@@ -134,6 +134,7 @@ def with_schedules(template: Any, wanted: Sequence[Mapping[str, int]]) -> Any:
 # ---------------------------------------------------------------- the table
 def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", count: int = COUNT) -> None:
     """Time the schedules of some cases on this machine's GPU, side by side, and put them into the table."""
+    from tensor_graphs.backends.tuning.measure_cpu import SinkBase
     from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
     from tensor_graphs.costdb.store.schema import TimingRow
     from tensor_graphs.extract.model.kernel import Candidate, Vertex
@@ -144,7 +145,7 @@ def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", c
         wanted = around(*searched(template, call), count)
         every = with_schedules(template, wanted)
         places[case] = Candidate(every, Vertex(0, call.output.strides), (), call)
-    sink: Any = type("Rows", (), {"add": lambda self, some: rows.extend(some), "flush": lambda self: None})()
+    sink: Any = type("Rows", (SinkBase,), {"add": lambda self, some: rows.extend(some)})()
     with GpuMeasurer(sink, device=device, schedules=count) as measurer:
         measurer.measure(places.values())
     tables = read(path) if path.exists() else {}
