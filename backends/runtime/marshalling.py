@@ -50,7 +50,7 @@ class OnCpu:
     """Marshalling for programs on NumPy arrays."""
 
     def accept(self, x: Any, spec: Spec) -> Array:
-        """See Exchange."""
+        """An input in the program's form. ShapeError for another shape or dtype."""
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
         if not isinstance(x, np.ndarray):
@@ -60,19 +60,19 @@ class OnCpu:
         return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """See Exchange."""
+        """Results in the form of the inputs `given`."""
         return [tensor_of(r) for r in results] if any(map(is_torch, given)) else results
 
     def near(self, x: Any) -> Array:
-        """See Exchange."""
+        """An array or tensor moved to the program's device."""
         return array_of(x) if is_torch(x) else x
 
     def zeros(self, spec: Spec) -> Array:
-        """See Exchange."""
+        """A zero-initialized state."""
         return np.zeros(spec[1], dtypes.numpy_dtype(spec[2]))
 
     def write(self, state: Array, value: Any) -> None:
-        """See Exchange."""
+        """Overwrite a state with an array or tensor."""
         state[...] = value
 
     def read(self, state: Array) -> Array:
@@ -89,7 +89,7 @@ class OnTensors:
         self.kind = device.partition(":")[0]
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """See Exchange."""
+        """An input in the program's form. ShapeError for another shape or dtype."""
         _, shape, dtype = spec
         if not is_torch(x):
             x = tensor_of(x if isinstance(x, np.ndarray) else _converted(x, spec))
@@ -99,24 +99,24 @@ class OnTensors:
         return x.detach()
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """See Exchange."""
+        """Results in the form of the inputs `given`."""
         tensors = [x for x in given if is_torch(x)]
         if any(x.device.type == self.kind for x in tensors):
             return results
         return [r.cpu() for r in results] if tensors else [array_of(r) for r in results]
 
     def near(self, x: Any) -> Any:
-        """See Exchange."""
+        """An array or tensor moved to the program's device."""
         return (x if is_torch(x) else tensor_of(x)).to(self.device)
 
     def zeros(self, spec: Spec) -> Any:
-        """See Exchange."""
+        """A zero-initialized state."""
         import torch
 
         return torch.zeros(spec[1], dtype=getattr(torch, spec[2]), device=self.device)
 
     def write(self, state: Any, value: Any) -> None:
-        """See Exchange."""
+        """Overwrite a state with an array or tensor."""
         state.copy_(value if is_torch(value) else tensor_of(np.asarray(value)))
 
     def read(self, state: Any) -> Array:

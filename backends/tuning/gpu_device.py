@@ -173,7 +173,7 @@ def device_of(name: str) -> Device:
 
 
 def facts(device: Device) -> dict[str, Any]:
-    """Device facts for measurement keys."""
+    """The driver's facts on a GPU for measurement keys (name, multiprocessors, memory bytes, ...; see `gpu_facts`); {} for the host."""
     from ...costdb.keys.device import gpu_facts
 
     return gpu_facts() if device.name == GPU_KIND else {}

@@ -138,7 +138,10 @@ def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator
 
 
 def _below(top: Tensor, through: set[str]) -> Iterator[str]:
-    """Params reachable through the given ops only. A square ends the path, because its sign is known."""
+    """Names of the params below `top` that are reached through the ops `through` only.
+
+    A product of a value with itself ends the path: it is positive whatever the param's sign, so the param may keep its own distribution.
+    """
 
     def into(node: Tensor) -> Iterable[Tensor]:
         square = node.op == "mul" and node.args[0] is node.args[1]

@@ -286,7 +286,10 @@ class MultiOutputFusion:
         return None
 
     def derived_term(self, t: Tensor, cls: int, shown: DerivedClass, leaves: Mapping[int, Tensor]) -> Tensor:
-        """The term of a derived class, from the tensor `t` of its source and the leaves of given classes."""
+        """The term of the class that the derivation `shown` leads to.
+
+        `cls` and `t`: source class and its tensor; `leaves`: tensors of the other classes that the steps read.
+        """
         for node in shown.path:
             args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]
             t, cls = make(self.view.op[node], args, dict(self.view.attrs[node])), int(self.view.cls[node])

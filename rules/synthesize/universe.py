@@ -338,7 +338,11 @@ class Values:
         return self.plans[key]
 
     def of(self, op: str, attrs: Mapping[str, Any], args: Sequence[Entry]) -> tuple[Any, Any, bool]:
-        """(exact values or None, float64 values, whether no uninterpreted function is involved)."""
+        """Values of an op applied to entries, on every drawn assignment.
+
+        Returns (values modulo each prime, or None if an operand or the result has none; float64 values; whether the result was computed
+        without uninterpreted functions).
+        """
         plan = self.plan(op, attrs, [a.type for a in args])
         floats = tuple(self.run(plan, [a.floats[k] for a in args], None)[0] for k in range(len(DRAWS)))
         if any(a.exact is None for a in args):

@@ -29,7 +29,8 @@ class Regions:
         self.close()
 
     def visit(self, term: Typed) -> None:
-        """Collects the axes, alignments and cuts of a term."""
+        """Records a term's axes, the pairs of axes that the op indexes alike (`aligned`), and the axes that are part of another axis
+        (`copies`, `framed`), after those of its operands."""
         if id(term) in self.seen:
             return
         self.seen.add(id(term))

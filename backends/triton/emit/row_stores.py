@@ -25,7 +25,10 @@ class Row(NamedTuple):
 
 
 def rows(kernel: Kernel) -> list[Row]:
-    """Groups of adjacent stores of a kernel, at most `MOST` each, whose rows do not overlap."""
+    """Runs of stores of a kernel to consecutive memory positions, at most `MOST` stores each.
+
+    A run is left out if it is longer than the distance to the next iteration's run, which it would overlap.
+    """
     alike: dict[tuple[str, Index], dict[int, Store]] = {}
     for s in kernel.stores:
         if s.at.terms and not (s.guards or s.parts):
