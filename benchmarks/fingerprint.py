@@ -78,7 +78,7 @@ def candidate_records(graph: Any) -> Iterator[str]:
         texts = "" if candidate.is_view else "".join(
             kernel_text(template, replace(call, schedule=s)).text for s in schedules
         )  # fmt: skip
-        yield f"{template.backend} {template.name} {template.identity} ({operands}) {schedules} {digest(texts)}"
+        yield f"{template.backend} {template.name} {template.identity} ({operands}) {[dict(sorted(s.items())) for s in schedules]} {digest(texts)}"
 
 
 def record_workload(work: Any, device: str) -> Json:
