@@ -107,7 +107,11 @@ class Index:
         whole = Index(tuple((a, c // by) for a, c in self.terms if c % by == 0), self.const // by)
         rest = Index(tuple((a, c) for a, c in self.terms if c % by), self.const % by)
         low, high = rest.range
-        if low >= 0 and high < by:
+        if low < 0:  # C, CUDA and Triton round quotients toward zero: dividends are kept non-negative
+            turns = -(low // by)
+            whole, rest = whole - turns, rest + turns * by
+            low, high = rest.range
+        if high < by:
             return whole, rest
         for step in sorted({gcd(c, by) for _, c in rest.terms} - {1, by}, reverse=True):
             small = Index(tuple((a, c) for a, c in rest.terms if c % step), rest.const % step)

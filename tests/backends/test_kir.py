@@ -871,3 +871,23 @@ def test_functions_forget_signs_and_numbers_are_computed() -> None:
     assert b.pointwise("erf", (twice,)) is b.pointwise("erf", (b.pointwise("div", (x, y)),))
     assert b.pointwise("neg", (b.const(2.0),)) is b.const(-2.0) and b.pointwise("exp", (b.const(0.0),)) is b.const(1.0)
     assert b.pointwise("log", (b.const(0.0),)).op == "log"  # not finite
+
+
+@given(
+    st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 7)), min_size=1, max_size=3), st.integers(-20, 20),
+    st.integers(1, 9), st.integers(1, 5),
+)  # fmt: skip
+def test_dividends_of_indices_are_never_negative(terms: list[tuple[int, int]], const: int, by: int, again: int) -> None:
+    """Emitted languages round quotients toward zero; `flip` after `reshape` has negative coefficients."""
+    axes = [Axis(f"i{n}", size) for n, (_, size) in enumerate(terms)]
+    whole = Index((), const)
+    for axis, (factor, _) in zip(axes, terms):
+        whole = whole + index(axis) * factor
+    quotient, rest = whole.split(by)
+    for found in (quotient, rest, quotient.split(again)[0], quotient.split(again)[1]):
+        assert all(d.index.range[0] >= 0 for d in found.divisions())
+    for at in np.ndindex(*(size for _, size in terms)):
+        value = const + sum(c * i for (c, _), i in zip(terms, at))
+        change = {axis: Index((), i) for axis, i in zip(axes, at)}
+        assert quotient.replaced(change) == Index((), value // by)
+        assert rest.replaced(change) == Index((), value % by)
