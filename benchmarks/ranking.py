@@ -26,8 +26,9 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.explorer.export_jobs import lacking
+from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.plan import plan_of
-from tensor_graphs.extract.search.search import Choice, alternatives, search
+from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.models import zoo
 from tensor_graphs.pipeline.prices import CostPricer
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,8 @@ from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline import background_reference, measuring, recall, time_program
+from tensor_graphs.pipeline import accept as accept_stage
+from tensor_graphs.pipeline import background_reference, measuring, recall, time_finalists, time_program
 from tensor_graphs.pipeline import choose as choosing
 from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline import verify_or_retry as accept
@@ -87,6 +89,11 @@ def block(dtype: str) -> tuple[Graph, dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     return graph, {"g": rng.standard_normal(32).astype(numpy_dtype(dtype)),
                    "w": (rng.standard_normal((32, 32)) / 6).astype(numpy_dtype(dtype))}  # fmt: skip
+
+
+def as_measured(choice: Any) -> Any:
+    """The choice with all its prices called measured."""
+    return replace(choice, prices=[replace(p, source="measured") for p in choice.prices])
 
 
 def check(program: Program, graph: Graph, params: dict[str, np.ndarray], dtype: str) -> None:
@@ -320,6 +327,30 @@ def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
     program.save(tmp_path / "p")
     assert len(read_origin(tmp_path / "p").chosen) == 3
     assert not kept or read_origin(tmp_path / "p").chosen == read_origin(tmp_path / "p").roots
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_finalists_are_timed_and_the_fastest_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All prices count as measured, and the program with the fewest kernels as the fastest."""
+    monkeypatch.setattr(time_program, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr(accept_stage, "choose", lambda session, graph, pricer, measurer, limits: as_measured(
+        choose(session, graph, pricer, None, limits=limits)))  # fmt: skip
+    monkeypatch.setattr(measuring, "measurer_of", lambda *given: SimpleNamespace(
+        ahead=False, pause=lambda: None, close=lambda: None))  # fmt: skip
+    monkeypatch.setattr(time_finalists, "MAX_GAP", 10.0)
+    plans, plain = [], time_finalists.sample_programs
+
+    def samples(programs: list[Program], values: Any, ended: Any) -> Any:
+        assert all(len(s) >= 1 for s in plain(programs, values, ended))
+        plans[:] = [p.plan.kernels for p in programs]
+        return [[1000.0 - n] * 20 if n == len(programs) - 1 else [1100.0] * 20 for n in range(len(programs))]
+
+    monkeypatch.setattr(time_finalists, "sample_programs", samples)
+    graph, params = block("float16")
+    program = tg.optimize(graph, params=params, backend="gpu", budget=60, costdb=tmp_path)
+    assert len(plans) > 1 and program.report.verification["passed"]
+    assert [f.kernels for f in program.report.finalists] == plans and program.report.finalists[-1].chosen
+    check(program, graph, params, "float16")
 
 
 @pytest.mark.usefixtures("rehearsal")

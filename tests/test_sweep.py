@@ -14,7 +14,7 @@ import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.explorer import profile as sweep
 from tensor_graphs.explorer.saturate import RunnablePlan, runnable
-from tensor_graphs.extract.search.search import variants
+from tensor_graphs.extract.search.alternatives import variants
 from tensor_graphs.progress import Progress
 
 

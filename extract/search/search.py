@@ -9,24 +9,17 @@ short time."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from ...errors import ExtractionError, NoPlanError
+from ...errors import NoPlanError
 from ..candidates.candidates import Hypergraph
 from ..model.clock import Clock
 from ..model.gc_pause import gc_paused
-from ..model.kernel import Candidate, Measurer, Priced, Pricer
+from ..model.kernel import Measurer, Priced, Pricer
 from ..solve.budgets import Budget
-from ..solve.kbest import k_best
 from ..solve.problem import Extraction
-from ..solve.solve import solve
 from .cutoff import CostCutoff
-from .encoding import EncodedHypergraph
 from .lazy_pricing import LazyPrices
 from .measurement_state import MeasurementRequest, MeasurementState
 from .plan_solver import MIN_SOLVE_S, QUICK_SOLVE_S, PlanSolver
@@ -218,71 +211,3 @@ class _SearchRun:
             self.hypergraph, chosen, prices, self.found, self.rounds, len(self.state.requested), optimism, stopped,
             self.clock.seconds, tuple(self.plans.budgets),
         )  # fmt: skip
-
-
-def alternatives(
-    choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0, diversity: float = 0.0
-) -> Iterator[Choice]:
-    """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
-    share of each one's kernels (without views) that every earlier one does not use."""
-    rows = EncodedHypergraph(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
-    kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
-    for found in k_best(
-        rows.problem, count=count, max_gap=max_gap, time_limit=seconds, diversity=diversity, kernels=kernels
-    ):
-        yield replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)
-
-
-VARIANT_S, VARIANT_GAP = 1.0, 0.01  # time limit and optimality gap of one solve
-MAX_EXCLUDED_KERNELS = 12  # number of kernels of a choice, by time, that are excluded in turn
-
-
-def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
-    """The choice, then the cheapest choices found without one of its kernels, by falling time; then without a further
-    kernel of the cheapest variant, and so on (best-first). A kernel is a template called on operands of certain types
-    and strides, at any position. Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets;
-    ends after `seconds`."""
-    until = time.monotonic() + seconds
-    candidates, limit = choice.hypergraph.candidates, choice.cost * (1 + max_gap)
-    queue: list[tuple[float, int, frozenset[Any], Choice]] = [(choice.cost, 0, frozenset(), choice)]
-    tried: set[frozenset[Any]] = set()
-    yield choice
-    while queue:
-        _, _, banned, parent = heappop(queue)
-        took: dict[Any, float] = {}
-        for i in parent.chosen:
-            if not candidates[i].is_view:
-                took[_position_free_key(candidates[i])] = (
-                    took.get(_position_free_key(candidates[i]), 0.0) + parent.prices[i].us
-                )
-        for kernel in sorted(took, key=lambda k: -took[k])[:MAX_EXCLUDED_KERNELS]:
-            fewer = banned | {kernel}
-            if fewer in tried:
-                continue
-            tried.add(fewer)
-            if (left := until - time.monotonic()) <= 0:
-                return
-            found = _without(choice, fewer, min(left, VARIANT_S))
-            if found is not None and found.cost <= limit:
-                heappush(queue, (found.cost, len(tried), fewer, found))
-                yield found
-
-
-def _position_free_key(candidate: Candidate) -> Any:
-    """Key of a kernel call independent of its position in the graph."""
-    call = candidate.call
-    return candidate.template.name, tuple((o.type, o.strides) for o in call.places.values()), repr(call.attrs)
-
-
-def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice | None:
-    """The cheapest choice found without the given kernels; None if there is none."""
-    us = [
-        math.inf if _position_free_key(c) in kernels else p.us
-        for c, p in zip(choice.hypergraph.candidates, choice.prices)
-    ]
-    rows = EncodedHypergraph(choice.hypergraph, us, choice.budgets)
-    try:
-        found = solve(rows.problem, time_limit=seconds, gap=VARIANT_GAP)
-    except ExtractionError:
-        return None
-    return replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)

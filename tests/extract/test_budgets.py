@@ -23,7 +23,8 @@ from tensor_graphs.errors import NoPlanError, UsageError
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
-from tensor_graphs.extract.search.search import Choice, alternatives, search
+from tensor_graphs.extract.search.alternatives import alternatives
+from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.extract.solve import budgets
 from tensor_graphs.pipeline.prices import CostPricer
 

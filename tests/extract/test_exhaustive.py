@@ -19,9 +19,10 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Candidate, Priced, PricerBase, Vertex
+from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.lazy_pricing import VIEW_US
 from tensor_graphs.extract.search.plan import plan_of
-from tensor_graphs.extract.search.search import alternatives, search
+from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
 
 LEAST, MOST = 6, 4_000  # ways to run a graph, for it to be enumerated

@@ -26,8 +26,9 @@ from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hy
 from tensor_graphs.extract.model.clock import Clock
 from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced, PricerBase
 from tensor_graphs.extract.search import plan_solver, policy
+from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.policy import MAX_ALTERNATIVES
-from tensor_graphs.extract.search.search import alternatives, measure_ahead, search
+from tensor_graphs.extract.search.search import measure_ahead, search
 
 X = tg.input("x", (8, 8))
 

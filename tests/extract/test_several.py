@@ -28,9 +28,10 @@ from tensor_graphs.extract.fusion.multi_output import MAX_OUTPUTS, MultiOutputFu
 from tensor_graphs.extract.fusion.uses import ChosenConsumers
 from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Operand, Priced, PricerBase, Vertex
 from tensor_graphs.extract.model.scc import strongly_connected_components
+from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.encoding import EncodedHypergraph
 from tensor_graphs.extract.search.plan import plan_of
-from tensor_graphs.extract.search.search import alternatives, search
+from tensor_graphs.extract.search.search import search
 from tensor_graphs.extract.solve.budgets import memory_budget
 from tensor_graphs.extract.solve.kbest import k_best
 from tensor_graphs.extract.solve.solve import solve

@@ -9,8 +9,9 @@ from .. import settings
 from ..backends.registry import select
 from ..backends.tuning.jobs import write_jobs
 from ..extract.model.kernel import Candidate
+from ..extract.search.alternatives import alternatives
 from ..extract.search.policy import MAX_ALTERNATIVES
-from ..extract.search.search import Choice, alternatives
+from ..extract.search.search import Choice
 from ..options import Options
 from ..pipeline.choose import choose
 from ..pipeline.match import hypergraph

@@ -23,7 +23,7 @@ from ..backends.verification.inputs import index_bounds
 from ..egraph.ir.graph import Graph, structural_digest
 from ..errors import UsageError
 from ..extract.model.kernel import Plan
-from ..extract.search.search import variants
+from ..extract.search.alternatives import variants
 from ..pipeline.optimize import optimize
 from ..pipeline.plan_file import priced_steps
 from ..pipeline.run_program import run_flat

@@ -11,8 +11,9 @@ from ..backends.program.program import Program
 from ..backends.registry import select
 from ..egraph.ir.graph import Graph
 from ..extract.model.kernel import Plan
+from ..extract.search.alternatives import alternatives
 from ..extract.search.plan import plan_of
-from ..extract.search.search import Choice, alternatives
+from ..extract.search.search import Choice
 from ..options import Options, PathOptions, SaturateOptions
 from ..pipeline.choose import choose_cheapest
 from ..pipeline.match import hypergraph

@@ -18,6 +18,7 @@ from .match import hypergraph
 from .prepare import Task
 from .prices import CostPricer
 from .session import Session
+from .time_finalists import fastest_finalist
 from .verify_or_retry import Acceptance
 
 
@@ -54,6 +55,8 @@ def acceptance(
         partial(session.progress.say, "verify"), options.tolerance, options.seed, fired,
         over=lambda: session.over, late=lambda: session.late, polled=session.polled, cut=session.cut, ahead=ahead,
     )  # fmt: skip
+    if measurer is not None:
+        loop.fastest = partial(fastest_finalist, session, task)
     if symbolic is not None:
         loop.plan = symbolic.plan
         loop.elsewhere = lambda program, poll: symbolic.verifier.problem(

@@ -131,7 +131,7 @@ def _finished(
     if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
         session.clocks += [("readers", session.lowerings.pool.clock), *measurer.clocks]
-    report.timeline = session.timeline
+    report.timeline, report.finalists = session.timeline, session.finalists
     program.report = report
     attach_provenance(program, task, as_written=unoptimized is not None)
     program.reset()  # verification and timing have changed the states

@@ -19,6 +19,7 @@ from ..extract.model.clock import Clock, Halted
 from ..extract.model.kernel import Measurer
 from ..options import Options, with_builtin
 from ..progress import Progress
+from ..report.report import FinalistReport
 from ..report.timeline import Rows, timeline
 from ..verification.comparison import spare
 from .caller import Caller
@@ -42,6 +43,7 @@ class Session:
     started: tuple[Store, Measurer] | None = None  # GPU measurer whose processes were started in advance
     memory: list[str] = field(default_factory=list)  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
+    finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
 
     def __post_init__(self) -> None:

@@ -83,6 +83,10 @@ class Acceptance:
     dropped: list[str] = field(default_factory=list)  # texts: what was excluded by earlier attempts
     references: dict[int, Any] = field(default_factory=dict)
     ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
+    # (first choice, its program, function that builds one) -> the choice to verify instead, with its program
+    fastest: Callable[[Choice, Program, Callable[[Choice], Program]], tuple[Choice, Program]] = (
+        lambda choice, program, build: (choice, program)
+    )
     tighter: Choice | None = None  # the next choice, if already solved within an error budget
     tightened: int = 0  # number of error budgets tried
 
@@ -96,9 +100,14 @@ class Acceptance:
                 raise _no_plan_within_tolerance() from None
             raise
         with self.stage("build"):
-            if self.plan is not None:
-                return choice, Program(self.plan(choice))
-            return choice, Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
+            program = self.program_of(choice)
+        return (choice, program) if self.dropped else self.fastest(choice, program, self.program_of)
+
+    def program_of(self, choice: Choice) -> Program:
+        """The program of a choice, not bound to weights yet."""
+        if self.plan is not None:
+            return Program(self.plan(choice))
+        return Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
         """Return the fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended

@@ -42,6 +42,17 @@ class KernelReport:
     source: str  # price source: measured, predicted, bound or failed
 
 
+@dataclass
+class FinalistReport:
+    """One of the plans that were timed as whole programs (GPU only): number of kernel calls, µs predicted from its
+    kernels, measured µs of a call with cold caches, and whether the program is made of it."""
+
+    kernels: int
+    predicted_us: float
+    measured_us: float
+    chosen: bool
+
+
 def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
     """Group kernel calls by kernel and price source, most expensive first; without views."""
     grouped: dict[tuple[str, str], KernelReport] = {}
@@ -83,6 +94,7 @@ class Report:
     search_stopped: str = ""
     remembered: bool = False  # whether the plan came from the plan cache
     memory: list[str] = field(default_factory=list)  # why a cached plan was not used; why this plan was not cached
+    finalists: list[FinalistReport] = field(default_factory=list)  # the predicted best plan first; [] if none was timed
     latency_before_us: float | None = None
     latency_after_us: float | None = None
     caller_us: float | None = None  # whole calls of the caller's module or function, if compared
@@ -126,7 +138,9 @@ class Report:
         blocks = [BlockReport(**b) for b in data["blocks"]]
         kernels = [KernelReport(**k) for k in data["kernels"]]
         rules = {str(name): (int(matches), float(seconds)) for name, (matches, seconds) in data["rules"].items()}
-        return cls(**{**data, "blocks": blocks, "kernels": kernels, "rules": rules, "cut": list(data["cut"])})
+        finalists = [FinalistReport(**f) for f in data.get("finalists", ())]
+        lists = {"blocks": blocks, "kernels": kernels, "finalists": finalists, "cut": list(data["cut"])}
+        return cls(**{**data, **lists, "rules": rules})
 
     @property
     def instances(self) -> int:
@@ -172,6 +186,12 @@ class Report:
         if self.latency_before_us and self.latency_after_us:
             before, after = self.latency_before_us, self.latency_after_us
             rows.append(("latency", f"{_time(before)} before, {_time(after)} after ({before / after:.2f}x)"))
+        if self.finalists:
+            timed = (
+                f"{f.measured_us:.1f} µs (predicted {f.predicted_us:.1f}){', chosen' * f.chosen}"
+                for f in self.finalists
+            )
+            rows.append(("plans", f"timed as programs: {'; '.join(timed)}"))
         if self.compared:
             rows.append(("caller", self.compared))
         if v:

@@ -1,0 +1,144 @@
+"""Other plans of a solved search: alternatives in rising cost, variants without some kernels, finalists to be timed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import Any
+
+from ...errors import ExtractionError
+from ..model.gc_pause import gc_paused
+from ..model.kernel import Candidate
+from ..solve.kbest import k_best
+from ..solve.solve import solve
+from .encoding import EncodedHypergraph
+from .search import Choice
+
+
+def alternatives(
+    choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0, diversity: float = 0.0
+) -> Iterator[Choice]:
+    """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
+    share of each one's kernels (without views) that every earlier one does not use."""
+    rows = EncodedHypergraph(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
+    kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
+    for found in k_best(
+        rows.problem, count=count, max_gap=max_gap, time_limit=seconds, diversity=diversity, kernels=kernels
+    ):
+        yield replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)
+
+
+VARIANT_S, VARIANT_GAP = 1.0, 0.01  # time limit and optimality gap of one solve
+MAX_EXCLUDED_KERNELS = 12  # number of kernels of a choice, by time, that are excluded in turn
+
+
+def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
+    """The choice, then the cheapest choices found without one of its kernels, by falling time; then without a further
+    kernel of the cheapest variant, and so on (best-first). A kernel is a template called on operands of certain types
+    and strides, at any position. Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets;
+    ends after `seconds`."""
+    until = time.monotonic() + seconds
+    candidates, limit = choice.hypergraph.candidates, choice.cost * (1 + max_gap)
+    queue: list[tuple[float, int, frozenset[Any], Choice]] = [(choice.cost, 0, frozenset(), choice)]
+    tried: set[frozenset[Any]] = set()
+    yield choice
+    while queue:
+        _, _, banned, parent = heappop(queue)
+        took: dict[Any, float] = {}
+        for i in parent.chosen:
+            if not candidates[i].is_view:
+                took[_position_free_key(candidates[i])] = (
+                    took.get(_position_free_key(candidates[i]), 0.0) + parent.prices[i].us
+                )
+        for kernel in sorted(took, key=lambda k: -took[k])[:MAX_EXCLUDED_KERNELS]:
+            fewer = banned | {kernel}
+            if fewer in tried:
+                continue
+            tried.add(fewer)
+            if (left := until - time.monotonic()) <= 0:
+                return
+            found = _without(choice, fewer, min(left, VARIANT_S))
+            if found is not None and found.cost <= limit:
+                heappush(queue, (found.cost, len(tried), fewer, found))
+                yield found
+
+
+def _position_free_key(candidate: Candidate) -> Any:
+    """Key of a kernel call independent of its position in the graph."""
+    call = candidate.call
+    return candidate.template.name, tuple((o.type, o.strides) for o in call.places.values()), repr(call.attrs)
+
+
+def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice | None:
+    """The cheapest choice found without the given kernels; None if there is none."""
+    prices = zip(choice.hypergraph.candidates, choice.prices, strict=True)
+    return _solved(choice, [math.inf if _position_free_key(c) in kernels else p.us for c, p in prices], seconds)
+
+
+def _solved(choice: Choice, us: Sequence[float], seconds: float) -> Choice | None:
+    """The cheapest choice found at other costs of the candidates, with the prices of the given one; None if there is
+    none."""
+    rows = EncodedHypergraph(choice.hypergraph, us, choice.budgets)
+    try:
+        found = solve(rows.problem, time_limit=seconds, gap=VARIANT_GAP)
+    except ExtractionError:
+        return None
+    return replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)
+
+
+LAUNCH_US = (
+    1.0,
+    2.0,
+    4.0,
+)  # costs in µs of a kernel launch that prices may lack; plans optimal under each are finalists
+
+
+@gc_paused()
+def finalists(choice: Choice, *, count: int, max_gap: float, seconds: float) -> list[Choice]:
+    """The choice, then at most `count` - 1 others that may be faster as whole programs, although their kernels' times add
+    up to more (by a share of `max_gap` at most). They use different kernels and, apart from those of the choice, only
+    measured ones: first the plans that are optimal if each launch costs some µs more, then `variants` of the choice.
+    Ends after `seconds`.
+
+    The time of a program is not the sum of its kernels' times: launches have gaps, which overlap with kernels or not,
+    and a kernel finds its operands in the cache or not."""
+    until, own = time.monotonic() + seconds, set(choice.chosen)
+    candidates = choice.hypergraph.candidates
+    known = [
+        p if c.is_view or p.source == "measured" or i in own else replace(p, us=math.inf)
+        for i, (c, p) in enumerate(zip(candidates, choice.prices, strict=True))
+    ]
+    measured = replace(choice, prices=known)
+
+    def others() -> Iterator[Choice | None]:
+        for launch_us in LAUNCH_US:
+            costs = [p.us if c.is_view else p.us + launch_us for c, p in zip(candidates, known, strict=True)]
+            yield _solved(measured, costs, min(VARIANT_S, max(until - time.monotonic(), 0.0)))
+        yield from variants(measured, max_gap=max_gap, seconds=until - time.monotonic())
+
+    found = {_kernels(choice): choice}
+    limit = choice.cost * (1 + max_gap)
+    for other in others():
+        if other is not None and other.cost <= limit and _kernels(other) not in found:
+            extraction = replace(
+                other.extraction, cost=other.cost, lower_bound=choice.extraction.lower_bound, optimal=False
+            )
+            found[_kernels(other)] = replace(choice, chosen=other.chosen, extraction=extraction)
+        if len(found) >= count or time.monotonic() > until:
+            break
+    return list(found.values())
+
+
+def _kernels(choice: Choice) -> frozenset[Any]:
+    """The kernels of a choice with the number of calls of each."""
+    candidates = choice.hypergraph.candidates
+    return frozenset(
+        Counter(_position_free_key(candidates[i]) for i in choice.chosen if not candidates[i].is_view).items()
+    )
+
+
+__all__ = ["alternatives", "finalists", "variants"]

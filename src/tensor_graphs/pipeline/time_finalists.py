@@ -1,0 +1,126 @@
+"""Choice between the finalists of a search, the few best plans of measured kernels, by timing each as a whole program.
+
+The sum of its kernels' times, by which a plan is chosen, is not the time of a program: see `finalists`. Only on a GPU: on
+a CPU a program's C code takes as long to compile as its search is allowed to spend here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ..backends.program.program import Program
+from ..extract.search.alternatives import finalists
+from ..extract.search.search import Choice
+from ..report.report import FinalistReport
+from ..verification.reference import sampled_near
+from . import timing
+from .prepare import Task
+from .session import Session
+
+COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
+SHARE, MAX_S, SOLVING = (
+    0.05,
+    3.0,
+    0.4,
+)  # time limit: share of the budget, and seconds; share of it for finding finalists
+MAX_BYTES = 8 << 30  # combined device bytes of all finalists' programs
+NOISE = 0.01  # relative difference of measured times that is treated as noise
+STAGE = "finalists"
+
+
+def fastest_finalist(
+    session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program]
+) -> tuple[Choice, Program]:  # fmt: skip
+    """The finalist that is fastest as a whole program, with its program: `choice` and `program`, predicted to be the
+    fastest, unless another one is faster by more than noise.
+
+    `build` makes the program of a choice. Finalists that the time or memory limit excludes, or that fail to run, are
+    left out. The predicted and the measured time of each goes to the session, for the report. All kernels of the others
+    were measured alone, hence checked; the program is verified later.
+    """
+    seconds = min(MAX_S, SHARE * session.options.budget, session.left - session.reserved)
+    if not task.on_gpu or task.symbolic is not None or seconds <= 0 or session.progress.stopped:
+        return choice, program
+    with session.stage(STAGE):
+        until = session.now() + seconds
+        others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
+        runnable = [(choice, program)]
+        ended = lambda: session.now() >= until or session.progress.stopped
+        try:
+            if others:
+                values = _inputs(session, task, program)
+                program.flat(*values)
+                runnable += _bound(others, build, values, MAX_BYTES - _nbytes(program), ended)
+        except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
+            session.warnings.append(f"plans were not timed as programs: {type(error).__name__}: {error}")
+        if len(runnable) == 1:
+            return choice, program
+        samples = sample_programs([p for _, p in runnable], values, ended)
+        best = fastest(samples)
+        session.finalists = [
+            FinalistReport(sum(c.sources.values()), c.cost, median(us), n == best)
+            for n, ((c, _), us) in enumerate(zip(runnable, samples, strict=True))
+        ]
+        for n, (_, other) in enumerate(runnable):
+            if n != best:
+                other.unbind()
+        return runnable[best]
+
+
+def fastest(samples: Sequence[Sequence[float]]) -> int:
+    """Index of the samples (µs) with the least median among those that are surely faster than the first; 0 if none is."""
+    faster = [n for n in range(1, len(samples)) if timing.is_surely_faster(samples[n], samples[0], NOISE)]
+    return min(faster, key=lambda n: median(samples[n]), default=0)
+
+
+def sample_programs(
+    programs: Sequence[Program], values: Sequence[Any], ended: Callable[[], bool]
+) -> list[Sequence[float]]:  # fmt: skip
+    """µs of calls of each program on the same inputs, in turn, until the medians are settled or `ended()`."""
+
+    def first() -> None:  # states that advance with each call would run past the end of their cache
+        for p in programs:
+            if p.manifest.states:
+                p.reset()
+
+    calls = {str(n): lambda p=p: p.flat(*values) for n, p in enumerate(programs)}
+    clock = timing.cold_clock_of(programs[0].tensors)
+    samples = timing.sampled(calls, seconds=MAX_S, settled=0.1, least=15, clock=clock, ended=ended, first=first)
+    return [samples[n] for n in calls]
+
+
+def _inputs(session: Session, task: Task, program: Program) -> list[Any]:
+    """Random inputs on the program's device, in its order."""
+    inputs = sampled_near(task.model.graph, np.random.default_rng(session.options.seed), program.tensors)
+    return program.near([inputs[n] for n in program.input_names])
+
+
+def _bound(
+    others: Sequence[Choice], build: Callable[[Choice], Program], values: Sequence[Any], nbytes: int,
+    ended: Callable[[], bool],
+) -> list[tuple[Choice, Program]]:  # fmt: skip
+    """Those of the other finalists, in order, whose programs run and fit into `nbytes` together, until `ended()`."""
+    found = []
+    for choice in others:
+        if ended():
+            break
+        made = build(choice)
+        if (nbytes := nbytes - _nbytes(made)) < 0:
+            break
+        with suppress(Exception):  # a compiler error, or too little device memory
+            made.flat(*values)
+            made.wait("running a finalist")
+            found.append((choice, made))
+    return found
+
+
+def _nbytes(program: Program) -> int:
+    return sum(program.memory().values())
+
+
+__all__ = ["fastest", "fastest_finalist", "sample_programs"]

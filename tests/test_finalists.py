@@ -1,0 +1,145 @@
+"""Finalists of a search, timed as whole programs by a simulated device on which that time is not the sum of kernel times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.backends.contract import BackendBase
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.view.view import view_of
+from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from tensor_graphs.extract.model.kernel import LibraryKernel, Priced
+from tensor_graphs.extract.search.alternatives import finalists
+from tensor_graphs.extract.search.search import Choice, search
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline import time_finalists, timing
+from tensor_graphs.pipeline.session import Session
+from tensor_graphs.pipeline.time_finalists import fastest_finalist
+from tensor_graphs.report.report import FinalistReport, Report
+
+GRAPH = Graph.of(tg.exp(tg.tanh(tg.input("x", (8, 8)))))
+US = {"np.exp": 40.0, "np.tanh": 38.0, "both": 79.0, "both, unmeasured": 78.5, "both, slow": 90.0}
+
+
+def hypergraph() -> Hypergraph:
+    """exp(tanh(x)) by two kernels, or by one of three."""
+    fused = [
+        LibraryKernel(n, "numpy", "exp(tanh(x))", "np.exp(np.tanh({x}), out={out})", version=n)
+        for n in US
+        if "both" in n
+    ]
+
+    class Kernels(BackendBase):
+        def __init__(self) -> None:
+            self.name, self.templates = "test", (*fused, *(t for t in backend("numpy").templates if t.name in US))
+
+    return candidate_hypergraph(view_of(GRAPH), [Kernels()], view_strides)
+
+
+class Pricer:
+    """All kernels measured but one."""
+
+    def price(self, found: Any) -> list[Priced]:
+        names = [c.template.name for c in found]
+        return [Priced(US[n], US[n], US[n], "predicted" if "unmeasured" in n else "measured") for n in names]
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+class SimulatedProgram:
+    """A call takes the sum of the kernels' times and `launch_us` for each, and returns that time."""
+
+    def __init__(self, choice: Choice, launch_us: float, nbytes: int = 1 << 20, fails: bool = False) -> None:
+        self.us, self.kernels = choice.cost + launch_us * len(choice.chosen), len(choice.chosen)
+        self.manifest, self.tensors, self.input_names = SimpleNamespace(states=()), "", ["x"]
+        self.nbytes, self.fails, self.bound = nbytes, fails, True
+
+    def flat(self, *_: Any) -> float:
+        if self.fails:
+            raise RuntimeError("no such kernel")
+        return self.us
+
+    def memory(self) -> dict[str, int]:
+        return {"cuda": self.nbytes}
+
+    def near(self, values: Any) -> Any:
+        return values
+
+    def wait(self, what: str) -> None:
+        pass
+
+    def unbind(self) -> None:
+        self.bound = False
+
+
+def names(choice: Choice) -> list[str]:
+    return sorted(choice.hypergraph.candidates[i].template.name for i in choice.chosen)
+
+
+@pytest.fixture
+def choice() -> Choice:
+    return search(hypergraph(), Pricer(), deterministic=True)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "cold_clock_of", lambda device: lambda call: call())
+
+
+def timed(
+    choice: Choice, build: Callable[[Choice], Any], **options: Any
+) -> tuple[Choice, SimulatedProgram, Session]:  # fmt: skip
+    session = Session(Options(backend="gpu", **{"budget": 60.0, **options}))
+    task: Any = SimpleNamespace(on_gpu=True, symbolic=None, model=SimpleNamespace(graph=GRAPH))
+    best, program = fastest_finalist(session, task, choice, build(choice), build)
+    return best, program, session  # type: ignore[return-value]
+
+
+def test_finalists_are_distinct_measured_plans_near_the_best(choice: Choice) -> None:
+    assert names(choice) == ["np.exp", "np.tanh"] and choice.cost == 78.0
+    found = finalists(choice, count=5, max_gap=0.1, seconds=5.0)
+    assert [names(c) for c in found] == [["np.exp", "np.tanh"], ["both"]] and [c.cost for c in found] == [78.0, 79.0]
+    assert not found[1].extraction.optimal and found[1].extraction.lower_bound <= 78.0
+    wider = finalists(choice, count=5, max_gap=0.2, seconds=5.0)
+    assert [names(c) for c in wider[2:]] == [["both, slow"]]
+    assert len(finalists(choice, count=2, max_gap=0.2, seconds=5.0)) == 2
+
+
+def test_the_fastest_program_is_returned_and_all_are_reported(choice: Choice) -> None:
+    made: list[SimulatedProgram] = []
+    build = lambda c: made.append(SimulatedProgram(c, 4.0)) or made[-1]  # type: ignore[func-returns-value]
+    best, program, session = timed(choice, build)
+    assert names(best) == ["both"] and program is made[1] and [p.bound for p in made] == [False, True]
+    assert session.finalists == [FinalistReport(2, 78.0, 86.0, False), FinalistReport(1, 79.0, 83.0, True)]
+    assert "finalists" in session.clock.seconds
+    report = Report("m", "gpu", finalists=session.finalists)
+    assert Report.of_json(report.fields()).finalists == session.finalists
+    assert "86.0 µs (predicted 78.0); 83.0 µs (predicted 79.0), chosen" in str(report)
+
+
+def test_a_difference_within_noise_keeps_the_predicted_plan(choice: Choice) -> None:
+    best, program, session = timed(choice, lambda c: SimulatedProgram(c, 1.5))  # 81 and 80.5 µs
+    assert best is choice and program.kernels == 2 and [f.chosen for f in session.finalists] == [True, False]
+
+
+def test_finalists_that_fail_or_do_not_fit_are_left_out(choice: Choice) -> None:
+    fails = lambda c: SimulatedProgram(c, 4.0, fails=len(c.chosen) == 1)
+    large = lambda c: SimulatedProgram(c, 4.0, nbytes=5 << 30)
+    for build in (fails, large):
+        best, _, session = timed(choice, build)
+        assert best is choice and not session.finalists and not session.warnings
+    best, _, session = timed(choice, lambda c: SimulatedProgram(c, 4.0, fails=True))
+    assert best is choice and "no such kernel" in session.warnings[0]
+
+
+def test_nothing_is_timed_without_time(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_finalists, "finalists", lambda *_, **__: pytest.fail("searched"))
+    assert timed(choice, lambda c: SimulatedProgram(c, 4.0), budget=0.0)[0] is choice
