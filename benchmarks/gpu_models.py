@@ -72,10 +72,10 @@ class Whole(Case):
                 report = program.report
                 found[label] = time.monotonic() - start - report.seconds.get("time", 0.0)
                 found.setdefault("stages", {})[label] = {n: round(s, 2) for n, s in report.seconds.items()}
-                found.setdefault("memory_said", {})[label] = list(report.memory)
+                found.setdefault("memory_said", {})[label] = list(report.plan_cache_notes)
                 found.setdefault("measured", {})[label] = report.measured_now
                 found.setdefault("measuring", {})[label] = report.measuring
-                found.setdefault("cut", {})[label] = list(report.cut)
+                found.setdefault("cut", {})[label] = list(report.omitted)
                 found["host"] = {stage: peak["total"] for stage, peak in watch.peak.items()}
                 self.write()
             found |= described(program)

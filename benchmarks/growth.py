@@ -104,7 +104,7 @@ def measured(kind: str, n: int, budget: float) -> dict[str, Any]:
     return {
         "kind": kind, "operations": len(built.nodes()), "budget": budget, "seconds": time.monotonic() - began,
         "cpu": time.process_time() - cpu, "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-        "stages": program.report.seconds, "cut": program.report.cut, "kernels": program.report.kernels_after,
+        "stages": program.report.seconds, "cut": program.report.omitted, "kernels": program.report.kernels_after,
     }  # fmt: skip
 
 

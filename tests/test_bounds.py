@@ -97,7 +97,7 @@ def test_the_graph_as_it_came_is_not_matched_for_ever(tmp_path: Path) -> None:
     with settings.override(home=str(tmp_path)):
         session = Session(Options(backend="auto", budget=1e-6, measure=False, verify=False))
         program = optimize_graph(session, growth.graph("wide", 60))
-    assert program.report is not None and SOME_LEFT_OUT in program.report.cut
+    assert program.report is not None and SOME_LEFT_OUT in program.report.omitted
 
 
 # ---------------------------------------------------------------- loading
@@ -282,14 +282,14 @@ def right(graph: Graph) -> Callable[[Mapping[str, Any]], list[Any]]:
 def test_large_outputs_are_compared_strip_by_strip(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = large(lambda x: tg.softmax(x * 2.0) + x.max(axis=1, keepdims=True))
     found = verdict(graph, right(graph), monkeypatch)
-    assert found.passed and found.compared == 1.0 and not found.cut and "all elements" in found.note
+    assert found.passed and found.compared == 1.0 and not found.omitted and "all elements" in found.note
 
 
 def test_what_was_not_compared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = large(lambda x: x + x)
     found = verdict(graph, right(graph), monkeypatch, enough=lambda: True)
     assert found.passed and 0.05 < found.compared < 0.2
-    assert found.cut == f"verification of {100 * (1 - found.compared):.3g} % of the outputs' elements"
+    assert found.omitted == f"verification of {100 * (1 - found.compared):.3g} % of the outputs' elements"
     assert found.to_json()["compared"] == found.compared
 
 

@@ -77,7 +77,7 @@ def run(progress: Progress, now: Any = None, **options: Any) -> Any:
 
 def cut(report: Any) -> list[str]:
     """Which of ALL_CUT the report names."""
-    return [c for c in ALL_CUT if any(c in said for said in report.cut)]
+    return [c for c in ALL_CUT if any(c in said for said in report.omitted)]
 
 
 STAGES = {"simplify": 0, "saturate": 1, "glue": 1, "candidates": 1, "extract": 2, "verify": 3, "time": 5}
@@ -92,12 +92,12 @@ def test_a_budget_that_ends_in_a_stage_cuts_what_comes_after_it(stage: str) -> N
     assert cut(made.report) == [c for c in ALL_CUT[STAGES[stage] :] if not (looked and c == UNTIMED)]
     assert made.report.verification["seeds"] == (1 if STAGES[stage] < 4 else 3)
     assert made.report.measured_now == 0 or STAGES[stage] > 2
-    assert ("the time was up" in str(made.report)) == bool(made.report.cut)
+    assert ("the time was up" in str(made.report)) == bool(made.report.omitted)
 
 
 def test_time_that_suffices_cuts_nothing() -> None:
     made = run(Progress(), Clock("", 0.0))
-    assert right(made) and made.report.cut == [] and made.report.verification["seeds"] == 3
+    assert right(made) and made.report.omitted == [] and made.report.verification["seeds"] == 3
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -110,7 +110,7 @@ def test_ctrl_c_in_a_stage_keeps_the_best(stage: str, home: Path) -> None:
     progress.say = say
     made = run(progress)
     assert right(made) and made.report.verification["passed"]
-    assert bool(made.report.cut) == (stage != "time") or made.report.latency_after_us
+    assert bool(made.report.omitted) == (stage != "time") or made.report.latency_after_us
     assert not list((home / remember.FOLDER).glob("*.json")), "a plan that was cut by hand is not remembered"
     if stage in ("glue", "extract"):  # what rewriting has found is not thrown away
         assert cut(made.report)[:1] != ["kernels of"]
@@ -130,14 +130,14 @@ def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: p
     made = run(progress)
     assert right(made) and len(calls) == at
     if verified:
-        assert made.report.verification["seeds"] == 1 and "verification on 2 of 3 inputs" in made.report.cut
+        assert made.report.verification["seeds"] == 1 and "verification on 2 of 3 inputs" in made.report.omitted
     else:
-        assert made.report.verification is None and "verification" in made.report.cut
+        assert made.report.verification is None and "verification" in made.report.omitted
         assert "not verified" in str(made.report)
 
 
 def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not tg.optimize(graph(), backend="numpy").report.remembered
+    assert not tg.optimize(graph(), backend="numpy").report.from_plan_cache
     progress, plain = Progress(), reference.evaluate
 
     def evaluated(*given: Any, **more: Any) -> Any:
@@ -148,9 +148,9 @@ def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(reference, "evaluate", evaluated)
         made = tg.optimize(graph(), params=other, backend="numpy", progress=progress)
-    assert made.report.remembered and made.report.verification is None and "verification" in made.report.cut
+    assert made.report.from_plan_cache and made.report.verification is None and "verification" in made.report.omitted
     again = tg.optimize(graph(), params=other, backend="numpy")
-    assert again.report.remembered and again.report.verification["passed"] and again.report.cut == []
+    assert again.report.from_plan_cache and again.report.verification["passed"] and again.report.omitted == []
 
 
 def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,15 +171,15 @@ def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypat
         )
         found = made.report.verification
         assert found["passed"] and [d for d in found["dropped"] if "round" not in d] == dropped
-        assert ("other plans within tolerance" in made.report.cut) == bool(stage)
+        assert ("other plans within tolerance" in made.report.omitted) == bool(stage)
 
 
 def test_a_plan_that_a_budget_cut_is_searched_again_with_a_larger_one(home: Path) -> None:
     made = tg.optimize(graph(), backend="numpy", budget=0.0)
-    assert right(made) and "measuring" in made.report.cut
-    assert tg.optimize(graph(), backend="numpy", budget=0.0).report.remembered
+    assert right(made) and "measuring" in made.report.omitted
+    assert tg.optimize(graph(), backend="numpy", budget=0.0).report.from_plan_cache
     again = tg.optimize(graph(), backend="numpy", budget=60.0)
-    assert not again.report.remembered and again.report.cut == [] and right(again)
+    assert not again.report.from_plan_cache and again.report.omitted == [] and right(again)
 
 
 def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -> None:

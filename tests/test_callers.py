@@ -62,7 +62,7 @@ def test_a_faster_function_runs_and_the_report_says_so(tmp_path: Path) -> None:
     loaded = tg.load_program(tmp_path / "saved")
     assert loaded.manifest.compared == made.report.compared and made.manifest.compared == ""
     np.testing.assert_allclose(loaded(X, Y), found, rtol=1e-6)
-    assert tg.optimize(gated, (X, Y), **GIVEN).report.remembered
+    assert tg.optimize(gated, (X, Y), **GIVEN).report.from_plan_cache
 
 
 @pytest.mark.usefixtures("slow_plans")
@@ -123,7 +123,7 @@ def test_the_graph_as_it_is_written_runs_where_it_is_faster(monkeypatch: pytest.
         made = tg.optimize(tg.softmax(x @ w, axis=1), params={"w": np.eye(6, dtype=np.float32)}, **GIVEN)
         assert made.report.runs == ("as written" if faster == "before" else "program")
         np.testing.assert_allclose(made(X), np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-5)
-    assert made.report.remembered
+    assert made.report.from_plan_cache
 
 
 @pytest.mark.parametrize(

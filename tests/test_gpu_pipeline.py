@@ -372,19 +372,21 @@ def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest
         monkeypatch.setattr(pipeline, "search", lambda s, *a: searched.append(s.options.budget) or plain(s, *a))
         second = tg.optimize(graph, params=params, backend="gpu", budget=20)
         check(second, graph, params, "float16")
-        assert second.report.remembered and second.source == first.source and not searched
+        assert second.report.from_plan_cache and second.source == first.source and not searched
         assert any("as it is written" in w for w in second.report.warnings)
         assert second.report.verification == first.report.verification
         second.save(tmp_path / "p")
         assert read_origin(tmp_path / "p").chosen == read_origin(tmp_path / "p").roots
         other = {n: (0.5 * v).astype(v.dtype) for n, v in params.items()}
-        assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.remembered
+        assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.from_plan_cache
         (path,) = (tmp_path / "plans").glob("*.json")
         data = json.loads(read_sealed(path))
-        data["report"]["cut"] = ["measuring"]
+        data["report"]["omitted"] = ["measuring"]
         path.write_bytes(sealed(json.dumps(data).encode()))
-        assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.remembered and not searched
-        assert not tg.optimize(graph, params=other, backend="gpu", budget=21).report.remembered and searched == [21]
+        assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.from_plan_cache and not searched
+        assert not tg.optimize(graph, params=other, backend="gpu", budget=21).report.from_plan_cache and searched == [
+            21
+        ]
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
@@ -417,7 +419,7 @@ def test_on_a_gpu(_: int, dtype: str, choice: str) -> None:
     program = tg.optimize(graph, params=params, backend=choice, budget=8)
     check(program, graph, params, dtype)
     timed = program.report.latency_after_us  # the first one's budget may end before: it starts the device, too
-    assert "timing of the whole program" in program.report.cut if timed is None else timed > 0
+    assert "timing of the whole program" in program.report.omitted if timed is None else timed > 0
 
 
 @pytest.mark.usefixtures("rehearsal")

@@ -47,9 +47,9 @@ from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguo
 from tensor_graphs.extract.model.meaning import output_terms
 
 from .reference import expected
-from .test_kir import KERNELS, memory_for
-from .test_kir import kernel as plain_kernel
-from .test_kir import values as kernel_values
+from .test_kernel_ir import KERNELS, memory_for
+from .test_kernel_ir import kernel as plain_kernel
+from .test_kernel_ir import values as kernel_values
 
 pytestmark = pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
 

@@ -36,7 +36,7 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from .cuda_host import NAME, Guarded, Kernel, compiled, compiler, cuda_core, source_of
-from .test_kir import KERNELS, error, leaves, x
+from .test_kernel_ir import KERNELS, error, leaves, x
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = {"float64": 1e-13, "float32": 3e-6, "float16": 1.5e-3, "bfloat16": 1.2e-2}

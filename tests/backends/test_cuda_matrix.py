@@ -19,7 +19,7 @@ from tensor_graphs.extract.model.kernel import Call
 
 from .cuda_host import compiled
 from .test_cuda_cpp import call_of, check
-from .test_kir import x
+from .test_kernel_ir import x
 
 
 def _product(rows: int, length: int, columns: int) -> Tensor:

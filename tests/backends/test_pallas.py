@@ -32,7 +32,7 @@ from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 
 from .reference import expected
-from .test_kir import KERNELS
+from .test_kernel_ir import KERNELS
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -186,5 +186,5 @@ def test_a_plan_for_another_gpu_is_made_anew(_: int, tmp_path: Path) -> None:
         with pytest.raises(DeviceUnavailableError, match="NVIDIA L4"):
             tg.optimize(mlp(), **given)
     first = tg.optimize(mlp(), **given)
-    assert not first.report.remembered and first.report.measured_now > 0
-    assert tg.optimize(mlp(), **given).report.remembered
+    assert not first.report.from_plan_cache and first.report.measured_now > 0
+    assert tg.optimize(mlp(), **given).report.from_plan_cache

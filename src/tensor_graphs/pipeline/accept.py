@@ -53,7 +53,7 @@ def acceptance(
         task.model.graph, work, chosen_of, pricer.errors,
         lambda: hypergraph(session, view_of(work), task.backends, symbolic=symbolic), stored, session.stage,
         partial(session.progress.say, "verify"), options.tolerance, options.seed, fired,
-        over=lambda: session.over, late=lambda: session.late, polled=session.polled, cut=session.cut, ahead=ahead,
+        over=lambda: session.over, late=lambda: session.late, polled=session.polled, omitted=session.omitted, ahead=ahead,
     )  # fmt: skip
     if measurer is not None:
         loop.fastest = partial(fastest_finalist, session, task)

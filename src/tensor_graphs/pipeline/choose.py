@@ -51,7 +51,7 @@ def choose(
 
     def attempt(measurer: Measurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
-        seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
+        seconds = max(SEARCH * share * left, min(share * left, left - session.verification_s))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
         if measurer is not None and measurer.ahead and not again:
             seconds = max(seconds, least_measuring(session.options))

@@ -76,16 +76,18 @@ def match_all(
         if task.symbolic is None and (narrow := stored_narrow(session, rewritten.view, backends, stop)) is not None:
             graphs.append(narrow)
     except Halted:
-        session.cut.append("kernels of the rewritten graph" if not graphs else "kernels of all that rewriting found")
+        session.omitted.append(
+            "kernels of the rewritten graph" if not graphs else "kernels of all that rewriting found"
+        )
     if any(g.stats.get("left_out") for g in graphs):
-        session.cut.append(SOME_LEFT_OUT)
+        session.omitted.append(SOME_LEFT_OUT)
     if graphs:
         return graphs
     if unrewritten is None:  # library kernels always cover the unrewritten graph
         ended = lambda bound: enough(bound) or (session.over and not only_generated(backends))
         unrewritten = hypergraph(session, view_of(task.work), backends, enough=ended, symbolic=task.symbolic)
         if unrewritten.stats.get("left_out"):
-            session.cut.append(SOME_LEFT_OUT)
+            session.omitted.append(SOME_LEFT_OUT)
     return [unrewritten]
 
 

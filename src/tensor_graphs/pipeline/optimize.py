@@ -37,7 +37,7 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
         print(program.report)
 
     Some work is done regardless of the budget: loading and simplifying the model, one matching and one extraction,
-    building the program, verification on one input. `report.cut` lists what was omitted for lack of time.
+    building the program, verification on one input. `report.omitted` lists what was omitted for lack of time.
 
     `source`: an expression (or a sequence or dict of expressions), a Graph, a Python function or nn.Module with
     `example_inputs`, an ExportedProgram, or a model path.
@@ -73,7 +73,7 @@ def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | No
             found = search(session, task)
             keep(session, slot, found)
             program = found.program
-            program.report.memory = session.memory
+            program.report.plan_cache_notes = session.plan_cache_notes
         report = program.report
         program = faster_form(session, task, program, report)
         report.seconds, report.timeline = session.clock.seconds, session.timeline

@@ -140,7 +140,7 @@ class _Outcome:
     """How the cached search ended."""
 
     search_stopped: str
-    cut: list[str]
+    omitted: list[str]
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Entry:
             head = decode(_Head, data)
             if head.format != FORMAT:
                 raise ValueError(f"format {head.format}")
-            whole = head.report.search_stopped == "measured" and not head.report.cut
+            whole = head.report.search_stopped == "measured" and not head.report.omitted
             ended, given = whole or float(head.budget) >= budget, float(head.budget)
             os.utime(self.path)
         except FileNotFoundError:

@@ -82,32 +82,32 @@ def _recalled(session: Session, task: Task, entry: Entry, data: Json) -> Program
     cached, program, task = _rebuilt(session, task, data)
     report, verified = cached.report, cached.verified if options.verify else ""
     content = content_digest(task.source.params) if options.verify else ""
-    partly = [c for c in report.cut if c.startswith("verification")]
+    partly = [c for c in report.omitted if c.startswith("verification")]
     if options.verify and (content != verified or (partly and not session.over)):
-        report.cut, verified = [c for c in report.cut if c not in partly], ""
+        report.omitted, verified = [c for c in report.omitted if c not in partly], ""
         try:
             verdict = verify_program(session, task, program)
         except Halted:
-            report.cut.append("verification")
+            report.omitted.append("verification")
         else:
             if verdict is None:
                 given = "for these weights" if content != cached.verified else "on more inputs"
                 raise Stale(f"it is not accurate enough {given}")
             report.verification, verified = verdict.to_json(), content
-            report.cut += [verdict.cut] if verdict.cut else []
+            report.omitted += [verdict.omitted] if verdict.omitted else []
         program.reset()
-    if UNTIMED in report.cut and not session.over:
-        report.cut.remove(UNTIMED)
+    if UNTIMED in report.omitted and not session.over:
+        report.omitted.remove(UNTIMED)
         time_program(session, task, program, report)
         program.reset()
-    if verified and (verified, report.cut) != (data["verified"], data["report"]["cut"]):
+    if verified and (verified, report.omitted) != (data["verified"], data["report"]["omitted"]):
         entry.write(
             cached.plan, report, program.source, float(data["budget"]), verified, store_root(options),
             as_written=cached.as_written, lift=task.symbolic.lift if task.symbolic else None,
         )  # fmt: skip
     if not verified:
         report.verification = None
-    report.measured_now, report.remembered = 0, True
+    report.measured_now, report.from_plan_cache = 0, True
     report.warnings += [w for w in session.warnings if w not in report.warnings]
     program.report = report
     attach_provenance(program, task, as_written=cached.as_written)
@@ -149,7 +149,7 @@ def keep(session: Session, slot: CacheSlot, found: Found) -> None:
         as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,
     )  # fmt: skip
     if why:
-        session.memory.append(f"this plan is not kept: {why}")
+        session.plan_cache_notes.append(f"this plan is not kept: {why}")
 
 
 __all__ = ["CacheSlot", "keep", "look_up", "recall"]

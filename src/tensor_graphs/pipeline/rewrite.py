@@ -51,7 +51,7 @@ def rewrite(session: Session, work: Graph) -> Rewritten:
     ended = [v.report.stopped for v in views]
     halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
     if halted:
-        session.cut.append(f"rewriting of {halted} of {len(views)} blocks")
+        session.omitted.append(f"rewriting of {halted} of {len(views)} blocks")
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
     session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
     with session.stage("glue"):

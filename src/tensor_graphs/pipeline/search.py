@@ -106,7 +106,7 @@ def _match(
     graphs = match_all(session, task, rewritten, tuning.graph if tuning is not None else None)
     session.lowerings.close()  # frees the worker processes' memory
     if session.options.verify:
-        session.reserved = expected_seconds(task.model.graph, graph_flops(list(task.work.roots)), task.on_gpu)
+        session.verification_s = expected_seconds(task.model.graph, graph_flops(list(task.work.roots)), task.on_gpu)
     if tuning is not None:
         with session.stage("ahead"):
             tuning.end()
@@ -124,10 +124,10 @@ def _finished(
     if symbolic is not None:
         report.sizes, report.warnings = symbolic.size_ranges(), [*report.warnings, *symbolic.notes()]
     if choice.stopped == "budget":
-        session.cut.append("measuring")
+        session.omitted.append("measuring")
     unoptimized = faster_unoptimized(session, task, program, report)
     program = unoptimized or program
-    report.seconds, report.cut = session.clock.seconds, list(dict.fromkeys(session.cut))
+    report.seconds, report.omitted = session.clock.seconds, list(dict.fromkeys(session.omitted))
     if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
         session.clocks += [("readers", session.lowerings.pool.clock), *measurer.clocks]

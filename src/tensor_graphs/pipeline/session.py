@@ -38,10 +38,12 @@ class Session:
     clock: Clock = field(default_factory=Clock)
     now: Callable[[], float] = time.monotonic
     warnings: list[str] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
-    reserved: float = 0.0  # expected seconds of verification
+    omitted: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
+    verification_s: float = 0.0  # expected seconds of verification, which the search leaves
     started: tuple[Store, Measurer] | None = None  # GPU measurer whose processes were started in advance
-    memory: list[str] = field(default_factory=list)  # why no cached plan was used; why this plan was not cached
+    plan_cache_notes: list[str] = field(
+        default_factory=list
+    )  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
     finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
@@ -99,8 +101,8 @@ class Session:
 
     def refused(self, reason: Exception) -> None:
         """Record why a cached plan is not used."""
-        self.memory.append(f"the plan of an earlier search is not used: {reason}")
-        self.progress.say("recall", self.memory[-1])
+        self.plan_cache_notes.append(f"the plan of an earlier search is not used: {reason}")
+        self.progress.say("recall", self.plan_cache_notes[-1])
 
     def interrupted(self) -> Callable[[], bool]:
         """Return a predicate: Ctrl-C arrived since this call."""

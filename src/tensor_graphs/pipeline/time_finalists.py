@@ -43,7 +43,7 @@ def fastest_finalist(
     left out. The predicted and the measured time of each goes to the session, for the report. All kernels of the others
     were measured alone, hence checked; the program is verified later.
     """
-    seconds = min(MAX_S, SHARE * session.options.budget, session.left - session.reserved)
+    seconds = min(MAX_S, SHARE * session.options.budget, session.left - session.verification_s)
     if not task.on_gpu or task.symbolic is not None or seconds <= 0 or session.progress.stopped:
         return choice, program
     with session.stage(STAGE):

@@ -42,14 +42,14 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
     doubted = doubted and (task.on_gpu or report.cost_us < 1e6 * LOOK_S)
     if session.over and not doubted:
-        session.cut.append(UNTIMED)
+        session.omitted.append(UNTIMED)
         return None
     pressed = session.interrupted()
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(model.graph, graph)))
         most = max(sum(before.memory().values()), sum(program.memory().values()))
         if not task.on_gpu and lacking(in_and_out(model.graph) + most):
-            session.cut.append(f"{UNTIMED}: too little memory is available")
+            session.omitted.append(f"{UNTIMED}: too little memory is available")
             return None
         inputs = sampled_near(model.graph, np.random.default_rng(session.options.seed), program.tensors)
         values = program.near([inputs[n] for n in program.input_names])

@@ -79,7 +79,7 @@ class Acceptance:
     over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
     late: Callable[[], bool] = lambda: False  # whether there is no time for another plan if this one fails
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
-    cut: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
+    omitted: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
     dropped: list[str] = field(default_factory=list)  # texts: what was excluded by earlier attempts
     references: dict[int, Any] = field(default_factory=dict)
     ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
@@ -131,7 +131,7 @@ class Acceptance:
                 try:
                     verdict, wrong = self._verdict(program, attempt)
                 except Halted:
-                    self.cut.append("verification")
+                    self.omitted.append("verification")
                     return choice, program, None
                 except TensorGraphsError:
                     raise
@@ -156,7 +156,7 @@ class Acceptance:
             if wrong or hurried:
                 found = self._excluded(REWRITES, self._unrewritten(), *self.dropped)
                 self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
-                self.cut += ["other plans within tolerance"] if hurried else []
+                self.omitted += ["other plans within tolerance"] if hurried else []
                 continue
             if finding.miscompiled or (last and verdict.miscompiled):
                 raise self._miscompiled(verdict, finding)
@@ -217,8 +217,8 @@ class Acceptance:
             flops=graph_flops(list(self.work.roots)), references=self.references, device=program.tensors, enough=self.over,
             poll=poll,
         )  # fmt: skip
-        if verdict.passed and verdict.cut:
-            self.cut.append(verdict.cut)
+        if verdict.passed and verdict.omitted:
+            self.omitted.append(verdict.omitted)
         verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
         return verdict, self._problem(program, verdict, poll)
 

@@ -53,6 +53,9 @@ class FinalistReport:
     chosen: bool
 
 
+_RENAMED = {"remembered": "from_plan_cache", "memory": "plan_cache_notes", "cut": "omitted"}  # fields: old name -> name
+
+
 def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
     """Group kernel calls by kernel and price source, most expensive first; without views."""
     grouped: dict[tuple[str, str], KernelReport] = {}
@@ -92,8 +95,10 @@ class Report:
     measured_now: int = 0
     optimism_us: float = 0.0
     search_stopped: str = ""
-    remembered: bool = False  # whether the plan came from the plan cache
-    memory: list[str] = field(default_factory=list)  # why a cached plan was not used; why this plan was not cached
+    from_plan_cache: bool = False
+    plan_cache_notes: list[str] = field(
+        default_factory=list
+    )  # why a cached plan was not used; why this plan was not cached
     finalists: list[FinalistReport] = field(default_factory=list)  # the predicted best plan first; [] if none was timed
     latency_before_us: float | None = None
     latency_after_us: float | None = None
@@ -105,7 +110,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     measuring: dict[str, float] = field(default_factory=dict)  # GPU only: seconds by part, and counts
     timeline: Rows = field(default_factory=dict)  # spans of each activity, in seconds since the call
-    cut: list[str] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
+    omitted: list[str] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
     # saturation limits, effort, rules, and the largest iteration count of a block
     searched: dict[str, Any] = field(default_factory=dict)
     snapshot: str = ""
@@ -135,11 +140,12 @@ class Report:
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Report:
         """Inverse of `fields`. KeyError, TypeError or ValueError for anything else."""
+        data = {_RENAMED.get(name, name): value for name, value in data.items()}
         blocks = [BlockReport(**b) for b in data["blocks"]]
         kernels = [KernelReport(**k) for k in data["kernels"]]
         rules = {str(name): (int(matches), float(seconds)) for name, (matches, seconds) in data["rules"].items()}
         finalists = [FinalistReport(**f) for f in data.get("finalists", ())]
-        lists = {"blocks": blocks, "kernels": kernels, "finalists": finalists, "cut": list(data["cut"])}
+        lists = {"blocks": blocks, "kernels": kernels, "finalists": finalists, "omitted": list(data["omitted"])}
         return cls(**{**data, **lists, "rules": rules})
 
     @property
@@ -160,11 +166,12 @@ class Report:
         return self.latency_before_us / self.latency_after_us
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and derived values as plain data."""
+        """All fields and derived values as plain data; fields that were renamed also under their old names."""
         from dataclasses import asdict
 
         found = asdict(self)
         found["rules"] = {n: {"matches": m, "seconds": s} for n, (m, s) in self.rules.items()}
+        found |= {old: found[new] for old, new in _RENAMED.items()}
         found |= {"gap": self.gap, "speedup": self.speedup, "total_seconds": sum(self.seconds.values())}
         return found
 
@@ -181,7 +188,7 @@ class Report:
             ("plan", f"{self.cost_us:.1f} µs, proven bound {self.lower_bound_us:.1f} µs "
                      f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method}"
                      f"{'; the budget ended the search' if self.search_stopped == 'budget' else ''}"
-                     f"{'; remembered from an earlier search' if self.remembered else ''})"),
+                     f"{'; from the plan cache' if self.from_plan_cache else ''})"),
         ]  # fmt: skip
         if self.latency_before_us and self.latency_after_us:
             before, after = self.latency_before_us, self.latency_after_us
@@ -205,16 +212,22 @@ class Report:
         rows.append(
             ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))
         )
-        if self.cut:
-            rows.append(("cut", f"the time was up: {', '.join(self.cut)}"))
+        if self.omitted:
+            rows.append(("omitted", f"the time was up: {', '.join(self.omitted)}"))
         if self.source:
             rows.append(("source", self.source))
-        return [*rows, *(("memory", why) for why in self.memory), *(("note", w) for w in self.warnings)]
+        return [*rows, *(("cache", why) for why in self.plan_cache_notes), *(("note", w) for w in self.warnings)]
 
     def __str__(self) -> str:
         return "\n".join(f"{label:>8}  {text}" for label, text in self.rows())
 
     __repr__ = __str__
+
+    def __getattr__(self, name: str) -> Any:
+        """A renamed field under its old name."""
+        if name not in _RENAMED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self, _RENAMED[name])
 
     def _repr_html_(self) -> str:
         body = _table([], self.rows())

@@ -113,7 +113,7 @@ class Verification:
         return any(o.miscompiled for o in self.outputs)
 
     @property
-    def cut(self) -> str:
+    def omitted(self) -> str:
         """What was skipped for lack of time, as text."""
         if self.compared < 1.0:
             return f"verification of {100 * (1 - self.compared):.3g} % of the outputs' elements"

@@ -1,4 +1,4 @@
-# Generated; see test_roles.py.
+# Generated; see test_warp_specialized_attention.py.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma

@@ -1,4 +1,4 @@
-# Generated; see test_kir.py.
+# Generated; see test_kernel_ir.py.
 @triton.jit
 def contraction(a, w_down, b_down, w_up, b_up, r, out):
     program = tl.program_id(0)

@@ -1,4 +1,4 @@
-# Generated; see test_kir.py.
+# Generated; see test_kernel_ir.py.
 @triton.jit
 def contraction(q, k, v, out):
     program = tl.program_id(0)

@@ -1,4 +1,4 @@
-# Generated; see test_images.py.
+# Generated; see test_convolutions.py.
 @triton.jit
 def windows(a, out):
     program = tl.program_id(0)

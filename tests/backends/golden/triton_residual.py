@@ -1,4 +1,4 @@
-# Generated; see test_images.py.
+# Generated; see test_convolutions.py.
 @triton.jit
 def contraction(r, a, w, gain, shift, mean, var, out):
     program = tl.program_id(0)

@@ -1,4 +1,4 @@
-# Generated; see test_several.py.
+# Generated; see test_multi_output_kernels.py.
 @triton.jit
 def contraction(a, g, w, out, out1, out2):
     program = tl.program_id(0)

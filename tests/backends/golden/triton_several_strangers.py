@@ -1,4 +1,4 @@
-# Generated; see test_several.py.
+# Generated; see test_multi_output_kernels.py.
 @triton.jit
 def contraction(a, v, b, h, w, out, out1):
     program = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""A locked store is read from the picture of its cache, and from the shards that came after it."""
+"""A locked store is read from its cache snapshot and the shards written since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions: which parts of a graph are offered to generators."""
+"""Fusion groups: which parts of a graph are offered to generators."""
 
 from __future__ import annotations
 

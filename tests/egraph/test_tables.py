@@ -1,4 +1,4 @@
-"""Graphs as tables and back."""
+"""Graphs as e-graph tables and back."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def test_the_source_is_the_golden_file(name: str, last: bool, update_golden: boo
     text = re.sub(r"_[0-9a-f]{10}\b", "", source(name, dict(schedule), last))
     path = GOLDEN / f"triton_{name}.py"
     if update_golden:
-        path.write_text(f"# Generated; see test_images.py.\n{text}", encoding="utf-8")
+        path.write_text(f"# Generated; see test_convolutions.py.\n{text}", encoding="utf-8")
     assert path.read_text(encoding="utf-8").partition("\n")[2] == text
 
 

@@ -1,4 +1,4 @@
-"""The garbage collector while many objects are made."""
+"""The garbage collector is paused while many objects are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel may cost before it is of no use: against every plan, on random hypergraphs."""
+"""The cost cutoff of kernels: against every plan, on random hypergraphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies that overtake the matrix unit, in texts as Triton's compiler leaves them."""
+"""The async-copy race check on texts as Triton's compiler leaves them."""
 
 from __future__ import annotations
 

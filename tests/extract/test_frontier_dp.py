@@ -1,4 +1,4 @@
-"""Exact search from seam to seam: against brute force, and equal layers only once."""
+"""Frontier DP: against brute force, and equal layers solved once."""
 
 from __future__ import annotations
 

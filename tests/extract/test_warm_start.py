@@ -1,4 +1,4 @@
-"""More of anything never costs quality: what a smaller problem gave is where a larger one starts."""
+"""Warm start: a larger problem starts from the solution of a smaller one, so more search never costs quality."""
 
 from __future__ import annotations
 

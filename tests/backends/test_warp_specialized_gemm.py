@@ -1,4 +1,4 @@
-"""Products of large matrices whose warps have roles: run on a CPU (cuda_roles_host.h), what is refused, and the text."""
+"""Warp-specialized GEMM: values on a simulated GPU (cuda_roles_host.h), refusals, emitted text."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_the_source_of_roles_is_the_golden_file(update_golden: bool) -> None:
     text = re.sub(r"_[0-9a-f]{10}\b", "", launched(template, call).text)
     path = GOLDEN / "cuda_roles.cu"
     if update_golden:
-        path.write_text(f"// Generated; see test_cuda_roles.py.\n{text}", encoding="utf-8")
+        path.write_text(f"// Generated; see test_warp_specialized_gemm.py.\n{text}", encoding="utf-8")
     assert path.read_text(encoding="utf-8").partition("\n")[2] == text
 
 

@@ -1,4 +1,4 @@
-"""Convolutions whose warps have roles, on a host that plays Gluon; which are proposed; what a box of an image is."""
+"""Warp-specialized convolution: values on a simulated GPU, candidate schedules, TMA boxes of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""E-graph files of every odd shape: whatever is read is solved to the optimum that brute force finds, or refused by name."""
+"""E-graph files of unusual shapes: each that is read is solved to the optimum of a brute-force search."""
 
 from __future__ import annotations
 

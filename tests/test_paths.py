@@ -1,4 +1,4 @@
-"""Sweeps over whole plans: plans that differ in what takes time, within a budget."""
+"""`tg.paths`: distinct plans timed end to end within a budget."""
 
 from __future__ import annotations
 

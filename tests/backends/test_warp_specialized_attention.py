@@ -1,4 +1,4 @@
-"""Attention whose warps have roles: what it computes, on a CPU that plays them (gluon_host.py), and when it is refused."""
+"""Warp-specialized attention: values on a simulated GPU (gluon_host.py), and when it is refused."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_the_source_of_roles_is_the_golden_file(update_golden: bool) -> None:
     text = re.sub(r"_[0-9a-f]{10}\b", "", re.sub(r"_[0-9a-f]{10}_", "_", one.source))
     path = GOLDEN / "gluon_attention.py"
     if update_golden:
-        path.write_text(f"# Generated; see test_roles.py.\n{text}", encoding="utf-8")
+        path.write_text(f"# Generated; see test_warp_specialized_attention.py.\n{text}", encoding="utf-8")
     assert path.read_text(encoding="utf-8").partition("\n")[2] == text
 
 

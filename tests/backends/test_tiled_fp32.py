@@ -1,4 +1,4 @@
-"""Products of float32 by tiles in shared memory: run on a CPU (cuda_tiles_host.h), what is refused, and what is proposed."""
+"""Tiled float32 GEMM: values on a simulated GPU (cuda_tiles_host.h), refusals, candidate schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports made meanwhile."""
+"""Solver libraries imported in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of very many small operations: how many kernels their parts are, and what these compute."""
+"""Maximal fusion of programs of many small operations: number of kernels, and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of the memory plan: nothing alive overlaps, nothing is wasted beyond one buffer each, the same every time."""
+"""Laws of the memory plan: live values do not overlap, waste is at most one buffer, and it is deterministic."""
 
 from __future__ import annotations
 

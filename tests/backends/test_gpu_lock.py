@@ -1,4 +1,4 @@
-"""Turns on the device."""
+"""The GPU lock: which process has the device, and for how long."""
 
 from __future__ import annotations
 

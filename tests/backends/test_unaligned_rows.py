@@ -1,4 +1,4 @@
-"""Matrices whose rows begin at odd bytes: weights laid out anew, boxes that end where a matrix does, and the kernels that read them."""
+"""Matrices whose rows are not 16-byte aligned: padded weight layouts, TMA boxes at their end, and the kernels that read them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
-from .test_kir import x
+from .test_kernel_ir import x
 
 
 def _call(template: GeneratedKernel, root: Tensor, dtype: str) -> Call:

@@ -1,4 +1,4 @@
-"""What a program keeps of what it was made from: enough to explain it, wherever its plan came from and whatever its sizes."""
+"""Provenance of a program: enough to explain it, whether searched, cached or size-polymorphic."""
 
 from __future__ import annotations
 

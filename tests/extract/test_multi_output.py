@@ -1,4 +1,4 @@
-"""Kernels with several outputs in extraction: as bundles in the solvers' problem, as steps of plans, and which are made."""
+"""Multi-output kernels in extraction: bundles in the solvers' problem, steps of plans, and which groups are formed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Queries, keys and values of one product, rotated, and written into caches: results side by side, halves computed together and
-places that depend on data, in the IR, in both emitters, and in programs whose states are written where they lie."""
+"""Fused QKV projections with rotary embeddings, written into caches: interleaved outputs, rotate-half splits and
+data-dependent indices, in the kernel IR, in both GPU emitters, and in programs that update states in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels with scratch memory: nothing large is allocated while a program runs."""
+"""Kernels with scratch memory: no large allocation while a program runs."""
 
 from __future__ import annotations
 

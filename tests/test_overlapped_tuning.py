@@ -1,4 +1,4 @@
-"""What is measured while a graph is rewritten."""
+"""Overlapped tuning: kernels measured while the graph is rewritten."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_without_time_for_the_rewritten_graph_what_was_matched_of_the_one_that_c
     own, blocks = object(), find_blocks(task.work)
     rewritten = Rewritten(view_of(task.work), blocks, [], [])
     assert match_all(session, task, rewritten, own) == [own]  # type: ignore[arg-type]
-    assert session.cut == ["kernels of the rewritten graph"]
+    assert session.omitted == ["kernels of the rewritten graph"]
 
 
 def test_generated_kernels_have_their_least_time_from_when_libraries_were_matched(

@@ -1,4 +1,4 @@
-"""Terms read as kernels by several processes: the same kernels come out, whoever read them, and whoever died over it."""
+"""Lowering by several processes gives the same kernels, also if a process dies."""
 
 from __future__ import annotations
 

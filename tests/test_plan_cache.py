@@ -34,6 +34,7 @@ from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json, price
 from tensor_graphs.pipeline.time_program import UNTIMED
 from tensor_graphs.private import read_sealed, sealed
 from tensor_graphs.progress import Progress
+from tensor_graphs.report.report import Report
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((24, 24)).astype(np.float32)
@@ -78,15 +79,15 @@ def kept(home: Path) -> list[Path]:
 @pytest.mark.usefixtures("quick")
 def test_a_second_search_is_none_and_its_program_is_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = optimized()
-    assert not first.report.remembered and first.report.measured_now > 0 and len(kept(home)) == 1
+    assert not first.report.from_plan_cache and first.report.measured_now > 0 and len(kept(home)) == 1
     for module, name in ((search, "rewrite"), (verify_program, "verify"), (measuring, "measurer_of")):
         monkeypatch.setattr(module, name, None)  # nothing of the kind happens
     second = optimized()
-    assert second.report.remembered and second.report.measured_now == 0 and second.source == first.source
+    assert second.report.from_plan_cache and second.report.measured_now == 0 and second.source == first.source
     assert second.report.verification == first.report.verification and second.report.cost_us == first.report.cost_us
     x = RNG.standard_normal((8, 24)).astype(np.float32)
     np.testing.assert_array_equal(first(x), second(x))
-    assert "remembered" in str(second.report) and json.dumps(second.report.to_json())
+    assert "from the plan cache" in str(second.report) and json.dumps(second.report.to_json())
     assert optimized(verify=False).report.verification is None
 
 
@@ -97,7 +98,7 @@ def test_in_another_process_too(home: Path, tmp_path: Path) -> None:
         "x, w = tg.input('x', (4, 16)), tg.param('w', (16, 16))\n"
         "import numpy as np\n"
         "p = tg.optimize(tg.softmax(x @ w, axis=1), params={'w': np.eye(16, dtype='float32')}, backend='numpy', budget=30, effort=0)\n"
-        "print(p.report.remembered, p.report.measured_now)"
+        "print(p.report.from_plan_cache, p.report.measured_now)"
     )
     run = lambda: subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=True
@@ -116,17 +117,17 @@ def test_other_weights_are_verified_and_other_questions_are_searched(
     plain = verify_program.verify
     monkeypatch.setattr(verify_program, "verify", lambda *a, **k: asked.append(1) or plain(*a, **k))
     other = {"w": W + 1, "g": G}
-    assert optimized(params=other).report.remembered and asked == [1]
-    assert optimized(params=other).report.remembered and asked == [1]
-    assert not optimized(again=True).report.remembered
-    assert not optimized(tolerance=0.01).report.remembered
-    assert not optimized(seed=1).report.remembered
-    assert not optimized(limits=tg.Limits(iterations=2)).report.remembered
-    assert not optimized(effort=1).report.remembered
-    assert not optimized(costdb=home / "elsewhere").report.remembered
-    assert not optimized(model() + 1.0).report.remembered
+    assert optimized(params=other).report.from_plan_cache and asked == [1]
+    assert optimized(params=other).report.from_plan_cache and asked == [1]
+    assert not optimized(again=True).report.from_plan_cache
+    assert not optimized(tolerance=0.01).report.from_plan_cache
+    assert not optimized(seed=1).report.from_plan_cache
+    assert not optimized(limits=tg.Limits(iterations=2)).report.from_plan_cache
+    assert not optimized(effort=1).report.from_plan_cache
+    assert not optimized(costdb=home / "elsewhere").report.from_plan_cache
+    assert not optimized(model() + 1.0).report.from_plan_cache
     monkeypatch.setattr(remember, "package_digest", lambda: "another version")
-    assert not optimized().report.remembered
+    assert not optimized().report.from_plan_cache
 
 
 @pytest.mark.usefixtures("quick")
@@ -140,7 +141,7 @@ def test_a_plan_that_is_wrong_for_other_weights_is_searched_again(home: Path, mo
 
     monkeypatch.setattr(verify_program, "verify", failing)
     report = optimized(params={"w": 2 * W, "g": G}).report
-    assert not report.remembered and "accurate" in report.memory[0] and "accurate" in str(report)
+    assert not report.from_plan_cache and "accurate" in report.plan_cache_notes[0] and "accurate" in str(report)
 
 
 @pytest.mark.usefixtures("quick")
@@ -154,8 +155,12 @@ def test_what_was_measured_to_be_slower_is_searched_again(home: Path) -> None:
     store.add(slow)
     said: list[tuple[str, str]] = []
     report = optimized(progress=Progress(lambda *line: said.append(line))).report
-    assert not report.remembered and "µs when it was found" in report.memory[0] and ("recall", report.memory[0]) in said
-    assert optimized().report.memory == []
+    assert (
+        not report.from_plan_cache
+        and "µs when it was found" in report.plan_cache_notes[0]
+        and ("recall", report.plan_cache_notes[0]) in said
+    )
+    assert optimized().report.plan_cache_notes == []
 
 
 @pytest.mark.usefixtures("quick")
@@ -187,10 +192,10 @@ def test_more_rows_that_change_nothing_do_no_harm_but_lost_ones_do(home: Path) -
         [TimingRow(key=replace(key_of(s.template, c), kernel="other"), work=Work(1, 1), samples=[3.0] * 5)
          for s, c in priced_steps(first.plan)[:1]]
     )  # fmt: skip
-    assert optimized().report.remembered
+    assert optimized().report.from_plan_cache
     for shard in (home / "costdb").rglob("*.parquet"):
         shard.unlink()
-    assert not optimized().report.remembered
+    assert not optimized().report.from_plan_cache
 
 
 @pytest.mark.usefixtures("quick")
@@ -200,10 +205,10 @@ def test_a_cut_search_goes_on_with_a_larger_budget_only(home: Path) -> None:
     data = json.loads(read_sealed(path))
     data["report"]["search_stopped"], data["budget"] = "budget", 30.0
     path.write_bytes(sealed(json.dumps(data).encode()))
-    assert optimized(budget=20.0).report.remembered
+    assert optimized(budget=20.0).report.from_plan_cache
     longer = optimized(budget=40.0).report
-    assert not longer.remembered and "cut short within 30 s" in longer.memory[0]
-    assert optimized(budget=90.0).report.remembered  # that one ended
+    assert not longer.from_plan_cache and "cut short within 30 s" in longer.plan_cache_notes[0]
+    assert optimized(budget=90.0).report.from_plan_cache  # that one ended
 
 
 @pytest.mark.usefixtures("quick")
@@ -211,16 +216,16 @@ def test_what_an_earlier_search_had_no_time_for_is_made_up_for(home: Path, monke
     optimized()
     (path,) = kept(home)
     data = json.loads(read_sealed(path))
-    data["report"]["cut"] = ["verification on 2 of 3 inputs", UNTIMED]
+    data["report"]["omitted"] = ["verification on 2 of 3 inputs", UNTIMED]
     data["report"]["verification"]["seeds"] = 1
     path.write_bytes(sealed(json.dumps(data).encode()))
     timed: list[Any] = []
     whole_programs_take(monkeypatch, lambda *a: timed.append(a))
     report = optimized().report
-    assert report.remembered and report.cut == [] and report.verification["seeds"] == 3 and len(timed) == 1
-    assert optimized().report.cut == [] and len(timed) == 1  # and that is remembered
+    assert report.from_plan_cache and report.omitted == [] and report.verification["seeds"] == 3 and len(timed) == 1
+    assert optimized().report.omitted == [] and len(timed) == 1  # and that is remembered
     monkeypatch.setattr(verify_program, "verify", lambda *a, **k: pytest.fail("verified again"))
-    assert optimized().report.remembered
+    assert optimized().report.from_plan_cache
 
 
 @pytest.mark.usefixtures("quick")
@@ -228,11 +233,11 @@ def test_timing_that_was_made_up_for_is_not_made_up_for_again(home: Path, monkey
     optimized()
     (path,) = kept(home)
     data = json.loads(read_sealed(path))
-    data["report"]["cut"] = [UNTIMED]
+    data["report"]["omitted"] = [UNTIMED]
     path.write_bytes(sealed(json.dumps(data).encode()))
     timed: list[Any] = []
     whole_programs_take(monkeypatch, lambda *a: timed.append(a))
-    assert [optimized().report.cut for _ in range(3)] == [[]] * 3 and len(timed) == 1
+    assert [optimized().report.omitted for _ in range(3)] == [[]] * 3 and len(timed) == 1
 
 
 def test_weights_are_told_apart_by_every_byte_name_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +276,9 @@ def test_damaged_files_and_other_kernels_are_as_if_there_were_none(home: Path) -
     ):  # fmt: skip
         path.write_bytes(sealed(text.encode()))
         found = optimized()
-        assert not found.report.remembered and found.source == first.source and found.report.memory, text[:80]
+        assert not found.report.from_plan_cache and found.source == first.source and found.report.plan_cache_notes, (
+            text[:80]
+        )
 
 
 @pytest.mark.usefixtures("quick")
@@ -357,15 +364,15 @@ def in_c(**options: Any) -> Any:
 @pytest.mark.usefixtures("fast_c")
 def test_kernels_in_c_for_every_size_are_taken_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = in_c()
-    assert first.report.memory == [] and first.plan.sizes
+    assert first.report.plan_cache_notes == [] and first.plan.sizes
     Store(home / "costdb").add(  # another row: prices are looked up again, under the keys of the sizes searched at
         [TimingRow(key=replace(key_of(s.template, c), kernel="other"), work=Work(1, 1), samples=[3.0] * 5)
          for s, c in priced_steps(first.plan)[:1]]
     )  # fmt: skip
     second = in_c()
-    assert second.report.remembered and second.source == first.source and second.report.memory == []
+    assert second.report.from_plan_cache and second.source == first.source and second.report.plan_cache_notes == []
     other = in_c(params={"g": 2 * G})  # verified for other weights, and written again
-    assert other.report.remembered and in_c(params={"g": 2 * G}).report.memory == []
+    assert other.report.from_plan_cache and in_c(params={"g": 2 * G}).report.plan_cache_notes == []
     for rows in (1, 8, 33):
         x = RNG.standard_normal((rows, 24)).astype(np.float32)
         np.testing.assert_array_equal(first(x), second(x))
@@ -379,7 +386,7 @@ def test_kernels_in_c_for_every_size_are_taken_again(home: Path, monkeypatch: py
                 kernel |= change
         path.write_bytes(sealed(json.dumps(damaged).encode()))
         found = in_c()
-        assert not found.report.remembered and found.report.memory and found.source == first.source
+        assert not found.report.from_plan_cache and found.report.plan_cache_notes and found.source == first.source
     assert data["plan"]["kernels"] == json.loads(read_sealed(path))["plan"]["kernels"]
 
 
@@ -413,5 +420,17 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert spent["kernels"] >= first.report.measured_now and 0 < spent["timed"] <= spent["schedules"]
     assert spent["rounds"] >= 2 and spent["try_s"] > 0, "the last round finds nothing to measure"
     second = tg.optimize(source, backend="triton-only", budget=60)
-    assert second.report.remembered and second.source == first.source and second.report.measured_now == 0
+    assert second.report.from_plan_cache and second.source == first.source and second.report.measured_now == 0
     assert second.manifest.device == "cuda"
+
+
+def test_renamed_report_fields_are_readable_under_their_old_names() -> None:
+    report = Report("m", "numpy", omitted=["measuring"], from_plan_cache=True, plan_cache_notes=["none"])
+    assert (report.cut, report.remembered, report.memory) == (["measuring"], True, ["none"])
+    told = report.to_json()
+    assert (told["cut"], told["remembered"], told["memory"]) == (["measuring"], True, ["none"])
+    old = {n: told[n] for n in ("cut", "remembered", "memory")}
+    fields = {n: v for n, v in report.fields().items() if n not in ("omitted", "from_plan_cache", "plan_cache_notes")}
+    assert Report.of_json({**fields, **old}) == report
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = report.other
