@@ -166,7 +166,7 @@ class Rehearsed(GpuMeasurer):
         self.tried[f"{kernel.template.backend} {'looks' if kernel.look else 'searches'}"] += 1
 
     def _finish(self, kernel: Measured) -> None:
-        for one in (kernel.tries[i] for i in kernel.best):
+        for one in (kernel.trials[i] for i in kernel.best):
             with self._process_of(kernel).clock.running("time"):
                 self._on_device(FULL_S, one.us)
             one.hot = one.cold

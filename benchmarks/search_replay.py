@@ -47,7 +47,7 @@ from benchmarks.search_rehearsal import (
 from tensor_graphs.backends.tuning import measure_gpu, trials
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_gpu import Event, GpuMeasurer, Measured, Try
+from tensor_graphs.backends.tuning.measure_gpu import Event, GpuMeasurer, Measured, Trial
 from tensor_graphs.backends.tuning.schedule_search import ScheduleSearch
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store import tuned
@@ -164,12 +164,12 @@ class VirtualMeasurer(GpuMeasurer):
 
     def _submit(self, kernel: Measured, calls: Sequence[Call]) -> None:
         for call in calls:
-            one, at = Try(call), self.time_.now
+            one, at = Trial(call), self.time_.now
             if kernel.template.space is not None:
                 first = self.compilers.index(min(self.compilers))
                 seconds = COMPILE_S["nvrtc" if "cuda" in kernel.template.backend else "triton"]
                 at = self.compilers[first] = max(at, self.compilers[first]) + seconds
-            kernel.tries.append(one)
+            kernel.trials.append(one)
             kernel.pending += 1
             self._push(at, Event(kernel, one))
 
@@ -178,7 +178,7 @@ class VirtualMeasurer(GpuMeasurer):
             kernel, one = self._waiting.popleft()
             kernel.process = self.processes[0]
             if one is None:
-                seconds = sum(self._run_s(FULL_S, kernel.tries[i].us) for i in kernel.best)
+                seconds = sum(self._run_s(FULL_S, kernel.trials[i].us) for i in kernel.best)
             else:
                 us = self.times.of(kernel.template, one.call)
                 seconds = self._run_s(TRY_S, us) + (0.0 if kernel.number in self.open else OPEN_S) + LOAD_S / 2
@@ -205,7 +205,7 @@ class VirtualMeasurer(GpuMeasurer):
                 )
             else:
                 for i in event.kernel.best:
-                    event.kernel.tries[i].hot = event.kernel.tries[i].cold
+                    event.kernel.trials[i].hot = event.kernel.trials[i].cold
         return event
 
     def advance(self, seconds: float) -> None:

@@ -39,8 +39,7 @@ from tensor_graphs.errors import (
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.repeats import RepeatedSubgraphs
 from tensor_graphs.extract.solve import dominators as must
-from tensor_graphs.extract.solve import frontier_dp as seams
-from tensor_graphs.extract.solve import presolve
+from tensor_graphs.extract.solve import frontier_dp, presolve
 from tensor_graphs.extract.solve.label_setting import LabelSetting
 from tensor_graphs.extract.solve.problem import Problem, ProblemRows
 from tensor_graphs.extract.solve.serialize import read_egraph
@@ -609,11 +608,11 @@ def problem_of(nodes: Mapping[str, Any], *roots: str) -> ProblemRows:
 
 def test_searches_that_would_take_too_much_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = problem_of(ladder(40), "r")
-    assert seams.FrontierDP(rows, 100.0).fits
+    assert frontier_dp.FrontierDP(rows, 100.0).fits
     assert LabelSetting(rows).search(30).chosen is not None
-    monkeypatch.setattr(seams, "MAX_LABEL_BYTES", 1000)
+    monkeypatch.setattr(frontier_dp, "MAX_LABEL_BYTES", 1000)
     monkeypatch.setattr("tensor_graphs.extract.solve.label_setting.MAX_LABEL_BYTES", 1000)
-    assert not seams.FrontierDP(rows, 100.0).fits
+    assert not frontier_dp.FrontierDP(rows, 100.0).fits
     assert LabelSetting(rows).search(30).chosen is None
 
 

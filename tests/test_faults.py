@@ -559,7 +559,7 @@ def test_two_programs_saved_to_one_folder(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- children that die
 def test_a_dying_saturation_worker_leaves_the_graph_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = worker.Worker.request
+    request = worker.SaturationWorker.request
 
     def dying(self: Any, method: str, payload: Any, bounds: Any) -> Any:
         if method == "step":
@@ -568,7 +568,7 @@ def test_a_dying_saturation_worker_leaves_the_graph_as_it_came(monkeypatch: pyte
             self.process.wait()
         return request(self, method, payload, bounds)
 
-    monkeypatch.setattr(worker.Worker, "request", dying)
+    monkeypatch.setattr(worker.SaturationWorker, "request", dying)
     x = tg.input("x", (8, 8))
     made = tg.optimize(tg.relu(x @ x) + 1.0, **FAST)
     assert "worker-died" in made.report.stopped
@@ -582,7 +582,7 @@ def test_a_worker_that_cannot_start_leaves_the_graph_as_it_came(monkeypatch: pyt
     def refuse(self: Any) -> None:
         raise errors.WorkerError("no processes left")
 
-    monkeypatch.setattr(worker.Worker, "prepare", refuse)
+    monkeypatch.setattr(worker.SaturationWorker, "prepare", refuse)
     x = tg.input("x", (8, 8))
     made = tg.optimize(x @ x, **FAST)
     assert "worker-died" in made.report.stopped and any("no processes left" in w for w in made.report.warnings)
@@ -590,7 +590,7 @@ def test_a_worker_that_cannot_start_leaves_the_graph_as_it_came(monkeypatch: pyt
 
 def test_a_dying_measuring_worker_gives_predicted_prices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
-        measure.Worker, "ask", lambda self, job: {"ok": False, "status": "crash", "message": "ended with code -9"}
+        measure.CpuWorkerProcess, "ask", lambda self, job: {"ok": False, "status": "crash", "message": "ended with code -9"}
     )
     x = tg.input("x", (8, 8))
     made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=10.0)
@@ -602,7 +602,7 @@ def test_a_measuring_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch, t
     def refuse(self: Any, job: Any) -> Any:
         raise errors.WorkerError("the measuring process cannot be started")
 
-    monkeypatch.setattr(measure.Worker, "ask", refuse)
+    monkeypatch.setattr(measure.CpuWorkerProcess, "ask", refuse)
     x = tg.input("x", (8, 8))
     made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=10.0)
     right(made, tg.exp(x) + 1.0, {"x": normal(8, 8)})

@@ -51,9 +51,9 @@ class CLowering(Lowering):
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template of a fusion group with its call, if C can compute it."""
-        if not all(_narrow(t) for t in topological(asked.region.terms)):
+        if not all(_narrow(t) for t in topological(asked.group.terms)):
             return
-        template = self._template(asked.region.terms, ())
+        template = self._template(asked.group.terms, ())
         if not template.bases and template.lower(asked.call) is not None:  # a copy of the base operand is left to NumPy
             yield template, asked.call
 
@@ -83,7 +83,7 @@ class C(Generator):
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         return sized(template, call, numbers, searched, probes)
 
-    def reaches(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
+    def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
         """The fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
         memory."""
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))

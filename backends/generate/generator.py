@@ -67,7 +67,7 @@ class Generator(BackendBase):
         """Why the backend is unusable on this machine; empty if it is usable."""
         return missing(self.emitter.needs) or super().unavailable()
 
-    def reaches(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
+    def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
         """The fusion policies to grow fusion groups with, for a view."""
         return FUSION_POLICIES
 
@@ -149,24 +149,24 @@ class Lowering:
         Maximal groups come first, multi-output groups last. `given`: classes that are inputs. Once `enough` returns
         true, no more groups are grown; those grown before are still yielded.
         """
-        regions = FusionGroups(view, given, reaches=self.generator.reaches(view))
+        groups = FusionGroups(view, given, policies=self.generator.fusion_policies(view))
         pictures = image_classes(view) - given  # given values are row-major
         if self.several:
-            first = MaximalFusion(regions)
-            for whole in (first, MaximalFusion(regions, written=True), MaximalFusion(regions, rows=False)):
+            first = MaximalFusion(groups)
+            for whole in (first, MaximalFusion(groups, written=True), MaximalFusion(groups, rows=False)):
                 for group, template in self._at_once(whole, types, pictures, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole is first:
-                    regions.settled, regions.unstarted, regions.unread = whole.settled, whole.unstarted, whole.unread
-        regions = _with_places(regions, types).grown
-        kept = list(self._lowered(regions, types, pictures, enough))
+                    groups.settled, groups.unstarted, groups.unread = whole.settled, whole.unstarted, whole.unread
+        groups = _with_places(groups, types).grown
+        kept = list(self._lowered(groups, types, pictures, enough))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
-        for region, template in kept:
-            if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
-                yield template, region.classes, tuple(c for _, c in region.leaves)
+        for group, template in kept:
+            if not any((c, *_reads(group)) in made for c in _looked_at(group, types)):
+                yield template, group.classes, tuple(c for _, c in group.leaves)
         if self.several:
-            once = {id(r): r for r, _ in kept if isinstance(r, FusionGroup)}  # once per region, not once per precision
-            together = MultiOutputFusion(regions, list(once.values()), self.device.on_gpu)
+            once = {id(r): r for r, _ in kept if isinstance(r, FusionGroup)}  # once per group, not once per precision
+            together = MultiOutputFusion(groups, list(once.values()), self.device.on_gpu)
             for several in (together, ConsumerFusion(together)):
                 for group, template in self._lowered(several, types, pictures, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
@@ -180,11 +180,11 @@ class Lowering:
         `whole`, to be split.
         """
         for asked in (_asked(part, whole.view, types, pictures) for part in whole):
-            region, found = asked.region, self.answers(asked)
+            group, found = asked.group, self.answers(asked)
             for template, _, _ in found:
-                yield region, template
-            if isinstance(region, MultiOutputGroup) and not found:
-                whole.refused(region)
+                yield group, template
+            if isinstance(group, MultiOutputGroup) and not found:
+                whole.refused(group)
             if enough():
                 return
 
@@ -199,16 +199,16 @@ class Lowering:
         alike: dict[tuple[Any, ...], list[tuple[float, int, GeneratedKernel, FusionGroup | MultiOutputGroup]]] = {}
         view = found.view
         grown = found.until(enough) if isinstance(found, FusionGroups) else () if enough() else found
-        for asked in self._ahead((_asked(region, view, types, pictures) for region in grown), enough):
-            region = asked.region
-            operands = frozenset(c for _, c in region.leaves)
+        for asked in self._ahead((_asked(group, view, types, pictures) for group in grown), enough):
+            group = asked.group
+            operands = frozenset(c for _, c in group.leaves)
             for template, effort, size in self.answers(asked):
                 layouts = bool(template.prep), template.layout is not None, template.precision
-                group = alike.setdefault((region.classes, operands, *layouts), [])
-                group.append((effort, size, template, region))
-        for group in alike.values():
-            for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
-                yield region, template
+                forms = alike.setdefault((group.classes, operands, *layouts), [])
+                forms.append((effort, size, template, group))
+        for forms in alike.values():
+            for _, _, template, group in sorted(forms, key=lambda g: g[:2])[:BODIES]:
+                yield group, template
 
     def _ahead(self, grown: Iterable[Asked], enough: Callable[[], bool]) -> Iterator[Asked]:
         """The requests in order, each after worker processes have lowered it (generate/lowering_pool.py) or have left it to this
@@ -228,7 +228,7 @@ class Lowering:
         def job(one: Asked) -> Job:
             wanted = [n for n, lowering in beside.items() if n == self.name or fresh(one, lowering)]
             return Job(
-                tuple(wanted), flat(one.region.terms), (one.call,), one.weights, one.images, self.owner.limit,
+                tuple(wanted), flat(one.group.terms), (one.call,), one.weights, one.images, self.owner.limit,
                 machine=self._machine(),
             )  # fmt: skip
 
@@ -242,7 +242,7 @@ class Lowering:
         for one, first in asked:
             late, key = late or enough(), one.key
             if first:
-                self.owner.take_in(one.region.terms, batch.there() if late else batch.take(), key)
+                self.owner.take_in(one.group.terms, batch.there() if late else batch.take(), key)
             if not late or key in self.answered:
                 yield one
             elif first:  # not lowered: a later call may submit it again
@@ -306,7 +306,7 @@ class Lowering:
         none."""
         multiplies = any(
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
-            for t in topological(asked.region.terms)
+            for t in topological(asked.group.terms)
         )
         for precision in self.precisions if multiplies else (IEEE,):
             found = list(self._templates(asked, precision))
@@ -318,14 +318,14 @@ class Lowering:
         The forms are: plain; transposed weights for skinny GEMM; channels-last output where operands are channels-last
         images. Convolution filters always have the kernel's layout.
         """
-        region, call, weights, _ = asked
-        laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
-        plain = self._template(region.terms, laid, precision=precision)
+        group, call, weights, _ = asked
+        laid = tuple(dict.fromkeys(f for term in group.terms for f in filters(term, weights)))
+        plain = self._template(group.terms, laid, precision=precision)
         lowered = plain.lower(call)
         if lowered is None:
-            yield from self._turned(region, call, weights, None, precision)
+            yield from self._turned(group, call, weights, None, precision)
             return
-        turned = list(self._turned(region, call, weights, lowered, precision))
+        turned = list(self._turned(group, call, weights, lowered, precision))
         other = self._across.get(precision, precision)
         if not turned and other is not precision and across(lowered):
             yield from self._templates(asked, other)
@@ -333,7 +333,7 @@ class Lowering:
         if not any(precision in self._across or _evened(template, call) for template, _ in turned):
             yield plain, call
         if "out" in asked.images and not call.more and channels_last(call) != call.output.strides:
-            inner = self._template(region.terms, laid, True, precision)
+            inner = self._template(group.terms, laid, True, precision)
             alike = {n: channels_innermost(o) if n in asked.images else o for n, o in call.operands.items()}
             written = inner.written(replace(call, operands=alike))
             if inner.lower(written) is not None:
@@ -348,7 +348,7 @@ class Lowering:
 
     def _turned(
         self,
-        region: FusionGroup | MultiOutputGroup,
+        group: FusionGroup | MultiOutputGroup,
         call: Call,
         weights: tuple[str, ...],
         plain: Lowered | None,
@@ -363,16 +363,16 @@ class Lowering:
         matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
         odd = tuple(w for w in matrices if uneven(call.operands[w].type))
         if plain is None:
-            chosen = matrices if 1 < _rows(region.terms) <= self.vectors else odd
-            if not chosen or family_of(region.terms) != "contraction":
+            chosen = matrices if 1 < _rows(group.terms) <= self.vectors else odd
+            if not chosen or family_of(group.terms) != "contraction":
                 return
-            plain = self._template(region.terms, chosen, precision=precision).lower(call)
+            plain = self._template(group.terms, chosen, precision=precision).lower(call)
         if plain is None or plain.shape.kind != "contraction":
             return
         chosen = matrices if plain.shape.m <= self.vectors or precision in self._across else odd
         rights = {e.value[0] for d in plain.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
         turned = tuple(w for w in chosen if w in rights)
-        template = self._template(region.terms, turned, precision=precision)
+        template = self._template(group.terms, turned, precision=precision)
         if turned and template.lower(call) is not None:
             yield template, call
 
@@ -394,7 +394,7 @@ class Asked(NamedTuple):
     """A lowering request: a fusion group, the call that computes it from row-major values, the names of its weights,
     and the names of operands and outputs that are images."""
 
-    region: FusionGroup | MultiOutputGroup
+    group: FusionGroup | MultiOutputGroup
     call: Call
     weights: tuple[str, ...]
     images: tuple[str, ...] = ()
@@ -402,7 +402,7 @@ class Asked(NamedTuple):
     @property
     def key(self) -> Hashable:
         """Cache key: everything that the templates depend on within one optimization."""
-        return self.region.terms, lying(self.call), self.weights, self.images
+        return self.group.terms, lying(self.call), self.weights, self.images
 
 
 # (template, flops of its call, number of expressions in its kernel)
@@ -410,25 +410,25 @@ Answer = tuple[GeneratedKernel, float, int]
 
 
 def _asked(
-    region: FusionGroup | MultiOutputGroup, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]
+    group: FusionGroup | MultiOutputGroup, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]
 ) -> Asked:
     """The request for a fusion group of a view. `pictures`: classes that are images."""
-    weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
-    first, *more = (_operand(types[c]) for c in region.classes)
-    reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
-    seen = [str(t.attr("name")) for t, c in region.leaves if c in pictures and not view.weight[c]]
-    made = [name for name, c in zip(output_names(1), region.classes) if c in pictures]
-    return Asked(region, Call(reads, first, {}, more=tuple(more)), tuple(weights), (*seen, *made))
+    weights = [str(t.attr("name")) for t, c in group.leaves if view.weight[c] and t.type.rank >= 2]
+    first, *more = (_operand(types[c]) for c in group.classes)
+    reads = {str(t.attr("name")): _operand(types[c]) for t, c in group.leaves}
+    seen = [str(t.attr("name")) for t, c in group.leaves if c in pictures and not view.weight[c]]
+    made = [name for name, c in zip(output_names(1), group.classes) if c in pictures]
+    return Asked(group, Call(reads, first, {}, more=tuple(more)), tuple(weights), (*seen, *made))
 
 
-def _with_places(regions: FusionGroups, types: Sequence[Type]) -> FusionGroups:
+def _with_places(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
     """The fusion groups with sequence slices (single positions of a sequence) as given views, so that every step has
     the same kernel."""
-    places = sequence_slice_classes(regions.view, regions.given, types)
+    places = sequence_slice_classes(groups.view, groups.given, types)
     if not places:
-        return regions
-    found = FusionGroups(regions.view, regions.given | places, reaches=regions.reaches)
-    found.settled, found.unstarted, found.unread = regions.settled, regions.unstarted, regions.unread
+        return groups
+    found = FusionGroups(groups.view, groups.given | places, policies=groups.policies)
+    found.settled, found.unstarted, found.unread = groups.settled, groups.unstarted, groups.unread
     return found
 
 
@@ -469,18 +469,18 @@ class Lowerings:
                 lowering.answered[key] = [(made[form], effort, size) for form, effort, size in forms]
 
 
-def _reads(region: FusionGroup | MultiOutputGroup) -> tuple[int, ...]:
+def _reads(group: FusionGroup | MultiOutputGroup) -> tuple[int, ...]:
     """The operand classes of a fusion group."""
-    return tuple(sorted({c for _, c in region.leaves}))
+    return tuple(sorted({c for _, c in group.leaves}))
 
 
-def _looked_at(region: FusionGroup | MultiOutputGroup, types: Sequence[Type]) -> Iterator[int]:
+def _looked_at(group: FusionGroup | MultiOutputGroup, types: Sequence[Type]) -> Iterator[int]:
     """Classes in a fusion group whose value is the result before a final reshape or a cast between equal storage
     dtypes. A kernel for such a class computes the result too."""
-    if not isinstance(region, FusionGroup):
+    if not isinstance(group, FusionGroup):
         return
-    inner, (cls,) = dict(region.inner), region.classes
-    term = region.term
+    inner, (cls,) = dict(group.inner), group.classes
+    term = group.term
     while term.op in ("reshape", "cast") and term.args[0] in inner:
         term = term.args[0]
         if types[inner[term]].dtype != types[cls].dtype:

@@ -286,7 +286,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Store:
+class OutputStore:
     """One result: at each point of the kernel's axes where all `guards` hold, `value` is stored at position `at` of a
     buffer.
 
@@ -305,7 +305,7 @@ class Store:
         """All expressions of the store: value, guards, data-dependent positions."""
         return (self.value, *self.guards, *(e for e, _ in self.parts))
 
-    def moved(self, at: Index, exprs: Sequence[Expr]) -> Store:
+    def moved(self, at: Index, exprs: Sequence[Expr]) -> OutputStore:
         """The store with another position and other expressions, in the order of `exprs`."""
         value, *more = exprs
         guards, picks = more[: len(self.guards)], more[len(self.guards) :]
@@ -319,7 +319,7 @@ class Kernel:
     """Results over parallel axes (outermost first), computed from operands. `builder` made the expressions."""
 
     axes: tuple[Axis, ...]
-    stores: tuple[Store, ...]
+    stores: tuple[OutputStore, ...]
     buffers: Mapping[str, Buffer]
     builder: Builder = field(repr=False, compare=False)
 

@@ -13,7 +13,7 @@ from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.interpret import expand_all
 from ..ir.axes import normalized
 from ..ir.index import Axis, Index, index, linear, unravelled
-from ..ir.kernel import Buffer, Builder, Expr, Kernel, Store, Unfusable
+from ..ir.kernel import Buffer, Builder, Expr, Kernel, OutputStore, Unfusable
 from ..ir.simplify import as_index
 from .concat_split import SHORT, Piece, pieces, written_out
 from .interleaved_outputs import Beside, side_by_side
@@ -59,7 +59,7 @@ def kernel_of(
         parts = _slices(reader, roots, axes)
     else:
         parts = _alike(reader, spaces, axes) if beside is None else _neighbours(reader, spaces, axes, beside)
-    stores: dict[str, tuple[Store, _Part]] = {}
+    stores: dict[str, tuple[OutputStore, _Part]] = {}
     for t, name, part in zip(roots, names, parts):
         stores[name] = _placed(reader, t, name, part), part
     running = tuple(a for n in lying if (a := axes[n]).size > 1)
@@ -143,7 +143,7 @@ def _alike(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Itera
         yield _Part(here, r.value(x, here))
 
 
-def _joined(r: Reader, store: Store, part: _Part) -> Store:
+def _joined(r: Reader, store: OutputStore, part: _Part) -> OutputStore:
     """A store of a concatenated result, over the common axes."""
     if not part.change:
         return store
@@ -151,7 +151,7 @@ def _joined(r: Reader, store: Store, part: _Part) -> Store:
     return store.moved(store.at.replaced(part.change), _loosened(r, moved, part.guards))
 
 
-def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> Store:
+def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> OutputStore:
     """The store of an element of a root, at its index in the root, or at its scattered position."""
     buffer, place, parts, guards = r.buffers[name], Index(), [], part.guards
     axis = t.attr("axis") if t.op == "scatter_elements" else -1
@@ -171,7 +171,7 @@ def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> Store:
             guards = (*guards, *(r.b.pointwise("lt", pair) for pair in ends))
     for n, (i, stride, size) in enumerate(zip(part.at, buffer.strides, buffer.shape, strict=True)):
         place = place + i * stride if size > 1 and n != axis else place
-    return Store(name, place, part.value, guards, tuple(parts))
+    return OutputStore(name, place, part.value, guards, tuple(parts))
 
 
 def _within(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..ir.axes import normalized
 from ..ir.index import Axis, Index, index
-from ..ir.kernel import Builder, Expr, Kernel, Store, walk
+from ..ir.kernel import Builder, Expr, Kernel, OutputStore, walk
 
 
 def halved(kernel: Kernel) -> Kernel:
@@ -47,7 +47,7 @@ def _turns(kernel: Kernel, axis: Axis) -> bool:
 def _cut(kernel: Kernel, axis: Axis) -> Kernel:
     """Every store twice, each over half of the axis."""
     half = Axis(f"{axis.name}h", axis.size // 2)
-    stores: list[Store] = []
+    stores: list[OutputStore] = []
     for store in kernel.stores:
         for start in (0, half.size):
             change = {axis: index(half) + start}

@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import prod
 
 from ..ir.index import Axis, Index, index, linear
-from ..ir.kernel import Buffer, Expr, Kernel, Store, Unfusable, walk
+from ..ir.kernel import Buffer, Expr, Kernel, OutputStore, Unfusable, walk
 from ..ir.loop_fusion import rolled
 from .one_pass_variance import in_one_walk
 
@@ -67,7 +67,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
         at = linear([index(part), *map(index, own)], shape)
         name = f"part{n}"
         buffers[name] = Buffer("float32", shape, ())
-        stores.append(Store(name, at, partial[e]))
+        stores.append(OutputStore(name, at, partial[e]))
         loads[e] = b.load(name, at.replaced({part: index(every)}), "float32", (), ())
     first = replace(kernel, axes=(part, *kernel.axes), stores=tuple(stores), buffers=buffers)
     joined: dict[Expr, Expr] = {}

@@ -36,7 +36,7 @@ class PallasLowering(Lowering):
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template of a fusion group with its call, if it can be emitted."""
-        template = self._template(asked.region.terms, ())
+        template = self._template(asked.group.terms, ())
         if not template.bases and template.lower(asked.call) is not None:
             yield template, asked.call
 

@@ -25,7 +25,7 @@ from ..generate.schedule import number as parameter
 from ..generate.strategy import Request, Strategy, StrategyEmitter
 from ..generate.template import Launch, LaunchBase, Lowered
 from ..ir.index import Axis, Index, unravelled
-from ..ir.kernel import PROBE, Buffer, Expr, Kernel, Store, Unfusable, below_maximum
+from ..ir.kernel import PROBE, Buffer, Expr, Kernel, OutputStore, Unfusable, below_maximum
 from ..ir.tiling import Shape
 from .spelling import POINTWISE, REDUCTIONS, dtype_text, number
 
@@ -318,7 +318,7 @@ class _Writer:
     @cached_property
     def _contracted(self) -> frozenset[Expr]:
         """Products that only sums read: the sums are contractions of their factors."""
-        readers: dict[Expr, list[Expr | Store]] = {}
+        readers: dict[Expr, list[Expr | OutputStore]] = {}
         for e in self.kernel.exprs:
             for a in e.args:
                 readers.setdefault(a, []).append(e)
@@ -355,7 +355,7 @@ class _Writer:
         return f"{found}.reshape({self._extent(e.axes)})"
 
     # ------------------------------------------------------------ results
-    def _store(self, stores: Sequence[Store]) -> None:
+    def _store(self, stores: Sequence[OutputStore]) -> None:
         """Write a result: boxes where all stores are boxes, else every element by its position."""
         name, buffer = stores[0].buffer, self.kernel.buffers[stores[0].buffer]
         if any(s.parts for s in stores):
@@ -376,7 +376,7 @@ class _Writer:
             self.lines.append(f"made = made.at[jnp.broadcast_to({place}, {shape})].set({value}, mode='drop')")
         self.lines.append(f"{name}_ref[...] = made.reshape({_shape(buffer)})")
 
-    def _store_box(self, store: Store, parts: Sequence[Part]) -> None:
+    def _store_box(self, store: OutputStore, parts: Sequence[Part]) -> None:
         name, buffer, blocked = store.buffer, self.kernel.buffers[store.buffer], self._dimension(store.buffer)
         axes = [p.axis for p in parts if p.axis is not None]
         ranked = sorted(axes, key=lambda a: self.order[a])

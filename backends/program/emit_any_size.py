@@ -25,8 +25,7 @@ from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.dims import Atom, Dim, Expr
 from ...egraph.ir.graph import Tensor, make, rebuild, structural_digest, topological
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import Call as Pattern
-from ...egraph.ir.pattern import Name, Var
+from ...egraph.ir.pattern import Name, PatternCall, Var
 from ...egraph.ir.size_conditions import conditions
 from ...errors import UsageError
 from ...extract.model.kernel import Call, Operand, Plan, Step, Template, contiguous
@@ -303,7 +302,7 @@ def _plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) -
     """The call of a template that is exactly the node's op, without weight preparation and scratch; None if it is
     not."""
     term = template.term
-    if not isinstance(term, Pattern) or term.op != node.op or template.prep or template.when or template.scratch:
+    if not isinstance(term, PatternCall) or term.op != node.op or template.prep or template.when or template.scratch:
         return None
     names = [a.name for a in term.args if isinstance(a, Var)]
     if len(set(names)) != len(node.args) or not all(isinstance(spelled, Name) for _, spelled in term.attrs):

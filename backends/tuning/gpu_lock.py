@@ -10,14 +10,14 @@ from types import TracebackType
 from ...costdb.keys.device import GPU_KIND
 from .gpu_process import LOCK, own_lock
 
-TURN_S, PAUSE_S = (
+HOLD_S, PAUSE_S = (
     0.05,
     0.15,
 )  # maximum seconds the lock is held, and seconds it is free in between: about one tuning trial, and a few of them
 POLL_S = 0.002  # polling interval; measuring processes poll four times as often
 
 
-class Turns:
+class GpuLock:
     """Context that holds the GPU lock. Calling the object now and then releases the lock for a while, unless `hurried`.
     Single-threaded."""
 
@@ -28,7 +28,7 @@ class Turns:
         self._since = 0.0
         self.hurried = False  # whether no other process needs the GPU any more
 
-    def __enter__(self) -> Turns:
+    def __enter__(self) -> GpuLock:
         import torch
 
         if torch.cuda.is_available():
@@ -42,8 +42,8 @@ class Turns:
         self._since = time.monotonic()
 
     def __call__(self) -> None:
-        """Release the lock for `PAUSE_S` if it was held for `TURN_S`."""
-        if not self.hurried and time.monotonic() - self._since > TURN_S:
+        """Release the lock for `PAUSE_S` if it was held for `HOLD_S`."""
+        if not self.hurried and time.monotonic() - self._since > HOLD_S:
             self._end()
             time.sleep(PAUSE_S)
             self._take()
@@ -64,4 +64,4 @@ class Turns:
             self._lock.release()
 
 
-__all__ = ["Turns"]
+__all__ = ["GpuLock"]

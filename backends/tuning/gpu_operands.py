@@ -40,7 +40,7 @@ _INDICES = {"gather": 1, "gather_elements": 1, "scatter_elements": 1}
 
 
 @dataclass
-class Role:
+class OperandRole:
     """Distribution of an operand's values."""
 
     scale: float = 1.0
@@ -60,10 +60,10 @@ def _positive_operand(node: Tensor) -> Tensor | None:
     return node.args[-1] if domain == "nonzero" and node.entry.floats_only else None
 
 
-def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
+def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
     """Role of each operand of terms over params named like operands."""
     order = topological(expand_all(list(roots)))
-    found = {n.attr("name"): Role() for n in order if n.op == "param"}
+    found = {n.attr("name"): OperandRole() for n in order if n.op == "param"}
     tempered = set(_tempered(order))
     for node in order:
         if (wanted := _positive_operand(node)) is not None:
@@ -96,7 +96,7 @@ def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
                     for leaf in _below(other, _VIEWS - {"gather"} | {"add", "sub"}):
                         found[leaf].bound, found[leaf].last = concrete(counted.shape)[counted.attr("axis")], True
     for name, role in drawing.roles(Graph.of(list(roots)), ("param",)).items():
-        if found[name] == Role(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
+        if found[name] == OperandRole(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
             found[name].free = role
     return found
 
@@ -219,7 +219,7 @@ def place(values: Any, operand: Operand, device: str) -> Any:
     return made
 
 
-def draw(name: str, operand: Operand, role: Role, device: str, size: float = 1.0) -> torch.Tensor:
+def draw(name: str, operand: Operand, role: OperandRole, device: str, size: float = 1.0) -> torch.Tensor:
     """Deterministic values for one operand in its layout, seeded by its name. `size` scales floats whose role has no
     `near`."""
     import torch
@@ -243,7 +243,7 @@ def draw(name: str, operand: Operand, role: Role, device: str, size: float = 1.0
     return place(values, operand, device)
 
 
-def _integers(shape: tuple[int, ...], role: Role, generator: Any, device: str) -> Any:
+def _integers(shape: tuple[int, ...], role: OperandRole, generator: Any, device: str) -> Any:
     import torch
 
     bound, count = max(role.bound, 1), prod(shape)

@@ -22,7 +22,7 @@ from ...processes.forks import Lock
 from ...processes.memory_limits import limited_environment
 from ..generate.kernel_text import KernelText
 from .compile_pool import Reply
-from .measure_cpu import Worker
+from .measure_cpu import CpuWorkerProcess
 
 LOCK = "TENSOR_GRAPHS_GPU_LOCK"  # environment variable with the path of the GPU lock file
 START_S = 180.0  # deadline in seconds for starting the process or opening a kernel
@@ -32,12 +32,12 @@ class GpuProcess:
     """A worker process on `device` ("cuda", or "cpu" instead). `timeout`: seconds per job. `among`: number of device
     processes; with several, each holds the GPU lock while it runs a kernel."""
 
-    def __init__(self, device: str, timeout: float, worker: Worker | None = None, among: int = 1) -> None:
+    def __init__(self, device: str, timeout: float, worker: CpuWorkerProcess | None = None, among: int = 1) -> None:
         environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device, **limited_environment(among)}
         environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
         environment |= {LOCK: os.environ.get(LOCK) or own_lock()} if among > 1 else {}
         self.timeout, self.clock = timeout, Clock()  # time spent by jobs
-        self.worker = worker or Worker("tensor_graphs.backends.tuning.gpu_worker", environment=environment)
+        self.worker = worker or CpuWorkerProcess("tensor_graphs.backends.tuning.gpu_worker", environment=environment)
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="device")
         self.opened: dict[int, set[int]] = {}  # open kernel -> indices of its trials that the process knows
         self.ended: Callable[[], bool] | None = None  # whether no reply is needed any more

@@ -117,7 +117,7 @@ class Bench:
         roles = gpu_operands.roles(self.roots)
         self.sets.clear()
         operands = {
-            n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.Role()), self.device.name, self.size)
+            n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.OperandRole()), self.device.name, self.size)
             for n, o in self.call.operands.items()
         }
         self.sets.append(self._set(operands))

@@ -101,7 +101,7 @@ class SinkBase:
         return True
 
 
-class Worker:
+class CpuWorkerProcess:
     """A worker process; starts on first use and restarts after it has died."""
 
     def __init__(
@@ -258,7 +258,7 @@ def _thread_environment() -> dict[str, str]:
 
 
 def ended_of(worth: object) -> Callable[[], bool] | None:
-    """The function that tells whether measuring time is up, if `worth` (`extract.worth.Worth`) has one; else None."""
+    """The function that tells whether measuring time is up, if `worth` (`extract.search.cutoff.CostCutoff`) has one; else None."""
     return getattr(worth, "ended", None)
 
 
@@ -275,10 +275,10 @@ class CpuMeasurer:
     clocks: list[tuple[str, Clock]] = []
 
     def __init__(
-        self, sink: Sink, *, seconds: float = 0.015, timeout: float = 30.0, worker: Worker | None = None
+        self, sink: Sink, *, seconds: float = 0.015, timeout: float = 30.0, worker: CpuWorkerProcess | None = None
     ) -> None:
         self.sink, self.seconds = sink, seconds
-        self.worker = worker or Worker(timeout=timeout)
+        self.worker = worker or CpuWorkerProcess(timeout=timeout)
         self.threads = settings.current().threads or cores()
 
     def measure(

@@ -32,9 +32,9 @@ from ..generate.kernel_text import KernelText, kernel_text
 from .compile_pool import COMPILE_S, CompilePool, Reply
 from .gpu_process import START_S, GpuProcess
 from .keys import key_of
-from .measure_cpu import CUT, POLL_S, Failure, Sink, Timing, Worker, ended_of
+from .measure_cpu import CUT, POLL_S, CpuWorkerProcess, Failure, Sink, Timing, ended_of
 from .schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule
-from .trials import SCHEDULES, Measured, Try, failed, kind_of, not_tried, rows_of, search_of
+from .trials import SCHEDULES, Measured, Trial, failed, kind_of, not_tried, rows_of, search_of
 
 BEST, CLOSE = 2, 1.1  # schedules per kernel measured in full; maximum multiple of the fastest time for these
 ALIKE = 2  # best schedules of similar kernels that are tried
@@ -52,7 +52,7 @@ CALIBRATE_S = 0.7
 AT_ONCE_S = 5.0  # deadline in seconds for compiling a program's kernels before its first run
 KEEP_S = 0.5  # maximum seconds before rows are written to the sink
 
-Worth = Callable[[Candidate], float]
+Cutoff = Callable[[Candidate], float]
 Ahead = tuple[Measured, Schedule]  # a kernel and a schedule to compile speculatively
 
 
@@ -64,7 +64,7 @@ class Event:
     """
 
     kernel: Measured | None
-    one: Try | None
+    one: Trial | None
     job: Future[None] | None = None
 
 
@@ -83,7 +83,7 @@ class GpuMeasurer:
 
     def __init__(
         self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
-        timeout: float = RUN_S, worker: Worker | None = None,
+        timeout: float = RUN_S, worker: CpuWorkerProcess | None = None,
     ) -> None:  # fmt: skip
         if device == GPU_KIND and worker is None:
             _refuse_elsewhere()
@@ -97,10 +97,10 @@ class GpuMeasurer:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # emits source while the device is busy
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._under_way: list[Measured] = []  # kernels in flight; events of other kernels are ignored
-        self._waiting: deque[tuple[Measured, Try | None]] = deque()  # ready for the device
+        self._waiting: deque[tuple[Measured, Trial | None]] = deque()  # ready for the device
         self._handed: dict[Future[None], GpuProcess] = {}  # device jobs in flight
-        self._early: dict[tuple[str, Key], Try] = {}  # trials compiled speculatively
-        self._ahead: Try | None = None  # the last of these
+        self._early: dict[tuple[str, Key], Trial] = {}  # trials compiled speculatively
+        self._ahead: Trial | None = None  # the last of these
         self._alike: dict[Hashable, dict[Key, float]] = {}  # kind of kernel -> schedule -> least µs
         self._most: dict[str, int] = {}  # digest of a kernel with an extended search -> its number of schedules
         self._rows: list[Row] = []  # measured rows not yet in the sink
@@ -128,7 +128,7 @@ class GpuMeasurer:
             self._writer.submit(self.pool.start)
 
     def measure(
-        self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None, worth: Worth | None = None,
+        self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None, worth: Cutoff | None = None,
         look: bool = False, later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
@@ -164,7 +164,7 @@ class GpuMeasurer:
             self._behind.start()
         return left
 
-    def _go_on(self, worth: Worth | None) -> None:
+    def _go_on(self, worth: Cutoff | None) -> None:
         """Background thread: process events of kernels in flight until called back."""
         try:
             while self._under_way and not self._called_back:
@@ -197,7 +197,7 @@ class GpuMeasurer:
         return 1
 
     def _measure(
-        self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None, look: bool,
+        self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Cutoff | None, look: bool,
         later: Iterator[Ahead], leave: bool,
     ) -> None:  # fmt: skip
         self._until(ended_of(worth))
@@ -232,7 +232,7 @@ class GpuMeasurer:
     def _given_up(self) -> None:
         """Time is up: keep the finished trials of kernels in flight and abandon the rest."""
         for kernel in self._drop():
-            kernel.tries = [t for t in kernel.tries if t.cold or t.failure is not None]
+            kernel.trials = [t for t in kernel.trials if t.cold or t.failure is not None]
             self._process_of(kernel).forget(kernel.number)
             self._count(kernel)
             self._keep(rows_of(kernel))
@@ -284,7 +284,7 @@ class GpuMeasurer:
         """Count the outcomes of a kernel's schedules."""
         self.counts["kernels"] += 1
         self.counts["looks"] += kernel.look
-        for one in kernel.tries:
+        for one in kernel.trials:
             self.counts["schedules"] += 1
             self.counts["twins" if one.twin else one.failure.status if one.failure else "timed"] += 1
             reply = one.compiled.result() if one.compiled is not None and one.compiled.done() else {}
@@ -373,7 +373,7 @@ class GpuMeasurer:
         while self._step(None, iter(())) is None:
             pass
         self._under_way = []
-        (only,) = kernel.tries
+        (only,) = kernel.trials
         if only.failure is not None:
             return only.failure
         return Timing(tuple(only.cold), only.accuracy or {})
@@ -445,13 +445,13 @@ class GpuMeasurer:
             place = (kernel.digest, key_of_schedule(call.schedule))
             one = self._early.pop(place, None)
             if one is None:
-                one = Try(call)
+                one = Trial(call)
                 self._writer.submit(self._write, kernel.template, one)
-            kernel.tries.append(one)
+            kernel.trials.append(one)
             kernel.pending += 1
             self._writer.submit(self._announce, kernel, one)
 
-    def _write(self, template: Template, one: Try) -> None:
+    def _write(self, template: Template, one: Trial) -> None:
         try:
             one.text = kernel_text(template, one.call)
             if self.pool is not None and one.text.generated:
@@ -459,13 +459,13 @@ class GpuMeasurer:
         except Exception as error:  # an emitter error fails this schedule only
             one.failure = Failure("emit-error", f"{type(error).__name__}: {error}"[:400], "emit")
 
-    def _announce(self, kernel: Measured, one: Try) -> None:
+    def _announce(self, kernel: Measured, one: Trial) -> None:
         if one.compiled is None:
             self._events.put(Event(kernel, one))
         else:
             one.compiled.add_done_callback(lambda _: self._events.put(Event(kernel, one)))
 
-    def _step(self, worth: Worth | None, later: Iterator[Ahead]) -> Measured | None:
+    def _step(self, worth: Cutoff | None, later: Iterator[Ahead]) -> Measured | None:
         """Give ready jobs to the device and process one event. Returns the kernel if it is finished."""
         self._hand_out()
         event = self._next(later)
@@ -505,7 +505,7 @@ class GpuMeasurer:
                 self._handed[job] = process
                 job.add_done_callback(partial(self._done, kernel, one))
 
-    def _done(self, kernel: Measured, one: Try | None, job: Future[None]) -> None:
+    def _done(self, kernel: Measured, one: Trial | None, job: Future[None]) -> None:
         self._events.put(Event(kernel, one, job))
 
     def _process_of(self, kernel: Measured) -> GpuProcess:
@@ -540,7 +540,7 @@ class GpuMeasurer:
         for kernel, schedule in chain(moves, later):
             place = kernel.digest, key_of_schedule(schedule)
             if place not in self._early:
-                self._ahead = self._early[place] = Try(replace(kernel.call, schedule=schedule))
+                self._ahead = self._early[place] = Trial(replace(kernel.call, schedule=schedule))
                 self._writer.submit(self._write, kernel.template, self._ahead)
                 self.counts["ahead"] += 1
                 return True
@@ -554,7 +554,7 @@ class GpuMeasurer:
                 search = self._search(kernel.template, kernel.call)
                 yield from ((kernel, s) for s in (search.more(look=look) if search is not None else ()))
 
-    def _settled(self, kernel: Measured, one: Try, worth: Worth | None) -> None:
+    def _settled(self, kernel: Measured, one: Trial, worth: Cutoff | None) -> None:
         """Finish a trial. After the last one of a round, ask the search for more, or measure the best in full."""
         kernel.pending -= 1
         if kernel.search is not None and one.us < math.inf:
@@ -572,10 +572,10 @@ class GpuMeasurer:
             kernel.best = self._best(kernel, worth)
         self._waiting.append((kernel, spilled))
 
-    def _wanted(self, kernel: Measured, search: ScheduleSearch, worth: Worth | None) -> list[Schedule]:
+    def _wanted(self, kernel: Measured, search: ScheduleSearch, worth: Cutoff | None) -> list[Schedule]:
         """The schedules that a kernel's search proposes after a round. If the kernel is given up, its remaining
         schedules fail."""
-        for one in kernel.tries:
+        for one in kernel.trials:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
             search.told(one.call.schedule, us)
             if us < math.inf:
@@ -583,17 +583,17 @@ class GpuMeasurer:
                 known[key] = min(us, known.get(key, us))
         if why := kernel.given_up:
             rest = [s for s in search.ranked if key_of_schedule(s) not in search.known]
-            kernel.tries += [Try(replace(kernel.call, schedule=dict(s)), failure=not_tried(why)) for s in rest]
+            kernel.trials += [Trial(replace(kernel.call, schedule=dict(s)), failure=not_tried(why)) for s in rest]
             return []
         useful = worth(kernel.candidate) if worth is not None and kernel.candidate is not None else math.inf
         return search.more(useful, look=kernel.look)
 
-    def _best(self, kernel: Measured, worth: Worth | None) -> list[int]:
+    def _best(self, kernel: Measured, worth: Cutoff | None) -> list[int]:
         """Indices of trials to measure in full: the fastest, unless the kernel is useless.
 
         Empty after a first look with schedules left: the samples of trials suffice then.
         """
-        alive = {i: t for i, t in enumerate(kernel.tries) if t.twin is None and t.us < math.inf}
+        alive = {i: t for i, t in enumerate(kernel.trials) if t.twin is None and t.us < math.inf}
         right = sorted(alive, key=lambda i: alive[i].us)
         left = kernel.search is not None and len(kernel.search.known) < len(kernel.search.ranked)
         if not right or (kernel.look and left):
@@ -606,13 +606,13 @@ class GpuMeasurer:
         return [i for i in right[:BEST] if alive[i].us <= CLOSE * alive[right[0]].us]
 
     # ------------------------------------------------------------ device jobs, in the thread of a device process
-    def _try(self, kernel: Measured, one: Try) -> None:
+    def _try(self, kernel: Measured, one: Trial) -> None:
         """Device job: run, check and roughly time one schedule."""
         if why := kernel.given_up:
             one.failure = not_tried(why)
             return
         assert one.text is not None
-        reply = self._process_of(kernel).attempt(kernel.opening, kernel.tries.index(one), one.text)
+        reply = self._process_of(kernel).attempt(kernel.opening, kernel.trials.index(one), one.text)
         if not failed(one, reply):
             one.accuracy, one.cold = reply["accuracy"], reply["cold"]
         elif one.failure is not None and one.failure.status in ("fault", "crash", "timeout"):
@@ -621,13 +621,13 @@ class GpuMeasurer:
     def _finish(self, kernel: Measured) -> None:
         """Device job: measure the best schedules in full; trials with identical binaries share results."""
         for i in kernel.best:
-            one = kernel.tries[i]
+            one = kernel.trials[i]
             reply = self._process_of(kernel).measure(kernel.opening, i, one.text)
             if not failed(one, reply):
                 one.accuracy, one.cold, one.hot = reply["accuracy"], reply["cold"], reply["hot"]
                 one.clock_mhz = reply["clock_mhz"]
         self._process_of(kernel).forget(kernel.number)
-        for one in kernel.tries:
+        for one in kernel.trials:
             if one.twin is not None:
                 one.failure, one.accuracy, one.cold, one.hot = (
                     one.twin.failure, one.twin.accuracy, one.twin.cold, one.twin.hot,

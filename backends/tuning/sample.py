@@ -39,10 +39,10 @@ class _Draw:
     def shape(self, low: int, high: int) -> Shape:
         return tuple(self.size() for _ in range(self.rng.randint(low, high)))
 
-    def give(self, call: pattern.Call, name: str, value: Any) -> Any:
+    def give(self, call: pattern.PatternCall, name: str, value: Any) -> Any:
         """The attribute's value: the pattern's literal, the value already bound, or `value`, which is then bound."""
         spelled = dict(call.attrs)[name]
-        if isinstance(spelled, pattern.Value):
+        if isinstance(spelled, pattern.AttrConstant):
             value = spelled.value
         elif isinstance(spelled, pattern.Name):
             value = self.attrs.setdefault(spelled.name, value)
@@ -66,21 +66,23 @@ class _Draw:
 
     def narrowed(self, term: pattern.Term, shape: Shape) -> Shape:
         """The shape with some axes of size 1, for an operand that may broadcast."""
-        if isinstance(term, pattern.Call) and term.op == "reshape":  # a vector along the last axis or the channels
+        if (
+            isinstance(term, pattern.PatternCall) and term.op == "reshape"
+        ):  # a vector along the last axis or the channels
             axis = self.rng.choice((-1, 1)) % len(shape)
             return tuple(d if i == axis else 1 for i, d in enumerate(shape))
         if not isinstance(term, pattern.Var) or self.rng.random() < 0.6:
             return shape
         return tuple(1 if self.rng.random() < 0.4 else d for d in shape)
 
-    def axis(self, call: pattern.Call, rank: int, name: str = "axis") -> int:
+    def axis(self, call: pattern.PatternCall, rank: int, name: str = "axis") -> int:
         found = self.give(call, name, self.rng.randrange(rank) if rank else 0)
         if not 0 <= found < rank:
             raise Retry
         return int(found)
 
 
-Rule = Callable[[_Draw, pattern.Call, Type], "list[Type]"]
+Rule = Callable[[_Draw, pattern.PatternCall, Type], "list[Type]"]
 
 
 def _replace(shape: Shape, axis: int, size: int) -> Shape:
@@ -91,32 +93,32 @@ def _ints(kind: Type) -> Shape:
     return tuple(kind.shape)  # type: ignore[arg-type]
 
 
-def _pointwise(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _pointwise(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     full = s.rng.randrange(len(call.args))
-    calls = [i for i, a in enumerate(call.args) if isinstance(a, pattern.Call) and a.op != "reshape"]
+    calls = [i for i, a in enumerate(call.args) if isinstance(a, pattern.PatternCall) and a.op != "reshape"]
     full = calls[0] if calls else full
     shapes = [_ints(kind) if i == full else s.narrowed(a, _ints(kind)) for i, a in enumerate(call.args)]
     return [Type(shape, kind.dtype) for shape in shapes]
 
 
-def _compare(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _compare(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     if kind.dtype != "bool":
         raise Retry
     return _pointwise(s, call, Type(kind.shape, "bool" if call.op == "not" else s.dtype))
 
 
-def _where(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _where(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     c, x, y = _pointwise(s, call, kind)
     return [Type(c.shape, "bool"), x, y]
 
 
-def _cast(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _cast(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     if s.give(call, "dtype", kind.dtype) != kind.dtype:
         raise Retry
     return [Type(kind.shape, s.rng.choice(("float32", "float64", "int64", "int32", "bool", "float16", "bfloat16")))]
 
 
-def _reduce(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _reduce(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     shape = _ints(kind)
     ones = [i for i, d in enumerate(shape) if d == 1]
     axes = s.give(call, "axes", tuple(ones))
@@ -125,24 +127,24 @@ def _reduce(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [Type(shape, kind.dtype)]
 
 
-def _arg_reduce(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _arg_reduce(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     axis = s.axis(call, kind.rank)
     if kind.dtype != "int64" or kind.shape[axis] != 1:
         raise Retry
     return [Type(_replace(_ints(kind), axis, s.size()), s.dtype)]
 
 
-def _along(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _along(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     s.axis(call, kind.rank)
     return [kind]
 
 
-def _along_index(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _along_index(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     s.give(call, "descending", s.rng.random() < 0.5)
     return [Type(_along(s, call, kind)[0].shape, s.dtype)]
 
 
-def _matmul(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _matmul(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     *batch, m, n = _ints(kind) if kind.rank >= 2 else _fail()
     k = s.size()
     matrix = s.rng.random() < 0.5
@@ -153,13 +155,13 @@ def _fail() -> Any:
     raise Retry
 
 
-def _linear(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _linear(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     *rows, n = _ints(kind) if kind.rank >= 2 else _fail()
     k = s.size()
     return [Type((*rows, k), kind.dtype), Type((k, n), kind.dtype), Type((n,), kind.dtype)]
 
 
-def _window(s: _Draw, call: pattern.Call, n: int) -> tuple[Shape, Shape, Shape, Shape]:
+def _window(s: _Draw, call: pattern.PatternCall, n: int) -> tuple[Shape, Shape, Shape, Shape]:
     """(kernel, strides, pads, dilations) of n spatial axes."""
 
     def pick(*options: int) -> Shape:
@@ -184,7 +186,7 @@ def _input_space(space: Shape, kernel: Shape, strides: Shape, pads: Shape, dilat
     return found
 
 
-def _conv(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _conv(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     if kind.rank not in (3, 4):
         raise Retry
     n, o, *space = _ints(kind)
@@ -196,14 +198,14 @@ def _conv(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [Type((n, per_group * groups, *inner), kind.dtype), Type((o, per_group, *window[0]), kind.dtype)]
 
 
-def _pool(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _pool(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     if kind.rank not in (3, 4):
         raise Retry
     n, c, *space = _ints(kind)
     return [Type((n, c, *_input_space(tuple(space), *_window(s, call, len(space)))), kind.dtype)]
 
 
-def _reshape(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _reshape(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     shape = _ints(kind)
     if s.give(call, "shape", shape) != shape:
         raise Retry
@@ -214,26 +216,26 @@ def _reshape(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [Type(s.rng.choice(((total,), squeezed, squeezed, squeezed[::-1])), kind.dtype)]
 
 
-def _permute(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _permute(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     perm = s.give(call, "perm", tuple(s.rng.sample(range(kind.rank), kind.rank)))
     if len(perm) != kind.rank:
         raise Retry
     return [Type(tuple(kind.shape[list(perm).index(i)] for i in range(kind.rank)), kind.dtype)]
 
 
-def _broadcast(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _broadcast(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     s.give(call, "shape", _ints(kind))
     return [Type(tuple(1 if s.rng.random() < 0.5 else d for d in _ints(kind)), kind.dtype)]
 
 
-def _slice(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _slice(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     axis, step = s.axis(call, kind.rank), s.give(call, "step", s.rng.choice((1, 1, 2)))
     start = s.give(call, "start", s.rng.randint(0, 3))
     stop = s.give(call, "stop", start + (int(kind.shape[axis]) - 1) * step + 1)  # type: ignore[arg-type]
     return [Type(_replace(_ints(kind), axis, stop + s.rng.randint(0, 2)), kind.dtype)]
 
 
-def _windows(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _windows(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     *shape, size = _ints(kind) if kind.rank >= 2 else _fail()
     axis = s.axis(call, len(shape))
     s.give(call, "size", size)
@@ -242,14 +244,14 @@ def _windows(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [Type(_replace(tuple(shape), axis, length), kind.dtype)]
 
 
-def _concat(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _concat(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     axis = s.axis(call, kind.rank)
     size = _ints(kind)[axis]
     cut = s.rng.randint(0, size)
     return [Type(_replace(_ints(kind), axis, d), kind.dtype) for d in (cut, size - cut)]
 
 
-def _pad(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _pad(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     axis, size = s.axis(call, kind.rank), _ints(kind)
     lo = s.give(call, "lo", s.rng.randint(0, size[axis] - 1))
     hi = s.give(call, "hi", s.rng.randint(0, size[axis] - 1 - lo))
@@ -257,7 +259,7 @@ def _pad(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [Type(_replace(size, axis, size[axis] - lo - hi), kind.dtype)]
 
 
-def _gather(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _gather(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     shape, width = _ints(kind), s.rng.randint(1, 2)
     axis = s.give(call, "axis", s.rng.randrange(kind.rank))
     if axis + width > kind.rank:
@@ -266,12 +268,12 @@ def _gather(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [Type(source, kind.dtype), Type(shape[axis : axis + width], "int64")]
 
 
-def _gather_elements(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _gather_elements(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     axis = s.axis(call, kind.rank)
     return [Type(_replace(_ints(kind), axis, 5), kind.dtype), Type(kind.shape, "int64")]
 
 
-def _scatter(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _scatter(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     axis = s.axis(call, kind.rank)
     if int(kind.shape[axis]) < 5:  # type: ignore[arg-type]
         raise Retry
@@ -280,11 +282,11 @@ def _scatter(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [kind, Type(part, "int64"), Type(part, kind.dtype)]
 
 
-def _norm(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _norm(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     return [kind, *(Type(kind.shape[-1:], kind.dtype) for _ in call.args[1:])]
 
 
-def _channel_norm(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _channel_norm(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     if kind.rank < 2:
         raise Retry
     if "groups" in OPS[call.op].attrs:
@@ -294,7 +296,7 @@ def _channel_norm(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [kind, *(Type(kind.shape[1:2], kind.dtype) for _ in call.args[1:])]
 
 
-def _attention(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _attention(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     *batch, rows, width = _ints(kind) if kind.rank >= 3 else _fail()
     d, causal = s.size(), s.give(call, "causal", s.rng.random() < 0.4)
     s.give(call, "window", s.rng.choice((0, 0, 0, 2)))
@@ -307,20 +309,20 @@ def _attention(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [Type(shape, kind.dtype) for shape in shapes]
 
 
-def _rope(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _rope(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     if _ints(kind)[-1] % 2:
         raise Retry
     line = (*((1,) * (kind.rank - 1)), _ints(kind)[-1])
     return [kind, Type(line, kind.dtype), Type(line, kind.dtype)]
 
 
-def _cross_entropy(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _cross_entropy(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     if kind.rank != 1 or kind.dtype != s.dtype:
         raise Retry
     return [Type((*_ints(kind), 6), kind.dtype), Type(kind.shape, "int64")]
 
 
-def _recurrent(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+def _recurrent(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     """The state length follows from choices made here; the wanted shape is ignored."""
     if kind.rank != 1 or not is_float(kind.dtype):
         raise Retry

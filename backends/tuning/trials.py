@@ -33,7 +33,7 @@ _numbers = count()
 
 
 @dataclass(eq=False)
-class Try:
+class Trial:
     """One tuning trial: a schedule from emission to measurement."""
 
     call: Call
@@ -44,7 +44,7 @@ class Try:
     cold: Sequence[float] = ()
     hot: Sequence[float] = ()
     clock_mhz: float = float("nan")
-    twin: Try | None = None  # earlier trial with an identical binary
+    twin: Trial | None = None  # earlier trial with an identical binary
 
     @property
     def us(self) -> float:
@@ -58,15 +58,15 @@ class Measured:
 
     template: Template
     call: Call
-    tries: list[Try] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
     search: ScheduleSearch | None = None
     candidate: Candidate | None = None
     look: bool = False  # whether only a few guesses are tried
     pending: int = 0  # trials without a result
     broken: int = 0  # trials that ended the device process
     # (spilled bytes, trial); run only if all trials spill
-    spilling: list[tuple[int, Try]] = field(default_factory=list)
-    binaries: dict[str, Try] = field(default_factory=dict)
+    spilling: list[tuple[int, Trial]] = field(default_factory=list)
+    binaries: dict[str, Trial] = field(default_factory=dict)
     process: GpuProcess | None = None  # device process that has the kernel open
     best: list[int] = field(default_factory=list)  # indices of trials to measure in full at the end
     # (number of known results, proposals derived from them): cache of `hoped`
@@ -89,10 +89,10 @@ class Measured:
     def given_up(self) -> str:
         """Why the remaining schedules are not tried; empty if they are. A kernel that is wrong in some schedules is
         most often wrong in all: ten schedules of one matrix product took 0.7 to 2.8 seconds each to find out."""
-        wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.tries)
+        wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.trials)
         if self.broken >= GIVE_UP:
             return f"{self.broken} other schedules ended the process"
-        return f"{wrong} others are wrong" if wrong >= GIVE_UP and all(t.us == math.inf for t in self.tries) else ""
+        return f"{wrong} others are wrong" if wrong >= GIVE_UP and all(t.us == math.inf for t in self.trials) else ""
 
     def hoped(self) -> list[Schedule]:
         """Likely next proposals of the search, to compile early."""
@@ -100,7 +100,7 @@ class Measured:
             self.moves = len(self.search.known), self.search.ahead()
         return self.moves[1]
 
-    def judge(self, one: Try) -> bool:
+    def judge(self, one: Trial) -> bool:
         """Whether a compiled trial should run now. Records failures, excess resources, duplicate binaries and
         spills."""
         reply = one.compiled.result() if one.compiled is not None else None
@@ -118,10 +118,10 @@ class Measured:
             return True
         return False
 
-    def least_spilling(self) -> Try | None:
+    def least_spilling(self) -> Trial | None:
         """The trial that spills least, if no trial has run successfully, else None; the other spilling trials fail."""
         self.spilling.sort(key=lambda pair: pair[0])
-        clean = any(t.us < math.inf for t in self.tries)
+        clean = any(t.us < math.inf for t in self.trials)
         least = None if clean or not self.spilling else self.spilling.pop(0)[1]
         for spills, one in self.spilling:
             one.failure = Failure("spills", f"{spills} bytes of registers spill per thread", "compile")
@@ -129,7 +129,7 @@ class Measured:
         return least
 
 
-def failed(one: Try, reply: Reply) -> bool:
+def failed(one: Trial, reply: Reply) -> bool:
     """Whether a worker's reply is a failure; records the failure in the trial."""
     if reply["ok"]:
         return False
@@ -182,7 +182,7 @@ def kind_of(template: Template, call: Call) -> Hashable:
 def rows_of(kernel: Measured) -> list[Row]:
     """Rows of a kernel's trials: timing (cold, and hot if measured), accuracy, failures."""
     rows: list[Row] = []
-    for one in kernel.tries:
+    for one in kernel.trials:
         common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": kernel.work}
         if one.failure is not None:
             failure = one.failure

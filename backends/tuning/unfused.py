@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph, Tensor
-from ...egraph.ir.pattern import Call as Pattern
-from ...egraph.ir.pattern import Name, Var
+from ...egraph.ir.pattern import Name, PatternCall, Var
 from ...errors import NoPlanError
 from ...extract.model.kernel import Backend, Call, Operand, Plan, Priced, Step, Strides, Template, Value, contiguous
 from ..runtime.views import view_strides
@@ -42,7 +41,7 @@ class _Builder:
     def build(self) -> Plan:
         self.by_op: dict[str, list[Template]] = {}
         for t in self.templates:
-            if isinstance(t.term, Pattern) and _plain(t):
+            if isinstance(t.term, PatternCall) and _plain(t):
                 self.by_op.setdefault(t.term.op, []).append(t)
         nodes = self.graph.nodes()
         for node in nodes:
@@ -109,7 +108,7 @@ class _Builder:
         if strides is None:
             return None
         attrs = {}
-        assert isinstance(template.term, Pattern)
+        assert isinstance(template.term, PatternCall)
         for (_, spelled), (_, value) in zip(template.term.attrs, node.attrs):
             assert isinstance(spelled, Name)
             attrs[spelled.name] = value
@@ -133,7 +132,7 @@ class _Builder:
 def _plain(template: Template) -> bool:
     """Whether a template is a single op over distinct operands with free attributes and without weight preparation."""
     term = template.term
-    assert isinstance(term, Pattern)
+    assert isinstance(term, PatternCall)
     operands = [a.name for a in term.args if isinstance(a, Var)]
     free = all(isinstance(value, Name) for _, value in term.attrs)
     return free and len(set(operands)) == len(term.args) and not template.prep and not template.when

@@ -20,7 +20,7 @@ from ..ir.graph import LEAVES, Graph, Tensor, topological
 from ..ir.pattern import build, holds
 from ..ir.recurrent import parts_of
 from ..ir.rule import Rule
-from ..saturate.saturate import Limits, Session, saturate_block
+from ..saturate.saturate import Limits, SaturationSession, saturate_block
 from ..view.match import Binding, Matcher
 from ..view.view import EGraphView
 from .congruence import Congruence, Equation, ShortProofs
@@ -32,7 +32,7 @@ DEFINITION = "definition of "
 
 
 @dataclass(frozen=True)
-class Step:
+class ProofStep:
     """One rule application: `before` becomes `after` within the whole terms `old` and `new`.
 
     `position` is the operand path from the root to the first occurrence. `forward` is false for a rule applied right to
@@ -64,7 +64,7 @@ class Explanation:
 
     original: Tensor
     chosen: Tensor
-    steps: tuple[Step, ...]
+    steps: tuple[ProofStep, ...]
 
     @property
     def complete(self) -> bool:
@@ -295,13 +295,13 @@ def _connect(
             return
 
 
-def _steps(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor) -> Iterator[Step]:
+def _steps(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor) -> Iterator[ProofStep]:
     try:
         chain = unfold(proofs, rules, a, b)
     except TooDeep:
         raise UsageError(f"the explanation has more than {MOST_STEPS} steps") from None
     for (name, forward, before, after), old, new in zip(chain.reasons, chain.terms, chain.terms[1:]):
-        yield Step(name, forward, position(old, new, before), before, after, old, new)
+        yield ProofStep(name, forward, position(old, new, before), before, after, old, new)
 
 
 # ---------------------------------------------------------------- deriving
@@ -311,7 +311,7 @@ def derive(
     rules: Sequence[Rule],
     limits: Limits | None = None,
     *,
-    session: Session | None = None,
+    session: SaturationSession | None = None,
 ) -> Explanation | None:
     """The steps from one term to another, found by saturating both in one e-graph without pruning.
 
@@ -325,4 +325,4 @@ def derive(
     return explain(view, rules, [start], [goal])[0]
 
 
-__all__ = ["Explanation", "Step", "classes_of", "derive", "explain", "matches", "spelled"]
+__all__ = ["Explanation", "ProofStep", "classes_of", "derive", "explain", "matches", "spelled"]

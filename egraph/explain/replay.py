@@ -14,7 +14,7 @@ from ..ir.graph import LEAVES, Tensor, make, topological
 from ..ir.interpret import evaluate
 from ..ir.recurrent import parts_of
 from ..ir.rule import Rule
-from .explain import DEFINITION, Explanation, Step
+from .explain import DEFINITION, Explanation, ProofStep
 from .proof_steps import CONSTANT, GAP
 from .rule_instance import is_instance, number_of
 
@@ -95,7 +95,7 @@ def _compared(pairs: Sequence[tuple[Tensor, Tensor]], seed: int, bounds: Mapping
     return errors, finite
 
 
-def _local(step: Step) -> tuple[Tensor, Tensor]:
+def _local(step: ProofStep) -> tuple[Tensor, Tensor]:
     """Both forms of a step with inputs in place of the largest float subterms that both contain."""
     shared = set(topological([step.before])) & set(topological([step.after]))
     known: dict[Tensor, Tensor] = {}
@@ -115,7 +115,7 @@ def _local(step: Step) -> tuple[Tensor, Tensor]:
     return cut(step.before), cut(step.after)
 
 
-def _is_rewriting(step: Step) -> bool:
+def _is_rewriting(step: ProofStep) -> bool:
     """Whether the whole terms differ only in the rewritten subterm."""
     stack, seen = [(step.old, step.new)], set[tuple[Tensor, Tensor]]()
     while stack:
@@ -158,7 +158,7 @@ def _random_leaves(
     return {name: np.asarray(value) for name, value in found.items()}  # NumPy returns scalars for rank-0 shapes
 
 
-def _is_instance(step: Step, rules: Mapping[str, Rule]) -> bool:
+def _is_instance(step: ProofStep, rules: Mapping[str, Rule]) -> bool:
     """Whether a step is an instance of its named rule, judged from the two subterms alone."""
     before, after = (step.before, step.after) if step.forward else (step.after, step.before)
     if step.rule == GAP:

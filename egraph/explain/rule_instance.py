@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..ir.graph import Tensor, attrs_key
-from ..ir.pattern import Apply, Attr, Fact, Literal, Name, Term, Value, Var, build, holds
+from ..ir.pattern import Apply, Attr, AttrConstant, Fact, Literal, Name, Term, Var, build, holds
 from ..ir.rule import Rule
 from ..view.match import rounded
 
@@ -65,7 +65,7 @@ def bind(pattern: Term, term: Tensor, binding: dict[str, Any], attrs: dict[str, 
     for (_, want), (_, have) in zip(pattern.attrs, term.attrs):
         if isinstance(want, Name) and attrs.setdefault(want.name, have) != have:
             return False
-        if isinstance(want, Value) and want.value != have:
+        if isinstance(want, AttrConstant) and want.value != have:
             return False
     return True
 

@@ -38,7 +38,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Value:
+class AttrConstant:
     """A constant: int, float, str, bool."""
 
     value: Any
@@ -53,7 +53,7 @@ class Apply:
 
 
 assert composite  # registers the composite ops, which patterns may name
-Attr = Name | Value | Apply
+Attr = Name | AttrConstant | Apply
 
 
 # ---------------------------------------------------------------- terms
@@ -73,7 +73,7 @@ class Literal:
 
 
 @dataclass(frozen=True)
-class Call:
+class PatternCall:
     """An op applied to terms, with attribute expressions."""
 
     op: str
@@ -81,7 +81,7 @@ class Call:
     attrs: tuple[tuple[str, Attr], ...]
 
 
-Term = Var | Literal | Call
+Term = Var | Literal | PatternCall
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ FUNCTIONS: dict[str, Any] = {
 
 def evaluate(attr: Attr, env: Env) -> Any:
     """Value of an attribute expression. KeyError for an unbound name."""
-    if isinstance(attr, Value):
+    if isinstance(attr, AttrConstant):
         return attr.value
     if isinstance(attr, Name):
         return env[attr.name]
@@ -205,11 +205,11 @@ def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
         case ast.Name(id=name):
             return known.get(name) or Var(name)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return Call(_BINARY[type(op)], (_term(left, text, known), _term(right, text, known)), ())
+            return PatternCall(_BINARY[type(op)], (_term(left, text, known), _term(right, text, known)), ())
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
             return Literal(float("-inf"))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return Call("neg", (_term(operand, text, known),), ())
+            return PatternCall("neg", (_term(operand, text, known),), ())
         case ast.Call(func=ast.Name(id="lit"), args=[value, ast.Name(id=like)]):
             number = _number(value)
             if number is None:
@@ -224,7 +224,7 @@ def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
     raise RuleError(f"cannot read {ast.unparse(node)!r} as a term", where=text)
 
 
-def _completed(op: str, args: tuple[Term, ...], attrs: tuple[tuple[str, Attr], ...], text: str) -> Call:
+def _completed(op: str, args: tuple[Term, ...], attrs: tuple[tuple[str, Attr], ...], text: str) -> PatternCall:
     """A call with its attributes completed by the op's defaults. RuleError for wrong operands or attributes."""
     entry, given = OPS[op], dict(attrs)
     if len(args) != entry.arity:
@@ -237,24 +237,24 @@ def _completed(op: str, args: tuple[Term, ...], attrs: tuple[tuple[str, Attr], .
         if name in given:
             full.append((name, given[name]))
         elif name in entry.defaults:
-            full.append((name, Value(entry.defaults[name])))
+            full.append((name, AttrConstant(entry.defaults[name])))
         else:
             raise RuleError(f"{op} needs the attribute {name!r}", where=text)
-    return Call(op, args, tuple(full))
+    return PatternCall(op, args, tuple(full))
 
 
 def _attr(node: ast.expr, text: str) -> Attr:
     """Convert a parsed Python expression to an attribute expression."""
     match node:
         case ast.Constant(value=value) if isinstance(value, int | float | str | bool):
-            return Value(value)
+            return AttrConstant(value)
         case ast.Name(id=name) if name in _NAMED:
-            return Value(_NAMED[name])
+            return AttrConstant(_NAMED[name])
         case ast.Name(id=name):
             return Name(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             inner = _attr(operand, text)
-            return Value(-inner.value) if isinstance(inner, Value) else Apply("neg", (inner,))
+            return AttrConstant(-inner.value) if isinstance(inner, AttrConstant) else Apply("neg", (inner,))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _INTEGER:
             return Apply(_INTEGER[type(op)], (_attr(left, text), _attr(right, text)))
         case ast.Compare(left=left, ops=[op], comparators=[right]):
@@ -313,7 +313,7 @@ def parse_guard(text: str) -> Attr:
 # ---------------------------------------------------------------- traversal and instantiation
 def subterms(term: Term) -> Iterator[Term]:
     """The term and all its subterms, operands first, repeated as often as they occur."""
-    if isinstance(term, Call):
+    if isinstance(term, PatternCall):
         for a in term.args:
             yield from subterms(a)
     yield term
@@ -330,7 +330,7 @@ def shared(term: Term) -> Iterator[Term]:
         elif id(found) not in seen:
             seen.add(id(found))
             stack.append((found, True))
-            stack += [(a, False) for a in reversed(found.args)] if isinstance(found, Call) else []
+            stack += [(a, False) for a in reversed(found.args)] if isinstance(found, PatternCall) else []
 
 
 def variables(term: Term) -> list[str]:
@@ -349,7 +349,7 @@ def attr_names(attr: Attr) -> Iterator[str]:
 
 def attr_variables(term: Term) -> list[str]:
     """Attribute variables that a left side binds (attributes given as a bare name), in order."""
-    found = [a.name for t in shared(term) if isinstance(t, Call) for _, a in t.attrs if isinstance(a, Name)]
+    found = [a.name for t in shared(term) if isinstance(t, PatternCall) for _, a in t.attrs if isinstance(a, Name)]
     return list(dict.fromkeys(found))
 
 
@@ -400,7 +400,7 @@ def show(term: Term) -> str:
 
 def show_attr(attr: Attr) -> str:
     """The attribute expression as text."""
-    if isinstance(attr, Value):
+    if isinstance(attr, AttrConstant):
         return repr(attr.value)
     if isinstance(attr, Name):
         return attr.name

@@ -8,7 +8,18 @@ from functools import cached_property
 from typing import Literal as OneOf
 
 from ...errors import RuleError
-from .pattern import Attr, Call, Name, Term, attr_names, attr_variables, parse_guard, parse_term, subterms, variables
+from .pattern import (
+    Attr,
+    Name,
+    PatternCall,
+    Term,
+    attr_names,
+    attr_variables,
+    parse_guard,
+    parse_term,
+    subterms,
+    variables,
+)
 from .pattern import Literal as Number
 
 Growth = OneOf["collects", "rearranges", "expands"]
@@ -76,17 +87,23 @@ class Rule:
         for rule in self.directions:
             tensors = {v for t in rule.lefts for v in variables(t)}
             bound = tensors | {a for t in rule.lefts for a in attr_variables(t)}
-            if any(not isinstance(t, Call) for t in rule.lefts):
+            if any(not isinstance(t, PatternCall) for t in rule.lefts):
                 raise RuleError("a left side must be an op", where=rule.name)
             read = {n for g in rule.guards for n in attr_names(g)}
             for term in rule.rights:
                 read |= (
                     set(variables(term))
-                    | {n for t in subterms(term) if isinstance(t, Call) for _, a in t.attrs for n in attr_names(a)}
+                    | {
+                        n
+                        for t in subterms(term)
+                        if isinstance(t, PatternCall)
+                        for _, a in t.attrs
+                        for n in attr_names(a)
+                    }
                     | {t.like for t in subterms(term) if isinstance(t, Number) and t.like}
                 )
             for term in rule.lefts:
-                read |= {n for t in subterms(term) if isinstance(t, Call) for _, a in t.attrs if not isinstance(a, Name)
+                read |= {n for t in subterms(term) if isinstance(t, PatternCall) for _, a in t.attrs if not isinstance(a, Name)
                          for n in attr_names(a)}  # fmt: skip
             if unbound := sorted(read - bound):
                 raise RuleError(f"unbound variables {unbound}", where=rule.name)

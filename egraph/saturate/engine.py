@@ -155,7 +155,7 @@ class Engine:
         self.key, self.loaded = "", False
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Load a block (see `program.Program.job`) into the declared program."""
+        """Load a block (see `program.EgglogProgram.job`) into the declared program."""
         begin = time.perf_counter()
         if self.loaded:  # `push` and `pop` restore the e-graph to the state after `declare`
             self.run("(pop)")
@@ -177,7 +177,7 @@ class Engine:
         return {"seconds": time.perf_counter() - begin}, {}
 
     def declare(self, program: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Create an e-graph with a program's declarations (see `program.Program.declaration`), unless
+        """Create an e-graph with a program's declarations (see `program.EgglogProgram.declaration`), unless
         already declared.
         """
         begin = time.perf_counter()

@@ -21,7 +21,7 @@ from .term_cost import CAP, Pricing, cost_program
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class EgglogProgram:
     """An egglog program and the interned ids it uses. `names` lists the one-directional rules that are loaded."""
 
     commands: tuple[str, ...]
@@ -72,7 +72,7 @@ def make_program(
     slack: int | None,
     beam: int = 0,
     parts: bool = False,
-) -> Program:
+) -> EgglogProgram:
     """The egglog program for some graphs.
 
     `slack`: e-nodes more expensive than the best of their e-class by more than this are pruned; with None there is no
@@ -104,7 +104,7 @@ def make_program(
         commands += [text for _, text in spelled]
     commands.append(f"(unstable-combined-ruleset r_rules {' '.join(needs)})")
     key = hashlib.blake2b("\n".join(commands).encode(), digest_size=16).hexdigest()
-    return Program(
+    return EgglogProgram(
         commands=tuple(commands),
         signatures={"Leaf": "I"} | {name: signature(name) for name in names},
         names=tuple(r.name for r in usable),
@@ -119,4 +119,4 @@ def make_program(
     )
 
 
-__all__ = ["Program", "make_program"]
+__all__ = ["EgglogProgram", "make_program"]

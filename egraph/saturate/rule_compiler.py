@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import RuleError
 from ..ir.dims import Expr
 from ..ir.ops import OPS
-from ..ir.pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, subterms
+from ..ir.pattern import Apply, Attr, AttrConstant, Literal, Name, PatternCall, Term, Var, subterms
 from ..ir.rule import Rule
 from .language import FIRST_FLOAT, RUN, STATUS_PROTECTED, Interner
 
@@ -148,7 +148,7 @@ class _Compiler:
             if self.kinds.setdefault(attr.name, kind) != kind:
                 raise self.fail(f"attribute variable {attr.name!r} is both {self.kinds[attr.name]} and {kind}")
             return f"a_{attr.name}"
-        if isinstance(attr, Value):
+        if isinstance(attr, AttrConstant):
             return self.constant(kind, attr.value)
         self.fresh += 1
         self.later.append((f"q{self.fresh}", kind, attr))
@@ -174,7 +174,7 @@ class _Compiler:
             if attr.name not in self.kinds:
                 raise self.fail(f"{attr.name!r} is a tensor, not an attribute")
             return self.kinds[attr.name]
-        if isinstance(attr, Value):
+        if isinstance(attr, AttrConstant):
             return "int" if type(attr.value) is int else ""
         if attr.function == "dtype":
             return "dtype"
@@ -186,7 +186,7 @@ class _Compiler:
 
     def expression(self, attr: Attr, kind: str) -> str:
         """Egglog text of an attribute expression of the given kind."""
-        if isinstance(attr, Value):
+        if isinstance(attr, AttrConstant):
             return self.constant(kind, attr.value)
         have = self.kind_of(attr)
         if have != kind:
@@ -232,7 +232,7 @@ class _Compiler:
 
     def element(self, vector: Attr, index: Attr) -> str:
         """Egglog text of a vector element; a negative constant index counts from the end."""
-        if isinstance(index, Value) and index.value < 0:
+        if isinstance(index, AttrConstant) and index.value < 0:
             v = self.bind_vector(vector)
             return f"(vec-get {v} (- (vec-length {v}) {-index.value}))"
         return f"(vec-get {self.bind_vector(vector)} {self.expression(index, 'int')})"
@@ -267,7 +267,7 @@ class _Compiler:
 
     def index(self, vector: str, attr: Attr) -> str:
         """Egglog text of an index; a negative constant counts from the end."""
-        if isinstance(attr, Value) and attr.value < 0:
+        if isinstance(attr, AttrConstant) and attr.value < 0:
             return f"(- (vec-length {vector}) {-attr.value})"
         return self.expression(attr, "int")
 
@@ -289,7 +289,7 @@ class _Compiler:
         """The length of a vector expression. Raises _NeedRank if it depends on an unassigned rank."""
         if isinstance(attr, Name):
             return self.length(("len", attr.name))
-        if isinstance(attr, Value):
+        if isinstance(attr, AttrConstant):
             return len(attr.value)
         f, args = attr.function, attr.args
         if f == "shape":
@@ -306,7 +306,7 @@ class _Compiler:
 
     def static_number(self, attr: Attr) -> int:
         """An integer that is determined by the ranks."""
-        if isinstance(attr, Value):
+        if isinstance(attr, AttrConstant):
             return int(attr.value)
         if isinstance(attr, Apply):
             if attr.function == "rank":
@@ -465,7 +465,9 @@ def rule_ops(rule: Rule) -> tuple[set[str], set[str]]:
 
 
 def _ops(terms: Iterable[Term]) -> set[str]:
-    return {t.op if isinstance(t, Call) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)}
+    return {
+        t.op if isinstance(t, PatternCall) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)
+    }
 
 
 Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and (operand index, op) of the calls among its operands
@@ -476,9 +478,11 @@ def shapes(rule: Rule) -> list[Shape]:
     operands.
     """
     found: dict[Shape, None] = {}
-    for term in (t for side in rule.lefts for t in subterms(side) if isinstance(t, Call)):
+    for term in (t for side in rule.lefts for t in subterms(side) if isinstance(t, PatternCall)):
         inner = [
-            (i, a.op if isinstance(a, Call) else "full") for i, a in enumerate(term.args) if not isinstance(a, Var)
+            (i, a.op if isinstance(a, PatternCall) else "full")
+            for i, a in enumerate(term.args)
+            if not isinstance(a, Var)
         ]
         found[term.op, tuple(inner)] = None
     return list(found)
@@ -508,7 +512,7 @@ def changes_rank(rule: Rule) -> bool:
 
 def spelled_ranks(rule: Rule) -> set[int]:
     """Ranks of the literal shapes and permutations in a rule's right sides."""
-    calls = [t for side in rule.rights for t in subterms(side) if isinstance(t, Call)]
+    calls = [t for side in rule.rights for t in subterms(side) if isinstance(t, PatternCall)]
     attrs = [a for t in calls for name, a in t.attrs if name in ("shape", "perm")]
     return {len(a.args) for a in attrs if isinstance(a, Apply) and a.function == "vec"}
 

@@ -31,7 +31,7 @@ from ..view.view import EGraphView, SaturationReport, view_of
 from .beam import victims
 from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stop, Stopped, never
 from .language import signature
-from .program import Program, make_program
+from .program import EgglogProgram, make_program
 from .tables import Lowered
 from .term_cost import Pricing, Roofline
 
@@ -78,7 +78,7 @@ class Limits:
         )
 
 
-class Session(Protocol):
+class SaturationSession(Protocol):
     """Protocol of where egglog runs: in this process (`InProcess`) or in a worker."""
 
     def prepare(self) -> None:
@@ -100,11 +100,11 @@ class InProcess:
         self.engine: Engine | None = None
 
     def prepare(self) -> None:
-        """See `Session.prepare`."""
+        """See `SaturationSession.prepare`."""
         self.engine = self.engine or Engine()
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """See `Session.request`."""
+        """See `SaturationSession.request`."""
         if bounds.stop():
             raise Stopped
         arguments = [] if payload is None else [payload]
@@ -179,7 +179,7 @@ class _Saturation:
     def __init__(
         self,
         graph: Graph,
-        program: Program,
+        program: EgglogProgram,
         limits: Limits,
         pricing: Pricing,
         stop: Stop,
@@ -196,7 +196,7 @@ class _Saturation:
         self.kept = self.iterations = 0
         self.extractable, self.message = True, ""
 
-    def run(self, session: Session) -> EGraphView:
+    def run(self, session: SaturationSession) -> EGraphView:
         """The last complete view within the limits, with a report of what ended the search."""
         try:
             if self.limits.iterations and self.limits.seconds and not self.stop():
@@ -230,7 +230,7 @@ class _Saturation:
         )
         return replace(self.best, report=report)
 
-    def ask(self, session: Session, method: str, payload: Any = None) -> tuple[dict[str, Any], Arrays]:
+    def ask(self, session: SaturationSession, method: str, payload: Any = None) -> tuple[dict[str, Any], Arrays]:
         """Send a request bounded by the remaining time. Raises Stopped or Deadline if none remains."""
         seconds = self.limits.seconds - (time.perf_counter() - self.begin)
         if self.stop():
@@ -239,7 +239,7 @@ class _Saturation:
             raise Deadline
         return session.request(method, payload, Bounds(seconds, self.limits.bytes, self.stop))
 
-    def rounds(self, session: Session) -> str:
+    def rounds(self, session: SaturationSession) -> str:
         """Run rounds until nothing changes or a limit is reached; returns the reason. Each view contains the e-nodes of
         the previous one.
         """
@@ -290,7 +290,7 @@ def saturate_block(
     exact: bool = False,
     *,
     guard: bool = True,
-    session: Session | None = None,
+    session: SaturationSession | None = None,
     stop: Stop = never,
 ) -> EGraphView:
     """Saturate one block; returns the view of all forms that the rules reach within the limits.
@@ -312,17 +312,17 @@ class Sessions(Protocol):
         """Number of sessions."""
         ...
 
-    def session(self) -> AbstractContextManager[Session]:
+    def session(self) -> AbstractContextManager[SaturationSession]:
         """Context manager: exclusive use of a session."""
         ...
 
 
 @dataclass(frozen=True)
 class _One:
-    only: Session
+    only: SaturationSession
     size: int = 1
 
-    def session(self) -> AbstractContextManager[Session]:
+    def session(self) -> AbstractContextManager[SaturationSession]:
         return nullcontext(self.only)
 
 
@@ -390,5 +390,5 @@ def saturate_blocks(
         return [f.result() for f in futures]
 
 
-__all__ = ["Bounds", "Deadline", "InProcess", "Limits", "MemoryLimit", "Session", "Sessions", "Stopped", "decode",
+__all__ = ["Bounds", "Deadline", "InProcess", "Limits", "MemoryLimit", "SaturationSession", "Sessions", "Stopped", "decode",
            "saturate_block", "saturate_blocks"]  # fmt: skip

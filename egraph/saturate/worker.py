@@ -111,7 +111,7 @@ def tensor_graphs_file() -> str:
     return file
 
 
-class Worker:
+class SaturationWorker:
     """One worker process with its pipes. A dead or killed process is replaced at the next `prepare`."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class Worker:
         return header.get("result", header), arrays
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """See `saturate.Session.request`. Does not restart a dead process, because the new one would have no state."""
+        """See `saturate.SaturationSession.request`. Does not restart a dead process, because the new one would have no state."""
         process = self.process
         if process is None:
             raise WorkerError("the saturation worker is not running", hint="call prepare() first")
@@ -239,13 +239,13 @@ class Pool:
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
-        self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
-        self.workers = [Worker() for _ in range(size)]
+        self._free: queue.LifoQueue[SaturationWorker] = queue.LifoQueue()
+        self.workers = [SaturationWorker() for _ in range(size)]
         for worker in reversed(self.workers):
             self._free.put(worker)
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[Worker]:
+    def session(self) -> Iterator[SaturationWorker]:
         """Context manager: exclusive use of a worker. Waits until one is free."""
         worker = self._free.get()
         try:
@@ -298,7 +298,7 @@ def _left_behind() -> None:
     _pool = None
 
 
-__all__ = ["Pool", "Worker", "default_pool", "read_frame", "serve", "write_frame"]
+__all__ = ["Pool", "SaturationWorker", "default_pool", "read_frame", "serve", "write_frame"]
 
 if __name__ == "__main__":
     serve()

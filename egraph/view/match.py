@@ -11,7 +11,7 @@ import numpy as np
 
 from ..ir import dtypes
 from ..ir.memo import memo
-from ..ir.pattern import Apply, Attr, Call, Env, Fact, Literal, Name, Term, Value, evaluate, holds
+from ..ir.pattern import Apply, Attr, AttrConstant, Env, Fact, Literal, Name, PatternCall, Term, evaluate, holds
 from .view import EGraphView
 
 Binding = dict[str, Any]  # tensor variable -> e-class, '@' + attribute variable -> value
@@ -68,7 +68,7 @@ class Matcher:
 
     def find(self, pattern: Term, guards: Sequence[Attr] = ()) -> Iterator[tuple[int, Binding]]:
         """Returns (e-class, binding) of every match of a call pattern whose guards hold, without duplicates."""
-        if not isinstance(pattern, Call):
+        if not isinstance(pattern, PatternCall):
             return
         search = _Search(self, pattern)
         seen: set[tuple[Any, ...]] = set()
@@ -101,7 +101,7 @@ class _Search:
     Matching is a large part of the time to find kernel candidates.
     """
 
-    def __init__(self, matcher: Matcher, pattern: Call) -> None:
+    def __init__(self, matcher: Matcher, pattern: PatternCall) -> None:
         self.matcher = matcher
         self.slots: list[Any] = [None]  # slot 0 is the e-node at the pattern's root
         self.known: dict[str, int] = {}  # variable ('@name' for attributes) -> slot, in binding order
@@ -129,7 +129,7 @@ class _Search:
         self.slots.append(None)
         return len(self.slots) - 1
 
-    def _call(self, term: Call, here: int) -> None:
+    def _call(self, term: PatternCall, here: int) -> None:
         """Steps that match the e-node in a slot: attributes, then operands from left to right, then computed
         attributes.
         """
@@ -143,7 +143,7 @@ class _Search:
 
     def _attr(self, attr: Attr, here: int, i: int) -> None:
         slots, values = self.slots, self.matcher.values
-        if isinstance(attr, Value):
+        if isinstance(attr, AttrConstant):
             wanted = attr.value
             self.steps.append(_where(lambda: _same(wanted, values[slots[here]][i])))
         elif isinstance(attr, Name):
@@ -157,7 +157,7 @@ class _Search:
 
     def _operand(self, term: Term, here: int, i: int) -> None:
         slots, kid, off = self.slots, self.matcher._kid, self.matcher._off
-        if isinstance(term, Call):
+        if isinstance(term, PatternCall):
             place = self._slot()
             self.steps.append(self._nodes(term.op, here, i, place))
             self._call(term, place)

@@ -68,7 +68,7 @@ class ConsumerFusion:
             for source, axis in product([whole, *stored], range(whole.term.rank)):
                 for group in self._of(source, axis):
                     read = frozenset(c for _, c in group.leaves)
-                    made = "" if source is whole else source.reach, frozenset(group.classes)
+                    made = "" if source is whole else source.policy, frozenset(group.classes)
                     alike.setdefault(made, {}).setdefault(read, group)
         for groups in alike.values():
             yield from self.together.least([*groups.values()])
@@ -110,31 +110,31 @@ class ConsumerFusion:
         return self._later_values_of[cls]
 
     def _find_later_values(self, cls: int) -> list[LaterValue]:
-        uses, found = self.together.regions.uses, dict[int, LaterValue]()
-        for region in self._groups_by_class.get(cls, ()):
-            if region.cls in found or region.cls not in uses or uses.beside(cls, region.cls):
+        uses, found = self.together.groups.uses, dict[int, LaterValue]()
+        for group in self._groups_by_class.get(cls, ()):
+            if group.cls in found or group.cls not in uses or uses.beside(cls, group.cls):
                 continue
-            inside = next((t for t, c in (*region.leaves, *region.inner) if c == cls), None)
+            inside = next((t for t, c in (*group.leaves, *group.inner) if c == cls), None)
             if inside is None:
                 continue
             start = placeholder("slice", inside.shape, inside.dtype)
-            (term,) = rebuild([region.term], partial(_substituted, {inside: start}))
+            (term,) = rebuild([group.term], partial(_substituted, {inside: start}))
             if any(t is start for t in topological([term])) and not _has_product(term):
-                found[region.cls] = LaterValue(region.cls, term, start, {start: cls, **dict(region.leaves)})
+                found[group.cls] = LaterValue(group.cls, term, start, {start: cls, **dict(group.leaves)})
         return sorted(found.values(), key=lambda e: self._depth(e.cls))[:MAX_LATER_VALUES]
 
     @cached_property
     def _groups_by_class(self) -> dict[int, list[FusionGroup]]:
         """Class -> fusion groups in which the class is computed or read."""
         found: dict[int, list[FusionGroup]] = {}
-        for region in self.together.found:
-            for c in {c for _, c in (*region.leaves, *region.inner)}:
-                found.setdefault(c, []).append(region)
+        for group in self.together.found:
+            for c in {c for _, c in (*group.leaves, *group.inner)}:
+                found.setdefault(c, []).append(group)
         return found
 
     def _depth(self, cls: int) -> int:
         """Depth of a class in the dominator tree."""
-        above, count = self.together.regions.uses.above, 0
+        above, count = self.together.groups.uses.above, 0
         while (cls := above.get(cls, -1)) != -1:
             count += 1
         return count
@@ -161,7 +161,7 @@ class ConsumerFusion:
             terms += rebuild([end.term], partial(_substituted, change))
         order = {leaf: c for c, leaf in named.items()}
         leaves = tuple((t, order[t]) for t in topological(terms) if t in order)
-        return MultiOutputGroup(tuple(e.cls for e in ends), tuple(terms), leaves, whole.reach)
+        return MultiOutputGroup(tuple(e.cls for e in ends), tuple(terms), leaves, whole.policy)
 
 
 def _substituted(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tensor]) -> Tensor | None:

@@ -57,13 +57,13 @@ class _ClassGroups:
     similar classes · shared: classes that growing these groups added to `FusionGroups.shared`."""
 
     cls: int
-    regions: tuple[FusionGroup, ...]
+    groups: tuple[FusionGroup, ...]
     steps: list[OutlineStep]
     shared: frozenset[int]
 
     def moved(self, to: Mapping[int, int]) -> Iterator[FusionGroup]:
         """The same groups with classes replaced by `to`."""
-        for r in self.regions:
+        for r in self.groups:
             yield replace(
                 r, cls=to[r.cls], leaves=tuple([(t, to[c]) for t, c in r.leaves]), inner=tuple([(t, to[c]) for t, c in r.inner]),
                 statistics=tuple([to[c] for c in r.statistics]),
@@ -77,7 +77,7 @@ class FusionGroups:
     view: EGraphView
     given: frozenset[int]
     pricing: Pricing = field(default_factory=Roofline)
-    reaches: tuple[FusionPolicy, ...] = FUSION_POLICIES
+    policies: tuple[FusionPolicy, ...] = FUSION_POLICIES
     beside: dict[int, set[int]] = field(default_factory=dict)  # class -> statistics that some group reads together
     settled: set[int] = field(
         default_factory=set
@@ -272,27 +272,27 @@ class FusionGroups:
             self._attend[node] = found
         return found
 
-    def admitted(self, cls: int, reach: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
+    def admitted(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
         """The e-nodes that a group of a policy may inline for a class, cheapest first. products: number on the
         path · below: whether at an operand of a product · lean: whether statistics are leaves."""
-        known = self._admitted.setdefault(reach, {})
+        known = self._admitted.setdefault(policy, {})
         key = cls, products, below, lean
         if key not in known:
-            known[key] = list(self._admissible(cls, reach, products, below, lean))
+            known[key] = list(self._admissible(cls, policy, products, below, lean))
         return known[key]
 
-    def _admissible(self, cls: int, reach: FusionPolicy, products: int, below: bool, lean: bool) -> Iterator[int]:
+    def _admissible(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> Iterator[int]:
         nodes, op = self._by_class[cls], self.view.op
-        kinds = {"cheap"} if reach.pointwise_below or not below or cls in self.inlined_classes else set()
-        rows = reach.rows_below if below and products >= reach.products else reach.rows_above
+        kinds = {"cheap"} if policy.pointwise_below or not below or cls in self.inlined_classes else set()
+        rows = policy.rows_below if below and products >= policy.products else policy.rows_above
         if products < UNLIMITED_PRODUCTS and rows and not lean:
             kinds.add("rows")
-        if products < reach.products:
+        if products < policy.products:
             kinds.add("product")
-        if reach.layers and concrete(self.view.types[cls].shape)[-1:] > (MAX_NARROW_COLUMNS,):
+        if policy.layers and concrete(self.view.types[cls].shape)[-1:] > (MAX_NARROW_COLUMNS,):
             kinds.discard("product")
         # attention as two products instead of one operation, since the scores may be needed as well
-        fused = reach.products == 2
+        fused = policy.products == 2
         dearest = (NODE_COST_RATIO_STATISTICS if lean else NODE_COST_RATIO) * self._costs[1][cls] + 1000
         if fused and any(map(self.whole_attention, nodes)):  # the single operation is cheaper than two stored products
             dearest = inf
@@ -301,7 +301,7 @@ class FusionGroups:
             if (
                 kind not in kinds
                 or self._cost(n) > dearest
-                or (reach.layers and kind == "product" and op[n] not in ("matmul", "linear"))
+                or (policy.layers and kind == "product" and op[n] not in ("matmul", "linear"))
                 or (fused and self.whole_attention(n))
                 or (products >= UNLIMITED_PRODUCTS and OPS[op[n]].flops > MAX_WINDOW_FLOPS)
                 or (below and self.reduces_several_axes(n))
@@ -365,16 +365,16 @@ class FusionGroups:
         """The instance cached on the view for equal parameters, this one if there is none: generators of one view share
         the grown groups."""
         kept: dict[object, FusionGroups] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
-        key = self.given, self.reaches, *map(frozenset, (self.settled, self.unstarted, self.unread))
+        key = self.given, self.policies, *map(frozenset, (self.settled, self.unstarted, self.unread))
         return kept.setdefault(key, self)
 
     def until(self, enough: Callable[[], bool]) -> Iterator[FusionGroup]:
         """Yield every group until `enough` returns True; each is grown once."""
         for place in count():
             if place == len(self._yielded):
-                if enough() or (region := next(self._growing, None)) is None:
+                if enough() or (group := next(self._growing, None)) is None:
                     return
-                self._yielded.append(region)
+                self._yielded.append(group)
             yield self._yielded[place]
 
     @cached_property
@@ -387,14 +387,14 @@ class FusionGroups:
         todo = [c for c in order if c not in self.unstarted]
         while todo:
             statistics: dict[int, None] = {}
-            for region in (r for cls in todo for r in self._of(cls)):
-                if not self.unread.isdisjoint(c for _, c in region.leaves):
+            for group in (r for cls in todo for r in self._of(cls)):
+                if not self.unread.isdisjoint(c for _, c in group.leaves):
                     continue
-                if region.statistics:
-                    statistics |= dict.fromkeys(region.statistics)
-                    for c in region.statistics:
-                        self.beside.setdefault(c, set()).update(region.statistics)
-                yield region
+                if group.statistics:
+                    statistics |= dict.fromkeys(group.statistics)
+                    for c in group.statistics:
+                        self.beside.setdefault(c, set()).update(group.statistics)
+                yield group
             todo = [c for c in statistics if c not in order]
             order |= dict.fromkeys(todo)
 
@@ -412,11 +412,11 @@ class FusionGroups:
         found: dict[Tensor, FusionGroup] = {}
         self.seen = set[Tensor]()
         for node in self.starts(cls):
-            for reach in self._applicable_policies:
-                for growth, region in self._grown(cls, node, reach):
-                    if region is not None and region.term not in found:
-                        self.seen.add(region.term)
-                        found[region.term] = region
+            for policy in self._applicable_policies:
+                for growth, group in self._grown(cls, node, policy):
+                    if group is not None and group.term not in found:
+                        self.seen.add(group.term)
+                        found[group.term] = group
                         nodes |= dict.fromkeys(growth.inlined)
         yield from found.values()
         alike.append(
@@ -427,15 +427,15 @@ class FusionGroups:
     def _applicable_policies(self) -> list[FusionPolicy]:
         """The fusion policies to try on this view: without products in the view, only policies without products."""
         ops = {*self.view.op}
-        return [r for r in self.reaches if not r.products or ops & PRODUCT_OPS]
+        return [r for r in self.policies if not r.products or ops & PRODUCT_OPS]
 
-    def _grown(self, cls: int, node: int, reach: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
+    def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
         """Groups of one policy, the largest first: with at most MAX_SHARED_ON_PATH values with other consumers on a path, then with
         fewer."""
-        whole = FusionGrowth(self, cls, reach)
+        whole = FusionGrowth(self, cls, policy)
         found = whole.grown(node)
         if whole.met <= MAX_SHARED_ON_PATH:
             yield whole, found
         for room in reversed(range(min(whole.met, MAX_SHARED_ON_PATH + 1))):
-            less = FusionGrowth(self, cls, reach, room)
+            less = FusionGrowth(self, cls, policy, room)
             yield less, less.grown(node)

@@ -32,9 +32,9 @@ class GroupNode:
 class FusionGrowth:
     """A fusion group of a class under a fusion policy, while it is grown: state of the search and result."""
 
-    regions: FusionGroups
+    groups: FusionGroups
     cls: int
-    reach: FusionPolicy
+    policy: FusionPolicy
     room: int = UNLIMITED_PRODUCTS  # how many values with consumers outside the group may be recomputed on a path
     leaves: dict[int, Tensor | None] = field(default_factory=dict)
     spread: dict[int, None] = field(default_factory=dict)  # leaves that are broadcast over more elements
@@ -51,23 +51,23 @@ class FusionGrowth:
     def grown(self, node: int) -> FusionGroup | None:
         """The fusion group that starts with an e-node; None if it is too large, trivial, a duplicate or has fewer
         products than the policy asks for."""
-        self.inside = self.regions.inside(node, self.reach.products) | {self.cls}
+        self.inside = self.groups.inside(node, self.policy.products) | {self.cls}
         try:
-            root = self.root = self._node(node, 0, 0, False, self.reach.spread_bare)
+            root = self.root = self._node(node, 0, 0, False, self.policy.spread_bare)
         except GroupTooLarge:
             return None
-        if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
+        if self.cls in self.leaves or not root.parts or self.used != self.policy.products:
             return None
-        if self.reach.spread_bare and not self.spread:  # same group as without spread_bare
+        if self.policy.spread_bare and not self.spread:  # same group as without spread_bare
             return None
         term = self._term(root)
-        if term in self.regions.seen:
+        if term in self.groups.seen:
             return None
         order = {leaf: cls for cls, leaf in self.leaves.items()}
         leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
         inner = {c: self._term(part) for (c, *_), part in self.done.items() if not isinstance(part, int)}
         return FusionGroup(
-            self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner.items()), tuple(self.spread)
+            self.cls, term, leaves, self.policy.name, tuple((t, c) for c, t in inner.items()), tuple(self.spread)
         )
 
     @property
@@ -83,48 +83,48 @@ class FusionGrowth:
 
     def _term(self, part: GroupNode | int) -> Tensor:
         """The tensor of a part, built lazily: most groups turn out too large first."""
-        view = self.regions.view
+        view = self.groups.view
         if isinstance(part, int):
             found = self.leaves[part]
             if found is None:
-                found = self.leaves[part] = self.regions.placeholder(list(self.leaves).index(part), view.types[part])
+                found = self.leaves[part] = self.groups.placeholder(list(self.leaves).index(part), view.types[part])
             return found
         if part not in self.made:
-            self.made[part] = self.regions.tensor(part.node, tuple([self._term(p) for p in part.parts]))
+            self.made[part] = self.groups.tensor(part.node, tuple([self._term(p) for p in part.parts]))
         return self.made[part]
 
     def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> GroupNode:
         """Inline an e-node. beside: values on the path with outside consumers · products: products on the path · below:
         whether the node is an operand of a product · lean: operands broadcast over the node's elements and reductions
         are leaves."""
-        view = self.regions.view
+        view = self.groups.view
         op = view.op[node]
-        self.nodes += int(view.cls[node]) not in self.regions.formulas  # index formulas are not values
+        self.nodes += int(view.cls[node]) not in self.groups.formulas  # index formulas are not values
         if self.nodes > MAX_GROUP_NODES:
             raise GroupTooLarge
-        kind = self.regions.kinds[node]
+        kind = self.groups.kinds[node]
         if kind == "product":
             products, below = products + 1, True
             self.used = max(self.used, products)
         # overlapping windows need each value below many times: nothing expensive is inlined there
-        if self.regions.reads_windows(node):
+        if self.groups.reads_windows(node):
             products, below = UNLIMITED_PRODUCTS, True
-        product, bare_spread = kind == "product", self.reach.spread_bare
-        others = self.reach.left_only and product and not bare_spread
-        first = self.reach.rows_bare and op in MULTI_PASS_REDUCTIONS
-        size = self.regions.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
-        kids, r = self.regions.kids[node], self.regions
+        product, bare_spread = kind == "product", self.policy.spread_bare
+        others = self.policy.left_only and product and not bare_spread
+        first = self.policy.rows_bare and op in MULTI_PASS_REDUCTIONS
+        size = self.groups.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
+        kids, r = self.groups.kids[node], self.groups
         spread = [k for k in kids if size and k not in r.elementwise_classes and r.elements(k) < size]
         self.spread |= dict.fromkeys(spread)
         parts = []
         for i, k in enumerate(kids):
-            thin = bool(i) or not self.reach.rows_below if product and bare_spread else lean
+            thin = bool(i) or not self.policy.rows_below if product and bare_spread else lean
             bare = k in spread or (others if i else first or kind == "written")
             parts.append(self._class(k, beside, products, below, bare, thin))
         return GroupNode(node, parts)
 
     def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> GroupNode | int:
-        if bare and cls not in self.regions.inlined_classes:
+        if bare and cls not in self.groups.inlined_classes:
             return self._leaf(cls)
         key = (cls, beside, products, below, lean)
         found = self.done.get(key)
@@ -144,15 +144,15 @@ class FusionGrowth:
 
     def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
         """The e-node that computes a class inside the group; None if the class becomes a leaf."""
-        r = self.regions
+        r = self.groups
         if cls == self.cls or (cls in r.given and cls not in r.inlined_classes):
             return None
-        admitted = r.admitted(cls, self.reach, products, below, lean)
+        admitted = r.admitted(cls, self.policy, products, below, lean)
         return next((n for n in admitted if self.cls not in r.kids[n]), None)
 
     def _needed_beside(self, cls: int) -> bool:
         """Whether a class has a consumer that the group cannot compute."""
-        r = self.regions
+        r = self.groups
         if r.stored(cls) or cls in r.inlined_classes:
             return False
         shows = OPS[r.view.op[r.choice[cls]]].kind == "view"

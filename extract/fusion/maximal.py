@@ -1,7 +1,7 @@
 """WHOLE: maximal fusion. All elementwise operations, views and reductions of one extent, cut into as few kernels as
 possible.
 
-Ordinary fusion groups (regions.py) are small, numerous, and grown from every value. A program of hundreds of small
+Ordinary fusion groups (groups.py) are small, numerous, and grown from every value. A program of hundreds of small
 operations (an unrolled scan, solver steps, an optimizer's update) fits into one or a few kernels, which are larger than
 any such group. Here each value that is not a view belongs to exactly one part. Parts grow from the results towards the
 inputs, over values with equal numbers of elements, or reduced over axes of one extent; a part may have several outputs.
@@ -143,7 +143,7 @@ class MaximalPartition:
                     self._widen(cls, self.parts[n])
                     return n
         extent = self.values.extent(cls) if self.values.reduces(cls) else None
-        size = self.values.regions.elements(cls)
+        size = self.values.groups.elements(cls)
         self.parts.append(MaximalPart(size) if extent is None else MaximalPart(extent[0], extent[1], extent=extent))
         self.later.append(0)
         self.fitting += [len(self.parts) - 1] if self.values.fits(cls) else []
@@ -161,22 +161,22 @@ class MaximalPartition:
             if part.extent is not None:
                 return part.extent == extent
             same = part.rows == rows or (part.rows == rows * depth and not part.wide)
-            return same or (self.values.regions.elements(cls) == rows and self._is_piece(cls, number))
-        size = self.values.regions.elements(cls)
+            return same or (self.values.groups.elements(cls) == rows and self._is_piece(cls, number))
+        size = self.values.groups.elements(cls)
         if self.values.op(cls) == "concat":
-            each = {self.values.regions.elements(k) for k in self.values.concatenated_values(cls)}
+            each = {self.values.groups.elements(k) for k in self.values.concatenated_values(cls)}
             open_ = part.depth == 1 and not part.wide
             return size in part.sizes() and (len(each) > 1 or each <= part.sizes() or open_)
         return size in part.sizes() or self._is_piece(cls, number)
 
     def _sizes_are_multiples(self, cls: int, part: MaximalPart) -> bool:
         """Whether all element counts, the class's included, are small multiples of the smallest one."""
-        sizes = {self.values.regions.elements(cls), *part.sizes()}
+        sizes = {self.values.groups.elements(cls), *part.sizes()}
         return all(n % min(sizes) == 0 and n <= MAX_SIZE_RATIO * min(sizes) for n in sizes)
 
     def _is_piece(self, cls: int, number: int) -> bool:
         """Whether all values of the part so far are concatenations of values like this one."""
-        part, elements = self.parts[number], self.values.regions.elements
+        part, elements = self.parts[number], self.values.groups.elements
         if part.depth > 1 or part.wide:
             return False
         own = [those for q, those in self.wholes.get(cls, ()) if self.home[q] == number and elements(q) == part.rows]
@@ -184,7 +184,7 @@ class MaximalPartition:
 
     def _widen(self, cls: int, part: MaximalPart) -> None:
         """Update a part's sizes for a class that joins."""
-        size = self.values.regions.elements(cls)
+        size = self.values.groups.elements(cls)
         if self.values.reduces(cls):
             rows, depth, _ = part.extent = self.values.extent(cls)
             if part.rows not in (rows, rows * depth, *part.wide):
@@ -218,7 +218,7 @@ class MaximalFusion:
     whether reductions are fused · written: only parts with unrolled short reductions, and with values of a few times as
     many elements as others, which the other mode leaves separate."""
 
-    regions: FusionGroups
+    groups: FusionGroups
     rows: bool = True
     written: bool = False
     known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # results of a group -> its values
@@ -227,12 +227,12 @@ class MaximalFusion:
     @property
     def view(self) -> EGraphView:
         """The e-graph view."""
-        return self.regions.view
+        return self.groups.view
 
     @cached_property
     def values(self) -> MaximalFusionValues:
         """Classification of the values."""
-        return MaximalFusionValues(self.regions, self.rows, self.written)
+        return MaximalFusionValues(self.groups, self.rows, self.written)
 
     @cached_property
     def partition(self) -> MaximalPartition:
@@ -335,8 +335,8 @@ class MaximalFusion:
         crossing = [0] * (len(members) + 1)
         for n, c in enumerate(members):
             last = max((place[q] for q in self.partition.readers.get(c, ()) if q in place), default=n)
-            crossing[n] += self.regions.elements(c)
-            crossing[last] -= self.regions.elements(c)
+            crossing[n] += self.groups.elements(c)
+            crossing[last] -= self.groups.elements(c)
         crossing = [*accumulate(crossing)]
         third = len(members) // 3
         cut = min(range(third, len(members) - max(third, 1)), key=lambda n: (crossing[n], abs(2 * n - len(members))))
@@ -351,10 +351,10 @@ class MaximalFusion:
         stack = [(c, False) for c in reversed(results)]
         while stack:
             c, ready = stack.pop()
-            node = self.regions.uses.choice[c]
+            node = self.groups.uses.choice[c]
             if c in made:
                 continue
-            if node < 0 or not (c in own or values.recomputed.get(c) or c in self.regions.formulas):
+            if node < 0 or not (c in own or values.recomputed.get(c) or c in self.groups.formulas):
                 made[c] = placeholder(f"x{len(leaves)}", view.types[c].shape, view.types[c].dtype)
                 leaves[made[c]] = c
             elif ready:
@@ -381,7 +381,7 @@ def classes_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphVie
         return view
     own = view.own if view.own is not None else np.zeros(len(view), np.bool_)
     best, asked = whole.settled, MaximalFusion(FusionGroups(view.only(own), given)).settled if own.any() else set[int]()
-    choice, both = whole.regions.uses.choice, best | asked
+    choice, both = whole.groups.uses.choice, best | asked
     nodes: dict[int, list[int]] = {}
     for n, cls in enumerate(view.cls.tolist()):
         if cls not in both or (cls in best and n == choice[cls]) or own[n]:

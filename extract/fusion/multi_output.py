@@ -40,13 +40,13 @@ POINTWISE_POLICIES = frozenset(r.name for r in FUSION_POLICIES if not (r.product
 
 @dataclass(frozen=True)
 class MultiOutputGroup:
-    """A multi-output fusion group: output classes as terms over shared leaves (term, class); `reach`: policy of the
+    """A multi-output fusion group: output classes as terms over shared leaves (term, class); `policy`: policy of the
     first output's group."""
 
     classes: tuple[int, ...]
     terms: tuple[Tensor, ...]
     leaves: tuple[tuple[Tensor, int], ...]
-    reach: str
+    policy: str
 
 
 class DerivedClass(NamedTuple):
@@ -60,7 +60,7 @@ class DerivedClass(NamedTuple):
 class MultiOutputFusion:
     """All multi-output groups derived from the fusion groups `found` of a view."""
 
-    regions: FusionGroups
+    groups: FusionGroups
     found: Sequence[FusionGroup]
     launched: bool = True  # whether kernel launches have a cost
     _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class MultiOutputFusion:
     @property
     def view(self) -> EGraphView:
         """The e-graph view."""
-        return self.regions.view
+        return self.groups.view
 
     def __iter__(self) -> Iterator[MultiOutputGroup]:
         """Yield every group; each set of outputs over the same leaves once."""
@@ -110,7 +110,7 @@ class MultiOutputFusion:
             for chosen in choices:
                 terms, classes = zip(*chosen)
                 by_class.setdefault(r.cls, []).append(
-                    MultiOutputGroup((r.cls, *classes), (r.term, *terms), r.leaves, r.reach)
+                    MultiOutputGroup((r.cls, *classes), (r.term, *terms), r.leaves, r.policy)
                 )
         for groups in by_class.values():
             yield from self.least(groups)
@@ -120,10 +120,10 @@ class MultiOutputFusion:
         compute them."""
         if r.term.entry.kind == "view":  # the viewed value has groups of its own
             return []
-        beside, read_beside = self.regions.uses.beside, self.regions.beside.get(r.cls, ())
+        beside, read_beside = self.groups.uses.beside, self.groups.beside.get(r.cls, ())
         wanted = [
             (t, c) for t, c in r.inner
-            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and not self.regions.stored(c)
+            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and not self.groups.stored(c)
             and (c in read_beside or beside(c, r.cls)) and self._fits(self._shape(c), self._shape(r.cls))
         ]  # fmt: skip
         return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MAX_OUTPUTS - 1]
@@ -138,8 +138,8 @@ class MultiOutputFusion:
         for r in self.found:
             read = [c for _, c in r.leaves if not self.view.weight[c]]
             largest = max((self._bytes(c) for c in read), default=0)
-            if r.cls in self.regions.uses and self._is_model_value(r.cls) and largest and r.term.entry.kind != "view":
-                product = r.reach in PRODUCT_POLICIES
+            if r.cls in self.groups.uses and self._is_model_value(r.cls) and largest and r.term.entry.kind != "view":
+                product = r.policy in PRODUCT_POLICIES
                 for c in read:
                     if self._bytes(c) == largest:
                         known = alike.setdefault((product, self._shape(r.cls), c), {})
@@ -160,10 +160,10 @@ class MultiOutputFusion:
         alike: dict[tuple[object, ...], dict[int, FusionGroup]] = {}
         for r in self.found:
             rows, reads = self._shape(r.cls)[:-1], sum(self._bytes(c) for _, c in r.leaves)
-            asked = r.cls in self.regions.uses and self._is_model_value(r.cls) and r.term.entry.kind != "view"
+            asked = r.cls in self.groups.uses and self._is_model_value(r.cls) and r.term.entry.kind != "view"
             if (
                 asked
-                and r.reach in PRODUCT_POLICIES
+                and r.policy in PRODUCT_POLICIES
                 and prod(rows) <= MAX_SMALL_GEMM_ROWS
                 and reads <= MAX_SMALL_GEMM_BYTES
             ):
@@ -184,7 +184,7 @@ class MultiOutputFusion:
 
     def _dominating_consumer(self, cls: int) -> int:
         """The nearest dominator of a class that is not a view; -1: the class is needed for several results."""
-        uses = self.regions.uses
+        uses = self.groups.uses
         above = uses.above[cls]
         while above != -1 and OPS[self.view.op[uses.choice[above]]].kind == "view":
             above = uses.above[above]
@@ -192,7 +192,7 @@ class MultiOutputFusion:
 
     def _descendants(self, cls: int) -> set[int]:
         """Descendants of a class over the cheapest e-nodes, the class included."""
-        uses, todo, found = self.regions.uses, [cls], {cls}
+        uses, todo, found = self.groups.uses, [cls], {cls}
         while todo:
             fresh = set(uses.kids(todo.pop())) - found
             found |= fresh
@@ -213,29 +213,29 @@ class MultiOutputFusion:
 
         terms = [over(r, r.term) for r in apart]
         group = tuple(r.cls for r in apart)
-        yield MultiOutputGroup(group, tuple(terms), _ordered(terms, named), apart[0].reach)
+        yield MultiOutputGroup(group, tuple(terms), _ordered(terms, named), apart[0].policy)
         sides = {c: over(r, t) for r in apart for t, c in self._side_outputs(r)} if len(apart) < MAX_OUTPUTS else {}
         for side in sorted(sides, key=lambda c: -self._smallest[c])[:1]:
             more = [*terms, sides[side]]
-            yield MultiOutputGroup((*group, side), tuple(more), _ordered(more, named), apart[0].reach)
+            yield MultiOutputGroup((*group, side), tuple(more), _ordered(more, named), apart[0].policy)
 
     # ------------------------------------------------------------ slices of one value
     def _slices(self) -> Iterator[MultiOutputGroup]:
         alike: dict[tuple[int, ...], list[MultiOutputGroup]] = {}
         for r in self.found:
             if (
-                r.reach in POINTWISE_POLICIES or r.term.entry.kind == "view"
+                r.policy in POINTWISE_POLICIES or r.term.entry.kind == "view"
             ):  # nothing is saved, or the whole is another class
                 continue
             for axis in range(len(self._shape(r.cls))):
                 if prod(self._shape(r.cls)[:axis]) == 1:  # slices along such an axis are row-major anyway
                     continue
                 parts = self.slices(r.cls, axis)
-                if 2 <= len(parts) <= MAX_OUTPUTS and all(c in self.regions.uses for *_, c in parts):
+                if 2 <= len(parts) <= MAX_OUTPUTS and all(c in self.groups.uses for *_, c in parts):
                     attrs = [{"axis": axis, "start": start, "stop": stop, "step": 1} for start, stop, _ in parts]
                     terms = tuple(make("slice", (r.term,), a) for a in attrs)
                     classes = tuple(c for *_, c in parts)
-                    alike.setdefault(classes, []).append(MultiOutputGroup(classes, terms, r.leaves, r.reach))
+                    alike.setdefault(classes, []).append(MultiOutputGroup(classes, terms, r.leaves, r.policy))
         for groups in alike.values():
             yield from self.least(groups)
 
@@ -243,7 +243,7 @@ class MultiOutputFusion:
         """The `MAX_SIDE_CHOICES` groups that read the fewest bytes, and the one whose operands are cheapest to compute: the others
         may need a kernel for a norm or statistic."""
         kept = sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))
-        given, cost = self.regions.given, self.regions.costs
+        given, cost = self.groups.given, self.groups.costs
         least = min(kept, key=lambda g: sum(cost[c] for _, c in g.leaves if c not in given), default=None)
         return [g for n, g in enumerate(kept) if n < MAX_SIDE_CHOICES or g is least]
 
@@ -279,7 +279,7 @@ class MultiOutputFusion:
         class plus a bias; None if there is none."""
         todo = [DerivedClass(cls)]
         for found in todo:
-            if found.cls in self.regions.uses:
+            if found.cls in self.groups.uses:
                 return found
             if len(found.path) < MAX_STEPS_FROM_SLICE:
                 todo += [DerivedClass(int(self.view.cls[n]), (*found.path, n)) for n in self._steps.get(found.cls, ())]
@@ -307,7 +307,7 @@ class MultiOutputFusion:
         for node, op in enumerate(self.view.op):
             if op in ("reshape", "permute") or OPS[op].pointwise:
                 kids = set(self.view.kids(node).tolist())
-                for k in {k for k in kids if kids - {k} <= self.regions.given and k not in self.regions.given}:
+                for k in {k for k in kids if kids - {k} <= self.groups.given and k not in self.groups.given}:
                     found.setdefault(k, []).append(node)
         return found
 

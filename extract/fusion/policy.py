@@ -62,13 +62,13 @@ FUSION_POLICIES = (
 @dataclass(frozen=True)
 class FusionGroup:
     """A fusion group: an output class as a term over leaf classes. leaves: (input of the term, class), in order of
-    first use · reach: name of the fusion policy · inner: (term, class) of intermediate values · statistics: leaves that
+    first use · policy: name of the fusion policy · inner: (term, class) of intermediate values · statistics: leaves that
     are broadcast over more elements and therefore read from memory."""
 
     cls: int
     term: Tensor
     leaves: tuple[tuple[Tensor, int], ...]
-    reach: str
+    policy: str
     inner: tuple[tuple[Tensor, int], ...] = ()
     statistics: tuple[int, ...] = ()
 

@@ -38,23 +38,23 @@ class MaximalFusionValues:
     """Values computed by a view's cheapest e-nodes, as maximal fusion sees them. rows: whether reductions are fused ·
     written: whether short reductions are unrolled, and values of a few times as many elements are fused."""
 
-    regions: FusionGroups
+    groups: FusionGroups
     rows: bool
     written: bool = False
 
     @cached_property
     def order(self) -> list[int]:
         """Computed classes, operands first."""
-        r = self.regions
+        r = self.groups
         return [c for c in r.uses.order if c not in r.given and r.uses.choice[c] >= 0]
 
     def op(self, cls: int) -> str:
         """The operation of a class's cheapest e-node."""
-        return str(self.regions.view.op[self.regions.uses.choice[cls]])
+        return str(self.groups.view.op[self.groups.uses.choice[cls]])
 
     def kids(self, cls: int) -> list[int]:
         """The child classes of a class."""
-        return self.regions.uses.kids(cls)
+        return self.groups.uses.kids(cls)
 
     def fits(self, cls: int) -> bool:
         """Whether a part can compute a class."""
@@ -75,7 +75,7 @@ class MaximalFusionValues:
         """The extent of a matrix-vector product; None for other classes."""
         if self.op(cls) != "matmul":
             return None
-        left, right = (concrete(self.regions.view.types[k].shape) for k in self.kids(cls))
+        left, right = (concrete(self.groups.view.types[k].shape) for k in self.kids(cls))
         return vector_product_extent(left, right)
 
     def short(self, cls: int) -> bool:
@@ -89,17 +89,17 @@ class MaximalFusionValues:
         sliced: set[int] = set()  # computed as disjoint slices, each at its consumer
         parts: set[int] = set()  # concatenations, and values read only by these
         needed: dict[int, int] = {}  # least number of elements of a consumer, through recomputed ones
-        readers, roots = self._readers, {*self.regions.view.roots}
+        readers, roots = self._readers, {*self.groups.view.roots}
         for c in reversed(self.order):
-            op, size = self.op(c), self.regions.elements(c)
+            op, size = self.op(c), self.groups.elements(c)
             needed[c] = min(
-                (size if q in parts else needed[q] if found[q] else self.regions.elements(q) for q in readers[c]),
+                (size if q in parts else needed[q] if found[q] else self.groups.elements(q) for q in readers[c]),
                 default=size,
             )
             whole = bool(readers[c]) and all(q in parts for q in readers[c])
             if op == "concat" or (op == "reshape" and whole):
                 parts.add(c)
-            if c in self.regions.inlined_classes or is_view(op):
+            if c in self.groups.inlined_classes or is_view(op):
                 found[c] = True
             elif c in roots or not readers[c] or not (OPS[op].pointwise or op in ("pad", "concat")):
                 found[c] = False
@@ -112,13 +112,13 @@ class MaximalFusionValues:
         return found
 
     def _only_sliced(self, cls: int, sliced: set[int]) -> bool:
-        readers, elements = self._readers[cls], self.regions.elements
+        readers, elements = self._readers[cls], self.groups.elements
         slices = [q for q in readers if self.op(q) == "slice"]
         rest = [q for q in readers if self.op(q) != "slice"]
         return sum(map(elements, slices)) <= MAX_SLICED_SIZE_RATIO * elements(cls) and all(q in sliced for q in rest)
 
     def _is_small_operand(self, cls: int, least: int) -> bool:
-        size = self.regions.elements(cls)
+        size = self.groups.elements(cls)
         return any(times * size <= least and self._work[cls] <= most for times, most in RECOMPUTE_LIMITS)
 
     @cached_property
@@ -143,7 +143,7 @@ class MaximalFusionValues:
     @cached_property
     def below(self) -> dict[int, int]:
         """Class -> bitset of the given classes of more than one element from which it is computed."""
-        r = self.regions
+        r = self.groups
         found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.elements(c) > 1))}
         for c in self.order:
             found[c] = 0
@@ -157,7 +157,7 @@ class MaximalFusionValues:
         stack = [*reversed(self.kids(cls))]
         while stack:
             k = stack.pop()
-            if k in seen or k in self.regions.formulas:
+            if k in seen or k in self.groups.formulas:
                 continue
             seen.add(k)
             if self.recomputed.get(k):
@@ -168,7 +168,7 @@ class MaximalFusionValues:
     def shown(self, root: int) -> int:
         """The class of which a root is a view, through recomputed values."""
         while self.recomputed.get(root):
-            kids = [k for k in self.kids(root) if k not in self.regions.formulas]
+            kids = [k for k in self.kids(root) if k not in self.groups.formulas]
             if len(kids) != 1:
                 break
             (root,) = kids
@@ -190,7 +190,7 @@ class MaximalFusionValues:
         """(number of results, reduction length, stride between neighbouring elements) of a reduction."""
         if (found := self._vector_product(cls)) is not None:
             return found
-        view, node = self.regions.view, self.regions.uses.choice[cls]
+        view, node = self.groups.view, self.groups.uses.choice[cls]
         shape, attrs = concrete(view.types[self.kids(cls)[0]].shape), dict(view.attrs[node])
         axes = [a % len(shape) for a in attrs.get("axes") or (attrs.get("axis", -1),)]
         depth = prod(shape[a] for a in axes)

@@ -9,8 +9,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.builders import param
 from ...egraph.ir.graph import Tensor
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import Call as PatternCall
-from ...egraph.ir.pattern import Term, Value, build, shared
+from ...egraph.ir.pattern import AttrConstant, PatternCall, Term, build, shared
 from ...errors import ShapeError
 from .kernel import Call, Template
 
@@ -51,6 +50,8 @@ def _with_unified_casts(term: Term) -> Term:
     for t in shared(term):
         made[id(t)] = t
         if isinstance(t, PatternCall):
-            attrs = tuple((n, Value(_unified(a.value)) if isinstance(a, Value) else a) for n, a in t.attrs)
+            attrs = tuple(
+                (n, AttrConstant(_unified(a.value)) if isinstance(a, AttrConstant) else a) for n, a in t.attrs
+            )
             made[id(t)] = PatternCall(t.op, tuple(made[id(a)] for a in t.args), attrs)
     return made[id(term)]

@@ -14,8 +14,7 @@ from typing import Any
 from ...egraph.ir.dims import Dim, Expr, bind
 from ...egraph.ir.graph import Tensor, make, rebuild
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Call as Pattern
-from ...egraph.ir.pattern import Name, Term
+from ...egraph.ir.pattern import Name, PatternCall, Term
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
 from .kernel import Call, Operand, Strides, Template, contiguous
@@ -60,7 +59,7 @@ def bound_terms(terms: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
 # ---------------------------------------------------------------- to all sizes
 def _kinds(term: Term) -> dict[str, tuple[str, str]]:
     """Attribute variable -> (name, kind) of the attribute that it stands for."""
-    if not isinstance(term, Pattern):
+    if not isinstance(term, PatternCall):
         return {}
     found: dict[str, tuple[str, str]] = {}
     for arg in term.args:

@@ -211,7 +211,7 @@ class _Portfolio:
                 known += [choice] if (choice := one_pass(rows, expired=self._expired)) is not None else []
                 early = self._frontier_dp(rows, reduced, parts, known)
                 if early is not None and early[1] >= 0:
-                    return self._finish(early[0], max(early[1], lower), "presolve + seams")
+                    return self._finish(early[0], max(early[1], lower), "presolve + frontier DP")
                 known += [_as_choice(rows, early[0])] if early is not None else []
         cost, chosen, name = best_greedy(rows, known, expired=self._expired)
         self.stats["greedy"] = cost
@@ -471,7 +471,7 @@ class _Portfolio:
             found = frontier_dp.search(deadline=deadline, stop=self.stop)
             leaf.take(
                 SolverAnswer(found.chosen, found.cost, found.lower, found.exact),
-                "seams" if found.exact else "seams beam",
+                "frontier DP" if found.exact else "frontier DP beam",
             )
 
     def _try_label_setting(self, leaf: _Leaf, seconds: float) -> None:

@@ -24,7 +24,7 @@ from ...egraph.ir import builders as api
 from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, subterms, variables
+from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Literal, Name, PatternCall, Term, Var, subterms, variables
 from ...egraph.ir.rule import Rule
 from ..semantics.solver import Beyond, z3
 from ..semantics.structures import booleans
@@ -164,7 +164,7 @@ class _Elements:
             return self.numbers.number(term.value)
         if term.op == "full":
             value = dict(term.attrs)["value"]
-            if not isinstance(value, Value):
+            if not isinstance(value, AttrConstant):
                 raise Beyond("an unknown number")
             return self.numbers.number(value.value)
         if term.op == "cast":
@@ -174,7 +174,7 @@ class _Elements:
     def cast(self, x: Any, dtype: Attr) -> Any:
         """The value cast to a named float format, or unchanged if the dtype is the operand's own (see `_casts`)."""
         z, numbers = self.numbers.z, self.numbers
-        sort = z.FPSort(*FLOATS[dtype.value]) if isinstance(dtype, Value) else numbers.sort
+        sort = z.FPSort(*FLOATS[dtype.value]) if isinstance(dtype, AttrConstant) else numbers.sort
         return x if x.sort() == sort else z.fpToFP(numbers.nearest, x, sort)
 
     def op(self, name: str, x: Sequence[Any]) -> Any:
@@ -243,7 +243,7 @@ def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
     that holds for every element also holds under them.
     """
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
-    calls = [t for t in terms if isinstance(t, Call)]
+    calls = [t for t in terms if isinstance(t, PatternCall)]
     if any(t.op == "cast" for t in calls):
         yield from _casts(rule, calls)
         return
@@ -258,13 +258,13 @@ def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
         for ties in _ties(calls):
             ways = (True, False) if rounded else (False,)
             yield name, *(_Floats(name, ties, rule.exact, signs) for signs in ways)
-    left = {t.op for side in rule.lefts for t in subterms(side) if isinstance(t, Call)}
+    left = {t.op for side in rule.lefts for t in subterms(side) if isinstance(t, PatternCall)}
     floats = any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
     if not floats and not any(OPS[op].floats_only for op in left):
         yield from ((name, _Ints(name)) for name in INTS)
 
 
-def _casts(rule: Rule, calls: Sequence[Call]) -> Iterator[tuple[Any, ...]]:
+def _casts(rule: Rule, calls: Sequence[PatternCall]) -> Iterator[tuple[Any, ...]]:
     """Yields (format name, encoding) for a rule that consists of casts alone: the formats that its only operand may
     have.
 
@@ -275,19 +275,21 @@ def _casts(rule: Rule, calls: Sequence[Call]) -> Iterator[tuple[Any, ...]]:
     equal = [g.args for g in rule.guards if isinstance(g, Apply) and g.function == "eq"]
     own = {a for pair in equal for a, b in (pair, pair[::-1]) if isinstance(b, Apply) and b.function == "dtype"}
     targets = {dict(t.attrs)["dtype"] for t in calls if t.op == "cast"}
-    named = {a.value for a in own if isinstance(a, Value)}
+    named = {a.value for a in own if isinstance(a, AttrConstant)}
     if len(names) != 1 or any(t.op != "cast" for t in calls) or len(named) > 1 or len(equal) != len(rule.guards):
         raise Beyond("casts beside something else")
-    if not all((isinstance(t, Name) and t in own) or (isinstance(t, Value) and t.value in FLOATS) for t in targets):
+    if not all(
+        (isinstance(t, Name) and t in own) or (isinstance(t, AttrConstant) and t.value in FLOATS) for t in targets
+    ):
         raise Beyond("a cast to a dtype that nothing is known of")
-    if not named <= FLOATS.keys() or (not named and any(isinstance(t, Value) for t in targets)):
+    if not named <= FLOATS.keys() or (not named and any(isinstance(t, AttrConstant) for t in targets)):
         raise Beyond("a cast of a dtype that nothing is known of")
     yield from ((n, _Floats(n, TIES[0], rule.exact)) for n in FLOATS if n in named or not named)
     if not named:
         yield from ((n, _Ints(n)) for n in INTS)
 
 
-def _ties(calls: Sequence[Call]) -> Sequence[str]:
+def _ties(calls: Sequence[PatternCall]) -> Sequence[str]:
     """The tie rules for 0.0 and -0.0 to check: all of `TIES` if the rule contains a maximum or minimum, else one."""
     return TIES if any(OPS[t.op].composite or t.op in ("maximum", "minimum") for t in calls) else TIES[:1]
 

@@ -27,7 +27,7 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Call, Literal, Term, Var, subterms, variables
+from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms, variables
 from ...egraph.ir.rule import Rule
 
 LINEAR = ("add", "sub", "neg", "maximum", "minimum", "abs", "relu")
@@ -39,7 +39,8 @@ def decides(rule: Rule) -> bool:
     """Whether a rule is piecewise linear and its sides agree on the whole grid (then the rule is proved)."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     if any(
-        t.op not in LINEAR or t.attrs if isinstance(t, Call) else isinstance(t, Literal) and t.value != 0 for t in terms
+        t.op not in LINEAR or t.attrs if isinstance(t, PatternCall) else isinstance(t, Literal) and t.value != 0
+        for t in terms
     ):
         return False
     names = list(dict.fromkeys(v for side in rule.lefts for v in variables(side)))
@@ -59,7 +60,7 @@ def _occurrences(side: Term) -> Counter[str]:
     """Number of occurrences of each variable in a term."""
     if isinstance(side, Var):
         return Counter([side.name])
-    return sum(map(_occurrences, side.args), Counter[str]()) if isinstance(side, Call) else Counter()
+    return sum(map(_occurrences, side.args), Counter[str]()) if isinstance(side, PatternCall) else Counter()
 
 
 def _tensor(term: Term, shape: tuple[int, ...]) -> Tensor:

@@ -25,8 +25,8 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph, Tensor, make, rebuild, topological
 from ...egraph.ir.rule import Rule
 from ...egraph.saturate.engine import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
-from ...egraph.saturate.program import Program, make_program
-from ...egraph.saturate.saturate import DECLARE_SECONDS, Limits, Session
+from ...egraph.saturate.program import EgglogProgram, make_program
+from ...egraph.saturate.saturate import DECLARE_SECONDS, Limits, SaturationSession
 from ...egraph.saturate.tables import Lowered, with_parts
 from ...egraph.saturate.term_cost import Roofline
 from ...errors import RuleError, WorkerError
@@ -99,9 +99,9 @@ class Prover:
         every = all_for_proofs() if rules is None else for_proofs(rules)
         self.searches = (tuple(r for r in every if r.name not in LATE), every)
         self.with_loops = rules is None
-        self.programs: dict[tuple[tuple[str, ...], frozenset[str], frozenset[int]], Program] = {}
+        self.programs: dict[tuple[tuple[str, ...], frozenset[str], frozenset[int]], EgglogProgram] = {}
 
-    def program(self, graph: Graph, rules: tuple[Rule, ...]) -> Program:
+    def program(self, graph: Graph, rules: tuple[Rule, ...]) -> EgglogProgram:
         """The egglog program with these rules, for graphs with these ops and ranks."""
         nodes = with_parts(graph)[0]
         key = (tuple(r.name for r in rules), frozenset(n.op for n in nodes), frozenset(n.rank for n in nodes))
@@ -118,7 +118,9 @@ class Prover:
         if self.with_loops and ops & LOOPED and ops & REGROUPED:
             yield (*every, *loops.RULES, *(rule for size in _blocks(graph) for rule in loops.splits(size)))
 
-    def prove(self, claims: Sequence[Claim], session: Session, limits: Limits = LIMITS, stop: Stop = never) -> Proof:
+    def prove(
+        self, claims: Sequence[Claim], session: SaturationSession, limits: Limits = LIMITS, stop: Stop = never
+    ) -> Proof:
         """Tries to prove all claims within the limits, in one e-graph, each claim over its own leaves.
 
         Raises RuleError if a rule gives one value two types.
@@ -148,11 +150,11 @@ class Prover:
 class _Search:
     """One saturation run for a set of claims."""
 
-    def __init__(self, session: Session, limits: Limits, stop: Stop, told: Claim = ()) -> None:
+    def __init__(self, session: SaturationSession, limits: Limits, stop: Stop, told: Claim = ()) -> None:
         self.session, self.limits, self.stop, self.told = session, limits, stop, told
         self.rounds = self.nodes = 0
 
-    def run(self, claim: Claim, graph: Graph, program: Program) -> Proof:
+    def run(self, claim: Claim, graph: Graph, program: EgglogProgram) -> Proof:
         """Runs the search; a Proof with the reason why it ended."""
         begin = time.perf_counter()
         try:
@@ -175,7 +177,7 @@ class _Search:
             ) from None
         return Proof(reason == "proved", reason, self.rounds, time.perf_counter() - begin, self.nodes)
 
-    def meet(self, claim: Claim, lowered: Lowered, program: Program, end: float) -> str:
+    def meet(self, claim: Claim, lowered: Lowered, program: EgglogProgram, end: float) -> str:
         """Saturates round by round until all pairs are equal, nothing changes, or a limit is reached; returns the
         reason."""
         number = {n: i for i, n in enumerate(lowered.nodes)}

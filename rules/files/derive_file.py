@@ -18,7 +18,7 @@ from statistics import median
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.rule import Rule
 from ...egraph.saturate.engine import Stop, never
-from ...egraph.saturate.saturate import Limits, Session, Sessions
+from ...egraph.saturate.saturate import Limits, SaturationSession, Sessions
 from ...errors import RuleError, ShapeError
 from ..derive.independent import chosen
 from ..derive.prove import LIMITS, Claim, Prover, size_one_axes
@@ -81,7 +81,7 @@ def _groups_constants(claim: Claim) -> bool:
 
 
 def derive(
-    index: int, line: Line, prover: Prover, session: Session, limits: Limits = LIMITS, stop: Stop = never
+    index: int, line: Line, prover: Prover, session: SaturationSession, limits: Limits = LIMITS, stop: Stop = never
 ) -> Derived:
     """Tries to derive one rule at all its instances together.
 

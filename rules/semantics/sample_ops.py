@@ -8,15 +8,15 @@ from math import prod
 from typing import Any
 
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Call, Term, Var
+from ...egraph.ir.pattern import PatternCall, Term, Var
 from .sampler import INTS, NotYet, Reject, Sampler, Sizes, Want, exactly, is_int, least_rank, upto
 
-Handler = Callable[[Sampler, Call, Want], None]
+Handler = Callable[[Sampler, PatternCall, Want], None]
 
 
 def result_dtype(s: Sampler, term: Term) -> str:
     """The dtype to sample a left side's root in."""
-    if not isinstance(term, Call):
+    if not isinstance(term, PatternCall):
         return s.dtype_for(term)
     law = OPS[term.op].law
     if law == "compare":
@@ -31,12 +31,12 @@ def result_dtype(s: Sampler, term: Term) -> str:
 
 
 def _has_bool(term: Term) -> bool:
-    if not isinstance(term, Call):
+    if not isinstance(term, PatternCall):
         return False
     return OPS[term.op].law == "compare" or any(map(_has_bool, term.args))
 
 
-def _rank(s: Sampler, call: Call, want: Want) -> int:
+def _rank(s: Sampler, call: PatternCall, want: Want) -> int:
     """The rank of an op whose operands have the result's rank."""
     if want.shape is not None:
         return len(want.shape)
@@ -47,7 +47,7 @@ def _rank(s: Sampler, call: Call, want: Want) -> int:
     return max(least_rank(call), s.rng.choices((0, 1, 2, 3, 4), (1, 6, 10, 8, 6))[0])
 
 
-def _sizes(s: Sampler, call: Call, want: Want) -> tuple[Sizes, ...]:
+def _sizes(s: Sampler, call: PatternCall, want: Want) -> tuple[Sizes, ...]:
     return want.shape if want.shape is not None else (None,) * _rank(s, call, want)
 
 
@@ -56,7 +56,7 @@ def _set(shape: tuple[Sizes, ...], axis: int, sizes: Sizes) -> tuple[Sizes, ...]
 
 
 # ---------------------------------------------------------------- elementwise
-def _kid_dtype(s: Sampler, call: Call, i: int, want: Want) -> str:
+def _kid_dtype(s: Sampler, call: PatternCall, i: int, want: Want) -> str:
     law = OPS[call.op].law
     if law == "where":
         return "bool" if i == 0 else want.dtype
@@ -71,7 +71,7 @@ def _kid_dtype(s: Sampler, call: Call, i: int, want: Want) -> str:
     return s.dtype_for(*call.args) if not all(map(_has_bool, call.args)) else "bool"
 
 
-def pointwise(s: Sampler, call: Call, want: Want) -> None:
+def pointwise(s: Sampler, call: PatternCall, want: Want) -> None:
     """Fixes a common shape first; each operand has that shape, or size 1 at some axes."""
     target: list[Any] = []
     have = [t for t in map(s.known, call.args) if t is not None]
@@ -96,7 +96,7 @@ def _propose_axes(s: Sampler, allowed: list[int]) -> tuple[int, ...]:
     return tuple(sorted(s.rng.sample(allowed, count)))
 
 
-def reduce(s: Sampler, call: Call, want: Want) -> None:
+def reduce(s: Sampler, call: PatternCall, want: Want) -> None:
     """Reduced axes have size 1 in the result and any size in the operand."""
     x = call.args[0]
     if s.known(x) is None and (want.shape is None or all(d is None for d in want.shape)):
@@ -114,7 +114,7 @@ def reduce(s: Sampler, call: Call, want: Want) -> None:
     s.attr(call, "axes", lambda: ())
 
 
-def along(s: Sampler, call: Call, want: Want) -> None:
+def along(s: Sampler, call: PatternCall, want: Want) -> None:
     """The result has the operand's shape (or size 1 at the axis); its dtype may differ."""
     entry, x = OPS[call.op], call.args[0]
     shape = want.shape
@@ -127,7 +127,7 @@ def along(s: Sampler, call: Call, want: Want) -> None:
     _scalars(s, call, rank)
 
 
-def _scalars(s: Sampler, call: Call, rank: int = 0) -> None:
+def _scalars(s: Sampler, call: PatternCall, rank: int = 0) -> None:
     """Draws all attributes that constrain shapes at most by naming an axis."""
     draw: dict[str, Callable[[], Any]] = {
         "axis": lambda: s.rng.randrange(max(rank, 1)),
@@ -146,7 +146,7 @@ def _scalars(s: Sampler, call: Call, rank: int = 0) -> None:
 
 
 # ---------------------------------------------------------------- views and layout
-def reshape(s: Sampler, call: Call, want: Want) -> None:
+def reshape(s: Sampler, call: PatternCall, want: Want) -> None:
     """A shape with the same number of elements."""
     x, known = call.args[0], s.known(call.args[0])
     full = want.shape is not None and all(d is not None and len(d) == 1 for d in want.shape)
@@ -179,7 +179,7 @@ def _grouping(s: Sampler, shape: tuple[Any, ...], volume: Any, rank: int | None)
     return s.regroup(volume, rank)
 
 
-def permute(s: Sampler, call: Call, want: Want) -> None:
+def permute(s: Sampler, call: PatternCall, want: Want) -> None:
     """The operand's axes in another order."""
     x = call.args[0]
     known, shape = s.known(x), want.shape
@@ -201,7 +201,7 @@ def permute(s: Sampler, call: Call, want: Want) -> None:
         s.term(x, Want((None,) * len(shape or ()), want.dtype))
 
 
-def broadcast_to(s: Sampler, call: Call, want: Want) -> None:
+def broadcast_to(s: Sampler, call: PatternCall, want: Want) -> None:
     """Axes of size 1 are broadcast."""
     x = call.args[0]
     try:
@@ -237,7 +237,7 @@ def _one(s: Sampler, sizes: Sizes) -> int | None:
     return None if sizes is None else s.pick(sizes)
 
 
-def slice_(s: Sampler, call: Call, want: Want) -> None:
+def slice_(s: Sampler, call: PatternCall, want: Want) -> None:
     """A range of one axis."""
     x, known = call.args[0], s.known(call.args[0])
     shape = _sizes(s, call, want)
@@ -277,7 +277,7 @@ def slice_(s: Sampler, call: Call, want: Want) -> None:
     s.attr(call, "stop", propose_stop)
 
 
-def pad(s: Sampler, call: Call, want: Want) -> None:
+def pad(s: Sampler, call: PatternCall, want: Want) -> None:
     """Padding before and after the elements along one axis."""
     shape = _sizes(s, call, want)
     shape = shape if want.shape is not None else (None,) * max(len(shape), 1)
@@ -292,7 +292,7 @@ def pad(s: Sampler, call: Call, want: Want) -> None:
     s.term(call.args[0], Want(_set(shape, axis, inner), want.dtype))
 
 
-def concat(s: Sampler, call: Call, want: Want) -> None:
+def concat(s: Sampler, call: PatternCall, want: Want) -> None:
     """Sizes add up along one axis."""
     shape = _sizes(s, call, want)
     if want.shape is None and all(s.known(a) is None for a in call.args):
@@ -321,7 +321,7 @@ def concat(s: Sampler, call: Call, want: Want) -> None:
     s.attr(call, "axis", lambda: axis)
 
 
-def windows(s: Sampler, call: Call, want: Want) -> None:
+def windows(s: Sampler, call: PatternCall, want: Want) -> None:
     """Sliding windows along one axis; the window becomes a new last axis."""
     rank = len(want.shape) - 1 if want.shape is not None else s.rng.randint(1, 3)
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(rank, 1)))
@@ -332,7 +332,7 @@ def windows(s: Sampler, call: Call, want: Want) -> None:
     s.term(call.args[0], Want(_set(shape, axis, frozenset((size + 2, size + 3))), want.dtype))
 
 
-def leaf(s: Sampler, call: Call, want: Want) -> None:
+def leaf(s: Sampler, call: PatternCall, want: Want) -> None:
     """`full` and `iota`."""
     shape = want.shape if want.shape is not None else (None,) * s.rng.randint(0, 4)
     narrow = call.op == "full" and s.rng.random() < 0.6
@@ -345,7 +345,7 @@ def leaf(s: Sampler, call: Call, want: Want) -> None:
 
 
 # ---------------------------------------------------------------- contractions
-def matmul(s: Sampler, call: Call, want: Want) -> None:
+def matmul(s: Sampler, call: PatternCall, want: Want) -> None:
     """[..., M, K] @ [..., K, N] or [K, N]."""
     a, b = call.args
     left, right = s.known(a), s.known(b)
@@ -376,7 +376,7 @@ def matmul(s: Sampler, call: Call, want: Want) -> None:
         s.term(b, Want((*wide, frozenset((left.shape[-1],)), shape[-1]), want.dtype))
 
 
-def linear(s: Sampler, call: Call, want: Want) -> None:
+def linear(s: Sampler, call: PatternCall, want: Want) -> None:
     """x[..., K] @ w[K, N] + b[N]."""
     x, w, b = call.args
     shape = want.shape if want.shape is not None else (None,) * max(2, least_rank(x), s.rng.randint(2, 4))
@@ -394,14 +394,14 @@ def _several(s: Sampler, choices: tuple[int, ...], n: int) -> Callable[[], tuple
     return lambda: tuple(s.rng.choice(choices) for _ in range(n))
 
 
-def _positions(s: Sampler, call: Call, i: int, size: Any, kernel: Any) -> int:
+def _positions(s: Sampler, call: PatternCall, i: int, size: Any, kernel: Any) -> int:
     """Number of windows of a convolution or pool along spatial axis i."""
     strides, pads, dilations = (s.attr(call, name, _later) for name in ("strides", "pads", "dilations"))
     room = size + pads[i] + pads[len(strides) + i] - dilations[i] * (kernel - 1) - 1
     return int(room // max(strides[i], 1) + 1)
 
 
-def _inputs(s: Sampler, call: Call, wanted: Sequence[Sizes], kernel: Sequence[Any] | None) -> Iterator[Sizes]:
+def _inputs(s: Sampler, call: PatternCall, wanted: Sequence[Sizes], kernel: Sequence[Any] | None) -> Iterator[Sizes]:
     """Input sizes per spatial axis that give the wanted number of windows: all such sizes if the kernel is known, else
     a random one."""
     for i, d in enumerate(wanted):
@@ -415,7 +415,7 @@ def _inputs(s: Sampler, call: Call, wanted: Sequence[Sizes], kernel: Sequence[An
         yield frozenset(few if kernel is not None else (s.rng.choice([n for n in few if 4 <= n <= 6] or few),))
 
 
-def _kernel(s: Sampler, call: Call, i: int, size: Any, wanted: Sizes) -> Sizes:
+def _kernel(s: Sampler, call: PatternCall, i: int, size: Any, wanted: Sizes) -> Sizes:
     """A random kernel size along a spatial axis that gives the wanted number of windows."""
     found = [k for k in (1, 2, 3) if wanted is None or _positions(s, call, i, size, k) in wanted]
     if not found:
@@ -423,7 +423,7 @@ def _kernel(s: Sampler, call: Call, i: int, size: Any, wanted: Sizes) -> Sizes:
     return frozenset((s.rng.choice(found),))
 
 
-def conv(s: Sampler, call: Call, want: Want) -> None:
+def conv(s: Sampler, call: PatternCall, want: Want) -> None:
     """x[N, C, *S] with w[O, C/groups, *K]."""
     x, w = call.args
     left, right = s.known(x), s.known(w)
@@ -455,7 +455,7 @@ def conv(s: Sampler, call: Call, want: Want) -> None:
         s.term(w, Want((outs, frozenset((left.shape[1] // groups,)), *kernel), want.dtype))
 
 
-def pool(s: Sampler, call: Call, want: Want) -> None:
+def pool(s: Sampler, call: PatternCall, want: Want) -> None:
     """Windows over the spatial axes of x[N, C, *S]."""
     shape = want.shape if want.shape is not None else (None,) * 4
     n = len(shape) - 2
@@ -469,7 +469,7 @@ def pool(s: Sampler, call: Call, want: Want) -> None:
     s.term(call.args[0], Want((*shape[:2], *_inputs(s, call, shape[2:], s.attr(call, "kernel", _later))), want.dtype))
 
 
-def attention(s: Sampler, call: Call, want: Want) -> None:
+def attention(s: Sampler, call: PatternCall, want: Want) -> None:
     """q[..., T, D], k[..., S, D], v[..., S, E], mask[..., T, S]; leading sizes broadcast."""
     q, k, v, *mask = call.args
     rank = len(want.shape) if want.shape is not None else next(
@@ -486,7 +486,7 @@ def attention(s: Sampler, call: Call, want: Want) -> None:
 
 
 # ---------------------------------------------------------------- normalisations, rope, indexing
-def same(s: Sampler, call: Call, want: Want) -> None:
+def same(s: Sampler, call: PatternCall, want: Want) -> None:
     """The result has the operand's shape; attributes name axes."""
     rank = _rank(s, call, want)
     shape = want.shape if want.shape is not None else (None,) * max(rank, least_rank(call))
@@ -494,7 +494,7 @@ def same(s: Sampler, call: Call, want: Want) -> None:
     _scalars(s, call, rank)
 
 
-def norm(s: Sampler, call: Call, want: Want) -> None:
+def norm(s: Sampler, call: PatternCall, want: Want) -> None:
     """x, and rank-1 operands of the size of its last axis or of its channel axis."""
     axis = 1 if OPS[call.op].law == "channel_norm" else -1
     rank = _rank(s, call, want)
@@ -507,7 +507,7 @@ def norm(s: Sampler, call: Call, want: Want) -> None:
     _scalars(s, call, x.rank)
 
 
-def rope(s: Sampler, call: Call, want: Want) -> None:
+def rope(s: Sampler, call: PatternCall, want: Want) -> None:
     """x with a last axis of even size, and angles that broadcast to x."""
     rank = max(1, _rank(s, call, want))
     shape = want.shape if want.shape is not None else (*(None,) * (rank - 1), frozenset((2, 4, 6)))
@@ -527,7 +527,7 @@ def _index(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: Any) 
     return found
 
 
-def gather(s: Sampler, call: Call, want: Want) -> None:
+def gather(s: Sampler, call: PatternCall, want: Want) -> None:
     """x with one axis replaced by the axes of the indices; gather_elements keeps the rank."""
     x, index, *updates = call.args
     left = s.known(x) or s.term(x, Want((None,) * max(1, least_rank(x), s.rng.randint(1, 3)), want.dtype))
@@ -543,7 +543,7 @@ def gather(s: Sampler, call: Call, want: Want) -> None:
     _scalars(s, call, left.rank)
 
 
-def cross_entropy(s: Sampler, call: Call, want: Want) -> None:
+def cross_entropy(s: Sampler, call: PatternCall, want: Want) -> None:
     """logits[N, C] and target[N]."""
     logits = s.known(call.args[0]) or s.term(call.args[0], Want((None, None), want.dtype))
     _index(s, call.args[1], exactly(logits.shape[:1]), logits.shape[1])

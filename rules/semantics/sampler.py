@@ -15,12 +15,12 @@ from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.pattern import (
     Apply,
     Attr,
-    Call,
+    AttrConstant,
     Fact,
     Literal,
     Name,
+    PatternCall,
     Term,
-    Value,
     Var,
     attr_names,
     build,
@@ -123,7 +123,7 @@ class Sampler:
         rule: Rule,
         guards: Sequence[Attr],
         rng: random.Random,
-        handlers: Mapping[str, Callable[[Sampler, Call, Want], object]],
+        handlers: Mapping[str, Callable[[Sampler, PatternCall, Want], object]],
     ) -> None:
         self.rule, self.guards, self.rng, self.handlers = rule, list(guards), rng, handlers
         self.reads = [frozenset(attr_names(g)) for g in self.guards]
@@ -141,7 +141,7 @@ class Sampler:
             g.args[0].args[0].name: g.args[1].value
             for g in self.guards
             if isinstance(g, Apply) and g.function == "eq" and isinstance(g.args[0], Apply) and g.args[0].function == "dtype"
-            and isinstance(g.args[0].args[0], Name) and isinstance(g.args[1], Value)
+            and isinstance(g.args[0].args[0], Name) and isinstance(g.args[1], AttrConstant)
         }  # fmt: skip
         self.weights = {
             v.name for t in rule.lefts for v in subterms(t) if isinstance(v, Var) and self.is_weight(v.name)
@@ -225,7 +225,7 @@ class Sampler:
             volume //= factor
         return tuple(shape)
 
-    def attr(self, call: Call, name: str, propose: Callable[[], Any]) -> Any:
+    def attr(self, call: PatternCall, name: str, propose: Callable[[], Any]) -> Any:
         """The value of an attribute: given, solved from a guard, or proposed until the guards accept it."""
         attr = dict(call.attrs)[name]
         if not isinstance(attr, Name) or attr.name in self.attrs:
@@ -363,7 +363,7 @@ class Sampler:
                 return found.dtype
             if isinstance(t, Var) and t.name in self.dtypes:
                 return str(self.dtypes[t.name])
-            if isinstance(t, Call) and isinstance(given := dict(t.attrs).get("dtype"), Value):
+            if isinstance(t, PatternCall) and isinstance(given := dict(t.attrs).get("dtype"), AttrConstant):
                 return str(given.value)
         if any(_needs_float(t, self.floating) for t in terms) or self.rng.random() < 0.7:
             return self.float
@@ -380,7 +380,7 @@ def _least_ranks(guards: Sequence[Attr]) -> dict[str, int]:
             stack += attr.args
             if attr.function == "size":
                 variable, axis = attr.args
-                if isinstance(variable, Name) and isinstance(axis, Value):
+                if isinstance(variable, Name) and isinstance(axis, AttrConstant):
                     need = axis.value + 1 if axis.value >= 0 else -axis.value
                     found[variable.name] = max(found.get(variable.name, 0), need)
     return found
@@ -401,7 +401,7 @@ def _needs_float(term: Term, floating: set[str]) -> bool:
 
 def least_rank(term: Term) -> int:
     """A lower bound on a subterm's rank that follows from its ops."""
-    if not isinstance(term, Call):
+    if not isinstance(term, PatternCall):
         return 0
     law = OPS[term.op].law
     own = {"matmul": 2, "linear": 2, "conv": 3, "pool": 3, "channel_norm": 2, "attention": 3, "concat": 1, "slice": 1,

@@ -8,7 +8,18 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Apply, Attr, Call, Literal, Name, Value, Var, attr_names, subterms, variables
+from ...egraph.ir.pattern import (
+    Apply,
+    Attr,
+    AttrConstant,
+    Literal,
+    Name,
+    PatternCall,
+    Var,
+    attr_names,
+    subterms,
+    variables,
+)
 from ...egraph.ir.rule import Rule
 from .solver import Beyond, z3
 
@@ -43,10 +54,10 @@ def booleans(rule: Rule) -> set[str]:
     found = set()
     for side in (*rule.lefts, *rule.rights):
         for t in subterms(side):
-            if isinstance(t, Call) and t.op == "where" and isinstance(t.args[0], Var):
+            if isinstance(t, PatternCall) and t.op == "where" and isinstance(t.args[0], Var):
                 found.add(t.args[0].name)
     for g in rule.guards:
-        if isinstance(g, Apply) and g.function == "eq" and g.args[1] == Value("bool"):
+        if isinstance(g, Apply) and g.function == "eq" and g.args[1] == AttrConstant("bool"):
             found |= set(attr_names(g.args[0]))
     return found
 
@@ -55,7 +66,7 @@ def bits(rule: Rule) -> set[str]:
     """The variables of a rule that consists of `and`, `or`, `xor` and layout ops alone: such a rule holds bit by bit.
     Else empty."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
-    calls = [t.op for t in terms if isinstance(t, Call)]
+    calls = [t.op for t in terms if isinstance(t, PatternCall)]
     if not set(calls) & set(BITWISE) or any(op not in BITWISE and (op == "pad" or not is_view(op)) for op in calls):
         return set()
     return set() if any(isinstance(t, Literal) for t in terms) else {t.name for t in terms if isinstance(t, Var)}
@@ -66,7 +77,7 @@ def bound(rule: Rule) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for side in rule.lefts:
         for t in subterms(side):
-            if isinstance(t, Call):
+            if isinstance(t, PatternCall):
                 for name, attr in t.attrs:
                     if isinstance(attr, Name):
                         found.setdefault(attr.name, (t.op, name))
@@ -93,19 +104,19 @@ def _named(rule: Rule) -> int:
         (n, a)
         for side in (*rule.lefts, *rule.rights)
         for t in subterms(side)
-        if isinstance(t, Call)
+        if isinstance(t, PatternCall)
         for n, a in t.attrs
     ]
     axes = {a for n, a in given if n == "axis"}
     asked = [p for a in (*(a for _, a in given), *rule.guards) for p in _parts(a) if isinstance(p, Apply)]
     axes |= {p.args[1] for p in asked if p.function == "size"}
     said = {g.args[0]: _from_end(g.args[1]) for g in rule.guards if isinstance(g, Apply) and g.function == "eq"}
-    axes = {said[a] if isinstance(said.get(a), Value) else _from_end(a) for a in axes}
-    constants = [abs(a.value) for a in axes if isinstance(a, Value)]
+    axes = {said[a] if isinstance(said.get(a), AttrConstant) else _from_end(a) for a in axes}
+    constants = [abs(a.value) for a in axes if isinstance(a, AttrConstant)]
     needed = max(len(axes) + 1, *(c + 2 for c in constants), 2)
     if needed > RANKS and not _ranked(rule):
         raise Beyond("more axes are named than ranks are tried")
-    calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
+    calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, PatternCall)}
     reshaped = any(n == "shape" for n, _ in given) or calls & set(CONTRACTIONS)
     return RANKS if reshaped or any(p.function in WHOLE for p in asked) else min(needed, RANKS)
 
@@ -115,7 +126,7 @@ def _ranked(rule: Rule) -> bool:
     said = {
         g.args[0].args[0].name
         for g in rule.guards
-        if isinstance(g, Apply) and g.function == "eq" and isinstance(g.args[1], Value)
+        if isinstance(g, Apply) and g.function == "eq" and isinstance(g.args[1], AttrConstant)
         and isinstance(g.args[0], Apply) and g.args[0].function == "rank" and isinstance(g.args[0].args[0], Name)
     }  # fmt: skip
     return {v for t in rule.lefts for v in variables(t)} <= {*said, *_images(rule), *_weights(rule)}
@@ -123,9 +134,9 @@ def _ranked(rule: Rule) -> bool:
 
 def _from_end(attr: Attr) -> Attr:
     """An axis given relative to the rank, as a negative number; other expressions unchanged."""
-    if isinstance(attr, Apply) and attr.function == "sub" and isinstance(attr.args[1], Value):
+    if isinstance(attr, Apply) and attr.function == "sub" and isinstance(attr.args[1], AttrConstant):
         if isinstance(attr.args[0], Apply) and attr.args[0].function == "rank":
-            return Value(-attr.args[1].value)
+            return AttrConstant(-attr.args[1].value)
     return attr
 
 
@@ -148,14 +159,17 @@ def _any_rank(found: list[Any], ranks: Sequence[int]) -> list[Any]:
 def _images(rule: Rule) -> set[str]:
     """Variables that are operands of convolutions and pools; contains "" if such an operand is not a variable."""
     calls = [
-        t for side in rule.lefts for t in subterms(side) if isinstance(t, Call) and OPS[t.op].law in ("conv", "pool")
+        t
+        for side in rule.lefts
+        for t in subterms(side)
+        if isinstance(t, PatternCall) and OPS[t.op].law in ("conv", "pool")
     ]
     return {a.name if isinstance(a, Var) else "" for t in calls for a in t.args}
 
 
 def _weights(rule: Rule) -> dict[str, int]:
     """Ranks of the variables that are weights and biases of linear layers."""
-    calls = [t for side in rule.lefts for t in subterms(side) if isinstance(t, Call) and t.op == "linear"]
+    calls = [t for side in rule.lefts for t in subterms(side) if isinstance(t, PatternCall) and t.op == "linear"]
     return {a.name: rank for t in calls for a, rank in zip(t.args[1:], (2, 1)) if isinstance(a, Var)}
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from ..semantics.solver import Beyond
 from ..semantics.sums import Total
 from .layout import Layout
-from .unknowns import Facts, Reject, Sym
+from .unknowns import Reject, SizeFacts, Sym
 
 
 class Contractions(Layout):
     """One method per op of structures.CONTRACTIONS, each returning the symbolic result."""
 
-    def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         z, (x, y) = self.z, args
         if len(x.shape) < 2 or len(y.shape) not in (2, len(x.shape)):
             raise Reject
@@ -40,7 +40,7 @@ class Contractions(Layout):
 
         return Sym((*lead, x.shape[-2], y.shape[-1]), x.dtype, at)
 
-    def _linear(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _linear(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         x, w, b = args
         if len(w.shape) != 2 or len(b.shape) != 1 or b.boolean:
             raise Reject
@@ -48,7 +48,7 @@ class Contractions(Layout):
         facts.said += [b.shape[0] == w.shape[1], b.dtype == x.dtype]
         return Sym(whole.shape, x.dtype, lambda i: whole.at(i).plus(self.summand(b.at([i[-1]]), facts)))
 
-    def _sum(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts, most: bool | None = None) -> Sym:
+    def _sum(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts, most: bool | None = None) -> Sym:
         (x,), axes = args, attrs["axes"]
         if not isinstance(axes, tuple) or any(self.z.is_expr(a) for a in axes):
             raise Beyond("a sum over unknown axes")
@@ -69,13 +69,13 @@ class Contractions(Layout):
 
         return Sym(tuple(self.z.IntVal(1) if d in chosen else n for d, n in enumerate(x.shape)), x.dtype, at)
 
-    def _max(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _max(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         return self._sum(args, attrs, facts, most=True)
 
-    def _min(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _min(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         return self._sum(args, attrs, facts, most=False)
 
-    def _mean(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _mean(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         (x,), whole = args, self._sum(args, attrs, facts)
         share = self.share()
         sizes = [x.shape[a % len(x.shape)] for a in attrs["axes"]]
@@ -93,7 +93,9 @@ class Contractions(Layout):
         self.facts.said.append(found(1) == 1)
         return found
 
-    def windows(self, x: Sym, kernel: Sequence[Any], attrs: Mapping[str, Any], facts: Facts) -> tuple[list[Any], Any]:
+    def windows(
+        self, x: Sym, kernel: Sequence[Any], attrs: Mapping[str, Any], facts: SizeFacts
+    ) -> tuple[list[Any], Any]:
         """Window semantics of convolutions and pools.
 
         Returns (sizes of the result's spatial axes, read). `read` maps (index of the result, indices in the window) to
@@ -120,7 +122,7 @@ class Contractions(Layout):
 
         return sizes, read
 
-    def _conv(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _conv(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         z, (x, w), groups = self.z, args, attrs["groups"]
         if len(x.shape) != len(w.shape) or len(x.shape) < 3:
             raise Reject
@@ -154,7 +156,7 @@ class Contractions(Layout):
         return Sym((x.shape[0], w.shape[0], *sizes), x.dtype, at)
 
     def _pool(
-        self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts, what: str,
+        self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts, what: str,
         joined: Callable[[Callable[[], Any], Any, list[Any]], Any],
     ) -> Sym:  # fmt: skip
         """A pooling op: `joined` gets a reader of the value, the condition that its position is inside, and the
@@ -172,7 +174,7 @@ class Contractions(Layout):
 
         return Sym((x.shape[0], x.shape[1], *sizes), x.dtype, at)
 
-    def _avg_pool(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _avg_pool(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         share, kernel = self.share(), attrs["kernel"]
         self.facts.said += [share(k) > 0 for k in kernel]
 
@@ -182,7 +184,7 @@ class Contractions(Layout):
 
         return self._pool(args, attrs, facts, "a mean", mean)
 
-    def _max_pool(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _max_pool(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         def most(value: Callable[[], Any], inside: Any, inner: list[Any]) -> Any:
             return self.largest(value, facts, inner, True).only(self.z, inside)
 

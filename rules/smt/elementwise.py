@@ -14,7 +14,7 @@ from ...egraph.ir.ops import Op
 from ..semantics.solver import Beyond
 from ..semantics.sums import Extreme, Total, same_size
 from .sum_arithmetic import Sums
-from .unknowns import BOOL, Facts, Reject, Sym
+from .unknowns import BOOL, Reject, SizeFacts, Sym
 
 #: Lossless conversions: widening and narrowing back is the identity.
 WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"), "float32": ("float64",)}
@@ -53,7 +53,7 @@ class Elements(Sums):
         """Quotients by z3 term id: (quotient, numerator, denominator, recorded condition for being undefined)."""
         return {}
 
-    def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         """An elementwise op on symbolic values: sizes broadcast, dtypes must agree."""
         z = self.z
         if len({len(a.shape) for a in args}) != 1:
@@ -99,7 +99,7 @@ class Elements(Sums):
 
         return Sym(tuple(shape), dtype, at, boolean)
 
-    def converted(self, x: Any, old: Any, new: Any, facts: Facts) -> Any:
+    def converted(self, x: Any, old: Any, new: Any, facts: SizeFacts) -> Any:
         """An element cast to another dtype: unchanged for the same dtype, and restored when cast back from a wider
         format."""
         z = self.z
@@ -133,7 +133,7 @@ class Elements(Sums):
         return self.ones[size.get_id()][1]
 
     def element(
-        self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts, boolean: bool, dtype: Any
+        self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: SizeFacts, boolean: bool, dtype: Any
     ) -> Any:
         """An elementwise op applied to single elements; raises Beyond if the op is not supported."""
         z, name = self.z, entry.name
@@ -183,7 +183,7 @@ class Elements(Sums):
             facts.said.append(function(*[one] * len(x), dtype) == one)
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
 
-    def quotient(self, top: Any, bottom: Any, facts: Facts) -> Any:
+    def quotient(self, top: Any, bottom: Any, facts: SizeFacts) -> Any:
         """A quotient. c / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there."""
         z = self.z
         pole = self.poles.pop(bottom.get_id(), None)
@@ -197,7 +197,7 @@ class Elements(Sums):
             self.poles[found.get_id()] = (found, top, bottom, facts.undefined[-1])
         return found
 
-    def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts, dtype: Any) -> Any:
+    def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: SizeFacts, dtype: Any) -> Any:
         """A composite op, decomposed into atomic ops element by element.
 
         An unknown attribute is replaced by two different numbers (`STAND_INS`) in two expansions: wherever these

@@ -8,7 +8,7 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 from ..semantics.sums import Extreme, Many, Total, same_size, subterms, unknowns
-from .unknowns import Facts, Unknowns
+from .unknowns import SizeFacts, Unknowns
 
 QUESTIONS = 4000
 
@@ -22,7 +22,7 @@ class Equality(Unknowns):
         self.ranges[str(found)] = (found, size)
         return found, size
 
-    def assumed(self, facts: Facts, *read: Any) -> list[Any]:
+    def assumed(self, facts: SizeFacts, *read: Any) -> list[Any]:
         """The assumptions where elements are read, plus the bounds of summation indices that occur in `read`."""
         found = dict.fromkeys(n for e in read for n in unknowns(self.z, e) if n in self.ranges)
         inside = [c for n in found for c in (self.ranges[n][0] >= 0, self.ranges[n][0] < self.ranges[n][1])]

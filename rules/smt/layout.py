@@ -12,7 +12,7 @@ from ...egraph.ir.ops import Op
 from ..semantics.solver import Beyond
 from ..semantics.sums import Extreme, Total
 from .elementwise import Elements
-from .unknowns import Facts, Reject, Sym
+from .unknowns import Reject, SizeFacts, Sym
 
 
 class Layout(Elements):
@@ -27,7 +27,7 @@ class Layout(Elements):
             raise Reject
         return int(axis) % len(x.shape)
 
-    def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         """An op with an index map: the shape of its law, and elements read where the map says."""
         assert entry.index_map is not None
         if "axis" in attrs:
@@ -37,7 +37,7 @@ class Layout(Elements):
         return Sym(shape, x.dtype, read, x.boolean)
 
     def reader(
-        self, found: IndexMap, args: list[Sym], shape: tuple[Any, ...], facts: Facts
+        self, found: IndexMap, args: list[Sym], shape: tuple[Any, ...], facts: SizeFacts
     ) -> Callable[[Sequence[Any]], Any]:
         """The element of a result of a shape at an index, by an index map over the operands."""
         x = args[0]
@@ -49,7 +49,7 @@ class Layout(Elements):
             return lambda i: x.at(self.place(x.shape, shape, i, facts))
         return lambda i: self.part(found, args, i)
 
-    def along(self, along: Along, i: Sequence[Any], facts: Facts) -> Any:
+    def along(self, along: Along, i: Sequence[Any], facts: SizeFacts) -> Any:
         """The operand index along one axis."""
         found = along.offset
         for axis, factor in along.terms:
@@ -71,20 +71,20 @@ class Layout(Elements):
         return self.either(i[axis] < stop, args[operand].at(moved), self.part(Parts(axis, tuple(rest)), args, i))
 
     @cached_property
-    def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], Facts], tuple[Any, ...]]]:
+    def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], SizeFacts], tuple[Any, ...]]]:
         """Shape laws by name (structures.VIEW_LAWS): functions of operands and attributes that add the law's conditions to the facts."""
         return {
             "permute": self._permuted, "slice": self._sliced, "along": lambda args, attrs, facts: args[0].shape,
             "concat": self._joined, "pad": self._padded, "broadcast_to": self._stretched, "reshape": self._reshaped,
         }  # fmt: skip
 
-    def _permuted(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+    def _permuted(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         shape, perm = args[0].shape, attrs["perm"]
         if sorted(perm) != list(range(len(shape))):
             raise Reject
         return tuple(shape[p] for p in perm)
 
-    def _sliced(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+    def _sliced(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         axis, start, stop, step = (attrs[n] for n in ("axis", "start", "stop", "step"))
         facts.said += [start >= 0, start <= stop, stop <= args[0].shape[axis], step >= 1]
         plain = isinstance(step, int) and step == 1
@@ -94,7 +94,7 @@ class Layout(Elements):
             self.facts.said.append(self.z.Implies(self.z.And(stop > start, step >= 1), size == last + 1))
         return _put(args[0].shape, axis, size)
 
-    def _joined(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+    def _joined(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         (x, y), axis = args, attrs["axis"]
         if len(x.shape) != len(y.shape) or x.boolean != y.boolean:
             raise Reject
@@ -102,14 +102,14 @@ class Layout(Elements):
         facts.said.append(x.dtype == y.dtype)
         return _put(x.shape, axis, x.shape[axis] + y.shape[axis])
 
-    def _padded(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+    def _padded(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         lo, hi, axis = attrs["lo"], attrs["hi"], attrs["axis"]
         if args[0].boolean:
             raise Beyond("padding of booleans")
         facts.said += [self.z.IntVal(0) <= lo, self.z.IntVal(0) <= hi]
         return _put(args[0].shape, axis, lo + args[0].shape[axis] + hi)
 
-    def _stretched(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+    def _stretched(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         shape = args[0].shape
         if len(attrs["shape"]) != len(shape):
             raise Reject
@@ -118,7 +118,7 @@ class Layout(Elements):
             facts.said += [d >= 0 for d in attrs["shape"]]
         return tuple(attrs["shape"])
 
-    def _reshaped(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> tuple[Any, ...]:
+    def _reshaped(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         """Indices are linearized by an uninterpreted function of the shape and delinearized by another."""
         x, shape = args[0], tuple(attrs["shape"])
         volumes = [self.volume(s) for s in (x.shape, shape)]
@@ -137,7 +137,7 @@ class Layout(Elements):
         number = self.z.IntSort()
         return self.function(name, number, number, number)(value, stride)
 
-    def _full(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _full(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
         value = self.number(attrs["value"], dtype)
         facts.said += [d >= 0 for d in attrs["shape"]]
@@ -155,7 +155,7 @@ class Layout(Elements):
             self.facts.said += [found == inner * size, z.Implies(z.And(*(d >= 0 for d in rest)), inner >= 0)]
         return found
 
-    def place(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: Facts) -> list[Any]:
+    def place(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: SizeFacts) -> list[Any]:
         """The index into the operand of a reshape that corresponds to an index of the result.
 
         Axioms: leading or trailing axes of equal sizes keep their index and the rest is a reshape; axes of size 1 can
@@ -175,7 +175,9 @@ class Layout(Elements):
             )
         return found
 
-    def counted(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: Facts, inside: Any) -> list[Any]:
+    def counted(
+        self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: SizeFacts, inside: Any
+    ) -> list[Any]:
         """The index into shape `old` with the same linear position as index `i` of shape `new`, valid under the
         condition `inside`."""
         z, number = self.z, self.z.IntSort()
@@ -207,7 +209,7 @@ class Layout(Elements):
                 found.append((z.And(*ones, *(old[p] == new[q] for p, q in kept.items()), True), kept))
         return found
 
-    def _gather(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _gather(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         """A gather: the position is an uninterpreted function of the index value and of the axis size (out-of-range
         indices are clipped)."""
         (x, n), axis, z = args, self.axis(args[0], attrs), self.z
@@ -227,7 +229,7 @@ class Layout(Elements):
 
         return Sym((*x.shape[:axis], *n.shape, *x.shape[axis + 1 :]), x.dtype, at, x.boolean)
 
-    def _iota(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def _iota(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         shape, axis = tuple(attrs["shape"]), attrs["axis"]
         if self.z.is_expr(axis):
             raise Beyond("an unknown axis")

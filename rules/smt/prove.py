@@ -36,7 +36,7 @@ from time import perf_counter
 from typing import Any
 
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Apply, Call, Literal, Term, Value, Var, parse_term, subterms
+from ...egraph.ir.pattern import Apply, AttrConstant, Literal, PatternCall, Term, Var, parse_term, subterms
 from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import is_whole
 from ..semantics.sampler import Instance
@@ -45,7 +45,7 @@ from ..semantics.structures import CONTRACTIONS, CREATED, bound, is_layout, is_v
 from ..semantics.sums import Extreme, Total
 from .contractions import Contractions
 from .equal_sums import QUESTIONS
-from .unknowns import Facts, Reject, Sym
+from .unknowns import Reject, SizeFacts, Sym
 
 LATTICE = ("maximum", "minimum", "max", "min", "max_pool")
 SECONDS = 120.0  # per rule
@@ -76,7 +76,7 @@ PLAIN = {"causal": False, "window": 0, "softcap": 0.0}
 class _World(Contractions):
     """A rule at given ranks, axes and permutations: builds symbolic terms and decides whether the rule holds."""
 
-    def term(self, term: Term, facts: Facts, like: Sym | None = None) -> Sym:
+    def term(self, term: Term, facts: SizeFacts, like: Sym | None = None) -> Sym:
         """The symbolic value of a term; its type conditions are added to the facts. Raises Beyond for an unsupported
         op."""
         if isinstance(term, Var):
@@ -106,7 +106,7 @@ class _World(Contractions):
             return self.pointwise(entry, args, attrs, facts)
         raise Beyond(f"{term.op} is no layout or elementwise op")
 
-    def defined(self, op: str, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+    def defined(self, op: str, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         """The symbolic value of an op, from its definition."""
         names, text = DEFINITIONS[op]
         entry = OPS[op]
@@ -141,7 +141,7 @@ class _World(Contractions):
                 return None
             if value is not True:
                 guards.append(value)
-        shown = Facts()
+        shown = SizeFacts()
         try:
             rights = [self.term(t, shown) for t in self.rule.rights]
         except Reject:
@@ -167,7 +167,7 @@ class _World(Contractions):
             return True
         # facts added while an element is built (such as an order of two operands) are assumptions, not obligations;
         # they may use the types
-        elements = Facts(said=list(owed))
+        elements = SizeFacts(said=list(owed))
         shown.said = elements.said
         right_values = [s.at(i) for s, i in zip(rights, index)]
         sides = list(zip(left_values, right_values))
@@ -194,7 +194,7 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
     refutes the rule there, or the encoding was too weak.
     """
     suspects = [] if suspects is None else suspects
-    calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
+    calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, PatternCall)}
     try:
         if rule.exact and calls & {*CONTRACTIONS, *DEFINITIONS}:
             return False, "sums are looked at over the reals"
@@ -243,25 +243,25 @@ def _reals_only(rule: Rule) -> bool:
     must be floats.
     """
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
-    calls = [t for t in terms if isinstance(t, Call)]
+    calls = [t for t in terms if isinstance(t, PatternCall)]
     numbers = [t.value for t in terms if isinstance(t, Literal)]
-    numbers += [a.value for t in calls for n, a in t.attrs if n == "value" and isinstance(a, Value)]
+    numbers += [a.value for t in calls for n, a in t.attrs if n == "value" and isinstance(a, AttrConstant)]
     powers = [t.args[1] for t in calls if t.op == "pow"]
     ring = is_whole(numbers) and all(t.op in RING or is_layout(t.op) or t.op in ("pow", "cast", "eq") for t in calls)
     ring = ring and all(isinstance(p, Literal) and p.value >= 0 for p in powers) and _counting(calls)
     order = not numbers and all(t.op in LATTICE or is_layout(t.op) for t in calls)
     left = [t for side in rule.lefts for t in subterms(side)]
-    floats = any(isinstance(t, Call) and OPS[t.op].floats_only for t in left)
+    floats = any(isinstance(t, PatternCall) and OPS[t.op].floats_only for t in left)
     floats = floats or any(isinstance(t, Literal) and not is_whole([t.value]) for t in left)  # a fraction
     return ring or order or floats or any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
 
 
-def _counting(calls: Sequence[Call]) -> bool:
+def _counting(calls: Sequence[PatternCall]) -> bool:
     """Whether all comparisons are between indices, and only their results are cast (to zeros and ones)."""
     cast = [t for t in calls if t.op == "cast"]
     compared = [t for t in calls if t.op == "eq"]
-    return all(isinstance(a, Call) and a.op == "iota" for t in compared for a in t.args) and all(
-        isinstance(t.args[0], Call) and t.args[0].op == "eq" for t in cast
+    return all(isinstance(a, PatternCall) and a.op == "iota" for t in compared for a in t.args) and all(
+        isinstance(t.args[0], PatternCall) and t.args[0].op == "eq" for t in cast
     )
 
 

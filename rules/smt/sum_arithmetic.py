@@ -11,7 +11,7 @@ from ...egraph.ir.ops import OPS
 from ..semantics.solver import Beyond
 from ..semantics.sums import Extreme, Total, bodies, factors, product_of, sum_of, summands, unknowns
 from .equal_sums import Equality
-from .unknowns import Facts
+from .unknowns import SizeFacts
 
 NAMED = 24  # limit on named sums and maxima
 
@@ -19,7 +19,7 @@ NAMED = 24  # limit on named sums and maxima
 class Sums(Equality):
     """Sums (`Total`) and maxima (`Extreme`) as elements of symbolic values."""
 
-    def total(self, read: Callable[[], Any], facts: Facts, indices: Sequence[tuple[Any, Any]]) -> Total:
+    def total(self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]]) -> Total:
         """The sum of `read()` over the indices; Beyond unless the terms are finite everywhere."""
         if not self.real:
             raise Beyond("a sum of elements that nothing is known of")
@@ -28,7 +28,9 @@ class Sums(Equality):
         self.everywhere(facts, before, indices)
         return found
 
-    def largest(self, read: Callable[[], Any], facts: Facts, indices: Sequence[tuple[Any, Any]], most: bool) -> Extreme:
+    def largest(
+        self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]], most: bool
+    ) -> Extreme:
         """The maximum (`most`) or minimum of `read()` over the indices; Beyond unless the terms are finite
         everywhere."""
         if not self.real:
@@ -42,7 +44,7 @@ class Sums(Equality):
         self.everywhere(facts, before, indices)
         return Extreme(most, tuple(((*indices, *bound), c, body) for bound, c, body in sets.terms))
 
-    def everywhere(self, facts: Facts, before: int, indices: Sequence[tuple[Any, Any]]) -> None:
+    def everywhere(self, facts: SizeFacts, before: int, indices: Sequence[tuple[Any, Any]]) -> None:
         """Eliminates bound indices from newly recorded undefinedness conditions.
 
         A term undefined at one index must be undefined at all indices; raises Beyond if z3 does not prove that.
@@ -59,7 +61,7 @@ class Sums(Equality):
                 condition = z.substitute(condition, *((k, z.IntVal(0)) for k, _ in indices))
             facts.undefined[at] = z.And(condition, inside)
 
-    def summand(self, value: Any, facts: Facts) -> Total:
+    def summand(self, value: Any, facts: SizeFacts) -> Total:
         """A value as a sum; a maximum is replaced by its name."""
         return Total.of(self.name(value, facts) if isinstance(value, Extreme) else value)
 
@@ -77,7 +79,7 @@ class Sums(Equality):
         terms = tuple(t for f in sets for t in f.terms)
         return Extreme(most, terms, any(f.some for f in sets)) if len(sets) == len(x) else None
 
-    def there(self, value: Extreme, facts: Facts) -> Extreme:
+    def there(self, value: Extreme, facts: SizeFacts) -> Extreme:
         """A nonempty set: records that the value is undefined where its ranges are empty.
 
         Raises Beyond if emptiness depends on more than sizes.
@@ -124,7 +126,7 @@ class Sums(Equality):
             return x[0].times(x[1] if not own[0] & own[1] else self.moved(x[1], []))
         return None
 
-    def inside(self, name: str, x: list[Any], facts: Facts) -> Any:
+    def inside(self, name: str, x: list[Any], facts: SizeFacts) -> Any:
         """An elementwise op moved inside a sum or a maximum; None if that is not valid."""
         z = self.z
         if not any(isinstance(v, Extreme) for v in x):
@@ -169,7 +171,7 @@ class Sums(Equality):
                 return one.map(lambda body: body * other if name == "mul" else body / other)
         return None
 
-    def name(self, value: Any, facts: Facts) -> Any:
+    def name(self, value: Any, facts: SizeFacts) -> Any:
         """An uninterpreted name for a sum or maximum, with factors and summands that do not depend on its indices
         pulled out.
 

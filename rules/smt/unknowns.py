@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import FUNCTIONS, Attr, Call, Name, Value, subterms
+from ...egraph.ir.pattern import FUNCTIONS, Attr, AttrConstant, Name, PatternCall, subterms
 from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import Functions
 from ..semantics.solver import Beyond, z3
@@ -56,7 +56,7 @@ class Sym:
 
 
 @dataclass
-class Facts:
+class SizeFacts:
     """`said`: assumed or owed formulas. `undefined`: conditions under which an element has no finite value."""
 
     said: list[Any] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Unknowns:
     ) -> None:
         self.until = until
         self.z, self.rule, self.real = z3(), rule, real
-        self.facts = Facts()
+        self.facts = SizeFacts()
         z = self.z
         self.sort = z.RealSort() if real else z.DeclareSort("Value")
         self.env: dict[str, Any] = dict(fixed)
@@ -150,7 +150,7 @@ class Unknowns:
     def value(self, attr: Attr) -> Any:
         """The value of an attribute expression over unknowns; Beyond if unsupported, Reject if it has no value."""
         z = self.z
-        if isinstance(attr, Value):
+        if isinstance(attr, AttrConstant):
             return attr.value
         if isinstance(attr, Name):
             if attr.name not in self.env:
@@ -250,8 +250,10 @@ def _reader(function: Any) -> Callable[[Sequence[Any]], Any]:
 
 def _has_unknown_attributes(rule: Rule) -> bool:
     """Whether an elementwise composite op has an attribute that is not a literal value."""
-    terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)]
+    terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, PatternCall)]
     return any(
-        OPS[t.op].composite and OPS[t.op].law == "pointwise" and any(not isinstance(a, Value) for _, a in t.attrs)
+        OPS[t.op].composite
+        and OPS[t.op].law == "pointwise"
+        and any(not isinstance(a, AttrConstant) for _, a in t.attrs)
         for t in terms
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.pattern import Apply, Attr, Name, Value, holds, variables
+from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Name, holds, variables
 from ...egraph.ir.rule import Rule
 from ..check.check import confirmed, judge
 from ..semantics.sample import attempt, instances
@@ -48,12 +48,12 @@ def candidates(names: Sequence[str], ranks: Sequence[int], axes: Sequence[str]) 
     hold axes.
     """
     found: list[Attr] = []
-    last = [Value(-1), Value(-2)]
-    places: list[Attr] = [*last, Value(0), Value(1), *map(Name, axes)]
+    last = [AttrConstant(-1), AttrConstant(-2)]
+    places: list[Attr] = [*last, AttrConstant(0), AttrConstant(1), *map(Name, axes)]
     spatial = max(ranks) > 2
-    ends = [Value(0), Value(1)] if spatial else last
+    ends = [AttrConstant(0), AttrConstant(1)] if spatial else last
     for axis, x, back in product(axes, names, () if spatial else (1, 2)):
-        found += [Apply("eq", (Name(axis), Apply("sub", (Apply("rank", (Name(x),)), Value(back)))))]
+        found += [Apply("eq", (Name(axis), Apply("sub", (Apply("rank", (Name(x),)), AttrConstant(back)))))]
     for x, y in combinations(names, 2):
         a, b = Name(x), Name(y)
         found += [Apply("eq", (Apply("rank", (a,)), Apply("rank", (b,))))]

@@ -28,9 +28,21 @@ from typing import Any
 from ...egraph.ir import builders as api
 from ...egraph.ir.graph import Graph, Tensor, topological
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import Apply, Attr, Call, Name, Term, Value, Var, attr_names, build, subterms, variables
+from ...egraph.ir.pattern import (
+    Apply,
+    Attr,
+    AttrConstant,
+    Name,
+    PatternCall,
+    Term,
+    Var,
+    attr_names,
+    build,
+    subterms,
+    variables,
+)
 from ...egraph.ir.rule import Growth, Rule
-from ...egraph.saturate.saturate import InProcess, Limits, Session, saturate_block
+from ...egraph.saturate.saturate import InProcess, Limits, SaturationSession, saturate_block
 from ...errors import RuleError, ShapeError
 from ..check.check import Verdict, check, verdict
 from ..semantics.sample import instances
@@ -51,7 +63,7 @@ SHAPES = 2  # instances at which a candidate must be derived to be dropped
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RuleCandidate:
     """An equality with variables named in order of use. `free`: it holds with elementwise functions uninterpreted."""
 
     left: Term
@@ -64,7 +76,7 @@ class Candidate:
     def ops(self) -> tuple[list[str], list[str]]:
         """The ops of either side, outermost first."""
         left, right = (
-            [t.op for t in reversed(list(subterms(s))) if isinstance(t, Call)] for s in (self.left, self.right)
+            [t.op for t in reversed(list(subterms(s))) if isinstance(t, PatternCall)] for s in (self.left, self.right)
         )
         return left, right
 
@@ -89,7 +101,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class SynthesizedRules:
     """A synthesized rule with its verdict and origin. `known`: whether existing rules derive it (None: not
     compared)."""
 
@@ -111,7 +123,7 @@ class Synthesis:
     variables: int
     seed: int
     broadcast: bool
-    found: list[Found] = field(default_factory=list)
+    found: list[SynthesizedRules] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     reached: dict[str, int] = field(default_factory=dict)
     stopped: str = "complete"
@@ -161,15 +173,15 @@ def line(rule: Rule) -> str:
 
 
 # ---------------------------------------------------------------- candidates
-def candidate(equality: Equality, world: World) -> Candidate | None:
+def candidate(equality: Equality, world: World) -> RuleCandidate | None:
     """The equality with canonical variable names, oriented so that the left side binds all variables.
 
     None if neither side binds all variables or is a call.
     """
     left, right = equality.left, equality.right
-    if not set(variables(right)) <= set(variables(left)) or not isinstance(left, Call):
+    if not set(variables(right)) <= set(variables(left)) or not isinstance(left, PatternCall):
         left, right = right, left
-    if not set(variables(right)) <= set(variables(left)) or not isinstance(left, Call):
+    if not set(variables(right)) <= set(variables(left)) or not isinstance(left, PatternCall):
         return None
     kinds: dict[object, list[str]] = {}
     for name in world.types:
@@ -178,13 +190,13 @@ def candidate(equality: Equality, world: World) -> Candidate | None:
     for name in variables(left):
         kind = next(k for k in kinds.values() if name in k)
         names[name] = kind[sum(n in kind for n in names)]
-    size = sum(isinstance(t, Call) for side in (left, right) for t in subterms(side))
-    return Candidate(rename(left, names), rename(right, names), size, equality.free, world.name)
+    size = sum(isinstance(t, PatternCall) for side in (left, right) for t in subterms(side))
+    return RuleCandidate(rename(left, names), rename(right, names), size, equality.free, world.name)
 
 
 def as_rule(left: Term, right: Term, guards: Sequence[Attr] = (), name: str = "candidate") -> Rule:
     """The two terms as a one-way rule."""
-    counts = [sum(isinstance(t, Call) for t in subterms(side)) for side in (left, right)]
+    counts = [sum(isinstance(t, PatternCall) for t in subterms(side)) for side in (left, right)]
     growth: Growth = "collects" if counts[1] < counts[0] else "expands" if counts[1] > counts[0] else "rearranges"
     return Rule(name, render(left), render(right), when=tuple(map(render_attr, guards)), growth=growth)
 
@@ -233,7 +245,9 @@ def claim(rule: Rule, count: int = SHAPES) -> Claim:
     return found
 
 
-def derived(rules: Sequence[Rule], claims: Sequence[Claim], session: Session, limits: Limits = LIMITS) -> list[bool]:
+def derived(
+    rules: Sequence[Rule], claims: Sequence[Claim], session: SaturationSession, limits: Limits = LIMITS
+) -> list[bool]:
     """For each claim, whether the rules prove all its equalities in an e-graph that contains both sides."""
     found = [bool(c and rules) for c in claims]
     pairs = [(i, a, b) for i, c in enumerate(claims) if found[i] for a, b in c if a is not b]
@@ -249,7 +263,9 @@ def _sides(rule: Rule, one: Instance, tensors: dict[str, Tensor]) -> list[tuple[
     return [(build(a, tensors, one.attrs), build(b, tensors, one.attrs)) for a, b in zip(rule.lefts, rule.rights)]
 
 
-def _met(rules: Sequence[Rule], pairs: Sequence[tuple[Tensor, Tensor]], session: Session, limits: Limits) -> list[bool]:
+def _met(
+    rules: Sequence[Rule], pairs: Sequence[tuple[Tensor, Tensor]], session: SaturationSession, limits: Limits
+) -> list[bool]:
     """Whether the sides of each pair end up in one e-class."""
     roots = list(dict.fromkeys(side for pair in pairs for side in pair))
     view = saturate_block(Graph.of(roots), rules, limits, guard=False, session=session)
@@ -294,9 +310,11 @@ def conditions(left: Term, types: Mapping[str, Type]) -> list[Attr]:
     floats = [x for x in names if types[x].dtype == "float32"]
     found: list[Attr] = [Apply("floating", (Name(x),)) for x in floats[:1]]
     for x in names:
-        found.append(Apply("eq", (Apply("rank", (Name(x),)), Value(types[x].rank))))
+        found.append(Apply("eq", (Apply("rank", (Name(x),)), AttrConstant(types[x].rank))))
         found += [
-            Apply("eq", (Apply("size", (Name(x), Value(i))), Value(1))) for i, d in enumerate(types[x].shape) if d == 1
+            Apply("eq", (Apply("size", (Name(x), AttrConstant(i))), AttrConstant(1)))
+            for i, d in enumerate(types[x].shape)
+            if d == 1
         ]
     for x, y in combinations(names, 2):
         if types[x].rank == types[y].rank:
@@ -315,7 +333,11 @@ def _fixed(slot: tuple[str, Attr], home: int) -> bool:
 
     A reverse rule that holds only for that constant is not general. Axes of images (`home`) are constants anyway.
     """
-    return slot[0] in (CUTS if home else ("axis", *CUTS)) and isinstance(slot[1], Value) and slot != ("start", Value(0))
+    return (
+        slot[0] in (CUTS if home else ("axis", *CUTS))
+        and isinstance(slot[1], AttrConstant)
+        and slot != ("start", AttrConstant(0))
+    )
 
 
 @dataclass
@@ -342,7 +364,7 @@ class _Draft:
 
     def free(self, slot: tuple[str, Attr], taken: set[str]) -> bool:
         """Tries to replace an attribute by a variable, without a guard or under one; returns whether it succeeded."""
-        if slot == ("start", Value(0)) and any(isinstance(stop, Value) for stop in _stops(self.left)):
+        if slot == ("start", AttrConstant(0)) and any(isinstance(stop, AttrConstant) for stop in _stops(self.left)):
             return False  # a slice with a constant end keeps a constant start
         letter = _LETTERS.get(slot[0], "v")
         name = next(n for n in (letter, *(f"{letter}{k}" for k in range(1, 9))) if n not in taken)
@@ -378,7 +400,7 @@ class _Draft:
     def widen(self, types: Mapping[str, Type]) -> None:
         """Replaces the guards by the weakest sufficient ones (`guards.weakest`)."""
         names = variables(self.left)
-        axes = [a.name for t in subterms(self.left) if isinstance(t, Call) for n, a in t.attrs if n == "axis" and isinstance(a, Name)]  # fmt: skip
+        axes = [a.name for t in subterms(self.left) if isinstance(t, PatternCall) for n, a in t.attrs if n == "axis" and isinstance(a, Name)]  # fmt: skip
         options = candidates(names, [types[n].rank for n in names], list(dict.fromkeys(axes)))
         first = [g for g in self.guards if not {*attr_names(g)} <= {*names}]  # guards about attributes are the simplest
         found = weakest(
@@ -392,8 +414,8 @@ class _Draft:
         first = variables(self.left)[0]
         right = self.right
         for slot in slots(right):
-            if slot[0] == "axis" and isinstance(slot[1], Value) and slot not in slots(self.left):
-                back = Apply("sub", (Apply("rank", (Name(first),)), Value(types[first].rank - slot[1].value)))
+            if slot[0] == "axis" and isinstance(slot[1], AttrConstant) and slot not in slots(self.left):
+                back = Apply("sub", (Apply("rank", (Name(first),)), AttrConstant(types[first].rank - slot[1].value)))
                 right = substitute(right, slot, back)
         return right != self.right and self.passes(_Draft(self.left, right, self.guards))
 
@@ -405,15 +427,15 @@ class _Draft:
         left, right = (substitute(t, slot, name) for t in (self.left, self.right))
         if slot[0] == "axis":
             left, right = (along(t, slot[1], name) for t in (left, right))
-            others = [s for s in slots(right) if s[0] == "axis" and isinstance(s[1], Value)]
-            perms = [a for t in subterms(left) if isinstance(t, Call) for n, a in t.attrs if n == "perm"]
+            others = [s for s in slots(right) if s[0] == "axis" and isinstance(s[1], AttrConstant)]
+            perms = [a for t in subterms(left) if isinstance(t, PatternCall) for n, a in t.attrs if n == "perm"]
             for other, perm in ((o, p) for o in others[:1] for p in perms[:1]):
                 for place in (Apply("at", (perm, name)), Apply("index", (perm, name))):
                     yield left, along(substitute(right, other, place), other[1], place)
             yield left, right
         left, right = (substitute(t, slot, name) for t in (self.left, self.right))
         yield left, right
-        if slot[0] in CUTS and slot[1] != Value(0):  # the next part may begin where one part ends
+        if slot[0] in CUTS and slot[1] != AttrConstant(0):  # the next part may begin where one part ends
             other = (CUTS[CUTS[0] == slot[0]], slot[1])
             yield substitute(left, other, name), substitute(right, other, name)
 
@@ -421,7 +443,7 @@ class _Draft:
 def _stops(term: Term) -> Iterator[Attr]:
     """The stop attributes of all slices of a term that start at 0."""
     for t in subterms(term):
-        if isinstance(t, Call) and dict(t.attrs).get("start") == Value(0):
+        if isinstance(t, PatternCall) and dict(t.attrs).get("start") == AttrConstant(0):
             yield dict(t.attrs)["stop"]
 
 
@@ -438,20 +460,22 @@ def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
     kind, attr = slot
     rank = Apply("rank", (Name(variables(left)[0]),))
     if kind == "axis":
-        axes = [a for t in subterms(left) if isinstance(t, Call) for n, a in t.attrs if n == "axis" and a != attr]
+        axes = [
+            a for t in subterms(left) if isinstance(t, PatternCall) for n, a in t.attrs if n == "axis" and a != attr
+        ]
         yield from (Apply("ne", (Name(name), a)) for a in dict.fromkeys(axes))
         for back in (1, 2):
-            yield Apply("eq", (Name(name), Apply("sub", (rank, Value(back)))))
+            yield Apply("eq", (Name(name), Apply("sub", (rank, AttrConstant(back)))))
     elif kind == "axes":
         for back in (1, 2):
-            yield Apply("eq", (Name(name), Apply("vec", (Apply("sub", (rank, Value(back))),))))
+            yield Apply("eq", (Name(name), Apply("vec", (Apply("sub", (rank, AttrConstant(back))),))))
     elif kind == "perm":
         yield Apply("eq", (Name(name), Apply("swap_last", (rank,))))
     elif isinstance(attr, Apply) and kind in ("start", "stop"):
         yield Apply("eq", (Name(name), attr))
 
 
-def generalise(one: Candidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
+def generalise(one: RuleCandidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
     """The most general form that passes, as (left, right, guards); None if the candidate fails under all guards."""
     draft, types = _Draft(one.left, one.right, [], effort, world.home), dict(world.types)
     if not holds(draft.rule(), effort, world.home):
@@ -506,10 +530,15 @@ class _Search:
     """The synthesis loop for one world."""
 
     def __init__(
-        self, result: Synthesis, world: World, session: Session, say: Callable[[str], None], stop: Callable[[], bool]
+        self,
+        result: Synthesis,
+        world: World,
+        session: SaturationSession,
+        say: Callable[[str], None],
+        stop: Callable[[], bool],
     ) -> None:
         self.result, self.world, self.session, self.say, self.stop = result, world, session, say, stop
-        self.pool: list[Candidate] = []
+        self.pool: list[RuleCandidate] = []
         self.seen: set[tuple[Term, Term]] = set()
         self.tried: set[tuple[str, str, tuple[str, ...]]] = set()
 
@@ -552,14 +581,14 @@ class _Search:
         self.result.counts["derived"] += sum(known)
         self.pool = [c for c, yes in zip(self.pool, known) if not yes]
 
-    def sides(self, one: Candidate) -> tuple[Tensor, Tensor]:
+    def sides(self, one: RuleCandidate) -> tuple[Tensor, Tensor]:
         """The sides of a candidate at the world's own shapes, where all candidates share leaves."""
         leaves = {n: api.input(n, t.shape, t.dtype) for n, t in self.world.types.items()}
         return build(one.left, leaves, {}), build(one.right, leaves, {})
 
-    def choose(self) -> list[Candidate]:
+    def choose(self) -> list[RuleCandidate]:
         """Takes the next few candidates from the pool, one per skeleton."""
-        picked: dict[tuple[str, str], Candidate] = {}
+        picked: dict[tuple[str, str], RuleCandidate] = {}
         for one in sorted(self.pool, key=lambda c: c.rank):
             if len(picked) < CHOSEN:
                 picked.setdefault(one.skeleton, one)
@@ -567,7 +596,7 @@ class _Search:
         self.pool = [c for c in self.pool if c not in chosen]
         return chosen
 
-    def judge(self, one: Candidate, size: int) -> Iterator[Found]:
+    def judge(self, one: RuleCandidate, size: int) -> Iterator[SynthesizedRules]:
         """Yields the rule for a candidate, and its reverse with its own guards if the rule is one-way.
 
         Yields nothing if the candidate is false in general, or if its general form was tried before.
@@ -585,7 +614,7 @@ class _Search:
         if returned is not None and not any(_fixed(slot, self.world.home) for slot in slots(returned.rule.lefts[0])):
             yield returned
 
-    def form(self, one: Candidate, size: int, name: str) -> Found | None:
+    def form(self, one: RuleCandidate, size: int, name: str) -> SynthesizedRules | None:
         """The most general rule for a candidate with its verdict, or None."""
         for effort in range(len(EFFORTS)):  # a wrong generalization is retried with more samples
             form = generalise(one, self.world, effort)
@@ -598,18 +627,18 @@ class _Search:
             made = _made(left, right, guards, name, self.world.home)
             if made is not None:
                 self.tried.add(key)
-                return Found(made[0], made[1], size, self.world.name, one.free)
+                return SynthesizedRules(made[0], made[1], size, self.world.name, one.free)
         self.result.counts["refuted"] += 1
         return None
 
-    def name(self, one: Candidate) -> str:
+    def name(self, one: RuleCandidate) -> str:
         """A name made of the ops, numbered if it is taken."""
         stem = "-".join(dict.fromkeys(op.replace("_", "-") for side in one.ops for op in side))
         taken = {f.rule.name for f in self.result.found}
         return next(n for n in chain([stem], (f"{stem}-{k}" for k in count(2))) if n not in taken)
 
 
-def minimise(found: Sequence[Found], session: Session) -> list[Found]:
+def minimise(found: Sequence[SynthesizedRules], session: SaturationSession) -> list[SynthesizedRules]:
     """The rules without those that the others derive, trying the last found first.
 
     A reverse is dropped together with its rule: with both sides in the e-graph, one always derives the other.
@@ -625,7 +654,9 @@ def minimise(found: Sequence[Found], session: Session) -> list[Found]:
     return kept
 
 
-def compare(found: Sequence[Found], base: Sequence[Rule], session: Session) -> list[Found]:
+def compare(
+    found: Sequence[SynthesizedRules], base: Sequence[Rule], session: SaturationSession
+) -> list[SynthesizedRules]:
     """The rules with `known` set: whether the base derives a rule in every direction."""
     claims = [claim(d, 4) for f in found for d in f.rule.directions]
     yes = iter(derived(base, claims, session))

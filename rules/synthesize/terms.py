@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, subterms
+from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Literal, Name, PatternCall, Term, Var, subterms
 
 _INFIX = {
     "add": "+",
@@ -20,7 +20,7 @@ _INFIX = {
 
 def render_attr(attr: Attr) -> str:
     """An attribute expression or guard as text in the rule language."""
-    if isinstance(attr, Value):
+    if isinstance(attr, AttrConstant):
         return repr(attr.value)
     if isinstance(attr, Name):
         return attr.name
@@ -46,7 +46,7 @@ def render(term: Term) -> str:
     given = [
         f"{n}={render_attr(a)}"
         for n, a in term.attrs
-        if not (isinstance(a, Value) and n in defaults and defaults[n] == a.value)
+        if not (isinstance(a, AttrConstant) and n in defaults and defaults[n] == a.value)
     ]
     name = f"{term.op}_" if term.op in ("and", "or", "not", "xor") else term.op
     return f"{name}({', '.join([*map(render, term.args), *given])})"
@@ -54,7 +54,7 @@ def render(term: Term) -> str:
 
 def outline(term: Term) -> str:
     """A term's ops as text, without attributes and variable names."""
-    if isinstance(term, Call):
+    if isinstance(term, PatternCall):
         return f"{term.op}({','.join(map(outline, term.args))})"
     return "." if isinstance(term, Var) else repr(term.value)
 
@@ -69,8 +69,8 @@ def rename(term: Term, names: dict[str, str]) -> Term:
     """The term with tensor variables renamed."""
     if isinstance(term, Var):
         return Var(names[term.name])
-    if isinstance(term, Call):
-        return Call(
+    if isinstance(term, PatternCall):
+        return PatternCall(
             term.op, tuple(rename(a, names) for a in term.args), tuple((n, _renamed(a, names)) for n, a in term.attrs)
         )
     return term
@@ -78,10 +78,10 @@ def rename(term: Term, names: dict[str, str]) -> Term:
 
 def substitute(term: Term, old: tuple[str, Attr], new: Attr) -> Term:
     """The term with an attribute value replaced wherever an attribute of that name has it."""
-    if not isinstance(term, Call):
+    if not isinstance(term, PatternCall):
         return term
     attrs = tuple((n, new if (n, a) == old else _inside(a, old, new)) for n, a in term.attrs)
-    return Call(term.op, tuple(substitute(a, old, new) for a in term.args), attrs)
+    return PatternCall(term.op, tuple(substitute(a, old, new) for a in term.args), attrs)
 
 
 def _inside(attr: Attr, old: tuple[str, Attr], new: Attr) -> Attr:
@@ -101,9 +101,11 @@ def along(term: Term, axis: Attr, new: Attr) -> Term:
             return Apply("size", (attr.args[0], new))
         return Apply(attr.function, tuple(map(change, attr.args)))
 
-    if not isinstance(term, Call):
+    if not isinstance(term, PatternCall):
         return term
-    return Call(term.op, tuple(along(a, axis, new) for a in term.args), tuple((n, change(a)) for n, a in term.attrs))
+    return PatternCall(
+        term.op, tuple(along(a, axis, new) for a in term.args), tuple((n, change(a)) for n, a in term.attrs)
+    )
 
 
 def replace_use(term: Term, old: str, new: str, which: int) -> Term:
@@ -116,12 +118,14 @@ def replace_use(term: Term, old: str, new: str, which: int) -> Term:
         if t == Var(old):
             count += 1
             return Var(new) if count == which else t
-        return Call(t.op, tuple(map(walk, t.args)), t.attrs) if isinstance(t, Call) else t
+        return PatternCall(t.op, tuple(map(walk, t.args)), t.attrs) if isinstance(t, PatternCall) else t
 
     return walk(term)
 
 
 def slots(term: Term) -> list[tuple[str, Attr]]:
     """The distinct (attribute, expression) pairs of a term whose value is not a variable, in order."""
-    found = [(n, a) for t in subterms(term) if isinstance(t, Call) for n, a in t.attrs if not isinstance(a, Name)]
+    found = [
+        (n, a) for t in subterms(term) if isinstance(t, PatternCall) for n, a in t.attrs if not isinstance(a, Name)
+    ]
     return list(dict.fromkeys(found))

@@ -30,7 +30,7 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import make, topological
 from ...egraph.ir.interpret import apply, expand_all
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Apply, Attr, Call, Fact, Literal, Name, Term, Value, Var, evaluate
+from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Fact, Literal, Name, PatternCall, Term, Var, evaluate
 from ...egraph.ir.type_laws import infer
 from ...errors import ShapeError, UsageError
 
@@ -66,7 +66,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class UniverseEntry:
     """An enumerated term with its type, symbolic sizes and fingerprint.
 
     `exact` holds the values modulo the primes (None outside exact arithmetic), `floats` those in float64. `pure` means
@@ -147,15 +147,15 @@ def _total(parts: Sequence[Attr]) -> Attr:
 
 
 def _vec(*items: int) -> Attr:
-    return Apply("vec", tuple(map(Value, items)))
+    return Apply("vec", tuple(map(AttrConstant, items)))
 
 
-def _axis(x: Entry) -> Iterator[dict[str, Attr]]:
+def _axis(x: UniverseEntry) -> Iterator[dict[str, Attr]]:
     for i in range(x.type.rank):
-        yield {"axis": Value(i)}
+        yield {"axis": AttrConstant(i)}
 
 
-def _axes(x: Entry) -> Iterator[dict[str, Attr]]:
+def _axes(x: UniverseEntry) -> Iterator[dict[str, Attr]]:
     for i in range(x.type.rank):
         if x.type.shape[i] != 1:
             yield {"axes": _vec(i)}
@@ -164,48 +164,48 @@ def _axes(x: Entry) -> Iterator[dict[str, Attr]]:
 _PERMS: dict[int, tuple[tuple[int, ...], ...]] = {2: ((1, 0),), 3: ((0, 2, 1),), 4: ((1, 0, 2, 3), (0, 1, 3, 2))}
 
 
-def _perm(x: Entry) -> Iterator[dict[str, Attr]]:
+def _perm(x: UniverseEntry) -> Iterator[dict[str, Attr]]:
     for perm in _PERMS.get(x.type.rank, ()):
         yield {"perm": _vec(*perm)}
 
 
-def _cuts(x: Entry) -> Iterator[dict[str, Attr]]:
+def _cuts(x: UniverseEntry) -> Iterator[dict[str, Attr]]:
     """Both parts at every concat boundary; for an axis without a boundary, its first element and the rest."""
     for i, parts in enumerate(x.sizes):
         whole = _total(parts)
         spots: list[Attr] = [_total(parts[:k]) for k in range(1, len(parts))]
         if len(parts) == 1 and x.shape[i] > 1:
-            spots = [Value(1)]
+            spots = [AttrConstant(1)]
         for spot in spots:
-            yield {"axis": Value(i), "start": Value(0), "stop": spot, "step": Value(1)}
-            yield {"axis": Value(i), "start": spot, "stop": whole, "step": Value(1)}
+            yield {"axis": AttrConstant(i), "start": AttrConstant(0), "stop": spot, "step": AttrConstant(1)}
+            yield {"axis": AttrConstant(i), "start": spot, "stop": whole, "step": AttrConstant(1)}
 
 
-def _pads(x: Entry) -> Iterator[dict[str, Attr]]:
+def _pads(x: UniverseEntry) -> Iterator[dict[str, Attr]]:
     for i in range(x.type.rank):
         for lo, hi in ((1, 0), (0, 1)):
-            yield {"axis": Value(i), "lo": Value(lo), "hi": Value(hi), "value": Value(0.0)}
+            yield {"axis": AttrConstant(i), "lo": AttrConstant(lo), "hi": AttrConstant(hi), "value": AttrConstant(0.0)}
 
 
-def _conv(x: Entry) -> Iterator[dict[str, Attr]]:
+def _conv(x: UniverseEntry) -> Iterator[dict[str, Attr]]:
     for pad in (1, 0):
-        yield {"strides": _vec(1, 1), "pads": _vec(*(pad,) * 4), "dilations": _vec(1, 1), "groups": Value(1)}
+        yield {"strides": _vec(1, 1), "pads": _vec(*(pad,) * 4), "dilations": _vec(1, 1), "groups": AttrConstant(1)}
 
 
-def _pool(x: Entry) -> Iterator[dict[str, Attr]]:
+def _pool(x: UniverseEntry) -> Iterator[dict[str, Attr]]:
     for kernel, stride, pad in ((3, 1, 1), (2, 2, 0)):
         yield {"kernel": _vec(kernel, kernel), "strides": _vec(stride, stride), "pads": _vec(*(pad,) * 4),
                "dilations": _vec(1, 1)}  # fmt: skip
 
 
-_TRIED: dict[tuple[str, ...], Callable[[Entry], Iterator[dict[str, Attr]]]] = {
+_TRIED: dict[tuple[str, ...], Callable[[UniverseEntry], Iterator[dict[str, Attr]]]] = {
     (): lambda x: iter(({},)), ("axis",): _axis, ("axes",): _axes, ("perm",): _perm,
     ("axis", "start", "stop", "step"): _cuts, ("axis", "lo", "hi", "value"): _pads,
     ("strides", "pads", "dilations", "groups"): _conv, ("kernel", "strides", "pads", "dilations"): _pool,
 }  # fmt: skip
 
 
-def _attributes(op: str) -> Callable[[Entry], Iterator[dict[str, Attr]]] | None:
+def _attributes(op: str) -> Callable[[UniverseEntry], Iterator[dict[str, Attr]]] | None:
     """The generator of attribute values to try for an op, given its first operand; None if the op cannot be
     enumerated."""
     entry = OPS[op]
@@ -223,11 +223,13 @@ def _attributes(op: str) -> Callable[[Entry], Iterator[dict[str, Attr]]] | None:
 
 
 # ---------------------------------------------------------------- sizes
-def _sizes(op: str, args: Sequence[Entry], attrs: Mapping[str, Any], given: Mapping[str, Attr], result: Type) -> Sizes:
+def _sizes(
+    op: str, args: Sequence[UniverseEntry], attrs: Mapping[str, Any], given: Mapping[str, Attr], result: Type
+) -> Sizes:
     """The result's sizes as expressions where they follow from the operands' sizes, else as numbers."""
     law, x = OPS[op].law, args[0]
     same = x.type.rank == result.rank
-    found: list[tuple[Attr, ...]] = list(x.sizes) if same else [(Value(d),) for d in result.shape]
+    found: list[tuple[Attr, ...]] = list(x.sizes) if same else [(AttrConstant(d),) for d in result.shape]
     if law == "matmul":
         found = [*x.sizes[:-1], args[1].sizes[-1]]
     elif law == "conv":
@@ -246,18 +248,18 @@ def _sizes(op: str, args: Sequence[Entry], attrs: Mapping[str, Any], given: Mapp
             found[i] = next(a.sizes[i] for a in args if a.type.shape[i] == size)
     elif law == "reduce":
         for i in attrs["axes"]:
-            found[i] = (Value(1),)
+            found[i] = (AttrConstant(1),)
     return tuple(found)
 
 
 def _part(parts: tuple[Attr, ...], start: Attr, stop: Attr) -> tuple[Attr, ...]:
     """The size of a slice: the parts between two concat boundaries, or the difference of the bounds."""
     for k in range(1, len(parts)):
-        if stop == _total(parts[:k]) and start == Value(0):
+        if stop == _total(parts[:k]) and start == AttrConstant(0):
             return parts[:k]
         if start == _total(parts[:k]):
             return parts[k:]
-    return (stop,) if start == Value(0) else (Apply("sub", (stop, start)),)
+    return (stop,) if start == AttrConstant(0) else (Apply("sub", (stop, start)),)
 
 
 # ---------------------------------------------------------------- values
@@ -337,7 +339,7 @@ class Values:
             self.plans[key] = topological(expand_all([make(op, leaves, attrs)]))
         return self.plans[key]
 
-    def of(self, op: str, attrs: Mapping[str, Any], args: Sequence[Entry]) -> tuple[Any, Any, bool]:
+    def of(self, op: str, attrs: Mapping[str, Any], args: Sequence[UniverseEntry]) -> tuple[Any, Any, bool]:
         """Values of an op applied to entries, on every drawn assignment.
 
         Returns (values modulo each prime, or None if an operand or the result has none; float64 values; whether the result was computed
@@ -397,8 +399,8 @@ class Universe:
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.values = world, Values()
-        self.classes: dict[Any, list[Entry]] = {}
-        self.by_size: list[list[Entry]] = []
+        self.classes: dict[Any, list[UniverseEntry]] = {}
+        self.by_size: list[list[UniverseEntry]] = []
         self.terms = 0
         rng = np.random.default_rng(seed)
         self.volume = GROWTH * max(prod(concrete(t.shape)) for t in world.types.values())
@@ -407,27 +409,29 @@ class Universe:
         for entry in self.by_size[0]:
             self.classes.setdefault(self.key(entry), []).append(entry)
 
-    def _leaf(self, name: str, t: Type, rng: np.random.Generator) -> Entry:
-        sizes = tuple((Apply("size", (Name(name), Value(i))),) for i in range(t.rank))
+    def _leaf(self, name: str, t: Type, rng: np.random.Generator) -> UniverseEntry:
+        sizes = tuple((Apply("size", (Name(name), AttrConstant(i))),) for i in range(t.rank))
         shape = concrete(t.shape)
         if t.dtype == "bool":
             value = rng.random(shape) < 0.5
-            return Entry(Var(name), t, sizes, (value.astype(np.int64),) * 2, (value,) * 2, True)
+            return UniverseEntry(Var(name), t, sizes, (value.astype(np.int64),) * 2, (value,) * 2, True)
         exact = tuple(rng.integers(0, p, shape) for p in PRIMES)
-        return Entry(Var(name), t, sizes, exact, (rng.uniform(0.2, 2.0, shape), rng.standard_normal(shape)), True)
+        return UniverseEntry(
+            Var(name), t, sizes, exact, (rng.uniform(0.2, 2.0, shape), rng.standard_normal(shape)), True
+        )
 
-    def _numbers(self) -> list[Entry]:
+    def _numbers(self) -> list[UniverseEntry]:
         """The constants among the ops, one per rank of the variables."""
         found = []
         for text in filter(_is_number, self.world.ops):
             for rank in {t.rank for t in self.world.types.values()}:
                 value = float(text)
                 exact = tuple(np.full((1,) * rank, residue(value, p)) for p in PRIMES)
-                found.append(Entry(Literal(value), Type((1,) * rank, "float32"), ((Value(1),),) * rank, exact,
+                found.append(UniverseEntry(Literal(value), Type((1,) * rank, "float32"), ((AttrConstant(1),),) * rank, exact,
                                    (np.full((1,) * rank, value),) * 2, True))  # fmt: skip
         return found
 
-    def key(self, entry: Entry) -> Any:
+    def key(self, entry: UniverseEntry) -> Any:
         """The fingerprint: equal for terms of equal type and value up to rounding."""
         return (entry.type, *map(_rounded, entry.floats))
 
@@ -446,7 +450,7 @@ class Universe:
                     if entry is not None:
                         yield from self._add(entry, size)
 
-    def _operands(self, op: str, size: int) -> Iterator[tuple[Entry, ...]]:
+    def _operands(self, op: str, size: int) -> Iterator[tuple[UniverseEntry, ...]]:
         """Yields operand tuples with a given total size; constants occur only beside non-constants, in elementwise
         ops."""
         arity = OPS[op].arity
@@ -457,7 +461,7 @@ class Universe:
                     if not all(isinstance(a.term, Literal) for a in args[OPS[op].law == "where" :]):
                         yield args
 
-    def _entry(self, op: str, args: tuple[Entry, ...], given: Mapping[str, Attr]) -> Entry | None:
+    def _entry(self, op: str, args: tuple[UniverseEntry, ...], given: Mapping[str, Attr]) -> UniverseEntry | None:
         """The term as an Entry; None if it is ill typed or too large."""
         if isinstance(args[0].term, Literal) and OPS[op].attrs:
             return None
@@ -474,10 +478,12 @@ class Universe:
         exact, floats, pure = self.values.of(op, attrs, args)
         if not dtypes.is_float(found.dtype):
             exact = None
-        term = Call(op, tuple(a.term for a in args), tuple(given.items()))
-        return Entry(term, found, _sizes(op, args, attrs, given, found), exact, floats, pure and exact is not None)
+        term = PatternCall(op, tuple(a.term for a in args), tuple(given.items()))
+        return UniverseEntry(
+            term, found, _sizes(op, args, attrs, given, found), exact, floats, pure and exact is not None
+        )
 
-    def _add(self, entry: Entry, size: int) -> Iterator[Equality]:
+    def _add(self, entry: UniverseEntry, size: int) -> Iterator[Equality]:
         known = self.classes.setdefault(self.key(entry), [])
         for other in known:
             same = entry.exact is not None and other.exact is not None and all(

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from .linear_equations import Affine, quotient
 from .shape_families import Typing
 from .signs import Open, Signs, Unprovable
-from .terms import Axis, Typed
+from .terms import TermAxis, Typed
 
 PLACES = 16  # limit on cuts per axis
 
@@ -17,10 +17,10 @@ class Regions:
 
     def __init__(self, typing: Typing, signs: Signs) -> None:
         self.signs = signs
-        self.places: dict[Axis, list[Affine]] = {}
-        self.aligned: list[tuple[Axis, Axis]] = []
-        self.copies: list[tuple[Axis, Axis, int]] = []
-        self.framed: list[tuple[Axis, Axis, Affine]] = []  # (axis, axis inside of it, start of the inner axis)
+        self.places: dict[TermAxis, list[Affine]] = {}
+        self.aligned: list[tuple[TermAxis, TermAxis]] = []
+        self.copies: list[tuple[TermAxis, TermAxis, int]] = []
+        self.framed: list[tuple[TermAxis, TermAxis, Affine]] = []  # (axis, axis inside of it, start of the inner axis)
         self.seen: set[int] = set()
         for term in typing.terms:
             self.visit(term)
@@ -59,7 +59,7 @@ class Regions:
             for i, low in enumerate(enlarged(term)):
                 self.framed.append((term.axes[2 + i], axes[0][2 + i], low))
 
-    def axis(self, axis: Axis) -> None:
+    def axis(self, axis: TermAxis) -> None:
         """Registers an axis and its parts."""
         if axis in self.places:
             return
@@ -67,7 +67,7 @@ class Regions:
         for part in (*(axis.cut or ()), *axis.same):
             self.axis(part)
 
-    def add(self, axis: Axis, place: Affine) -> bool:
+    def add(self, axis: TermAxis, place: Affine) -> bool:
         """Adds a cut; returns whether it is new."""
         self.axis(axis)
         place = self.signs.reduce(place)
@@ -92,11 +92,11 @@ class Regions:
                 new.append(axis.cut is not None and self.inherit(axis, *axis.cut))
             changed = any(new)
 
-    def carry(self, a: Axis, b: Axis) -> bool:
+    def carry(self, a: TermAxis, b: TermAxis) -> bool:
         """Copies cuts between two aligned axes; returns whether any is new."""
         return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
 
-    def inherit(self, whole: Axis, left: Axis, right: Axis) -> bool:
+    def inherit(self, whole: TermAxis, left: TermAxis, right: TermAxis) -> bool:
         """Exchanges cuts between a concatenated axis and its parts; returns whether any is new."""
         new = [self.add(whole, left.size), *(self.add(whole, p) for p in list(self.places[left]))]
         new += [self.add(whole, left.size + p) for p in list(self.places[right])]
@@ -109,14 +109,14 @@ class Regions:
                 raise Open(p, left.size)
         return any(new)
 
-    def frame(self, whole: Axis, part: Axis, start: Affine) -> bool:
+    def frame(self, whole: TermAxis, part: TermAxis, start: Affine) -> bool:
         """Exchanges cuts between an axis and one inside of it; the borders become cuts if the inner axis has any."""
         inside = [p for p in self.places[whole] if self.signs.nonnegative(p - start - 1)]
         new = [self.add(part, p - start) for p in inside if self.signs.nonnegative(start + part.size - p - 1)]
         cuts = [start, start + part.size, *(start + p for p in self.places[part])] if self.places[part] else []
         return any([*new, *(self.add(whole, p) for p in cuts)])
 
-    def repeat(self, whole: Axis, part: Axis, times: int) -> bool:
+    def repeat(self, whole: TermAxis, part: TermAxis, times: int) -> bool:
         """Exchanges cuts between an axis and another one that it repeats `times` times."""
         new = [self.add(whole, part.size * j) for j in range(1, times)]
         new += [self.add(whole, part.size * j + p) for j in range(times) for p in list(self.places[part])]
@@ -134,7 +134,7 @@ class Regions:
         """Whether the order of two positions is provable."""
         return self.signs.nonnegative(q - p) or self.signs.nonnegative(p - q)
 
-    def of(self, axis: Axis) -> list[tuple[Affine, Affine]]:
+    def of(self, axis: TermAxis) -> list[tuple[Affine, Affine]]:
         """(start, size) of an axis's regions, in order; raises Open if the order of two cuts depends on the sizes."""
         places = [Affine.of(0)]
         rest = list(self.places[axis])

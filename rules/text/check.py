@@ -38,7 +38,7 @@ from ..check.check import STYLES, Refuted, Trial, Verdict
 from ..semantics.prime_field import BITS, PRIMES, agreement, unrectified
 from .instance import TextInstance
 from .linear_equations import Affine
-from .scopes import SCOPES, Scope, group_counts, scopes
+from .scopes import SCOPES, AxisScope, group_counts, scopes
 from .shape_families import Typing
 from .shapes import Families, typings
 from .signs import Effort, Signs
@@ -106,7 +106,7 @@ class _Tally:
 class _Passed:
     """A scope under which nothing refutes a rule; `why` is the reason why there is no proof."""
 
-    scope: Scope
+    scope: AxisScope
     families: Families
     tally: _Tally
     why: str = ""
@@ -151,7 +151,7 @@ def check_text(rule: TextRule, *, seed: int = 0, seconds: float = SECONDS) -> Ve
     return _meaningless(rule, seed)
 
 
-def _meant(rule: TextRule, scope: Scope, *, symbolic: bool = False, until: float = inf) -> Families:
+def _meant(rule: TextRule, scope: AxisScope, *, symbolic: bool = False, until: float = inf) -> Families:
     """The families for which a rule is meant under a scope: those in which no axis is forced to have size 1 (`_wide`).
 
     If there are none, those in which each side by itself forces the same axes: these are the sides' own shapes, not a
@@ -194,7 +194,7 @@ def _chosen(family: Typing) -> Set[tuple[str, Any]]:
     return {(n, v) for n, v in family.attrs.items() if not isinstance(v, Affine)}
 
 
-def _wide(rule: TextRule, scope: Scope, families: Families, until: float = inf) -> Families:
+def _wide(rule: TextRule, scope: AxisScope, families: Families, until: float = inf) -> Families:
     """The families without those whose types force an axis to size 1, where almost anything holds.
 
     A rule that names a kernel of size 1 is exempt, except for its images.
@@ -274,7 +274,7 @@ def _proved(rule: TextRule, one: _Passed, bits: float, wider: Sequence[_Passed])
     return Verdict("proved", "; ".join([*said, str(one.tally)]))
 
 
-def _proof(rule: TextRule, scope: Scope, families: Families, seed: int, until: float) -> tuple[float, str]:
+def _proof(rule: TextRule, scope: AxisScope, families: Families, seed: int, until: float) -> tuple[float, str]:
     """(confidence in bits of the random evaluations, or 0 if there is no proof; the reason).
 
     Variable strides and kernels stay symbolic in the families for which equality is proved; evaluations use some of

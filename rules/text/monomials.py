@@ -13,25 +13,27 @@ CONDITIONS = ("delta", "guard")  # factors with value 0 or 1
 
 
 @dataclass(frozen=True)
-class Index:
+class IndexPolynomial:
     """An affine symbolic index: offset + sum of coefficient × index variable."""
 
     offset: Affine
     parts: tuple[tuple[int, int], ...] = ()
 
-    def plus(self, other: Index, factor: int = 1) -> Index:
+    def plus(self, other: IndexPolynomial, factor: int = 1) -> IndexPolynomial:
         """self + factor × other."""
         total = dict(self.parts)
         for v, c in other.parts:
             total[v] = total.get(v, 0) + factor * c
-        return Index(self.offset + other.offset * factor, tuple(sorted((v, c) for v, c in total.items() if c)))
+        return IndexPolynomial(
+            self.offset + other.offset * factor, tuple(sorted((v, c) for v, c in total.items() if c))
+        )
 
-    def put(self, variable: int, value: Index) -> Index:
+    def put(self, variable: int, value: IndexPolynomial) -> IndexPolynomial:
         """The index with a value substituted for a variable."""
         c = dict(self.parts).get(variable)
         if c is None:
             return self
-        return Index(self.offset, tuple(p for p in self.parts if p[0] != variable)).plus(value, c)
+        return IndexPolynomial(self.offset, tuple(p for p in self.parts if p[0] != variable)).plus(value, c)
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,12 @@ class Factor:
 
     kind: str
     name: str = ""
-    indices: tuple[Index, ...] = ()
+    indices: tuple[IndexPolynomial, ...] = ()
     sums: tuple[Sum, ...] = ()
     bound: tuple[int, ...] = ()  # index variables of a maximum
     size: Affine = ZERO
 
-    def put(self, variable: int, value: Index) -> Factor:
+    def put(self, variable: int, value: IndexPolynomial) -> Factor:
         """The factor with a value substituted for an index variable."""
         indices = tuple(i.put(variable, value) for i in self.indices)
         sums = tuple(tuple(m.put(variable, value) for m in s) for s in self.sums)
@@ -64,7 +66,7 @@ class Monomial:
         """The product of two monomials."""
         return Monomial(self.coefficient * other.coefficient, self.factors + other.factors, self.bound + other.bound)
 
-    def put(self, variable: int, value: Index) -> Monomial:
+    def put(self, variable: int, value: IndexPolynomial) -> Monomial:
         """The monomial with a value substituted for an index variable."""
         return Monomial(self.coefficient, tuple(f.put(variable, value) for f in self.factors), self.bound)
 
@@ -101,4 +103,14 @@ def without(factors: tuple[Factor, ...], some: Sequence[Factor]) -> tuple[Factor
     return tuple(f for f in factors if f not in some)
 
 
-__all__ = ["CONDITIONS", "Factor", "Index", "Monomial", "Sum", "never_negative", "shared", "variables_of", "without"]
+__all__ = [
+    "CONDITIONS",
+    "Factor",
+    "IndexPolynomial",
+    "Monomial",
+    "Sum",
+    "never_negative",
+    "shared",
+    "variables_of",
+    "without",
+]

@@ -8,7 +8,7 @@ from .tensat import Apply, TextRule, nodes
 
 
 @dataclass(frozen=True)
-class Scope:
+class AxisScope:
     """Restriction of the shapes for which a text rule is read, where the format leaves the grouping of convolutions
     open.
 
@@ -29,17 +29,17 @@ _OPEN = "convolutions whose groups the shapes leave open have one group"
 #: From the widest to the narrowest. TASO's rules were verified for one group and kernels of one shape, and some of them
 #: hold for no others: joining two convolutions into a grouped one needs as many outputs in each.
 SCOPES = (
-    Scope("", (1, 2, 3)),
-    Scope(_PLAIN, plain=True),
-    Scope(f"{_PLAIN}, kernels one shape", plain=True, kin=True),
-    Scope(_OPEN),
-    Scope(f"{_OPEN}, kernels one shape", kin=True),
-    Scope(f"{_PLAIN} or two, all kernels one shape", (1, 2), plain=True, kin=True, constants=True),
+    AxisScope("", (1, 2, 3)),
+    AxisScope(_PLAIN, plain=True),
+    AxisScope(f"{_PLAIN}, kernels one shape", plain=True, kin=True),
+    AxisScope(_OPEN),
+    AxisScope(f"{_OPEN}, kernels one shape", kin=True),
+    AxisScope(f"{_PLAIN} or two, all kernels one shape", (1, 2), plain=True, kin=True, constants=True),
 )
 GROUPED = 3  # for rules with more convolutions, at most two group counts are tried
 
 
-def scopes(rule: TextRule) -> tuple[Scope, ...]:
+def scopes(rule: TextRule) -> tuple[AxisScope, ...]:
     """The scopes to try for a rule, widest first; the last one is for constant kernels only."""
     ops = {n.op for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)}
     if "conv2d" not in ops:
@@ -47,9 +47,9 @@ def scopes(rule: TextRule) -> tuple[Scope, ...]:
     return SCOPES if ops & {"Iconv", "Cpool"} else SCOPES[:-1]
 
 
-def group_counts(rule: TextRule, scope: Scope) -> tuple[int, ...]:
+def group_counts(rule: TextRule, scope: AxisScope) -> tuple[int, ...]:
     """The group counts to try for a convolution whose groups the shapes leave open."""
     return scope.groups if rule.convolutions <= GROUPED else scope.groups[:2]
 
 
-__all__ = ["GROUPED", "SCOPES", "Scope", "group_counts", "scopes"]
+__all__ = ["GROUPED", "SCOPES", "AxisScope", "group_counts", "scopes"]

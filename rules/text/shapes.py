@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from .instance import TextInstance
 from .linear_equations import Inconsistent
-from .scopes import SCOPES, Scope, scopes
+from .scopes import SCOPES, AxisScope, scopes
 from .shape_families import Typing
 from .tensat import TextRule
 from .terms import Choices, NoMeaning
@@ -46,7 +46,7 @@ class Families(NamedTuple):
 
 def typings(
     rule: TextRule,
-    scope: Scope = SCOPES[0],
+    scope: AxisScope = SCOPES[0],
     *,
     only_left: bool = False,
     symbolic: bool = False,

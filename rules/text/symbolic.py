@@ -31,7 +31,7 @@ from math import gcd, lcm, prod
 
 from .axis_regions import Regions, enlarged
 from .linear_equations import ZERO, Affine, quotient
-from .monomials import CONDITIONS, Factor, Index, Monomial, Sum, never_negative, shared, variables_of, without
+from .monomials import CONDITIONS, Factor, IndexPolynomial, Monomial, Sum, never_negative, shared, variables_of, without
 from .shape_families import Typing
 from .signs import Effort, Open, Seam, Signs, Unprovable
 from .terms import Typed
@@ -51,7 +51,7 @@ class Prover:
         self.signs = Signs(typing, assumed)
         self.regions = Regions(typing, self.signs)
         self.ranges: dict[int, Affine] = {}
-        self.inside: dict[tuple[Index, Affine], bool | None] = {}
+        self.inside: dict[tuple[IndexPolynomial, Affine], bool | None] = {}
         self.texts: dict[Affine, str] = {}
         self.products: dict[tuple[int, Affine], int] = {}  # (index variable, unknown stride) -> variable of the product
         self.factored: dict[int, tuple[int, Affine]] = {}
@@ -70,15 +70,15 @@ class Prover:
         return True
 
     # ------------------------------------------------------------ indices
-    def variable(self, start: Affine, size: Affine) -> Index:
+    def variable(self, start: Affine, size: Affine) -> IndexPolynomial:
         """start + a fresh index variable with this range; the start alone if the range has one position."""
         if self.signs.reduce(size).number == 1:
-            return Index(start)
+            return IndexPolynomial(start)
         number = next(self.numbers)
         self.ranges[number] = self.signs.reduce(size)
-        return Index(start, ((number, 1),))
+        return IndexPolynomial(start, ((number, 1),))
 
-    def bounds(self, index: Index) -> tuple[Affine, Affine]:
+    def bounds(self, index: IndexPolynomial) -> tuple[Affine, Affine]:
         """The smallest and largest value of an index."""
         low = high = index.offset
         for v, c in index.parts:
@@ -86,20 +86,20 @@ class Prover:
             low, high = (low, high.plus(end, c)) if c > 0 else (low.plus(end, c), high)
         return low, high
 
-    def within(self, index: Index, size: Affine) -> bool | None:
+    def within(self, index: IndexPolynomial, size: Affine) -> bool | None:
         """Whether an index is always in [0, size) (True), never (False), or neither can be proved (None)."""
         key = (index, size)
         if key not in self.inside:
             self.inside[key] = self._within(index, size)
         return self.inside[key]
 
-    def _within(self, index: Index, size: Affine) -> bool | None:
+    def _within(self, index: IndexPolynomial, size: Affine) -> bool | None:
         low, high = self.bounds(index)
         if self.signs.nonnegative(low) and self.signs.nonnegative(size - high - 1):
             return True
         return False if self.signs.nonnegative(high * -1 - 1) or self.signs.nonnegative(low - size) else None
 
-    def before(self, index: Index, place: Affine) -> bool:
+    def before(self, index: IndexPolynomial, place: Affine) -> bool:
         """Whether an index is always below a position; raises Seam unless it is always below or always at or above."""
         low, high = self.bounds(index)
         if self.signs.nonnegative(place - high - 1):
@@ -109,28 +109,28 @@ class Prover:
         raise Seam("a window across the seam of a concat")
 
     # ------------------------------------------------------------ values
-    def value(self, term: Typed, at: Sequence[Index]) -> Sum:
+    def value(self, term: Typed, at: Sequence[IndexPolynomial]) -> Sum:
         """The element of a term at an index, as a sum of monomials."""
         found = self.simple(getattr(self, f"_{term.op}", self._opaque)(term, list(at)))
         act = term.params.get("act", 0)
         return self.apply(ACTS[act], found) if act else found
 
-    def _opaque(self, term: Typed, at: list[Index]) -> Sum:
+    def _opaque(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         raise Unprovable(f"{term.op} is outside the method")
 
-    def _input(self, term: Typed, at: list[Index]) -> Sum:
+    def _input(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return (Monomial(Fraction(1), (Factor("input", term.params["name"], tuple(at)),)),)
 
-    def _number(self, term: Typed, at: list[Index]) -> Sum:
+    def _number(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return (Monomial(Fraction(term.params["value"])),)
 
-    def _ewadd(self, term: Typed, at: list[Index]) -> Sum:
+    def _ewadd(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return self.value(term.args[0], at) + self.value(term.args[1], at)
 
-    def _ewmul(self, term: Typed, at: list[Index]) -> Sum:
+    def _ewmul(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return self.times(self.value(term.args[0], at), self.value(term.args[1], at))
 
-    def _smul(self, term: Typed, at: list[Index]) -> Sum:
+    def _smul(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return self.times(self.value(term.args[0], at), self.value(term.args[1], []))
 
     def times(self, a: Sum, b: Sum) -> Sum:
@@ -204,25 +204,25 @@ class Prover:
             return self.apply(alone.name, self.apply("relu", *alone.sums))
         return None
 
-    def _relu(self, term: Typed, at: list[Index]) -> Sum:
+    def _relu(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return self.apply(term.op, self.value(term.args[0], at))
 
     _tanh = _sigmoid = _relu
 
-    def _batchnorm(self, term: Typed, at: list[Index]) -> Sum:
+    def _batchnorm(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         x, *others = term.args
         return self.apply(term.op, self.value(x, at), *(self.value(o, [at[1]]) for o in others))
 
-    def _transpose(self, term: Typed, at: list[Index]) -> Sum:
+    def _transpose(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         inner = list(at)
         for i, p in enumerate(term.params["perm"]):
             inner[p] = at[i]
         return self.value(term.args[0], inner)
 
-    def _concat(self, term: Typed, at: list[Index]) -> Sum:
+    def _concat(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         axis, (left, right) = term.params["axis"], term.args
         place = left.axes[axis].size
-        beyond = [*at[:axis], at[axis].plus(Index(place), -1), *at[axis + 1 :]]
+        beyond = [*at[:axis], at[axis].plus(IndexPolynomial(place), -1), *at[axis + 1 :]]
         try:
             return self.value(left, at) if self.before(at[axis], place) else self.value(right, beyond)
         except Seam:  # a window across the seam reads both parts, each under a guard that the index is inside
@@ -233,18 +233,20 @@ class Prover:
                 for m in self.guarded(self.value(x, where), [self.there(where[axis], x.axes[axis].size)])
             )
 
-    def there(self, index: Index, size: Affine) -> Factor:
+    def there(self, index: IndexPolynomial, size: Affine) -> Factor:
         """The guard that an index is within a range."""
         return Factor("guard", indices=(index,), size=self.signs.reduce(size))
 
-    def _split_0(self, term: Typed, at: list[Index]) -> Sum:
+    def _split_0(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return self.value(term.args[0], at)
 
-    def _split_1(self, term: Typed, at: list[Index]) -> Sum:
+    def _split_1(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         axis = term.params["axis"]
-        return self.value(term.args[0], [*at[:axis], at[axis].plus(Index(term.numbers["cut"])), *at[axis + 1 :]])
+        return self.value(
+            term.args[0], [*at[:axis], at[axis].plus(IndexPolynomial(term.numbers["cut"])), *at[axis + 1 :]]
+        )
 
-    def _matmul(self, term: Typed, at: list[Index]) -> Sum:
+    def _matmul(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         a, b = term.args
         found: Sum = ()
         for start, size in self.regions.of(a.axes[-1]):
@@ -253,24 +255,24 @@ class Prover:
             found += self.summed(both, k)
         return found
 
-    def summed(self, terms: Sum, *over: Index) -> Sum:
+    def summed(self, terms: Sum, *over: IndexPolynomial) -> Sum:
         """The sum over index variables."""
         more = tuple(v for i in over for v, _ in i.parts)
         return tuple(Monomial(m.coefficient, m.factors, m.bound + more) for m in terms)
 
     def window(
-        self, at: Index, step: int | Affine, low: Affine, k: Index, size: Affine, places: Affine
-    ) -> tuple[Index, list[Factor]]:
+        self, at: IndexPolynomial, step: int | Affine, low: Affine, k: IndexPolynomial, size: Affine, places: Affine
+    ) -> tuple[IndexPolynomial, list[Factor]]:
         """The position that a window at an output index reads, and the guards that exclude padding."""
-        where = Index(low * -1).plus(self.stepped(at, step, places)).plus(k)
+        where = IndexPolynomial(low * -1).plus(self.stepped(at, step, places)).plus(k)
         inside = self.within(where, size)
         return where, [] if inside else [Factor("guard", indices=(where,), size=self.signs.reduce(size))]
 
-    def stepped(self, at: Index, step: int | Affine, places: Affine) -> Index:
+    def stepped(self, at: IndexPolynomial, step: int | Affine, places: Affine) -> IndexPolynomial:
         """step × an index with this number of positions; for an unknown step, the product is an index variable of its
         own."""
         if not isinstance(step, Affine):
-            return Index(Affine.of(0)).plus(at, step)
+            return IndexPolynomial(Affine.of(0)).plus(at, step)
         whole = [v for v, c in at.parts if c == 1 and self.signs.zero(self.ranges[v] - places)]
         span = next((s for (n, d), s in self.typing.spans.items() if d == step and self.signs.zero(n - places)), None)
         if span is None or len(at.parts) != 1 or not whole or not self.signs.zero(at.offset):
@@ -280,9 +282,9 @@ class Prover:
             self.products[v, step] = next(self.numbers)
             self.ranges[self.products[v, step]] = self.signs.reduce(span + 1)
             self.factored[self.products[v, step]] = (v, step)
-        return Index(Affine.of(0), ((self.products[v, step], 1),))
+        return IndexPolynomial(Affine.of(0), ((self.products[v, step], 1),))
 
-    def _conv2d(self, term: Typed, at: list[Index]) -> Sum:
+    def _conv2d(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         x, w = term.args
         p, groups = term.params, term.params["groups"]
         group = self.group(at[1], w.axes[0].size, groups)
@@ -294,12 +296,12 @@ class Prover:
             v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size, term.axes[3].size)
             weight = self.value(w, [at[1], c, r, s])
             if weight:
-                channel = c.plus(Index(w.axes[1].size * group))
+                channel = c.plus(IndexPolynomial(w.axes[1].size * group))
                 both = self.times(self.value(x, [at[0], channel, h, v]), weight)
                 found += self.summed(self.guarded(both, inside + inside_w), c, r, s)
         return found
 
-    def group(self, at: Index, outputs: Affine, groups: int) -> int:
+    def group(self, at: IndexPolynomial, outputs: Affine, groups: int) -> int:
         """The number of the group that an output channel belongs to."""
         for j in range(groups - 1):
             if self.before(at, outputs * quotient(j + 1, groups)):
@@ -310,7 +312,9 @@ class Prover:
         """The terms multiplied by guards: zero where a guard does not hold."""
         return tuple(Monomial(m.coefficient, m.factors + tuple(guards), m.bound) for m in terms)
 
-    def pooled(self, term: Typed, at: list[Index]) -> tuple[Index, Index, list[Factor], Sum]:
+    def pooled(
+        self, term: Typed, at: list[IndexPolynomial]
+    ) -> tuple[IndexPolynomial, IndexPolynomial, list[Factor], Sum]:
         """For a pooling window: both window indices, the guards, and the element that the window reads."""
         (x,), p = term.args, term.params
         low = [term.numbers["low_" + i] for i in "hw"]
@@ -319,7 +323,7 @@ class Prover:
         v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size, term.axes[3].size)
         return r, s, inside + inside_w, self.value(x, [at[0], at[1], h, v])
 
-    def _poolavg(self, term: Typed, at: list[Index]) -> Sum:
+    def _poolavg(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         r, s, guards, read = self.pooled(term, at)
         return self.summed(self.guarded(self.times((self.share(term),), read), guards), r, s)
 
@@ -330,7 +334,7 @@ class Prover:
         unknown = tuple(Factor("f", f"1/({self.affine(s)})") for s in sizes if s.terms)
         return Monomial(prod(numbers, start=Fraction(1)), unknown)
 
-    def _poolmax(self, term: Typed, at: list[Index]) -> Sum:
+    def _poolmax(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         r, s, guards, read = self.pooled(term, at)
         bound = tuple(v for i in (r, s) for v, _ in i.parts)
         read = tuple(Monomial(m.coefficient, without(m.factors, guards), m.bound) for m in self.simple(read))
@@ -339,11 +343,11 @@ class Prover:
         limits = (Monomial(Fraction(1), tuple(guards)),)  # which positions count; at least one does in every window
         return (Monomial(Fraction(1), (Factor("max", sums=(read, limits), bound=bound),)),)
 
-    def _enlarge(self, term: Typed, at: list[Index]) -> Sum:
+    def _enlarge(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         (w,) = term.args
         inner, guards = list(at), list[Factor]()
         for i, low in enumerate(enlarged(term)):
-            where = at[2 + i].plus(Index(low), -1)
+            where = at[2 + i].plus(IndexPolynomial(low), -1)
             inside = self.within(where, w.axes[2 + i].size)
             if inside is False:
                 return ()
@@ -352,28 +356,28 @@ class Prover:
             inner[2 + i] = where
         return self.guarded(self.value(w, inner), guards)
 
-    def _merge(self, term: Typed, at: list[Index]) -> Sum:
+    def _merge(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         (w,), n = term.args, term.params["count"]
         group = self.group(at[0], w.axes[0].size, n)
         if self.group(at[1], term.axes[1].size, n) != group:
             return ()
-        return self.value(w, [at[0], at[1].plus(Index(w.axes[1].size * group), -1), *at[2:]])
+        return self.value(w, [at[0], at[1].plus(IndexPolynomial(w.axes[1].size * group), -1), *at[2:]])
 
-    def equal(self, *pairs: tuple[Index, Index]) -> tuple[Factor, ...]:
+    def equal(self, *pairs: tuple[IndexPolynomial, IndexPolynomial]) -> tuple[Factor, ...]:
         """Factors stating that indices are equal."""
         return tuple(Factor("delta", indices=(a.plus(b, -1),)) for a, b in pairs)
 
-    def _Imatmul(self, term: Typed, at: list[Index]) -> Sum:
+    def _Imatmul(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return (Monomial(Fraction(1), self.equal((at[0], at[1]))),)
 
-    def _Iewmul(self, term: Typed, at: list[Index]) -> Sum:
+    def _Iewmul(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return (Monomial(Fraction(1)),)
 
-    def _Iconv(self, term: Typed, at: list[Index]) -> Sum:
-        centre = [Index(term.numbers["low_" + i]) for i in "hw"]
+    def _Iconv(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
+        centre = [IndexPolynomial(term.numbers["low_" + i]) for i in "hw"]
         return (Monomial(Fraction(1), self.equal((at[0], at[1]), (at[2], centre[0]), (at[3], centre[1]))),)
 
-    def _Cpool(self, term: Typed, at: list[Index]) -> Sum:
+    def _Cpool(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         share = self.share(term)
         return (Monomial(share.coefficient, share.factors + self.equal((at[0], at[1]))),)
 
@@ -413,8 +417,8 @@ class Prover:
         self.alone(term.bound)
         for v, c in index.parts:
             if v in term.bound and abs(c) == 1:
-                others = Index(index.offset, tuple(p for p in index.parts if p[0] != v))
-                value = Index(Affine.of(0)).plus(others, -c)
+                others = IndexPolynomial(index.offset, tuple(p for p in index.parts if p[0] != v))
+                value = IndexPolynomial(Affine.of(0)).plus(others, -c)
                 inside = self.within(value, self.ranges[v])
                 if inside is False:
                     return False
@@ -432,8 +436,8 @@ class Prover:
         steps = {v for product in (*self.products.values(), *(b for b, _ in self.products)) for v in (product,)}
         if last is None or last in steps or not any(last in variables_of(f) for f in rest):
             return None
-        value = Index(ZERO).plus(
-            Index(index.offset, tuple(p for p in index.parts if p[0] != last)), -dict(index.parts)[last]
+        value = IndexPolynomial(ZERO).plus(
+            IndexPolynomial(index.offset, tuple(p for p in index.parts if p[0] != last)), -dict(index.parts)[last]
         )
         return Monomial(term.coefficient, (factor, *(f.put(last, value) for f in rest)), term.bound)
 
@@ -458,7 +462,7 @@ class Prover:
         self.alone(term.bound)
         for v, c in index.parts:
             if v in term.bound and c == 1:
-                before = index.plus(Index(Affine.of(0), ((v, 1),)), -1)
+                before = index.plus(IndexPolynomial(Affine.of(0), ((v, 1),)), -1)
                 low, high = self.bounds(before)
                 if self.signs.nonnegative(high * -1) and self.signs.nonnegative(self.ranges[v] + low - guard.size):
                     inner = self.variable(Affine.of(0), guard.size)
@@ -543,14 +547,18 @@ class Prover:
             return min(texts)
         if f.kind == "delta":
             (i,) = f.indices
-            return "[" + min(self.index_text(i, names), self.index_text(Index(Affine.of(0)).plus(i, -1), names)) + "=0]"
+            return (
+                "["
+                + min(self.index_text(i, names), self.index_text(IndexPolynomial(Affine.of(0)).plus(i, -1), names))
+                + "=0]"
+            )
         return f"[0<={self.index_text(f.indices[0], names)}<{self.affine(f.size)}]"
 
     def orders_of_max(self, f: Factor) -> Iterator[Sequence[int]]:
         """All orders of a maximum's indices."""
         return iter(list(permutations(f.bound)))
 
-    def index_text(self, index: Index, names: dict[int, str]) -> str:
+    def index_text(self, index: IndexPolynomial, names: dict[int, str]) -> str:
         """An index as text."""
         parts = sorted(f"{c}*{self.variable_text(v, names)}" for v, c in index.parts)
         return "+".join([self.affine(index.offset), *parts])

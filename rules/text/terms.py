@@ -20,20 +20,20 @@ class NoMeaning(Exception):
 
 # ---------------------------------------------------------------- axes and typed terms
 @dataclass(eq=False)
-class Axis:
+class TermAxis:
     """One axis of a value: its size, and the two parts if it is a concatenation. An `open` axis may be cut anywhere,
     once."""
 
     size: Affine
-    cut: tuple[Axis, Axis] | None = None
+    cut: tuple[TermAxis, TermAxis] | None = None
     open: bool = False
-    same: tuple[Axis, ...] = ()  # the operands' axes that this axis stems from
+    same: tuple[TermAxis, ...] = ()  # the operands' axes that this axis stems from
 
-    def cuts(self) -> list[tuple[Axis, Axis]]:
+    def cuts(self) -> list[tuple[TermAxis, TermAxis]]:
         """All concatenations that this axis stems from, as (left part, right part)."""
         return [self.cut] if self.cut else [c for a in self.same for c in a.cuts()]
 
-    def openings(self) -> list[Axis]:
+    def openings(self) -> list[TermAxis]:
         """The open axes that this axis stems from."""
         return [self] if self.open else [o for a in self.same for o in a.openings()]
 
@@ -43,7 +43,7 @@ class Typed:
     """A term with symbolic sizes per axis. `numbers` holds further sizes that its semantics need (a cut, paddings)."""
 
     op: str
-    axes: list[Axis]
+    axes: list[TermAxis]
     args: tuple[Typed, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, Affine] = field(default_factory=dict)
@@ -131,4 +131,4 @@ def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
     return None
 
 
-__all__ = ["FACTORINGS", "Axis", "Choices", "NoMeaning", "Typed", "factorings", "perm_of", "subterms"]
+__all__ = ["FACTORINGS", "Choices", "NoMeaning", "TermAxis", "Typed", "factorings", "perm_of", "subterms"]

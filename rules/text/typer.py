@@ -9,10 +9,10 @@ from typing import Any
 
 from .linear_equations import Affine, System
 from .ranks import Ranks
-from .scopes import Scope, group_counts
+from .scopes import AxisScope, group_counts
 from .shape_families import Typing
 from .tensat import Apply, Input, Number, Term, TextRule, nodes
-from .terms import FACTORINGS, Axis, Choices, NoMeaning, Typed, factorings, perm_of
+from .terms import FACTORINGS, Choices, NoMeaning, TermAxis, Typed, factorings, perm_of
 
 ATTRIBUTES = {"stride_h": (1, 2), "stride_w": (1, 2), "pad": (0, 1), "act": (0, 1, 2, 3), "kernel_h": (1, 3),
               "kernel_w": (1, 5), "count": (1, 2), "axis": (0, 1, 2, 3), "ndim": (2, 4, 3), "shuffle": (1,),
@@ -30,7 +30,7 @@ class Typer:
     With `symbolic`, parameters in `SYMBOLIC` are unknowns.
     """
 
-    def __init__(self, rule: TextRule, choices: Choices, scope: Scope, symbolic: bool = False) -> None:
+    def __init__(self, rule: TextRule, choices: Choices, scope: AxisScope, symbolic: bool = False) -> None:
         self.rule, self.choices, self.scope = rule, choices, scope
         self.system = System()
         self.attrs = {
@@ -60,11 +60,11 @@ class Typer:
         """An unknown size."""
         return self.system.fresh(**more)
 
-    def merge(self, *axes: Axis) -> Axis:
+    def merge(self, *axes: TermAxis) -> TermAxis:
         """The axis of an elementwise result; the operands' sizes are equated."""
         for a in axes[1:]:
             self.system.equate(axes[0].size, a.size)
-        return axes[0] if len(axes) == 1 else Axis(axes[0].size, same=axes)
+        return axes[0] if len(axes) == 1 else TermAxis(axes[0].size, same=axes)
 
     def visit(self, term: Term) -> Typed:
         """The typed term."""
@@ -73,7 +73,7 @@ class Typer:
         if isinstance(term, Input):
             if term.name not in self.inputs:
                 rank = self.rank(self.ranks.inputs[term.name])
-                axes = [Axis(self.fresh(), open=True) for _ in range(rank)]
+                axes = [TermAxis(self.fresh(), open=True) for _ in range(rank)]
                 self.inputs[term.name] = Typed("input", axes, params={"name": term.name})
             return self.inputs[term.name]
         args = tuple(map(self.visit, term.args))
@@ -109,7 +109,8 @@ class Typer:
                 raise NoMeaning(f"concat along axis {axis} of ranks {len(found.axes)} and {len(other.axes)}")
             pairs = list(zip(found.axes, other.axes))
             axes = [
-                Axis(p.size + q.size, cut=(p, q)) if i == axis else self.merge(p, q) for i, (p, q) in enumerate(pairs)
+                TermAxis(p.size + q.size, cut=(p, q)) if i == axis else self.merge(p, q)
+                for i, (p, q) in enumerate(pairs)
             ]
             found = Typed("concat", axes, (found, other), {"axis": axis})
         joined: Typed = found
@@ -123,14 +124,14 @@ class Typer:
             if not places:
                 raise NoMeaning(f"a split along axis {axis}, where nothing was concatenated")
             place = places[0]
-            parts = (Axis(self.fresh(), open=True), Axis(self.fresh(), open=True))
+            parts = (TermAxis(self.fresh(), open=True), TermAxis(self.fresh(), open=True))
             self.system.equate(place.size, parts[0].size + parts[1].size)
             place.cut, place.open = parts, False
             cuts = [parts]
         for other in cuts[1:]:
             self.system.equate(cuts[0][0].size, other[0].size)
         mine = tuple(c[half] for c in cuts)
-        part = mine[0] if len(mine) == 1 else Axis(mine[0].size, same=mine)
+        part = mine[0] if len(mine) == 1 else TermAxis(mine[0].size, same=mine)
         axes = [part if i == axis else a for i, a in enumerate(x.axes)]
         return Typed(f"split_{half}", axes, args, params, {"cut": cuts[0][0].size})
 
@@ -194,7 +195,7 @@ class Typer:
         if groups > 1:
             self.system.equate(w[0].size, self.fresh() * int(groups))
         space = [
-            Axis(self.positions(x[2 + i].size, w[2 + i].size, params["stride_" + "hw"[i]], params["pad"]))
+            TermAxis(self.positions(x[2 + i].size, w[2 + i].size, params["stride_" + "hw"[i]], params["pad"]))
             for i in (0, 1)
         ]
         numbers = {"low_" + i: self.low(a.size, params["pad"]) for i, a in zip("hw", w[2:])}
@@ -203,7 +204,7 @@ class Typer:
     def _pool(self, args: Any, params: Any, term: Apply) -> Typed:
         x = args[0].axes
         space = [
-            Axis(self.positions(x[2 + i].size, Affine.of(params["kernel_" + "hw"[i]]), params["stride_" + "hw"[i]],
+            TermAxis(self.positions(x[2 + i].size, Affine.of(params["kernel_" + "hw"[i]]), params["stride_" + "hw"[i]],
                                 params["pad"]))
             for i in (0, 1)
         ]  # fmt: skip
@@ -221,7 +222,7 @@ class Typer:
         for name, have, want in zip("hw", w[2:], wanted):
             before, odd = self.rims(have.size, want)
             numbers |= {"before_" + name: before, "after_" + name: before + odd}
-        return Typed("enlarge", [*w[:2], *map(Axis, wanted)], args[:1], {}, numbers)
+        return Typed("enlarge", [*w[:2], *map(TermAxis, wanted)], args[:1], {}, numbers)
 
     def rims(self, have: Affine, want: Affine) -> tuple[Affine, Affine]:
         """(zeros before an enlarged kernel, whether there is one more after it); the same unknowns for equal sizes."""
@@ -236,7 +237,7 @@ class Typer:
     def _merge(self, args: Any, params: Any, term: Apply) -> Typed:
         w = args[0].axes
         self.system.equate(w[0].size, self.fresh() * params["count"])
-        return Typed("merge", [w[0], Axis(w[1].size * params["count"]), *w[2:]], args, params)
+        return Typed("merge", [w[0], TermAxis(w[1].size * params["count"]), *w[2:]], args, params)
 
     def _reshape(self, args: Any, params: Any, term: Apply) -> Typed:
         shape = params["shape"] if isinstance(params["shape"], tuple) else (params["shape"],)
@@ -247,7 +248,7 @@ class Typer:
         unknown = [s for s in sizes if s.terms]
         for size, number in zip(unknown, self.choices.choose(list(islice(factorings(left, len(unknown)), FACTORINGS)))):
             self.system.equate(size, number)
-        return Typed("reshape", [Axis(Affine.of(d)) for d in shape], args, {"shape": shape})
+        return Typed("reshape", [TermAxis(Affine.of(d)) for d in shape], args, {"shape": shape})
 
     def _batchnorm(self, args: Any, params: Any, term: Apply) -> Typed:
         for a in args[1:]:
@@ -260,17 +261,17 @@ class Typer:
             self.system.equate(n, self.kernels[0].axes[0].size)
         sizes = {i: Affine.of(params["kernel_" + i]) for i in "hw"}
         low = {"low_" + i: self.low(size, 0) for i, size in sizes.items()}
-        return Typed(term.op, [Axis(n), Axis(n), *map(Axis, sizes.values())], (), params, low)
+        return Typed(term.op, [TermAxis(n), TermAxis(n), *map(TermAxis, sizes.values())], (), params, low)
 
     _Iconv = _Cpool = _kernel
 
     def _Imatmul(self, args: Any, params: Any, term: Apply) -> Typed:
         n = self.fresh(eager=True)
-        return Typed("Imatmul", [Axis(n), Axis(n)])
+        return Typed("Imatmul", [TermAxis(n), TermAxis(n)])
 
     def _Iewmul(self, args: Any, params: Any, term: Apply) -> Typed:
         rank = self.rank(self.ranks.ones[id(term)])
-        return Typed("Iewmul", [Axis(self.fresh(eager=True)) for _ in range(rank)])
+        return Typed("Iewmul", [TermAxis(self.fresh(eager=True)) for _ in range(rank)])
 
     # ------------------------------------------------------------ the whole rule
     def narrow(self, terms: Sequence[Term]) -> None:

@@ -41,7 +41,7 @@ from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
 from tensor_graphs.egraph.ir.ops import OPS
-from tensor_graphs.egraph.ir.pattern import Call as Pattern
+from tensor_graphs.egraph.ir.pattern import PatternCall
 from tensor_graphs.egraph.ir.special_functions import erf
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
@@ -298,7 +298,7 @@ def single(op: str) -> Template:
     """NumPy's kernel of one op, which says what the op's operands and attributes are."""
     return next(
         x for x in backend("numpy").templates
-        if isinstance(x.term, Pattern) and x.term.op == op and len(x.operands) == OPS[op].arity == len(x.term.args) and not x.prep
+        if isinstance(x.term, PatternCall) and x.term.op == op and len(x.operands) == OPS[op].arity == len(x.term.args) and not x.prep
     )  # fmt: skip
 
 
@@ -328,7 +328,7 @@ def test_every_op_has_a_kernel_or_is_declared_a_gap(dtype: str) -> None:
     cases: dict[str, tuple[Template, Call, dict[str, Array]]] = {}
     lacking: set[str] = set()
     known = {op for op, entry in OPS.items() if entry.arity and any(
-        isinstance(x.term, Pattern) and x.term.op == op and len(x.term.args) == len(x.operands) for x in backend("numpy").templates
+        isinstance(x.term, PatternCall) and x.term.op == op and len(x.term.args) == len(x.operands) for x in backend("numpy").templates
     )}  # fmt: skip
     for op in sorted(known):
         found = next((k for seed in range(6) if (k := case(op, dtype, seed)) is not None and reads(k[1], dtype)), None)

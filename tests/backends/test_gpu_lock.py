@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock, Timeout
 
 from tensor_graphs.backends.tuning import gpu_lock as module
-from tensor_graphs.backends.tuning.gpu_lock import Turns
+from tensor_graphs.backends.tuning.gpu_lock import GpuLock
 from tensor_graphs.backends.tuning.gpu_process import LOCK
 
 WAIT_S = 60.0
@@ -40,14 +40,14 @@ def test_others_have_the_device_between_turns(path: str, monkeypatch: pytest.Mon
             other.set()
 
     assert not taken(path)
-    with Turns() as turns:
+    with GpuLock() as lock:
         thread = Thread(target=wait)
         thread.start()
-        turns()
+        lock()
         assert taken(path) and not other.wait(0.02), "a turn is not over at once"
-        monkeypatch.setattr(module, "TURN_S", 0.0)
+        monkeypatch.setattr(module, "HOLD_S", 0.0)
         for _ in range(int(WAIT_S / module.PAUSE_S)):
-            turns()
+            lock()
             if other.is_set():
                 break
         assert other.is_set() and taken(path)
@@ -56,15 +56,15 @@ def test_others_have_the_device_between_turns(path: str, monkeypatch: pytest.Mon
 
 
 def test_whoever_is_hurried_keeps_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TURN_S", 0.0)
+    monkeypatch.setattr(module, "HOLD_S", 0.0)
     monkeypatch.setattr(module.time, "sleep", lambda seconds: pytest.fail("the device was left alone"))
-    with Turns() as turns:
-        turns.hurried = True
-        turns()
+    with GpuLock() as lock:
+        lock.hurried = True
+        lock()
         assert taken(path)
 
 
 def test_what_fails_leaves_the_device(path: str) -> None:
-    with pytest.raises(KeyError), Turns():
+    with pytest.raises(KeyError), GpuLock():
         raise KeyError
     assert not taken(path)

@@ -565,7 +565,7 @@ def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
     assert path.read_text(encoding="utf-8").partition("\n")[2] == text
 
 
-# ---------------------------------------------------------------- regions of an e-graph
+# ---------------------------------------------------------------- fusion groups of an e-graph
 def test_regions_of_a_saturated_graph_compute_their_class() -> None:
     """Every region's kernel against the value of its class, for the classes of a saturated graph."""
     from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block

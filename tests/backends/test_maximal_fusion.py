@@ -261,14 +261,14 @@ def test_sums_that_most_is_computed_in_are_not_written_out() -> None:
 
 
 def test_nothing_starts_or_reads_inside_a_large_part() -> None:
-    """Of a part that is one kernel, small regions are those at its ends: its states are neither made nor read by others."""
+    """Of a part that is one kernel, small groups are those at its ends: its states are neither made nor read by others."""
     (y,) = _read_out(24)
     found = whole_of([t.matmul(t.reshape(y, (16, 24)), x("w", 24, 6))])
     assert len(found.large) == 1 and len(found.unread) > 100
-    regions = found.regions
-    regions.settled, regions.unstarted, regions.unread = found.settled, found.unstarted, found.unread
-    assert not regions.unread & {*regions.given} and not regions.unread & {*found.results(found.large[0])}
-    seen = list(regions)
+    groups = found.groups
+    groups.settled, groups.unstarted, groups.unread = found.settled, found.unstarted, found.unread
+    assert not groups.unread & {*groups.given} and not groups.unread & {*found.results(found.large[0])}
+    seen = list(groups)
     assert seen and not any(c in found.unread for r in seen for c in (r.cls, *(c for _, c in r.leaves)))
 
 
@@ -375,7 +375,7 @@ def test_values_held_at_once_are_counted() -> None:
     total = loads[0]
     for load in loads[1:]:
         total = b.pointwise("add", (total, load))
-    one = kir.Kernel((), (kir.Store("out", PLACE, total),), {}, b)
+    one = kir.Kernel((), (kir.OutputStore("out", PLACE, total),), {}, b)
     assert one.held == 3  # the sum so far, the next one, and what they make
     assert one.work == 7 and not one.long
 

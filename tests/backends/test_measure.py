@@ -24,7 +24,7 @@ from tensor_graphs.backends.tuning.cpu_worker import (
     timed,
 )
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Failure, SinkBase, Timing, Worker
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, CpuWorkerProcess, Failure, SinkBase, Timing
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
@@ -45,7 +45,7 @@ def candidate(name: str, call: Call) -> Candidate:
 
 
 @pytest.fixture
-def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CpuWorkerProcess:
     """A worker that crashes on np.mul, hangs on np.sub, prints on np.div, and has a wrong np.maximum."""
     (tmp_path / "faulty_worker.py").write_text(
         textwrap.dedent("""
@@ -64,7 +64,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    worker = Worker("faulty_worker", timeout=20.0)
+    worker = CpuWorkerProcess("faulty_worker", timeout=20.0)
     yield worker
     worker.close()
 
@@ -83,7 +83,7 @@ def test_rows_of_a_measurement() -> None:
         os.kill(pid, 0)
 
 
-def test_one_bad_kernel_costs_one_candidate(faulty: Worker) -> None:
+def test_one_bad_kernel_costs_one_candidate(faulty: CpuWorkerProcess) -> None:
     measurer = CpuMeasurer(Rows(), seconds=0.002, worker=faulty)
     assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Timing)
     crash = measurer.time(template("numpy", "np.mul"), ADD)
@@ -113,7 +113,7 @@ class Over:
 
 
 def test_a_kernel_that_nobody_waits_for_is_given_up_and_leaves_no_row(
-    faulty: Worker, monkeypatch: pytest.MonkeyPatch
+    faulty: CpuWorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "GRACE_S", 0.05)
     rows = Rows()
@@ -124,7 +124,7 @@ def test_a_kernel_that_nobody_waits_for_is_given_up_and_leaves_no_row(
     assert [r.kind for r in rows] == ["timing", "accuracy"]
 
 
-def test_failures_become_rows(faulty: Worker) -> None:
+def test_failures_become_rows(faulty: CpuWorkerProcess) -> None:
     rows = Rows()
     CpuMeasurer(rows, seconds=0.002, worker=faulty).measure([candidate("np.mul", ADD)])
     assert [(r.kind, r.status) for r in rows] == [("failure", "crash")]

@@ -29,7 +29,7 @@ from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import SinkBase, Timing
 from tensor_graphs.backends.tuning.measure_gpu import AGAIN, ALIKE, GpuMeasurer  # fmt: skip
 from tensor_graphs.backends.tuning.schedule_search import key_of_schedule
-from tensor_graphs.backends.tuning.trials import Measured, Try, rows_of
+from tensor_graphs.backends.tuning.trials import Measured, Trial, rows_of
 from tensor_graphs.costdb.store.calibrate import calibration_rows
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.ops import Type
@@ -190,10 +190,10 @@ def test_the_cheapest_measured_schedule_is_the_price(tmp_path: object) -> None:
     before = pricer.price([found])[0]
     assert before.source == "bound" and before.schedule == (("BLOCK", 64),)
     tries = [
-        Try(c, cold=[us] * 3, hot=[us] * 3, accuracy={"rel_fro": 0.0})
+        Trial(c, cold=[us] * 3, hot=[us] * 3, accuracy={"rel_fro": 0.0})
         for c, us in zip(schedules_of(found.template, CALL), (3.0, 2.0))
     ]
-    tries.append(Try(schedules_of(found.template, CALL)[2]))
+    tries.append(Trial(schedules_of(found.template, CALL)[2]))
     measured = Measured(found.template, CALL, tries[:2])
     store.add(rows_of(measured))
     after = pricer.price([found])[0]
@@ -554,7 +554,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilePool]:
 
 
 def test_kernels_compile_without_a_gpu_and_twins_are_found(pool: CompilePool) -> None:
-    tries = [Try(c) for c in schedules_of(template(), CALL)]
+    tries = [Trial(c) for c in schedules_of(template(), CALL)]
     tries.append(replace(tries[0], call=replace(CALL, schedule={"BLOCK": 64, "unused": 1})))
     for one in tries:
         one.text = kernel_text(template(), one.call)
@@ -613,7 +613,7 @@ class Told:
 
 def test_what_spills_is_dropped_where_something_does_not() -> None:
     def judged(*told: Told) -> list[str]:
-        tries = [Try(CALL, compiled=t) for t in told]  # type: ignore[arg-type]
+        tries = [Trial(CALL, compiled=t) for t in told]  # type: ignore[arg-type]
         kernel = Measured(template(), CALL, tries)
         for one in tries:
             if kernel.judge(one):

@@ -26,8 +26,7 @@ from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
 from tensor_graphs.egraph.ir.ops import OPS
-from tensor_graphs.egraph.ir.pattern import Call as Pattern
-from tensor_graphs.egraph.ir.pattern import Name, Var
+from tensor_graphs.egraph.ir.pattern import Name, PatternCall, Var
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 
@@ -57,7 +56,7 @@ def dense(template: Any, seed: int, dtype: str) -> Call | None:
 def single(op: str) -> Any:
     """NumPy's kernel of one op, which says what the op's operands and attributes are; None if it has none."""
     for x in backend("numpy").templates:
-        if isinstance(x.term, Pattern) and x.term.op == op and not x.prep and len(x.operands) == OPS[op].arity:
+        if isinstance(x.term, PatternCall) and x.term.op == op and not x.prep and len(x.operands) == OPS[op].arity:
             names = [v for _, v in x.term.attrs]
             if all(isinstance(a, Var) for a in x.term.args) and all(isinstance(v, Name) for v in names):
                 return x
@@ -121,7 +120,7 @@ def test_every_op_has_a_generated_kernel_or_is_declared_a_gap(dtype: str) -> Non
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_op_has_a_library_kernel_or_is_declared_a_gap(dtype: str) -> None:
-    own = {x.term.op: x for x in BACKEND.templates if isinstance(x.term, Pattern)}
+    own = {x.term.op: x for x in BACKEND.templates if isinstance(x.term, PatternCall)}
     assert {op for op, entry in OPS.items() if entry.arity} - own.keys() == LIBRARY_GAPS.keys()
     for op, template in own.items():
         plain = single(op)

@@ -29,7 +29,7 @@ from tensor_graphs.backends.tuning.schedule_search import (
     ScheduleSearch,
     key_of_schedule,
 )
-from tensor_graphs.backends.tuning.trials import Measured, Try, rows_of, search_of
+from tensor_graphs.backends.tuning.trials import Measured, Trial, rows_of, search_of
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir.graph import Tensor
@@ -266,7 +266,7 @@ def test_a_store_knows_schedules_of_this_shape_and_the_best_of_others(tmp_path: 
     first = search_of(template, call, COUNT, store.snapshot)  # type: ignore[arg-type]
     assert first is not None and not first.near
     moved = next(s for *_, s in first.moves(first.ranked[0]) if first.fits(s) and s not in first.ranked)  # type: ignore[misc]
-    tries = [Try(replace(call, schedule=s), cold=[us] * 3) for s, us in ((first.ranked[0], 5.0), (moved, 2.0))]
+    tries = [Trial(replace(call, schedule=s), cold=[us] * 3) for s, us in ((first.ranked[0], 5.0), (moved, 2.0))]
     store.add(rows_of(Measured(template, call, tries)))  # type: ignore[arg-type]
     again = search_of(template, call, COUNT, store.snapshot)  # type: ignore[arg-type]
     assert again is not None and again.known == {key_of_schedule(first.ranked[0]): 5.0, key_of_schedule(moved): 2.0}

@@ -12,7 +12,7 @@ from tensor_graphs.backends.tuning.single_kernel import compiled, laid, random_v
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import OPS
-from tensor_graphs.egraph.ir.pattern import Call as Pattern
+from tensor_graphs.egraph.ir.pattern import PatternCall
 from tensor_graphs.extract.model.kernel import Template
 from tensor_graphs.extract.model.meaning import output_terms
 
@@ -100,12 +100,12 @@ def test_exact_kernels_are_bitwise_the_interpreter(template: Template) -> None:
 
 
 def test_every_atomic_op_has_an_exact_kernel() -> None:
-    found = {t.term.op for t in EXACT if isinstance(t.term, Pattern)}
+    found = {t.term.op for t in EXACT if isinstance(t.term, PatternCall)}
     assert {op for op, entry in OPS.items() if entry.arity and not entry.composite} <= found
 
 
 def test_numpy_has_a_reference_for_every_op() -> None:
-    named = {t.term.op for t in backend("numpy").templates if isinstance(t.term, Pattern) and not t.prep}
+    named = {t.term.op for t in backend("numpy").templates if isinstance(t.term, PatternCall) and not t.prep}
     assert {op for op, entry in OPS.items() if entry.arity} <= named
 
 
@@ -114,7 +114,7 @@ POINTWISE = [
     pytest.param(t, id=t.name)
     for name in BACKENDS
     for t in backend(name).templates
-    if isinstance(t.term, Pattern)
+    if isinstance(t.term, PatternCall)
     and OPS[t.term.op].pointwise
     and len(t.operands) == OPS[t.term.op].arity == len(t.term.args)
     and t.operands in (("x",), ("x", "y"))

@@ -17,7 +17,7 @@ from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import compiled, laid, random_values
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.ops import OPS
-from tensor_graphs.egraph.ir.pattern import Call as Pattern
+from tensor_graphs.egraph.ir.pattern import PatternCall
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 from .reference import expected
@@ -175,11 +175,11 @@ def test_every_op_has_a_kernel_for_any_dtypes() -> None:
     """As a 16-bit model needs them: over operands that lie in 16 bits, in float32, or in both."""
     named: dict[str, list[Template]] = {}
     for t in CUDA.templates:
-        if isinstance(t.term, Pattern) and not t.prep and t.layout is None and len(t.operands) == len(t.term.args):
+        if isinstance(t.term, PatternCall) and not t.prep and t.layout is None and len(t.operands) == len(t.term.args):
             named.setdefault(t.term.op, []).append(t)
     assert {op for op, entry in OPS.items() if entry.arity} <= set(named)
     views = {"reshape", "permute", "broadcast_to", "slice", "windows"}
-    known = [t for t in backend("numpy").templates if isinstance(t.term, Pattern) and not t.prep and not t.when]
+    known = [t for t in backend("numpy").templates if isinstance(t.term, PatternCall) and not t.prep and not t.when]
     numpy = {op: [t for t in known if t.term.op == op and len(t.operands) == len(t.term.args)] for op in named}
     rng = random.Random(3)
     for op in sorted(set(named) - views):

@@ -90,4 +90,4 @@ def test_torch_spells_the_same_view(seed: int) -> None:
 def test_a_reshape_across_a_permutation_needs_a_copy() -> None:
     assert view_strides("reshape", {"shape": (12,)}, Operand(Type((3, 4), "float32"), (1, 3))) is None
     assert view_strides("reshape", {"shape": (12,)}, Operand(Type((3, 4), "float32"), (4, 1))) == (1,)
-    assert set(_RULES) >= {"reshape", "permute", "slice"} and isinstance(view_templates()[0].term, pattern.Call)
+    assert set(_RULES) >= {"reshape", "permute", "slice"} and isinstance(view_templates()[0].term, pattern.PatternCall)

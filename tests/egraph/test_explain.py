@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.egraph.explain.congruence import Congruence, Equation, ShortProofs
-from tensor_graphs.egraph.explain.explain import Explanation, Step, classes_of, derive, explain
+from tensor_graphs.egraph.explain.explain import Explanation, ProofStep, classes_of, derive, explain
 from tensor_graphs.egraph.explain.proof_steps import GAP
 from tensor_graphs.egraph.explain.replay import check
 from tensor_graphs.egraph.ir import builders as t
@@ -136,7 +136,7 @@ def test_wrong_steps_are_found(spoil: str) -> None:
 
 def test_a_step_without_a_rule_must_still_keep_the_value() -> None:
     a, b = x(2, 3, name="a"), x(2, 3, name="b")
-    step = lambda old, new: Explanation(old, new, (Step(GAP, True, (), old, new, old, new),))
+    step = lambda old, new: Explanation(old, new, (ProofStep(GAP, True, (), old, new, old, new),))
     assert not step(a + b, b + a).complete and check(step(a + b, b + a), ALL).ok
     assert not check(step(a + b, a - b), ALL).ok
 

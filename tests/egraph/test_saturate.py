@@ -30,7 +30,7 @@ from tensor_graphs.egraph.saturate.engine import Bounds, Deadline, MemoryLimit, 
 from tensor_graphs.egraph.saturate.language import RUN
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block, saturate_blocks
 from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices
-from tensor_graphs.egraph.saturate.worker import Pool, Worker
+from tensor_graphs.egraph.saturate.worker import Pool, SaturationWorker
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import RuleError, UsageError, WorkerError
 
@@ -264,20 +264,20 @@ def test_a_beam_bounds_what_rules_can_match() -> None:
 
 # ---------------------------------------------------------------- worker
 @pytest.fixture
-def worker() -> Iterator[Worker]:
-    found = Worker()
+def worker() -> Iterator[SaturationWorker]:
+    found = SaturationWorker()
     yield found
     found.kill()
 
 
-def test_a_worker_finds_what_this_process_finds(worker: Worker) -> None:
+def test_a_worker_finds_what_this_process_finds(worker: SaturationWorker) -> None:
     for graph in (qkv(), long_sum(5), qkv(False)):  # one after the other in one process
         here = saturate_block(graph, RULES, Limits(iterations=5), session=InProcess())
         there = saturate_block(graph, RULES, Limits(iterations=5), session=worker)
         assert everything(here) == everything(there)
 
 
-def test_the_deadline_holds_inside_a_round(worker: Worker) -> None:
+def test_the_deadline_holds_inside_a_round(worker: SaturationWorker) -> None:
     limits = Limits(iterations=50, nodes=10**9, seconds=1.0, bytes=4 << 30)
     begin = time.perf_counter()
     view = saturate_block(long_sum(30), GROWING, limits, session=worker, guard=False)
@@ -287,13 +287,13 @@ def test_the_deadline_holds_inside_a_round(worker: Worker) -> None:
     assert again.report.stopped == "saturated"
 
 
-def test_the_memory_limit_holds(worker: Worker) -> None:
+def test_the_memory_limit_holds(worker: SaturationWorker) -> None:
     limits = Limits(iterations=50, nodes=10**9, seconds=60.0, bytes=150 << 20)
     view = saturate_block(long_sum(30), GROWING, limits, session=worker, guard=False)
     assert view.report.stopped == "bytes" and view.extractable()
 
 
-def test_a_worker_that_dies_leaves_the_last_good_view(worker: Worker) -> None:
+def test_a_worker_that_dies_leaves_the_last_good_view(worker: SaturationWorker) -> None:
     class Dying:
         def __init__(self) -> None:
             self.calls = 0
@@ -313,7 +313,9 @@ def test_a_worker_that_dies_leaves_the_last_good_view(worker: Worker) -> None:
     assert "exit code -9" in view.report.message and len(view) == view.report.sizes[-1]
 
 
-def test_a_worker_that_answers_nonsense(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_answers_nonsense(
+    worker: SaturationWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     talks = "import sys; print('hello there', flush=True); sys.stdin.read()"
     monkeypatch.setattr(sys, "executable", _script(talks, tmp_path))
     with pytest.raises(WorkerError, match="nonsense"):
@@ -335,14 +337,14 @@ def _script(code: str, folder: Path) -> str:
     return str(path)
 
 
-def test_an_unsound_rule_is_named_an_error_and_the_worker_lives(worker: Worker) -> None:
+def test_an_unsound_rule_is_named_an_error_and_the_worker_lives(worker: SaturationWorker) -> None:
     wrong = Rule("wrong", "tanh(x)", "sum(x, axes=(0,))")
     with pytest.raises(RuleError, match="unsound"):
         saturate_block(Graph.of(t.tanh(t.input("x", (2, 3)))), [wrong], session=worker)
     assert saturate_block(qkv(), RULES, session=worker).report.stopped == "saturated"
 
 
-def test_stop_ends_a_round_at_once(worker: Worker) -> None:
+def test_stop_ends_a_round_at_once(worker: SaturationWorker) -> None:
     pressed = threading.Event()
     threading.Timer(0.7, pressed.set).start()
     limits = Limits(iterations=50, nodes=10**9, seconds=100.0)
@@ -350,7 +352,7 @@ def test_stop_ends_a_round_at_once(worker: Worker) -> None:
     assert view.report.stopped == "interrupted" and view.extractable()
 
 
-def test_bounds_of_a_request(worker: Worker) -> None:
+def test_bounds_of_a_request(worker: SaturationWorker) -> None:
     worker.prepare()
     process = worker.process
     assert process is not None
@@ -370,7 +372,7 @@ def test_bounds_of_a_request(worker: Worker) -> None:
 
 
 def test_a_worker_dies_with_its_parent() -> None:
-    code = ("from tensor_graphs.egraph.saturate.worker import Worker\nw = Worker(); w.prepare()\n"
+    code = ("from tensor_graphs.egraph.saturate.worker import Worker\nw = SaturationWorker(); w.prepare()\n"
             "print(w.process.pid, flush=True)\nimport os; os.kill(os.getpid(), 9)")  # fmt: skip
     pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
     for _ in range(100):
@@ -381,7 +383,9 @@ def test_a_worker_dies_with_its_parent() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs files in memory")
-def test_a_killed_worker_leaves_nothing_behind(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_leaves_nothing_behind(
+    worker: SaturationWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert saturate_block(qkv(), RULES, session=worker).report.stopped == "saturated"
     assert worker.process is not None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.extract.solve import frontier_dp as seams
+from tensor_graphs.extract.solve import frontier_dp as module
 from tensor_graphs.extract.solve import solve as solving
 from tensor_graphs.extract.solve.cpsat import solve_cpsat
 from tensor_graphs.extract.solve.frontier_dp import FrontierDP
@@ -63,7 +63,7 @@ def layered(draw: st.DrawFn, layers: int, most: int = 3, ways: int = 2) -> Probl
     return Problem.build(nodes, [*roots, last[0]], n_classes=count).rows
 
 
-def searched(rows: ProblemRows, width: int = seams.MAX_EXACT_WIDTH) -> LabelSearchResult:
+def searched(rows: ProblemRows, width: int = module.MAX_EXACT_WIDTH) -> LabelSearchResult:
     """The search of a problem as it is."""
     found = FrontierDP(rows, best_greedy(rows)[0])
     assert found.fits
@@ -84,13 +84,13 @@ def check(rows: ProblemRows, found: LabelSearchResult, best: float) -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(layered(2), st.sampled_from([1, 2, seams.MAX_EXACT_WIDTH]))
+@given(layered(2), st.sampled_from([1, 2, module.MAX_EXACT_WIDTH]))
 def test_proved_is_the_optimum(rows: ProblemRows, width: int) -> None:
     best = least(rows)
     if best == math.inf:
         return
     found = searched(rows, width)
-    assert found.exact or width < seams.MAX_EXACT_WIDTH
+    assert found.exact or width < module.MAX_EXACT_WIDTH
     check(rows, found, best)
 
 
@@ -101,8 +101,8 @@ def test_wherever_it_is_cut(rows: ProblemRows, apart: int, crowd: int) -> None:
     if best == math.inf:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seams, "MIN_CUT_DISTANCE", apart)
-        patch.setattr(seams, "MIN_LABELS_TO_FILTER", crowd)
+        patch.setattr(module, "MIN_CUT_DISTANCE", apart)
+        patch.setattr(module, "MIN_LABELS_TO_FILTER", crowd)
         found = searched(rows)
     assert found.exact
     check(rows, found, best)
@@ -147,9 +147,9 @@ def test_what_it_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FrontierDP(rows, 1e3).search(deadline=time.perf_counter() - 1).chosen is None
     narrow = FrontierDP(rows, 1e3).search(1)
     assert narrow.chosen is not None and not narrow.exact and narrow.lower == 0.0
-    monkeypatch.setattr(seams, "MAX_DERIVATIONS", 1)
+    monkeypatch.setattr(module, "MAX_DERIVATIONS", 1)
     assert FrontierDP(rows, 1e3).search().chosen is None
-    monkeypatch.setattr(seams, "MAX_OPEN_CLASSES", 1)
+    monkeypatch.setattr(module, "MAX_OPEN_CLASSES", 1)
     assert not FrontierDP(rows, 1e3).fits
 
 
@@ -160,8 +160,8 @@ def test_where_it_is_a_beam_the_others_prove(rows: ProblemRows) -> None:
     if best == math.inf:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seams, "MAX_EXACT_LABELS", 0)
-        patch.setattr(seams, "BEAM_WIDTH", 1)
+        patch.setattr(module, "MAX_EXACT_LABELS", 0)
+        patch.setattr(module, "BEAM_WIDTH", 1)
         found = solve(Problem.build(zip(rows.cls, rows.kids, rows.cost), rows.roots, n_classes=rows.n_classes))
     assert found.optimal and found.lower_bound <= best * (1 + 1e-9)
     assert found.cost == pytest.approx(best, rel=1e-6)
@@ -169,7 +169,7 @@ def test_where_it_is_a_beam_the_others_prove(rows: ProblemRows) -> None:
 
 def test_a_beam_that_would_not_end_gives_up() -> None:
     """After 60 of 100 classes in 6 s the other 40 take 4 s more."""
-    run = seams._Run(1, math.inf, 8.0, None, 100)
+    run = module._Run(1, math.inf, 8.0, None, 100)
     run._keep_pace(0.0)
     run.left = 40
     run._keep_pace(5.0)

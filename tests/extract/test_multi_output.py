@@ -193,8 +193,8 @@ def view(outputs: Any, rules: bool = False) -> Any:
 def groups(found: Any, launched: bool = True) -> list[set[int]]:
     """The sets of classes that kernels are made for together."""
     given = frozenset(int(found.cls[n]) for n, op in enumerate(found.op) if op in ("input", "param", "state"))
-    regions = FusionGroups(found, given)
-    together = list(MultiOutputFusion(regions, list(regions), launched))
+    groups = FusionGroups(found, given)
+    together = list(MultiOutputFusion(groups, list(groups), launched))
     for g in together:
         assert 2 <= len(g.classes) <= MAX_OUTPUTS and len(g.terms) == len(g.classes) == len({*g.classes})
         assert len(g.leaves) <= MAX_GROUP_LEAVES and not {c for _, c in g.leaves} & {*g.classes}
@@ -225,13 +225,13 @@ def test_deep_residual_streams_have_regions_in_every_layer() -> None:
         found = view([h * 2.0])
         together = groups(found)
         assert all({found.classes[s], found.classes[n]} in together for s, n in zip(sums, norms[1:]))
-        regions = list(
+        grown = list(
             FusionGroups(
                 found, frozenset(int(found.cls[n]) for n, op in enumerate(found.op) if op in ("input", "param"))
             )
         )
-        assert max(len(r.leaves) for r in regions) <= 6
-        counts.append((len(regions), len(together)))
+        assert max(len(r.leaves) for r in grown) <= 6
+        counts.append((len(grown), len(together)))
     assert all(b <= 2.5 * a for a, b in zip(*counts))
 
 

@@ -34,8 +34,8 @@ def given(view: EGraphView) -> frozenset[int]:
     return frozenset(int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "param", "constant"))
 
 
-def known(regions: Iterable[FusionGroup]) -> set[Any]:
-    return {(r.cls, r.term, tuple(x for _, x in r.leaves), r.inner, r.statistics) for r in regions}
+def known(groups: Iterable[FusionGroup]) -> set[Any]:
+    return {(r.cls, r.term, tuple(x for _, x in r.leaves), r.inner, r.statistics) for r in groups}
 
 
 class Different(RepeatedSubgraphs):
@@ -110,10 +110,10 @@ def test_steps_of_an_unrolled_program_are_grown_once_and_are_the_same_kernels() 
 
     def of_states(view: EGraphView) -> tuple[int, set[Any]]:
         places = sequence_slice_classes(view, given(view), view.types)
-        regions = FusionGroups(view, given(view) | places)
+        groups = FusionGroups(view, given(view) | places)
         tanh = {int(view.cls[n]) for n, op in enumerate(view.op) if op == "tanh"}
-        terms = {r.term for r in regions if r.cls in tanh}
-        grown = sum(1 for kept in regions._groups_by_colour.values() for one in kept if one.cls in tanh)
+        terms = {r.term for r in groups if r.cls in tanh}
+        grown = sum(1 for kept in groups._groups_by_colour.values() for one in kept if one.cls in tanh)
         return grown, terms
 
     (few, terms), (many, same) = of_states(unrolled(12)), of_states(unrolled(30))

@@ -9,7 +9,7 @@ import pytest
 
 from tensor_graphs import rules
 from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.egraph.ir.pattern import Call, subterms
+from tensor_graphs.egraph.ir.pattern import PatternCall, subterms
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.rules.check.check import LIMITS, check, judge, mutate_guards
 from tensor_graphs.rules.semantics.sample import instances
@@ -160,7 +160,7 @@ SUMS = ("sum", "mean", "cumsum", "matmul", "linear", "conv", "avg_pool", "softma
 def test_no_rule_of_sums_claims_to_keep_every_bit() -> None:
     """A sum over an axis that lies elsewhere in memory is added up in another order."""
     for rule in rules.EVERY:
-        ops = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
+        ops = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, PatternCall)}
         assert not (rule.exact and ops & set(SUMS)), rule.name
     x = np.random.default_rng(0).standard_normal((1000, 37))
     turned = np.ascontiguousarray(x.T)

@@ -20,7 +20,7 @@ from tensor_graphs.rules.files import rule_file
 from tensor_graphs.rules.semantics.sample import instances
 from tensor_graphs.rules.synthesize.guards import weakest
 from tensor_graphs.rules.synthesize.synthesize import (
-    Candidate,
+    RuleCandidate,
     Synthesis,
     as_rule,
     candidate,
@@ -102,8 +102,8 @@ def test_too_many_variables() -> None:
 
 
 # ---------------------------------------------------------------- generalisation
-def at(left: str, right: str) -> Candidate:
-    return Candidate(parse_term(left), parse_term(right), 3, False, "matrices")
+def at(left: str, right: str) -> RuleCandidate:
+    return RuleCandidate(parse_term(left), parse_term(right), 3, False, "matrices")
 
 
 GENERAL = {

@@ -16,7 +16,7 @@ from tensor_graphs.rules.semantics.structures import VIEW_LAWS, is_view
 pytest.importorskip("z3")
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.rules.smt.prove import _World
-from tensor_graphs.rules.smt.unknowns import Facts, Reject, Sym
+from tensor_graphs.rules.smt.unknowns import Reject, SizeFacts, Sym
 
 CASES: list[tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]]] = [
     ("permute", ((2, 3, 4),), {"perm": (2, 0, 1)}),
@@ -44,7 +44,7 @@ def _element(data: np.ndarray, world: _World, i: Any) -> Any:
 @pytest.mark.parametrize(("op", "shapes", "attrs"), CASES)
 def test_views_in_proofs_are_those_in_python(op: str, shapes: Any, attrs: dict[str, Any]) -> None:
     world = _World(Rule("r", "x + y", "y + x"), {"x": 1, "y": 1}, {}, True)
-    z, entry, facts = world.z, OPS[op], Facts()
+    z, entry, facts = world.z, OPS[op], SizeFacts()
     data = [np.arange(float(np.prod(s))).reshape(s) + 7 * k for k, s in enumerate(shapes)]
     args = [
         Sym(tuple(map(z.IntVal, d.shape)), world.code("float32"), lambda i, d=d: _element(d, world, i)) for d in data

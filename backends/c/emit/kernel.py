@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from math import prod
 
 from ...ir.index import Axis
-from ...ir.kernel import Kernel, Store, Unfusable
+from ...ir.kernel import Kernel, OutputStore, Unfusable
 from ...ir.op_texts import costly
 from .nest import Scope
 from .spelling import TYPES, stored
@@ -161,7 +161,7 @@ class Writer(Values):
             place.close()
 
     @staticmethod
-    def _place_of(store: Store, scope: Scope) -> Scope:
+    def _place_of(store: OutputStore, scope: Scope) -> Scope:
         """The outermost scope where a store's position and value are known."""
         needed = store.at.axes.union(store.value.axes, *(g.axes for g in store.guards))
         while scope.parent is not None and needed <= scope.parent.bound:

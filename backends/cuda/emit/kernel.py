@@ -27,7 +27,7 @@ import re
 from collections.abc import Sequence
 
 from ....egraph.ir.dtypes import itemsize
-from ...ir.kernel import Buffer, Kernel, Store, Unfusable
+from ...ir.kernel import Buffer, Kernel, OutputStore, Unfusable
 from ...ir.tiling import Shape
 from ...lowering.split_reduction import counted
 from .frame import Scope, nest_of
@@ -83,7 +83,7 @@ class Function(Matrix):
         for s in stores:
             self.write(s)
 
-    def write(self, store: Store) -> None:
+    def write(self, store: OutputStore) -> None:
         """Emit the loads, reductions and the store of one result, vectorized where its elements are contiguous."""
         value, buffer = store.value, self.kernel.buffers[store.buffer]
         for e in store.exprs:

@@ -19,7 +19,7 @@ from typing import ClassVar
 from ....egraph.ir.dtypes import HALVES, itemsize
 from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.index import Axis, Index
-from ...ir.kernel import PROBE, Expr, Kernel, Store, Unfusable, if_fusable
+from ...ir.kernel import PROBE, Expr, Kernel, OutputStore, Unfusable, if_fusable
 from ...ir.tensor_maps import Box, as_one, box
 from ...ir.tiling import Shape
 from ...machine import target
@@ -380,7 +380,7 @@ class _Gemm(Function):
             found += [line for store in self.kernel.stores for line in self._written(store, last=True)]
         return found
 
-    def _written(self, store: Store, last: bool = False) -> list[str]:
+    def _written(self, store: OutputStore, last: bool = False) -> list[str]:
         """The pieces of one result."""
         target = None if last else self._target(store)
         lines = "" if last or target is not None else self._lines(store)
@@ -411,7 +411,7 @@ class _Gemm(Function):
         side = " + roles.side()" if self.r.beside else ""
         return {"m": "at.m + roles.base()", "n": f"at.n{side} + c * {PIECE}"}
 
-    def _lines(self, store: Store) -> str:
+    def _lines(self, store: OutputStore) -> str:
         """The statement that stores a piece row by row where TMA cannot; empty if rows of the result are not
         contiguous."""
         buffer, begin = self.kernel.buffers[store.buffer], self._origins()
@@ -434,7 +434,7 @@ class _Gemm(Function):
         where = " + ".join([self.param[store.buffer], *places, *([str(at.const)] if at.const else [])])
         return f"roles.write_piece(piece, {where}, {steps[ones['m']]}LL, {', '.join(ends)});"
 
-    def _target(self, store: Store) -> tuple[str, tuple[str, ...]] | None:
+    def _target(self, store: OutputStore) -> tuple[str, tuple[str, ...]] | None:
         """(tensor map, coordinates) of the TMA store of a result's piece; None if threads must store it."""
         dtype = self.kernel.buffers[store.buffer].dtype
         if store.guards or getattr(store, "parts", ()) or itemsize(dtype) != 2:
@@ -446,7 +446,7 @@ class _Gemm(Function):
         name = self._described(store.buffer, replace(whole, block=(GROUP, PIECE)))
         return name, whole.origin
 
-    def _keep(self, store: Store) -> None:
+    def _keep(self, store: OutputStore) -> None:
         """Emit the store of a piece of a result, rounded, into shared memory."""
         self.need(store.value)
         if self.spans(store.value) != ("m", "n"):

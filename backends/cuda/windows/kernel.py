@@ -17,7 +17,7 @@ from math import gcd, prod
 from ....egraph.ir.dtypes import HALVES, itemsize
 from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.index import WIDE, Axis, Index, index
-from ...ir.kernel import Builder, Expr, Kernel, Store, Unfusable, below_maximum, walk
+from ...ir.kernel import Builder, Expr, Kernel, OutputStore, Unfusable, below_maximum, walk
 from ...ir.simplify import as_index, simplifies
 from ...ir.tiling import is_window
 from ..emit.spelling import CTYPES, SPELLINGS, CudaLaunch, all_of, enclosed, integer, operation
@@ -178,13 +178,13 @@ class Unrolled:
         return CudaLaunch(self.name, self.function(used), -(-threads // self.strip.threads), self.strip.threads,
                           tuple(used), bool(self.strip.early))  # fmt: skip
 
-    def boxes(self, tiles: Mapping[Axis, tuple[Axis, int]]) -> tuple[list[Store], list[list[Expr]]]:
+    def boxes(self, tiles: Mapping[Axis, tuple[Axis, int]]) -> tuple[list[OutputStore], list[list[Expr]]]:
         """The stores of all results of a thread, and the partial reductions of all results, interleaved element by
         element: an image row is then loaded where all its uses follow."""
         b, stores = self.builder, self.kernel.stores
         roots = [e for s in stores for e in s.exprs]
         roots, steps = unrolled(b, roots)
-        flat, found, partial = [e for step in steps for e in step], list[Store](), list[list[Expr]]()
+        flat, found, partial = [e for step in steps for e in step], list[OutputStore](), list[list[Expr]]()
         ragged = any(a.size % n for a, (_, n) in tiles.items())
         for offset in product(*(range(n) for _, n in tiles.values())):
             change = {a: index(t) * n + k for (a, (t, n)), k in zip(tiles.items(), offset)}
@@ -199,7 +199,7 @@ class Unrolled:
                 value, *guards = (next(values) for _ in s.exprs)
                 if all(g.op != "const" or g.value for g in guards):
                     kept = tuple(g for g in (*there, *guards) if g.op != "const")
-                    found.append(Store(s.buffer, s.at.replaced(change), value, kept))
+                    found.append(OutputStore(s.buffer, s.at.replaced(change), value, kept))
             partial.append(list(values))
         return found, [list(step) for step in zip(*partial)]
 
@@ -234,7 +234,7 @@ class Unrolled:
                 self.line(f"const int {a.name} = {text}{f' % {a.size}' if step * a.size < threads else ''};")
             step *= a.size
 
-    def prepare(self, order: Sequence[Expr], named: set[Expr], stores: Sequence[Store]) -> None:
+    def prepare(self, order: Sequence[Expr], named: set[Expr], stores: Sequence[OutputStore]) -> None:
         """Count uses, and group loads by run."""
         for e in order:
             for a in e.args:
@@ -318,9 +318,9 @@ class Unrolled:
         return " + ".join(parts).replace("+ -", "- ")
 
     # ------------------------------------------------------------ results
-    def write(self, stores: Sequence[Store]) -> None:
+    def write(self, stores: Sequence[OutputStore]) -> None:
         """Emit all stores, contiguous results as vectors."""
-        runs: dict[tuple[Run, int], dict[int, Store]] = {}
+        runs: dict[tuple[Run, int], dict[int, OutputStore]] = {}
         for s in stores:
             buffer = self.kernel.buffers[s.buffer]
             width = aligned(s.at, itemsize(buffer.dtype), self.elements(s.buffer))

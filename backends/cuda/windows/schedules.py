@@ -25,15 +25,15 @@ ACCESS, OWN, BEGIN = 3, 6, 20  # instructions per access, per result and per thr
 def window_schedules(kernel: Kernel, count: int) -> list[WindowSchedule]:
     """At most `count` schedules, best guess first (with `early`, the best quarter also without); empty unless all
     reductions are over windows."""
-    return list(_ranked(Work.of(kernel), count)) if is_windowed(kernel) else []
+    return list(_ranked(WindowWork.of(kernel), count)) if is_windowed(kernel) else []
 
 
 def windows_fit(kernel: Kernel, s: WindowSchedule) -> bool:
     """Whether a schedule is legal: boxes of results no larger than the axes, and bounded work per thread."""
-    return s.valid and is_windowed(kernel) and _fits(Work.of(kernel), (s.x, s.y, s.z))
+    return s.valid and is_windowed(kernel) and _fits(WindowWork.of(kernel), (s.x, s.y, s.z))
 
 
-def _fits(work: Work, box: tuple[int, ...]) -> bool:
+def _fits(work: WindowWork, box: tuple[int, ...]) -> bool:
     """Whether a thread's box of results is within the axes and the limits of work."""
     within = all(n == 1 or (n > 0 and n < 2 * size) for n, size in zip(box, (*work.sizes, 1, 1, 1)))
     return within and prod(box) <= BOX and work.taps * prod(box) <= MOST
@@ -58,7 +58,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Work:
+class WindowWork:
     """Work of a kernel: sizes of its last axes (last first), number of results, elements of its windows, its loads."""
 
     sizes: tuple[int, ...]
@@ -67,12 +67,12 @@ class Work:
     reads: tuple[Read, ...]
 
     @staticmethod
-    def of(kernel: Kernel) -> Work:
+    def of(kernel: Kernel) -> WindowWork:
         """The work of a kernel."""
         last = tuple(reversed(kernel.axes))[:3]
         reads = tuple(_read(kernel, e, last) for e in kernel.exprs if e.op == "load")
         taps = sum(e.axis.size for e in kernel.reductions)
-        return Work(tuple(a.size for a in last), prod(a.size for a in kernel.axes), taps, reads)
+        return WindowWork(tuple(a.size for a in last), prod(a.size for a in kernel.axes), taps, reads)
 
     def us(self, box: tuple[int, ...]) -> float:
         """Estimated µs: instructions issued by all warps, scaled by occupancy."""
@@ -85,7 +85,7 @@ class Work:
 
 
 @per_machine(1024)
-def _ranked(work: Work, count: int) -> tuple[WindowSchedule, ...]:
+def _ranked(work: WindowWork, count: int) -> tuple[WindowSchedule, ...]:
     """Candidate schedules by estimated time."""
     boxes = [box for box in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if _fits(work, box)]
     ranked = [WindowSchedule(*box, THREADS) for box in sorted(boxes, key=lambda box: (work.us(box), box))]

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...ir.index import WIDE, Axis, index
-from ...ir.kernel import Expr, Kernel, Store, Unfusable, walk
+from ...ir.kernel import Expr, Kernel, OutputStore, Unfusable, walk
 from ...ir.tiling import Shape, Tiling, padded, shape_of
 from ...lowering.split_reduction import counted
 from .frame import Scope
@@ -61,7 +61,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     return Function(first, tiling, name, spread).launch(Function(second, join, name, joining))
 
 
-def fresh_in(stores: Sequence[Store]) -> list[list[Expr]]:
+def fresh_in(stores: Sequence[OutputStore]) -> list[list[Expr]]:
     """The expressions of each store that no earlier store has, operands first."""
     seen: set[Expr] = set()
     found: list[list[Expr]] = []
@@ -76,7 +76,7 @@ def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
     return tuple(dict.fromkeys(e.axis for e in kernel.reductions))
 
 
-def _place(store: Store) -> tuple[Axis, int, int] | None:
+def _place(store: OutputStore) -> tuple[Axis, int, int] | None:
     """(axis, start, end) of the slice of an axis to which a store's guards restrict it; None for other guards."""
     low, high, axes = 0, -1, set[Axis]()
     for g in store.guards:
@@ -205,7 +205,7 @@ class Function(Loops):
             groups.append((Function(one, self.tiling, self.name, shape), " and ".join(ends)))
         return groups
 
-    def _unguarded(self, store: Store) -> Store:
+    def _unguarded(self, store: OutputStore) -> OutputStore:
         """A store inside its guarded slice: without its guards and the same guards of its loads."""
         b = self.kernel.builder
 
@@ -322,7 +322,7 @@ class Function(Loops):
                 self.line(f"{a.name}_ = {text}" if a is group[0] else f"{a.name}_ = {text} % {a.size}")
             step *= a.size
 
-    def _stores(self, stores: Sequence[Store]) -> None:
+    def _stores(self, stores: Sequence[OutputStore]) -> None:
         """Emit all results; those along sequentially processed columns in one loop."""
         cols = {*self.shape.cols}  # a value that is constant along the columns is written to each of them
         walked = [s for s in stores if self.n_loop and cols & (s.value.axes | s.at.axes)]
@@ -358,7 +358,7 @@ class Function(Loops):
         whole = f"({', '.join(str(self.block[d]) for d in where.dims)}, {width})"
         self.line(f"tl.store({target}, tl.reshape({joined(texts)}, {whole}){f', mask={mask}' if mask else ''})")
 
-    def _written(self, store: Store, dims: tuple[str, ...] = ()) -> str:
+    def _written(self, store: OutputStore, dims: tuple[str, ...] = ()) -> str:
         """Text of a result in its storage dtype; with `dims`, broadcast over these dimensions."""
         value, spot = store.value, self.kernel.buffers[store.buffer]
         tile = self.value(value) if value.op == "load" or value.kind != "float" else self.floated(value)
@@ -372,7 +372,7 @@ class Function(Loops):
         spread = self.spread(Tile(text, tile.dims, spot.dtype), dims)
         return spread if tile.dims == dims else f"tl.broadcast_to({spread}, {self.sizes(dims)})"
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: OutputStore) -> None:
         """Emit the store of one result."""
         buffer, at, value = store.buffer, store.at, store.value
         tile = self.value(value) if value.op == "load" or value.kind != "float" else self.floated(value)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...ir.index import Index
-from ...ir.kernel import Kernel, Store
+from ...ir.kernel import Kernel, OutputStore
 from ...ir.tiling import padded
 
 MOST = 16  # maximum elements that are joined
@@ -20,7 +20,7 @@ MOST = 16  # maximum elements that are joined
 class Row(NamedTuple):
     """Stores of adjacent elements, in memory order, and the position of the first one."""
 
-    stores: tuple[Store, ...]
+    stores: tuple[OutputStore, ...]
     at: Index
 
 
@@ -29,7 +29,7 @@ def rows(kernel: Kernel) -> list[Row]:
 
     A run is left out if it is longer than the distance to the next iteration's run, which it would overlap.
     """
-    alike: dict[tuple[str, Index], dict[int, Store]] = {}
+    alike: dict[tuple[str, Index], dict[int, OutputStore]] = {}
     for s in kernel.stores:
         if s.at.terms and not (s.guards or s.parts):
             alike.setdefault((s.buffer, s.at - s.at.const), {}).setdefault(s.at.const, s)

@@ -18,7 +18,7 @@ from ...ir.kernel import Kernel
 from ...ir.precision import TF32, Precision
 from ...ir.tiling import Shape, padded
 from ...machine import per_machine, target
-from .legality import FEW, LITTLE, Facts, each, facts_of, legal, tiles_fit
+from .legality import FEW, LITTLE, KernelFacts, each, facts_of, legal, tiles_fit
 from .parameters import TileSchedule
 
 LINE = 32  # float32 elements in a line of shared memory
@@ -67,7 +67,7 @@ def _begun(ranked: Sequence[TileSchedule], count: int) -> list[TileSchedule]:
 
 
 @per_machine(4096)
-def _ranked(facts: Facts, count: int) -> tuple[TileSchedule, ...]:
+def _ranked(facts: KernelFacts, count: int) -> tuple[TileSchedule, ...]:
     """Ranked candidate schedules of a kernel's facts, at most `count`."""
     found = sorted(_KINDS[facts.kind](facts), key=itemgetter(1))
     return tuple(_varied(_ordered(found), count))
@@ -109,7 +109,7 @@ def _blocks(size: int, options: Sequence[int], least: int = 1) -> list[int]:
     return kept or [limit if limit < options[0] else options[0]]
 
 
-def _pointwise(facts: Facts) -> Ranked:
+def _pointwise(facts: KernelFacts) -> Ranked:
     """Elementwise kernels; ranked by elements per thread, idle SMs and coalescing."""
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64)) if facts.rows else (1,)
     few, base = (1,) if facts.heavy else (), TileSchedule(1, 1, 1, 1)
@@ -129,7 +129,7 @@ THREADS = 512  # threads per SM that hide latency in compute-heavy kernels
 REGISTERS = 160  # values that a thread can hold
 
 
-def _own(facts: Facts, own: float, wanted: int, elements: int) -> float:
+def _own(facts: KernelFacts, own: float, wanted: int, elements: int) -> float:
     """Penalty for `own` elements per thread, relative to `wanted`. In compute-heavy kernels it favours enough threads
     for all SMs and no spills."""
     if not facts.heavy:
@@ -138,7 +138,7 @@ def _own(facts: Facts, own: float, wanted: int, elements: int) -> float:
     return abs(log2(own / most)) / 3 + max(0.0, log2(own * facts.held / REGISTERS))
 
 
-def _windows(facts: Facts) -> Ranked:
+def _windows(facts: KernelFacts) -> Ranked:
     """Short windows (pooling, depthwise convolution): each program holds many results and iterates over the window
     elements."""
     ones = (1,) * len(facts.inner)
@@ -150,7 +150,7 @@ def _windows(facts: Facts) -> Ranked:
             yield schedule, abs(log2(held)) / 4 + idle + abs(warps - 4) / 16
 
 
-def _rows(facts: Facts) -> Ranked:
+def _rows(facts: KernelFacts) -> Ranked:
     """Row reductions, optionally split; ranked by elements per thread, idle SMs, loops over long rows and
     coalescing."""
     whole = padded(facts.size)
@@ -179,13 +179,13 @@ def _rows(facts: Facts) -> Ranked:
             yield schedule.cut(split), rank + small + short + thin
 
 
-def _thin(facts: Facts, tile: int, programs: int, warps: int) -> float:
+def _thin(facts: KernelFacts, tile: int, programs: int, warps: int) -> float:
     """Log2 of the factor by which bytes in flight of looping row programs fall short of saturating the memory."""
     flying = min(programs / target().multiprocessors, 64 / warps) * tile * facts.width
     return max(0.0, log2(min(IN_FLIGHT, facts.m * facts.size * facts.width / target().multiprocessors) / flying))
 
 
-def _contraction(facts: Facts) -> Ranked:
+def _contraction(facts: KernelFacts) -> Ranked:
     """Products of matrices, by form: back-to-back, skinny or tiled GEMM."""
     if facts.middle:
         yield from _behind(facts)
@@ -202,7 +202,7 @@ JOIN = 0.7  # µs for the last program to combine split-K, without the cost per 
 HELD = 8, 160  # accumulators per thread: fewer starve the tensor cores, more spill
 
 
-def _squared(facts: Facts) -> Ranked:
+def _squared(facts: KernelFacts) -> Ranked:
     """Tiled GEMM with many rows. The rank is the estimated time in µs.
 
     Loads of tiles cost more than their products; a program's prologue and epilogue are hidden only by other programs on
@@ -242,7 +242,7 @@ def _squared(facts: Facts) -> Ranked:
                 yield schedule.cut(split), us
 
 
-def _again(facts: Facts, tiles_m: int, tiles_n: int) -> float:
+def _again(facts: KernelFacts, tiles_m: int, tiles_n: int) -> float:
     """Relative amount of recomputed product work: products that do not depend on the columns are recomputed for each
     column tile."""
     again = sum(work * (1 if rows else tiles_m) * (1 if cols else tiles_n) for work, rows, cols in facts.dots)
@@ -253,7 +253,7 @@ BANDWIDTH, CACHE = 4.0e6, 2.0e7  # bytes/µs of DRAM and of L2, for ranking only
 IN_FLIGHT = 40 << 10  # bytes in flight that an SM needs to saturate its share of the bandwidth
 
 
-def _streamed(facts: Facts) -> Ranked:
+def _streamed(facts: KernelFacts) -> Ranked:
     """Skinny GEMM: bound by reading the right sides once. The rank is the estimated time in µs."""
     m = padded(max(facts.m, 16)) if facts.rows else 1
     columns = (16, 32, 64, 128, 256) if facts.rows else (4, 8, 16, 32, 64, 128, 256)
@@ -270,7 +270,7 @@ def _streamed(facts: Facts) -> Ranked:
                 yield schedule.cut(split), _streaming(facts, schedule, tile, k, split) + 0.3 * (n * facts.width < 64)
 
 
-def _streaming(facts: Facts, s: TileSchedule, tile: int, k: int, split: int) -> float:
+def _streaming(facts: KernelFacts, s: TileSchedule, tile: int, k: int, split: int) -> float:
     """Estimated µs in which a skinny GEMM reads its right sides, in tiles of `tile` elements."""
     size, width = facts.size, facts.width
     tiles = -(-facts.n // s.n) * facts.batch
@@ -294,7 +294,7 @@ RATE, FROM_CACHE, LATENCY = (
 )  # per SM: flops/µs, L2 bytes/µs; µs of a load's latency
 
 
-def _behind(facts: Facts) -> Ranked:
+def _behind(facts: KernelFacts) -> Ranked:
     """Back-to-back GEMMs (a product of another product's result). The rank is the estimated time in µs: throughput of
     an SM, at least its programs' latency."""
     rows, columns = _blocks(facts.m, (16, 32, 64, 128), 16), _blocks(facts.n, (32, 64, 128, 256), 16)
@@ -322,7 +322,7 @@ def _behind(facts: Facts) -> Ranked:
             yield schedule, max(busy, -(-share // resident) * waits) + waits / 4 + tight
 
 
-def _attention(facts: Facts) -> Ranked:
+def _attention(facts: KernelFacts) -> Ranked:
     """Attention; ranked by SM utilization, tile shape, latency and spills."""
     n = facts.columns
     many = facts.m > 16
@@ -356,6 +356,6 @@ def _attention(facts: Facts) -> Ranked:
                 yield inside.cut(split), rank + 0.05 * split
 
 
-_KINDS: Mapping[str, Callable[[Facts], Ranked]] = {
+_KINDS: Mapping[str, Callable[[KernelFacts], Ranked]] = {
     "pointwise": _pointwise, "rows": _rows, "windows": _windows, "contraction": _contraction, "attention": _attention,
 }  # fmt: skip

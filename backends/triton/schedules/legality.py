@@ -54,7 +54,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Facts:
+class KernelFacts:
     """The properties of a kernel that its schedules depend on. Kernels with equal facts share one ranking.
 
     `m`, `n`, `batch`: sizes; `rows`, `cols`: whether the kernel has such axes. `inner`: sizes of the reduction axes;
@@ -174,7 +174,7 @@ class Facts:
                 yield count
 
 
-def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
+def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> KernelFacts:
     """The facts of a kernel. `splits`: whether its longest reduction may be split."""
     tops = [a for a in shape.outer if any(e.axis == a for e in shape.dots)]
     main = max(tops, key=lambda a: a.size) if tops else shape.inner[-1] if shape.inner else None
@@ -183,7 +183,7 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
     rows, cols, numbers = {*shape.rows}, {*shape.cols}, {a: i for i, a in enumerate(shape.inner)}
     loads = [e for e in kernel.exprs if e.op == "load"]
     dots = [(e, d.rows | d.cols | d.batch) for e, d in shape.dots.items()]
-    return Facts(
+    return KernelFacts(
         shape.kind, shape.m, shape.n, prod(a.size for a in shape.batch), bool(rows), bool(cols),
         tuple(a.size for a in shape.inner), 0 if main is None else numbers[main], bool(tops),
         sum(prod(padded(a.size) for a in e.axes - {*kernel.axes}) for e in inside),
@@ -240,7 +240,7 @@ def _boxed(load: Expr) -> bool:
     return describable((*slow[:1], fast), dtypes.itemsize(load.value[3]))
 
 
-def legal(facts: Facts, s: TileSchedule) -> bool:
+def legal(facts: KernelFacts, s: TileSchedule) -> bool:
     """Whether a schedule is legal: values in their domains, the kernel's parameters, and tiles that fit."""
     if not s.valid or len(s.k) != len(facts.inner) or (s.boxes and not facts.boxed):
         return False
@@ -251,13 +251,13 @@ def legal(facts: Facts, s: TileSchedule) -> bool:
     return tiles_fit(facts, s) and s.scratch_parts in facts.parts(s)
 
 
-def tiles_fit(facts: Facts, s: TileSchedule) -> bool:
+def tiles_fit(facts: KernelFacts, s: TileSchedule) -> bool:
     """Whether the tiles of a schedule with valid parameters fit: the part of `legal` that depends on the kernel's
     kind."""
     return _KINDS[facts.kind](facts, s)
 
 
-def _pointwise(facts: Facts, s: TileSchedule) -> bool:
+def _pointwise(facts: KernelFacts, s: TileSchedule) -> bool:
     """Legality of elementwise kernels."""
     size = s.m * s.n
     fine = within(s.n, facts.n, min(32, padded(facts.n))) and (within(s.m, facts.m) if facts.rows else s.m == 1)
@@ -267,14 +267,14 @@ def _pointwise(facts: Facts, s: TileSchedule) -> bool:
         and each(size, s.warps) <= 64  # fmt: skip
 
 
-def _windows(facts: Facts, s: TileSchedule) -> bool:
+def _windows(facts: KernelFacts, s: TileSchedule) -> bool:
     """Legality of short-window reductions."""
     ones = all(v == 1 for v in (*s.k, s.n, s.stages))
     return ones and s.split is None and s.group is None and within(s.m, facts.m, min(64, padded(facts.m))) \
         and (1 <= each(s.m, s.warps) <= 32 or s.m >= facts.m)  # fmt: skip
 
 
-def _rows(facts: Facts, s: TileSchedule) -> bool:
+def _rows(facts: KernelFacts, s: TileSchedule) -> bool:
     """Legality of row reductions."""
     depths = {*s.k}
     if len(depths) > 1 or s.group is not None or s.stages != 2:
@@ -289,7 +289,7 @@ def _rows(facts: Facts, s: TileSchedule) -> bool:
         and (whole or s.m * k >= 256)  # fmt: skip
 
 
-def _contraction(facts: Facts, s: TileSchedule) -> bool:
+def _contraction(facts: KernelFacts, s: TileSchedule) -> bool:
     """Legality of GEMM, skinny GEMM and GEMV."""
     k = s.k[facts.main]
     if facts.depths(k) != s.k or (s.scratch_parts > 1 and not s.join):
@@ -312,7 +312,7 @@ def _contraction(facts: Facts, s: TileSchedule) -> bool:
         and each(size, s.warps) <= EACH and 2 <= s.warps <= 8  # fmt: skip
 
 
-def _behind(facts: Facts, s: TileSchedule) -> bool:
+def _behind(facts: KernelFacts, s: TileSchedule) -> bool:
     """Legality of back-to-back GEMMs whose intermediate result stays in registers."""
     held, after = s.m * (s.n * facts.sums + facts.middle), s.n * facts.middle * facts.width
     if s.walk and (s.group is not None or s.n >= facts.n):
@@ -328,7 +328,7 @@ def _behind(facts: Facts, s: TileSchedule) -> bool:
     )
 
 
-def _attention(facts: Facts, s: TileSchedule) -> bool:
+def _attention(facts: KernelFacts, s: TileSchedule) -> bool:
     """Legality of attention."""
     k = s.k[facts.main]
     if any(s.k[i] != size for i, size in facts.rest.items()) or s.n != facts.columns or s.group is not None:
@@ -341,6 +341,6 @@ def _attention(facts: Facts, s: TileSchedule) -> bool:
     return shared <= target().shared_per_block and each(s.m * s.n, s.warps) <= 128 and 2 <= s.warps <= 8
 
 
-_KINDS: dict[str, Callable[[Facts, TileSchedule], bool]] = {
+_KINDS: dict[str, Callable[[KernelFacts, TileSchedule], bool]] = {
     "pointwise": _pointwise, "rows": _rows, "windows": _windows, "contraction": _contraction, "attention": _attention,
 }  # fmt: skip

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...ir.index import WIDE
-from ...ir.kernel import Kernel, Store, Unfusable
+from ...ir.kernel import Kernel, OutputStore, Unfusable
 from ...ir.tiling import Shape, Tiling
 from ...machine import target
 from ..emit.frame import Scope
@@ -116,7 +116,7 @@ class Roles(AttentionLoop):
                     self._store(store)
             self.top.lines += inner.lines
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: OutputStore) -> None:
         """Emit the store of a result: rounded, converted to a memory-friendly layout, written."""
         spot = self.kernel.buffers[store.buffer]
         tile = self.floated(store.value)

@@ -14,7 +14,7 @@ from typing import Any
 from ..egraph.explain.explain import Explanation
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.pattern import Call, Var
+from ..egraph.ir.pattern import PatternCall, Var
 from ..egraph.view.view import EGraphView
 from ..extract.model.kernel import Candidate, Plan, Priced, Vertex, contiguous
 from ..extract.search.plan import plan_of
@@ -210,7 +210,7 @@ class Explorer:
             return self.view.op[node] == candidate.template.name.rpartition(".")[2] and kids[0] in reads.values()
         made = zip(candidate.outputs, candidate.template.terms, strict=True)
         return any(
-            isinstance(term, Call) and vertex.cls == self.view.cls[node] and self.view.op[node] == term.op
+            isinstance(term, PatternCall) and vertex.cls == self.view.cls[node] and self.view.op[node] == term.op
             and all(not isinstance(a, Var) or reads.get(a.name) == k for a, k in zip(term.args, kids))
             for vertex, term in made
         )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..egraph.ir.ops import OPS, Type
-from ..egraph.ir.pattern import Call
+from ..egraph.ir.pattern import PatternCall
 from ..egraph.view.view import EGraphView
 from ..extract.model import kernel
 from ..extract.model.kernel import Backend, Generation, Template
@@ -75,7 +75,7 @@ def _is_composite(template: Template) -> bool:
 
 def _is_fused(template: Template) -> bool:
     """Whether a kernel computes more than one op."""
-    return any(isinstance(a, Call) for a in getattr(template.term, "args", ()))
+    return any(isinstance(a, PatternCall) for a in getattr(template.term, "args", ()))
 
 
 __all__ = ["FilteredBackend", "exact_only", "within_loss"]

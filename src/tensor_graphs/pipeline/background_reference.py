@@ -7,7 +7,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from threading import Thread
 
-from ..backends.tuning.gpu_lock import Turns
+from ..backends.tuning.gpu_lock import GpuLock
 from ..costdb.keys.device import GPU_KIND, gpu_facts
 from ..extract.model.clock import Clock
 from ..extract.model.work import graph_flops
@@ -28,23 +28,23 @@ def start_reference(session: Session, task: Task) -> Callable[[], dict[int, Refe
     light = expected_seconds(graph, graph_flops(list(task.work.roots)), True) < LIGHT_S
     if not task.on_gpu or not gpu_facts() or not options.verify or options.exact or not light:
         return dict
-    pressed, turns, clock = session.polled(), Turns(), Clock()
+    pressed, lock, clock = session.polled(), GpuLock(), Clock()
     session.clocks.append(("reference", clock))
     found: list[dict[int, Reference]] = []
 
     def poll() -> None:
         pressed()
-        turns()
+        lock()
 
     def compute() -> None:
-        with suppress(Exception), clock.running("compute"), turns:
+        with suppress(Exception), clock.running("compute"), lock:
             found.append(first_reference(graph, GPU_KIND, seed=options.seed, poll=poll))
 
     thread = Thread(target=copy_context().run, args=(compute,), name="reference", daemon=True)
     thread.start()
 
     def result() -> dict[int, Reference]:
-        turns.hurried = True
+        lock.hurried = True
         thread.join()
         return found[0] if found else {}
 

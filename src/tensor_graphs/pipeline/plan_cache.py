@@ -158,15 +158,15 @@ class _Head:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """The plan cache entry of one search."""
 
     path: Path
 
     @staticmethod
-    def of(key: str) -> Entry:
+    def of(key: str) -> CacheEntry:
         """The entry of a key, in the cache folder."""
-        return Entry(settings.private(FOLDER) / f"{key}.json")
+        return CacheEntry(settings.private(FOLDER) / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
         """The stored JSON; None if there is none. Stale if damaged, or if that search was cut short by a smaller budget

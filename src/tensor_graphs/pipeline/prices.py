@@ -20,7 +20,7 @@ FAILED = Priced(math.inf, math.inf, math.inf, "failed")
 
 
 @dataclass(frozen=True)
-class Variant:
+class ScheduleVariant:
     """One schedule of a candidate with its cost store query."""
 
     schedule: tuple[tuple[str, int], ...]
@@ -37,9 +37,9 @@ class CostPricer:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.forgiving = False  # price kernels whose measurement failed as if unmeasured
-        self._variants: dict[tuple[int, int], tuple[list[Variant], bool, Candidate]] = {}
+        self._variants: dict[tuple[int, int], tuple[list[ScheduleVariant], bool, Candidate]] = {}
 
-    def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[Variant]:
+    def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[ScheduleVariant]:
         """Schedules of a candidate (one empty schedule if it has none): all ranked ones with `every`, else only the
         best-ranked.
 
@@ -55,12 +55,12 @@ class CostPricer:
             return made
         return [*made, *self._moved(made)]
 
-    def _moved(self, made: Sequence[Variant]) -> list[Variant]:
+    def _moved(self, made: Sequence[ScheduleVariant]) -> list[ScheduleVariant]:
         """Measured schedules of a kernel outside of the ranked ones."""
         ranked, query, snapshot = {v.schedule for v in made}, made[0].query, self.store.snapshot
         others = (s for s in tuned.tried(snapshot, query.key) if key_of_schedule(s) not in ranked)
         keys = ((key_of_schedule(s), query.key.with_schedule(s)) for s in others)
-        return [Variant(s, Query(key, query.work)) for s, key in keys if snapshot.has(key.digest)]
+        return [ScheduleVariant(s, Query(key, query.work)) for s, key in keys if snapshot.has(key.digest)]
 
     def prepare(self, found: Iterable[Candidate]) -> None:
         """Precompute the keys of candidates, the slowest part of pricing; may run in another thread."""
@@ -104,16 +104,19 @@ def regime_of(device: str) -> str:
     return "hot" if device.startswith("cpu") else "cold"
 
 
-def _variants(candidate: Candidate, every: bool) -> list[Variant]:
+def _variants(candidate: Candidate, every: bool) -> list[ScheduleVariant]:
     template, call = candidate.template, candidate.call
     work, key = Work(*call_work(template, call)), key_of(template, call)
     if template.space is None or call.schedule:
-        return [Variant(tuple(sorted(call.schedule.items())), Query(key, work))]
+        return [ScheduleVariant(tuple(sorted(call.schedule.items())), Query(key, work))]
     space = list(template.space(call))[:SCHEDULES] or [{}]
-    return [Variant(tuple(sorted(s.items())), Query(key.with_schedule(s), work)) for s in space[: None if every else 1]]
+    return [
+        ScheduleVariant(tuple(sorted(s.items())), Query(key.with_schedule(s), work))
+        for s in space[: None if every else 1]
+    ]
 
 
-def _cheapest(variants: Sequence[Variant], prices: Mapping[str, Price], failed: set[str]) -> Priced:
+def _cheapest(variants: Sequence[ScheduleVariant], prices: Mapping[str, Price], failed: set[str]) -> Priced:
     """Price of the cheapest measured schedule, else of the first that did not fail; FAILED if all ranked ones
     failed.
     """

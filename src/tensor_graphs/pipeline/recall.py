@@ -11,7 +11,7 @@ from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
 from .plan_cache import (
     CachedPlan,
-    Entry,
+    CacheEntry,
     Stale,
     content_digest,
     key_of_search,
@@ -22,7 +22,7 @@ from .plan_cache import (
 from .plan_file import Json
 from .prepare import Task, for_every_size
 from .run_program import renamed
-from .search import Found, attach_provenance
+from .search import SearchResult, attach_provenance
 from .session import Session, kept_warnings, open_store, store_root
 from .time_program import UNTIMED, time_program
 from .verify_program import verify_program
@@ -35,7 +35,7 @@ class CacheSlot:
     `entry` is None for searches without measuring, whose result depends on the cost store's current content.
     """
 
-    entry: Entry | None
+    entry: CacheEntry | None
     data: Json | None
 
 
@@ -48,7 +48,7 @@ def look_up(
         return CacheSlot(None, None)
     with kept_warnings(session):
         deciding = options.deciding() | {"rules": session.rules, "costdb": store_root(options).resolve()}
-        entry = Entry.of(key_of_search(graph, sorted((sizes or {}).items()), backends, deciding))
+        entry = CacheEntry.of(key_of_search(graph, sorted((sizes or {}).items()), backends, deciding))
     if options.again:
         return CacheSlot(entry, None)
     try:
@@ -73,7 +73,7 @@ def recall(session: Session, task: Task, slot: CacheSlot, warnings: Sequence[str
         return None
 
 
-def _recalled(session: Session, task: Task, entry: Entry, data: Json) -> Program:
+def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Program:
     """The program of a cached plan. Stale if it is no longer valid.
 
     Also does what the earlier search had no time for: verification on all inputs, end-to-end timing.
@@ -138,7 +138,7 @@ def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Prog
         return cached, program, task
 
 
-def keep(session: Session, slot: CacheSlot, found: Found) -> None:
+def keep(session: Session, slot: CacheSlot, found: SearchResult) -> None:
     """Store the plan of a search in the cache, unless Ctrl-C ended it; a failure is noted for the report."""
     program, task, options = found.program, found.task, session.options
     if slot.entry is None or session.progress.stopped or program.plan is None:

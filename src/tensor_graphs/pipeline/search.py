@@ -36,7 +36,7 @@ from .session import Session, open_store
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The program that a search returns, with its report. `as_written`: it is the unfused baseline."""
 
     program: Program
@@ -53,7 +53,7 @@ class Accepted:
     verdict: Verification | None
 
 
-def search(session: Session, task: Task) -> Found:
+def search(session: Session, task: Task) -> SearchResult:
     """Search for a size-polymorphic program if possible, else for one at fixed sizes."""
     symbolic = for_every_size(session, task.source, task.model, task.backends)
     if symbolic is not None:
@@ -64,7 +64,7 @@ def search(session: Session, task: Task) -> Found:
     return search_task(session, task)
 
 
-def search_task(session: Session, task: Task) -> Found:
+def search_task(session: Session, task: Task) -> SearchResult:
     """Search, build, verify and time a program of a prepared graph."""
     references = start_reference(session, task)
     store, measurer = take_measurer(session, task.backends)
@@ -116,7 +116,7 @@ def _match(
 
 def _finished(
     session: Session, task: Task, accepted: Accepted, report: Report, measurer: Measurer | None
-) -> Found:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """Time the program, choose between it and the unfused baseline, and complete its report."""
     choice, program, symbolic = accepted.choice, accepted.program, task.symbolic
     report.verification = accepted.verdict.to_json() if accepted.verdict else None
@@ -135,7 +135,7 @@ def _finished(
     program.report = report
     attach_provenance(program, task, as_written=unoptimized is not None)
     program.reset()  # verification and timing have changed the states
-    return Found(program, task, unoptimized is not None)
+    return SearchResult(program, task, unoptimized is not None)
 
 
 def attach_provenance(program: Program, task: Task, *, as_written: bool) -> None:
@@ -146,4 +146,4 @@ def attach_provenance(program: Program, task: Task, *, as_written: bool) -> None
         attach(program, task.searched(as_written=as_written))
 
 
-__all__ = ["Found", "attach_provenance", "search", "search_task"]
+__all__ = ["SearchResult", "attach_provenance", "search", "search_task"]

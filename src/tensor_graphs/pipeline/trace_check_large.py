@@ -18,14 +18,14 @@ from ..errors import TraceError
 from ..models.functions.numpy_array import OwnFunction
 from ..verification.comparison import relative_error
 from ..verification.memory_checks import eager_bytes, in_and_out, lacking
-from ..verification.strips import LEAST, Part, Places, fingerprint, strips_of
+from ..verification.strips import LEAST, Places, StripPart, fingerprint, strips_of
 from .trace_agreement import Array, Rounding, near, refuse
 
 LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
 #: Relative tolerance of a Torch module by dtype: Torch sums in another order and has other elementary functions.
 LOOSE = {"float64": 1e-9, "float32": 2e-3}
 
-Judge = Callable[[str, Tensor, Part, Array], None]
+Judge = Callable[[str, Tensor, StripPart, Array], None]
 
 
 class CallFails(Exception):
@@ -84,14 +84,14 @@ def _check_type(title: str, name: str, root: Tensor, own: Array, kind: str) -> N
         )  # fmt: skip
 
 
-def judge_function(function: Any, name: str, root: Tensor, part: Part, own: Array) -> None:
+def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
     """Raise TraceError if a strip of a function's output differs from the graph's by more than rounding."""
     found, sharp = part.run(float64=False), part.run(float64=True)
     if not near(root, found, own, own, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
         refuse(function, name, own, found, part.values)
 
 
-def judge_torch(module: Any, name: str, root: Tensor, part: Part, own: Array) -> None:
+def judge_torch(module: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
     """The same for a Torch module or function, which may differ by LOOSE."""
     found, sharp = part.run(float64=False), part.run(float64=True)
     if not near_torch(root, own, found, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):

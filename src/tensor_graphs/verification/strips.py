@@ -107,18 +107,18 @@ class Places:
     def _bytes(self, count: int) -> int:
         return run_bytes(Graph.of(self.axes.strip(count).term), float64=True)
 
-    def part(self, start: int, inputs: Mapping[str, Array]) -> Part:
+    def part(self, start: int, inputs: Mapping[str, Array]) -> StripPart:
         """The strip that begins at index `start` of the axis, with the slices of leaves that it reads."""
         stop = min(start + self.count, self.axes.size)
         strip = self._strip if stop - start == self.count else self.axes.strip(stop - start)
         values = dict(inputs)
         for name, (leaf, axis) in strip.reads.items():
             values[name] = stretch(_data(leaf, self.graph, inputs), axis, start, stop)
-        return Part(replace(Graph.of(strip.term), params=self.graph.params), values, self.axes.axis, start, stop)
+        return StripPart(replace(Graph.of(strip.term), params=self.graph.params), values, self.axes.axis, start, stop)
 
 
 @dataclass(frozen=True)
-class Part:
+class StripPart:
     """One strip: indices `start` to `stop` of an output's `axis`, as a graph of one output with its input values."""
 
     graph: Graph
@@ -186,4 +186,4 @@ def _data(leaf: Tensor, graph: Graph, inputs: Mapping[str, Array]) -> Array:
     return load_data(graph.params[name]) if leaf.op == "param" else inputs[name]
 
 
-__all__ = ["LEAST", "Part", "Places", "fingerprint", "strips_of", "verify_strips"]
+__all__ = ["LEAST", "Places", "StripPart", "fingerprint", "strips_of", "verify_strips"]
