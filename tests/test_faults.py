@@ -590,7 +590,9 @@ def test_a_worker_that_cannot_start_leaves_the_graph_as_it_came(monkeypatch: pyt
 
 def test_a_dying_measuring_worker_gives_predicted_prices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
-        measure.CpuWorkerProcess, "ask", lambda self, job: {"ok": False, "status": "crash", "message": "ended with code -9"}
+        measure.CpuWorkerProcess,
+        "ask",
+        lambda self, job: {"ok": False, "status": "crash", "message": "ended with code -9"},
     )
     x = tg.input("x", (8, 8))
     made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=10.0)

@@ -372,7 +372,7 @@ def test_bounds_of_a_request(worker: SaturationWorker) -> None:
 
 
 def test_a_worker_dies_with_its_parent() -> None:
-    code = ("from tensor_graphs.egraph.saturate.worker import Worker\nw = SaturationWorker(); w.prepare()\n"
+    code = ("from tensor_graphs.egraph.saturate.worker import SaturationWorker\nw = SaturationWorker(); w.prepare()\n"
             "print(w.process.pid, flush=True)\nimport os; os.kill(os.getpid(), 9)")  # fmt: skip
     pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
     for _ in range(100):

@@ -71,15 +71,19 @@ class AttentionSchedule(Schedule):
     warps: int = number("consumer warps, four per 64 rows", Domain(values=(4, 8, 12)))
     stages: int = number("key tiles, and value tiles, in shared memory", Domain(2, 8, steps="step"))
     k: tuple[int, ...] = depths("tile size of each reduction axis: the key tile, and whole widths", POWERS)
-    pieces: int | None = optional("1: widths are split in two powers of two", Domain(values=(1,), steps="none"))
+    pieces: int | None = optional(
+        "2: a width of 96 is computed as 64 and 32; absent, and 1 in older stores: it is padded to 128",
+        Domain(values=(1, 2), steps="none"),
+    )  # fmt: skip
+
+    @property
+    def split_widths(self) -> bool:
+        """Whether a width that is no power of two is split in two powers of two."""
+        return self.pieces == 2
 
     def tiling(self, shape: Shape) -> Tiling:
-        """The tiling of a kernel of this shape.
-
-        `pieces` is not among its options, so that widths are padded whatever its value. Passing it changes the emitted
-        text, and needs a new version of the emitter.
-        """
-        return tiling_of(shape, self, 1, {})
+        """The tiling of a kernel of this shape."""
+        return tiling_of(shape, self, 1, {"pieces": self.split_widths})
 
 
 @dataclass(frozen=True)

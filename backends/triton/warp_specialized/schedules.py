@@ -37,15 +37,15 @@ def attention_schedules(kernel: Kernel, shape: Shape) -> Iterator[AttentionSched
     if main.size < LONG or max(a.size for a in shape.rows) < GROUP:
         return
     sizes = [shape.n, *(a.size for a in shape.inner if a != main)]
-    pieces = 1 if any(len(widths(size)) > 1 for size in sizes) else None
-    first, second = (64, 32) if padded(shape.n) == WIDEST and not pieces else (128, 64)
+    splits = any(len(widths(size)) > 1 for size in sizes)
+    first, second = (64, 32) if padded(shape.n) == WIDEST and not splits else (128, 64)
     found = [(first, 2), (second, 2)]
     rows = prod(a.size for a in (*shape.rows, *shape.batch))
     if (
         rows <= MOST_TURNS * target().multiprocessors * 2 * GROUP
     ):  # few programs, and the longest one dominates: also shorter ones
         found.append((first, 1))
-    for keys, groups in found:
+    for (keys, groups), pieces in product(found, (2, None) if splits else (None,)):
         k = tuple(keys if a == main else padded(a.size) for a in shape.inner)
         for stages in (4, 3, 2):
             schedule = AttentionSchedule(groups * GROUP, padded(shape.n), 4 * groups, stages, k, pieces)
@@ -108,7 +108,7 @@ def attention_fits(kernel: Kernel, shape: Shape, s: AttentionSchedule) -> bool:
     keys = max((k for a, k in tiling.k.items() if k < a.size), default=0)
     width = max((k for a, k in tiling.k.items() if k >= a.size), default=0)
     columns = tiling.n
-    if s.pieces:
+    if s.split_widths:
         width = max((sum(w for _, w in widths(a.size)) for a, k in tiling.k.items() if k >= a.size), default=0)
         columns = sum(w for _, w in widths(shape.n))
     if (
@@ -117,7 +117,7 @@ def attention_fits(kernel: Kernel, shape: Shape, s: AttentionSchedule) -> bool:
         or columns + keys > WIDEST + (KEYS_BESIDE if columns == WIDEST else 0)
     ):
         return False
-    turned = 0 if columns == width > WIDE_RESULT and not s.pieces else columns // 2
+    turned = 0 if columns == width > WIDE_RESULT and not s.split_widths else columns // 2
     if 2 * (tiling.m * (width + turned) + s.stages * keys * (width + columns)) > target().shared_per_block:
         return False
     return if_fusable(emit_attention, kernel, tiling, PROBE, shape) is not None
