@@ -16,13 +16,13 @@ from hashlib import blake2b
 from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
+from ...egraph.ir.dtypes import torch_dtype
 from ...egraph.ir.ops import Type
 from ...extract.model.kernel import Call, Operand
 from ..cuda.cubin import resources
 from ..generate.kernel_text import KernelText, call_of_json, module_of
 from ..program.cuda_helpers import CudaKernel
 from ..triton.async_copy_race import overtaking
-from ..verification.torch_reference import torch_dtype
 
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
 """Maximum shared memory per block in bytes, by compute capability."""

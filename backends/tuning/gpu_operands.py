@@ -17,13 +17,13 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
+from ...egraph.ir.dtypes import torch_dtype
 from ...egraph.ir.graph import Graph, Tensor, topological
 from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.ops import OPS
 from ...extract.model.kernel import Operand
 from ..runtime.marshalling import tensor_of
 from ..verification import inputs as drawing
-from ..verification.torch_reference import torch_dtype
 
 if TYPE_CHECKING:
     import torch

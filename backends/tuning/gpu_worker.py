@@ -25,6 +25,7 @@ from unittest import mock
 
 from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir import dtypes
+from ...egraph.ir.dtypes import torch_dtype
 from ...egraph.ir.graph import Graph, topological
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import parse_terms
@@ -34,7 +35,7 @@ from ...extract.model.work import written_into
 from ..generate.kernel_text import KernelText, call_of_json, module_of
 from ..verification import compare
 from ..verification.rounding_noise import Disturbed, kernel_fault
-from ..verification.torch_reference import evaluate, torch_dtype
+from ..verification.torch_reference import evaluate
 from . import gpu_operands
 from .cpu_worker import Wrong, main, waiting
 from .gpu_calibrate import calibrate

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir import dtypes
+from ...egraph.ir.dtypes import torch_dtype
 from ...egraph.ir.graph import Graph, Tensor, load_data, topological
 from ...egraph.ir.interpret import Around, expand_all
 from ...egraph.ir.ops import Op
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
 
 Attrs = Mapping[str, Any]
 Function = Callable[..., Any]
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Torch's dtype of a dtype name."""
-    import torch
-
-    found: torch.dtype = getattr(torch, name)
-    return found
 
 
 def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = True) -> torch.Tensor:

@@ -63,6 +63,13 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype)
 
 
+def torch_dtype(dtype: str) -> Any:
+    """The Torch dtype of the same name."""
+    import torch
+
+    return getattr(torch, check(dtype))
+
+
 def least(dtype: str) -> float | int:
     """Identity element of max: -inf for floats, otherwise the smallest value of the dtype."""
     kind = category(dtype)

@@ -24,13 +24,6 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
-def torch_dtype(name: str) -> Any:
-    """Return the torch dtype with this name."""
-    import torch
-
-    return getattr(torch, dtypes.check(name))
-
-
 def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
     """Return a NumPy array that shares a torch tensor's memory and strides. Tensors on other devices are copied to the
     host.
@@ -44,9 +37,9 @@ def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
         raise UnsupportedError(f"a {tensor.layout} tensor on {tensor.device} has no array", hint="materialize it first")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if name in _CARRIER:
-        carried = tensor.view(torch_dtype(_CARRIER[name])).numpy()
+        carried = tensor.view(dtypes.torch_dtype(_CARRIER[name])).numpy()
         return np.asarray(carried.view(dtypes.numpy_dtype(name)))
     return np.asarray(tensor.numpy())
 
 
-__all__ = ["dtype_name", "to_numpy", "torch_dtype"]
+__all__ = ["dtype_name", "to_numpy"]

@@ -339,3 +339,10 @@ def test_builders_are_numpys(name: str) -> None:
     x, y = rng.uniform(1.5, 3, (2, 3)), rng.uniform(1.5, 3, (2, 3))
     found = evaluate([ours(t.input("x", (2, 3), "float64"), t.input("y", (2, 3), "float64"))], {"x": x, "y": y})[0]
     np.testing.assert_allclose(found, theirs(x, y), rtol=1e-14)
+
+
+def test_importers_compose_only_functions_that_are_no_ops() -> None:
+    """An op of the same name would have a meaning and texts of its own: the importers must then call it."""
+    from tensor_graphs.models.common import identities
+
+    assert not {*identities.__all__} & {*OPS}

@@ -22,7 +22,7 @@ from torch.utils import _pytree  # noqa: E402
 
 from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import BadModelError, ExportError, UnsupportedError, UntrustedModelError, UsageError  # noqa: E402
-from tensor_graphs.models.torch_export.arrays import _CARRIER, dtypes, to_numpy, torch_dtype  # noqa: E402
+from tensor_graphs.models.torch_export.arrays import _CARRIER, dtypes, to_numpy  # noqa: E402
 from tensor_graphs.models.torch_export.export import from_exported, load_module  # noqa: E402
 from tensor_graphs.models.torch_export.pt2 import load_pt2  # noqa: E402
 from tensor_graphs.models.torch_export.writes import writes_of  # noqa: E402
@@ -34,7 +34,7 @@ def to_torch(array: np.ndarray[Any, Any]) -> Any:
     if not array.flags.writeable or any(s < 0 for s in array.strides):
         array = np.array(array, copy=True)
     if name in _CARRIER:
-        return torch.from_numpy(array.view(_CARRIER[name])).view(torch_dtype(name))
+        return torch.from_numpy(array.view(_CARRIER[name])).view(dtypes.torch_dtype(name))
     return torch.from_numpy(array)
 
 

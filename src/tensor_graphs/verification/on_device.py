@@ -16,10 +16,10 @@ from ..backends.gpu import is_gpu
 from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..backends.verification.inputs import SHARE as ODD_SHARE
 from ..backends.verification.inputs import Role, odd_numbers, random_indices, roles, whole_numbers
-from ..backends.verification.torch_reference import evaluate_tensors, torch_dtype
+from ..backends.verification.torch_reference import evaluate_tensors
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.dtypes import HALVES
+from ..egraph.ir.dtypes import HALVES, torch_dtype
 from ..egraph.ir.graph import Graph, Tensor
 from ..egraph.ir.interpret import expand_all
 
