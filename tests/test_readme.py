@@ -54,3 +54,23 @@ def test_every_command_is_documented(word: str) -> None:
 def test_source_files_named_in_documents_exist(path: Path) -> None:
     for name in re.findall(r"`([\w/]+/\w+\.(?:py|cuh|sh))\b", path.read_text(encoding="utf-8")):
         assert (ROOT / name).exists() or (ROOT / "src/tensor_graphs" / name).exists(), f"{path.name} names {name}"
+
+
+def test_modules_and_make_targets_named_in_documents_exist() -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        for module in set(re.findall(r"python -m ([\w.]+)", text)):
+            parts = module.removesuffix(".").split(".")
+            found = ROOT.joinpath(*(parts[1:] if parts[0] == "tensor_graphs" else parts))
+            sources = (
+                found.with_suffix(".py"),
+                found / "__main__.py",
+                ROOT / "src/tensor_graphs" / "/".join(parts[1:]),
+            )
+            known = parts in (["pytest"], ["pip"], ["tensor_graphs"]) or any(
+                s.exists() or s.with_suffix(".py").exists() for s in sources
+            )
+            assert known, f"{path.name} names the module {module}"
+        for target in re.findall(r"`make ([\w-]+)`", text):
+            assert target in targets, f"{path.name} names the make target {target}"
