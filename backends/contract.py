@@ -57,7 +57,7 @@ class Target(Backend, Protocol):
         ...
 
     def with_templates(self, templates: Sequence[Template]) -> Target:
-        """See `Backend`."""
+        """See `Backend.with_templates`."""
         ...
 
     def opened(self, lowerings: Lowerings | None = None) -> Backend:
@@ -99,7 +99,7 @@ class BackendBase:
         return ()
 
     def unavailable(self) -> str:
-        """Empty: usable everywhere."""
+        """Empty text: the backend is usable everywhere."""
         return ""
 
     def machine(self) -> MachineKey:
@@ -107,7 +107,7 @@ class BackendBase:
         return host_key(toolchain_key(self.name))
 
     def restricted(self, keep: Callable[[Template], bool]) -> Self:
-        """See `Target`."""
+        """See `Target.restricted`."""
         return self.with_templates(tuple(filter(keep, self.templates)))
 
     def with_templates(self, templates: Sequence[Template]) -> Self:
@@ -123,7 +123,7 @@ class BackendBase:
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """None."""
+        """Yield no generated kernels."""
         return iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
@@ -133,7 +133,7 @@ class BackendBase:
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """UsageError: a library generates no kernels."""
+        """Raises UsageError: a library generates no kernels."""
         raise UsageError(f"the backend {self.name} generates no kernels")
 
     def any_size(

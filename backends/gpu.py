@@ -39,7 +39,7 @@ def planned_for() -> str:
 
 
 def check_hardware(wanted: str, where: str = "") -> None:
-    """DeviceUnavailableError unless the GPU a program was made for is present ("" accepts any GPU)."""
+    """Raise DeviceUnavailableError unless the GPU a program was made for is present ("" accepts any GPU)."""
     from .registry import backend
 
     why = backend("torch_cuda").unavailable()
@@ -56,7 +56,7 @@ def check_hardware(wanted: str, where: str = "") -> None:
 
 
 def check_room(device: str, wanted: int) -> None:
-    """DeviceUnavailableError without a GPU; DeviceMemoryError if `wanted` bytes are not free; DeviceFaultError if the
+    """Raise DeviceUnavailableError without a GPU; DeviceMemoryError if `wanted` bytes are not free; DeviceFaultError if the
     GPU has failed before."""
     check_hardware("")
     import torch

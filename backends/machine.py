@@ -118,7 +118,7 @@ def of_key(device: str) -> Machine:
 
 
 def of_facts(facts: Mapping[str, Any]) -> Machine:
-    """The machine of the facts that the driver tells (`costdb.keys.device.gpu_facts`)."""
+    """The machine described by facts of the driver (`costdb.keys.device.gpu_facts`)."""
     measured = facts["name"] == REFERENCE.name
     return Machine(
         facts["name"], facts["capability"], facts["multiprocessors"], facts["shared_per_block"],

@@ -79,7 +79,7 @@ class C(Generator):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]],
     ) -> Any:  # fmt: skip
-        """See `Target`."""
+        """See `Target.any_size`."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         return sized(template, call, numbers, searched, probes)
 

@@ -175,7 +175,7 @@ class Rows:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Favours about 16 elements in flight per thread and a row within one warp."""
+        """Yields (schedule, rank) of row reductions; favours about 16 elements in flight per thread and a row within one warp."""
         chunks, most = -(-self.length // self.vector), padded(max(1, self.count))
         whole = padded(chunks)
         for t in _powers(1, min(1024, whole)):
@@ -282,7 +282,7 @@ class Product:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Ranks by `us`. Threads are laid out along N and along K."""
+        """Yields (schedule, estimated µs by `us`). Threads are laid out along N and along K."""
         vn, vk = (self.vector, 1) if self.along_columns else (1, self.vector)
         chunks, at = -(-self.length // vk), self.axis
         for threads in (64, 128, 256, 512, 1024):
@@ -360,7 +360,7 @@ WASTED = 8  # others may be divided unevenly, into so many blocks that the parti
 
 @dataclass(frozen=True)
 class Few:
-    """Skinny GEMM on tensor cores: 2 to 32 rows times matrices, with fragments loaded straight into registers.
+    """Candidate schedules of skinny GEMM on tensor cores: 2 to 32 rows times matrices, with fragments loaded straight into registers.
 
     Bound by reading the matrices once, so as many bytes as possible must be in flight from the start. `rows`, `columns`
     and `length` are M, N and K; `own` holds the fixed schedule entries of short inner reductions.

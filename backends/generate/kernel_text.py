@@ -44,12 +44,12 @@ class KernelText:
         return blake2b(self.text.encode(), digest_size=12).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The text and its metadata as JSON values."""
         return asdict(self)
 
     @staticmethod
     def of_json(data: Mapping[str, Any]) -> KernelText:
-        """From JSON values."""
+        """Inverse of `to_json`."""
         return KernelText(**{**data, "operands": tuple(data["operands"]), "prepared": tuple(data["prepared"])})
 
 
@@ -112,7 +112,7 @@ def call_json(call: Call) -> dict[str, Any]:
 
 
 def call_of_json(data: Mapping[str, Any]) -> Call:
-    """The call of `call_json`."""
+    """Inverse of `call_json`."""
     return Call(
         {n: operand_of_json(o) for n, o in data["operands"].items()}, operand_of_json(data["output"]),
         {n: tuple(v) if isinstance(v, list) else v for n, v in data["attrs"].items()}, {}, dict(data["schedule"]),

@@ -156,7 +156,7 @@ class LowerPool:
         self._selector: selectors.BaseSelector | None = None  # None while there are no workers
 
     def number(self) -> int:
-        """A new job number."""
+        """A new, unique job number."""
         self._count += 1
         return self._count
 

@@ -214,7 +214,7 @@ class Lowered:
 
     @cached_property
     def cuts(self) -> bool:
-        """Whether the longest reduction can be split."""
+        """Whether the longest reduction of the kernel can be split (split-K)."""
         return _can_split(self.kernel, self.shape)
 
     def halves(self, parts: int) -> tuple[Kernel, Kernel]:
@@ -293,7 +293,7 @@ class GeneratedKernel(KernelBase):
         return self.lower(self.written(call)) is not None
 
     def flops(self, call: Call) -> float:
-        """See `effort`."""
+        """See `effort.flops`."""
         return self.effort(call)
 
     def scratch(self, call: Call) -> int:
@@ -321,11 +321,11 @@ class GeneratedKernel(KernelBase):
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
-        """See `Template`."""
+        """See `Template.writes_out`."""
         return mentions_out(self.write, self.operands, call)
 
     def job_fields(self) -> dict[str, Any]:
-        """See `Template`."""
+        """See `Template.job_fields`."""
         leaves = {t.attr("name"): t.type.dtype for t in topological(self.roots) if t.op == "input"}
         return {"leaves": leaves, "laid_out": sorted(self.prep), "channels_last": self.last,
                 "precision": self.precision.name}  # fmt: skip

@@ -121,7 +121,7 @@ class Builder:
 
     # ------------------------------------------------------------ simplifying makers
     def const(self, value: float, kind: str = "float") -> Expr:
-        """A constant."""
+        """Expression of a constant."""
         return self.make("const", (), {"float": float, "int": int, "bool": bool}[kind](value), kind)
 
     def index(self, value: Index) -> Expr:
@@ -152,7 +152,7 @@ class Builder:
         return found if found is not None else self.make(op, args, None, kind)
 
     def mul(self, a: Expr, b: Expr) -> Expr:
-        """a * b."""
+        """Expression of a * b, simplified."""
         return self.pointwise("mul", (a, b))
 
     def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
@@ -180,7 +180,7 @@ class Builder:
         return self.make("reduce", (body,), (monoid, axis), body.kind)
 
     def product(self, over: Sequence[Expr], under: Sequence[Expr]) -> Expr:
-        """prod(over) / prod(under)."""
+        """Expression of the product of `over` divided by that of `under`."""
         roots = [f for f in under if f.op == "sqrt"]
         over = [*over, *(self.pointwise("rsqrt", f.args) for f in roots)]
         under = [f for f in under if f not in roots]
@@ -316,7 +316,7 @@ class OutputStore:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Results over parallel axes (outermost first), computed from operands. `builder` made the expressions."""
+    """A kernel in the IR: results over parallel axes (outermost first), computed from operands. `builder` made the expressions."""
 
     axes: tuple[Axis, ...]
     stores: tuple[OutputStore, ...]

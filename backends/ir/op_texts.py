@@ -1,5 +1,4 @@
-"""Text and cost class of the elementwise operations of the kernel IR: the op table's, and those of operations that are no graph
-ops."""
+"""Text and cost class of the elementwise operations of the kernel IR: the op table's, and those of operations that exist only in the kernel IR."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _shape(operand: Operand) -> tuple[int, ...]:
 
 
 def row(name: str, pattern: str, code: Code, **more: Any) -> LibraryKernel:
-    """A NumPy template."""
+    """A library kernel that runs NumPy code."""
     return LibraryKernel(f"np.{name}", "numpy", pattern, code, **more)
 
 

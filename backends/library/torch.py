@@ -82,7 +82,7 @@ def _all(*conditions: Applies | None) -> Applies:
 
 
 def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> LibraryKernel:
-    """A Torch template."""
+    """A library kernel that runs Torch code on the CPU."""
     return LibraryKernel(f"torch.{name}", "torch", pattern, code, applies=_all(applies), **more)
 
 

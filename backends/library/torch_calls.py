@@ -179,7 +179,7 @@ def one_block(call: Call) -> bool:
 
 
 def half_pads(call: Call) -> tuple[int, ...]:
-    """Padding of one side."""
+    """Padding before each spatial axis (equal to that after it), from a call's `pads`."""
     return tuple(call.attrs["pads"][: len(call.attrs["pads"]) // 2])
 
 

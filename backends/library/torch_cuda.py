@@ -261,7 +261,7 @@ TENSOR_VIEWS: tuple[LibraryKernel, ...] = (
 
 
 class TorchCudaBackend(GpuBackend):
-    """Torch GPU library kernels."""
+    """Backend of Torch's GPU library kernels."""
 
     name = "torch_cuda"
     helpers: Mapping[str, str] = {**SHARED, **OWN}

@@ -83,7 +83,7 @@ def _grouped_code(kernel: str) -> Callable[[Call], str]:
 
 
 def attentions() -> list[LibraryKernel]:
-    """Templates of attention."""
+    """Library kernels of attention."""
     found = []
     spelling = "attention_spelled({q}, {k}, {v}, MASK, {scale}, {causal}, {window}, {softcap})"
     more: dict[str, Any] = {"family": "attention"}

@@ -85,7 +85,7 @@ def _weight_as(text: str) -> Callable[[Call], str]:
 
 
 def convolutions() -> list[LibraryKernel]:
-    """Templates of convolutions."""
+    """Library kernels of convolutions."""
     base = both(FLOAT, symmetric, channel_bias)
     dense: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": base}
     weights: dict[str, Any] = {**dense, "prep": {"w": _weight_as("{w}.to({x})")}, "applies": _all_but_weight(base)}

@@ -42,7 +42,7 @@ class PallasLowering(Lowering):
 
 
 class Pallas(Generator):
-    """See the module."""
+    """Backend of kernels generated in Pallas, for JAX devices."""
 
     device = JAX
 

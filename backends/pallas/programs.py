@@ -44,11 +44,11 @@ class OnJax(OnCpu):
     any input is one."""
 
     def accept(self, x: Any, spec: Any) -> Any:
-        """See Exchange."""
+        """See `Exchange.accept`."""
         return super().accept(np.asarray(x) if is_jax(x) else x, spec)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """See Exchange."""
+        """See `Exchange.hand_out`."""
         if any(map(is_jax, given)):
             return results
         arrays = [np.array(r) for r in results]
@@ -68,7 +68,7 @@ class JaxPrograms(DevicePrograms):
         return _Emitter(plan).emit()
 
     def exchange(self, place: str) -> Exchange:
-        """See `DevicePrograms`."""
+        """See `DevicePrograms.exchange`."""
         return OnJax()
 
 

@@ -46,10 +46,10 @@ class DevicePrograms:
         return ""
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """DeviceUnavailableError unless the hardware that a saved program was made for is present."""
+        """Raise DeviceUnavailableError unless the hardware that a saved program was made for is present."""
 
     def check_room(self, place: str, wanted: int) -> None:
-        """DeviceMemoryError if `wanted` bytes are not free."""
+        """Raise DeviceMemoryError if `wanted` bytes are not free."""
 
     def wait(self, place: str, what: str) -> None:
         """Wait for launched kernels; a named error if one failed."""

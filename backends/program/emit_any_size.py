@@ -90,7 +90,8 @@ class Source:
 
 
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
-    """One source per size: preferably an axis with exactly this extent, else one with a linear expression in it.
+    """For each free size, the input axis from which a call reads it: one of exactly this extent, else of a linear
+    expression in it.
 
     UsageError if no axis determines a size.
     """

@@ -23,19 +23,19 @@ class GpuPrograms(DevicePrograms):
     helpers = HELPERS
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-        """See `DevicePrograms`."""
+        """See `DevicePrograms.emit`."""
         return emit_cuda(plan, reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Exchange:
-        """See `DevicePrograms`."""
+        """See `DevicePrograms.exchange`."""
         return OnTensors(place)
 
     def bound(self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str) -> Run:
-        """See `DevicePrograms`."""
+        """See `DevicePrograms.bound`."""
         return bind(weights, states, place)
 
     def tensors(self, place: str) -> str:
-        """See `DevicePrograms`."""
+        """See `DevicePrograms.tensors`."""
         return place
 
     def hardware(self) -> str:
@@ -43,20 +43,20 @@ class GpuPrograms(DevicePrograms):
         return gpu.planned_for()
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """See `DevicePrograms`."""
+        """See `DevicePrograms.check_hardware`."""
         gpu.check_hardware(wanted, where=where)
 
     def check_room(self, place: str, wanted: int) -> None:
-        """See `DevicePrograms`."""
+        """See `DevicePrograms.check_room`."""
         if place != "cpu":
             gpu.check_room(place, wanted)
 
     def wait(self, place: str, what: str) -> None:
-        """See `DevicePrograms`."""
+        """See `DevicePrograms.wait`."""
         gpu.wait(place, what)
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """See `DevicePrograms`."""
+        """See `DevicePrograms.fault`."""
         return gpu.named(error, what)
 
 

@@ -76,7 +76,7 @@ class OnCpu:
         state[...] = value
 
     def read(self, state: Array) -> Array:
-        """See Exchange."""
+        """See `Exchange.read`."""
         return state.copy()
 
 
@@ -120,7 +120,7 @@ class OnTensors:
         state.copy_(value if is_torch(value) else tensor_of(np.asarray(value)))
 
     def read(self, state: Any) -> Array:
-        """See Exchange."""
+        """See `Exchange.read`."""
         return array_of(state).copy()
 
 

@@ -48,7 +48,7 @@ KEPT_BYTES = 1 << 29  # total size of cached references
 
 
 class Wrong(Exception):
-    """Wrong kernel result."""
+    """Raised when a kernel's result is wrong."""
 
 
 # ---------------------------------------------------------------- jobs

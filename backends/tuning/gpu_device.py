@@ -149,7 +149,7 @@ class Host:
         return replay
 
     def elapsed(self, run: Run) -> float:
-        """Wall-clock time."""
+        """Wall-clock µs of a run."""
         start = time.perf_counter_ns()
         run()
         return (time.perf_counter_ns() - start) / 1000.0
@@ -159,11 +159,11 @@ class Host:
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:
-        """A no-op."""
+        """A launch of nothing: a no-op."""
         return None
 
     def clock_mhz(self) -> float:
-        """NaN."""
+        """NaN: a host has no GPU clock."""
         return float("nan")
 
 

@@ -93,11 +93,11 @@ class SinkBase:
     snapshot: Snapshot | None = None
 
     def flush(self) -> object:
-        """See `Sink`."""
+        """See `Sink.flush`."""
         return None
 
     def calibrated(self, device: str) -> bool:
-        """See `Sink`."""
+        """See `Sink.calibrated`."""
         return True
 
 

@@ -34,7 +34,7 @@ def input(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
 
 
 def param(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
-    """A weight, bound once."""
+    """A weight of a model: a leaf whose value is bound once, not per call."""
     return make("param", (), {"name": name, "shape": shape, "dtype": dtype})
 
 

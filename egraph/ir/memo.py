@@ -27,7 +27,7 @@ def memo(size: int) -> Callable[[F], F]:
 
 
 def forget() -> None:
-    """Clear all caches."""
+    """Clear the caches of all functions decorated with `memo`."""
     for table in _tables:
         table.cache_clear()
 

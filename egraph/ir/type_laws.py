@@ -107,12 +107,12 @@ def leaf(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def leaf_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`leaf` in egglog."""
+    """Egglog cases of the type law `leaf`."""
     yield LawCase("a_shape", "a_dtype")
 
 
 def pointwise(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Broadcast shape, common dtype."""
+    """Result type: broadcast shape, common dtype."""
     return Type(broadcast(*(t.shape for t in types)), _same_dtype(types))
 
 
@@ -125,45 +125,45 @@ def _broadcast(op: Op, dtype: str) -> Cases:
 
 
 def pointwise_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`pointwise` in egglog."""
+    """Egglog cases of the type law `pointwise`."""
     yield from _broadcast(op, D0)
 
 
 def compare(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Broadcast shape, bool."""
+    """Result type: broadcast shape, bool."""
     _same_dtype(types)
     return Type(broadcast(*(t.shape for t in types)), "bool")
 
 
 def compare_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`compare` in egglog."""
+    """Egglog cases of the type law `compare`."""
     yield from _broadcast(op, str(DTYPE_ID["bool"]))
 
 
 def where(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Broadcast shape; the condition is bool and the other two operands share a dtype."""
+    """Result type: broadcast shape; the condition is bool and the other two operands share a dtype."""
     if types[0].dtype != "bool":
         raise ShapeError(f"the condition is {types[0].dtype}, not bool")
     return Type(broadcast(*(t.shape for t in types)), _same_dtype(types[1:]))
 
 
 def where_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`where` in egglog."""
+    """Egglog cases of the type law `where`."""
     yield from _broadcast(op, "(dt x1)")
 
 
 def cast(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Same shape, dtype from the attribute."""
+    """Result type: same shape, dtype from the attribute."""
     return Type(types[0].shape, attrs["dtype"])
 
 
 def cast_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`cast` in egglog."""
+    """Egglog cases of the type law `cast`."""
     yield LawCase(S0, "a_dtype")
 
 
 def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Reduced axes become 1."""
+    """Result type: reduced axes become 1."""
     shape = types[0].shape
     for axis in attrs["axes"]:
         shape = _replace(shape, axis_of(axis, len(shape)), 1)
@@ -171,7 +171,7 @@ def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`reduce` in egglog."""
+    """Egglog cases of the type law `reduce`."""
     for count in range(max(ranks, default=0) + 1):
         shape = S0
         for i in range(count):
@@ -180,17 +180,17 @@ def reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def arg_reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """The axis becomes 1; int64 indices."""
+    """Result type: the axis becomes 1; int64 indices."""
     return Type(_replace(types[0].shape, axis_of(attrs["axis"], types[0].rank), 1), "int64")
 
 
 def arg_reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`arg_reduce` in egglog."""
+    """Egglog cases of the type law `arg_reduce`."""
     yield LawCase(vec_set(S0, "a_axis", "1"), str(DTYPE_ID["int64"]))
 
 
 def along(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Same type; the axis must exist."""
+    """Result type: that of the operand; the axis must exist."""
     axis_of(attrs["axis"], types[0].rank)
     return types[0]
 
@@ -206,18 +206,18 @@ def _index(kind: Type) -> None:
 
 
 def along_index(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Same shape, int64; the axis must exist."""
+    """Result type: same shape, int64; the axis must exist."""
     axis_of(attrs["axis"], types[0].rank)
     return Type(types[0].shape, "int64")
 
 
 def along_index_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`along_index` in egglog."""
+    """Egglog cases of the type law `along_index`."""
     yield LawCase(S0, str(DTYPE_ID["int64"]))
 
 
 def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Contracts a's last axis with b's second-last; b has a's rank (leading sizes broadcast) or rank 2."""
+    """Result type: contracts a's last axis with b's second-last; b has a's rank (leading sizes broadcast) or rank 2."""
     a, b = types
     if a.rank < 2 or b.rank not in (2, a.rank):
         raise ShapeError("matmul needs operands of rank >= 2, the second of equal rank or of rank 2")
@@ -229,7 +229,7 @@ def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def matmul_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`matmul` in egglog."""
+    """Egglog cases of the type law `matmul`."""
     last = f"(- (vec-length {S0}) 1)"
     yield LawCase(vec_set(S0, last, vec_get(S1, 1)), D0, (has_rank(S1, 2),))
     for r in ranks:
@@ -249,7 +249,7 @@ def conv_size(size: Dim, kernel: Dim, stride: int, lo: int, hi: int, dilation: i
 
 
 def conv(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x[N, C, *S] with w[O, C/groups, *K]; pads = all low sides, then all high sides."""
+    """Result type of x[N, C, *S] with w[O, C/groups, *K]; pads = all low sides, then all high sides."""
     x, w = types
     n = x.rank - 2
     if n < 1 or w.rank != x.rank:
@@ -285,7 +285,7 @@ def _windowed(spatial: int, kernel: Callable[[int], str]) -> list[str]:
 
 
 def conv_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`conv` in egglog."""
+    """Egglog cases of the type law `conv`."""
     for r in ranks:
         if r >= 3:
             space = _windowed(r - 2, lambda i: vec_get(S1, 2 + i))
@@ -293,7 +293,7 @@ def conv_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x[N, C, *S] with a window of `kernel` sizes; pads = all low sides, then all high sides."""
+    """Result type of x[N, C, *S] with a window of `kernel` sizes; pads = all low sides, then all high sides."""
     x, kernel, pads = types[0], attrs["kernel"], attrs["pads"]
     n = len(kernel)
     if x.rank != n + 2 or len(attrs["strides"]) != n or len(attrs["dilations"]) != n or len(pads) != 2 * n:
@@ -306,7 +306,7 @@ def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def pool_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`pool` in egglog."""
+    """Egglog cases of the type law `pool`."""
     for r in ranks:
         if r >= 3:
             space = _windowed(r - 2, lambda i: vec_get("a_kernel", i))
@@ -314,7 +314,7 @@ def pool_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def reshape(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """The requested shape; the number of elements must be equal."""
+    """Result type: the requested shape; the number of elements must be equal."""
     have, want = volume(types[0].shape), volume(attrs["shape"])
     if isinstance(have, int) and isinstance(want, int) and have != want:
         raise ShapeError(f"cannot reshape {types[0].shape} to {attrs['shape']}")
@@ -327,7 +327,7 @@ def requested_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def permute(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Output axis i is input axis perm[i]."""
+    """Result type: output axis i is input axis perm[i]."""
     perm = attrs["perm"]
     if sorted(perm) != list(range(types[0].rank)):
         raise ShapeError(f"{perm} is not a permutation of {types[0].rank} axes")
@@ -335,13 +335,13 @@ def permute(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def permute_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`permute` in egglog."""
+    """Egglog cases of the type law `permute`."""
     for r in ranks:
         yield LawCase(vec_of(vec_get(S0, vec_get("a_perm", i)) for i in range(r)), D0, (has_rank("a_perm", r),))
 
 
 def broadcast_to(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """The requested shape, of equal rank; sizes of 1 stretch."""
+    """Result type: the requested shape, of equal rank; sizes of 1 stretch."""
     shape = attrs["shape"]
     if len(shape) != types[0].rank or any(a not in (1, b) for a, b in zip(types[0].shape, shape)):
         sizes = [d for pair in zip(types[0].shape, shape) if pair[0] not in (1, pair[1]) for d in pair]
@@ -350,7 +350,7 @@ def broadcast_to(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def slice_(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Elements start, start+step, … below stop along one axis; 0 <= start <= stop <= size, step >= 1."""
+    """Result type: elements start, start+step, … below stop along one axis; 0 <= start <= stop <= size, step >= 1."""
     axis, start, stop, step = axis_of(attrs["axis"], types[0].rank), attrs["start"], attrs["stop"], attrs["step"]
     size = types[0].shape[axis]
     if not isinstance(step, int) or step < 1:
@@ -361,13 +361,13 @@ def slice_(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def slice_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`slice` in egglog."""
+    """Egglog cases of the type law `slice`."""
     size = "(/ (+ (- a_stop a_start) (- a_step 1)) a_step)"
     yield LawCase(vec_set(S0, "a_axis", size), D0)
 
 
 def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Sizes add along one axis; all other sizes must be equal."""
+    """Result type: sizes add along one axis; all other sizes must be equal."""
     a, b = types
     axis = axis_of(attrs["axis"], a.rank)
     if a.rank != b.rank or any(p != q for i, (p, q) in enumerate(zip(a.shape, b.shape)) if i != axis):
@@ -377,12 +377,12 @@ def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def concat_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`concat` in egglog."""
+    """Egglog cases of the type law `concat`."""
     yield LawCase(vec_set(S0, "a_axis", f"(+ {vec_get(S0, 'a_axis')} {vec_get(S1, 'a_axis')})"), D0)
 
 
 def pad(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """`lo` and `hi` constant elements before and after along one axis, both >= 0."""
+    """Result type: `lo` and `hi` constant elements before and after along one axis, both >= 0."""
     axis, lo, hi = axis_of(attrs["axis"], types[0].rank), attrs["lo"], attrs["hi"]
     if any(isinstance(d, int) and d < 0 for d in (lo, hi)):
         raise ShapeError(f"negative padding {lo}, {hi}", hint="slice instead")
@@ -390,25 +390,25 @@ def pad(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def pad_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`pad` in egglog."""
+    """Egglog cases of the type law `pad`."""
     yield LawCase(vec_set(S0, "a_axis", f"(+ {vec_get(S0, 'a_axis')} (+ a_lo a_hi))"), D0)
 
 
 def windows(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Window positions along `axis`, window elements in a new last axis."""
+    """Result type: window positions along `axis`, window elements in a new last axis."""
     axis, size = axis_of(attrs["axis"], types[0].rank), attrs["size"]
     count = conv_size(types[0].shape[axis], size, attrs["stride"], 0, 0, attrs["dilation"])
     return Type((*_replace(types[0].shape, axis, count), size), types[0].dtype)
 
 
 def windows_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`windows` in egglog."""
+    """Egglog cases of the type law `windows`."""
     count = _window(vec_get(S0, "a_axis"), "a_size", "a_stride", "0", "0", "a_dilation")
     yield LawCase(f"(vec-push {vec_set(S0, 'a_axis', count)} a_size)", D0)
 
 
 def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x with `axis` replaced by the axes of the index (NumPy's take)."""
+    """Result type of x with `axis` replaced by the axes of the index (NumPy's take)."""
     x, index = types
     _index(index)
     axis = axis_of(attrs["axis"], x.rank)
@@ -416,7 +416,7 @@ def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def gather_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`gather` in egglog."""
+    """Egglog cases of the type law `gather`."""
     for r in ranks:
         for axis in range(r):
             head = vec_of(vec_get(S0, i) for i in range(axis))
@@ -425,7 +425,7 @@ def gather_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Shape of the index, which has x's rank (NumPy's take_along_axis)."""
+    """Result type: shape of the index, which has x's rank (NumPy's take_along_axis)."""
     x, index = types
     _index(index)
     axis_of(attrs["axis"], x.rank)
@@ -435,12 +435,12 @@ def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def gather_elements_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`gather_elements` in egglog."""
+    """Egglog cases of the type law `gather_elements`."""
     yield LawCase(S1, D0)
 
 
 def scatter_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x with updates (same shape as the index) written along one axis."""
+    """Result type of x with updates (same shape as the index) written along one axis."""
     x, index, updates = types
     _index(index)
     axis_of(attrs["axis"], x.rank)
@@ -450,7 +450,7 @@ def scatter_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Same type as x; gain and shift have the rank-1 shape [x.shape[-1]]."""
+    """Result type: that of x; gain and shift have the rank-1 shape [x.shape[-1]]."""
     for t in types[1:]:
         if t.shape != types[0].shape[-1:]:
             raise ShapeError(f"gain or shift is {t.shape}, not {types[0].shape[-1:]}")
@@ -458,7 +458,7 @@ def norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def channel_norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Same type as x[N, C, ...]; the other operands have the rank-1 shape [C]."""
+    """Result type: that of x[N, C, ...]; the other operands have the rank-1 shape [C]."""
     for t in types[1:]:
         if types[0].rank < 2 or t.shape != types[0].shape[1:2]:
             raise ShapeError(f"a channel value is {t.shape}, not {types[0].shape[1:2]}")
@@ -466,7 +466,7 @@ def channel_norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def linear(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x[..., K] @ w[K, N] + b[N]."""
+    """Result type of x[..., K] @ w[K, N] + b[N]."""
     x, w, b = types
     if w.rank != 2 or x.rank < 2 or x.shape[-1] != w.shape[0] or b.shape != w.shape[1:]:
         raise ShapeError("linear needs x[..., K] of rank >= 2, w[K, N] and b[N]")
@@ -474,12 +474,12 @@ def linear(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def linear_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`linear` in egglog."""
+    """Egglog cases of the type law `linear`."""
     yield LawCase(vec_set(S0, f"(- (vec-length {S0}) 1)", vec_get(S1, 1)), D0)
 
 
 def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """q[..., T, D], k[..., S, D], v[..., S, E] (mask[..., T, S]) of equal rank, leading sizes broadcast."""
+    """Result type of attention: q[..., T, D], k[..., S, D], v[..., S, E] (mask[..., T, S]) of equal rank."""
     q, k, v = types[:3]
     if not q.rank == k.rank == v.rank >= 3 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ShapeError("attention needs q[..., T, D], k[..., S, D], v[..., S, E] of equal rank >= 3")
@@ -492,7 +492,7 @@ def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def attention_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`attention` in egglog."""
+    """Egglog cases of the type law `attention`."""
     for r in ranks:
         if r >= 3:
             batch = [f"(max {vec_get(S0, i)} (max {vec_get(S1, i)} {vec_get(S2, i)}))" for i in range(r - 2)]
@@ -500,7 +500,7 @@ def attention_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def rope(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x[..., D] with cos and sin that broadcast to it."""
+    """Result type of x[..., D] with cos and sin that broadcast to it."""
     if broadcast(*(t.shape for t in types)) != types[0].shape:
         raise ShapeError("cos and sin must broadcast to x")
     if isinstance(types[0].shape[-1], int) and types[0].shape[-1] % 2:
@@ -509,7 +509,7 @@ def rope(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """logits[N, C] with integer target[N]: [N]."""
+    """Result type of logits[N, C] with integer target[N]: [N]."""
     logits, target = types
     _index(target)
     if logits.rank != 2 or target.shape != logits.shape[:1] or not dtypes.is_float(logits.dtype):
@@ -518,7 +518,7 @@ def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def cross_entropy_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`cross_entropy` in egglog."""
+    """Egglog cases of the type law `cross_entropy`."""
     yield LawCase(S1, D0)
 
 
@@ -549,7 +549,7 @@ def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def recurrent_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """`recurrent` in egglog."""
+    """Egglog cases of the type law `recurrent`."""
     rows = f"(* {vec_get(S0, 0)} (* {vec_get(S0, 1)} (* a_directions a_width)))"
     yield LawCase(vec_of([f"(+ {rows} {vec_get(S1, 0)})"]), D0)
 
@@ -597,7 +597,7 @@ LAWS: dict[str, TypeLaw] = {
 
 
 def infer(op: Op, types: Sequence[Type], attrs: Attrs) -> Type:
-    """The result type of an op. ShapeError names the op and its operands."""
+    """Result type of an op. ShapeError names the op and its operands."""
     if len(types) != op.arity:
         raise ShapeError(f"{op.name} takes {op.arity} operands, not {len(types)}")
     if op.floats_only and any(not dtypes.is_float(t.dtype) for t in types):

@@ -72,7 +72,7 @@ class Cost:
 
 
 def number(value: int) -> Cost:
-    """A constant."""
+    """Egglog text of an integer constant."""
     return Cost("int", value)
 
 

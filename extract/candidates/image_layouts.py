@@ -44,7 +44,7 @@ def image_classes(view: EGraphView) -> frozenset[int]:
 
 
 class ImageLayout(Enum):
-    """Layout of an image."""
+    """Order of an image's axes in memory."""
 
     ROWS = "row-major"
     TURNED = "channels innermost"

@@ -231,7 +231,7 @@ class MaximalFusion:
 
     @cached_property
     def values(self) -> MaximalFusionValues:
-        """Classification of the values."""
+        """The view's values, classified for maximal fusion."""
         return MaximalFusionValues(self.groups, self.rows, self.written)
 
     @cached_property

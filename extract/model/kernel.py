@@ -192,7 +192,7 @@ class Template(Protocol):
         ...
 
     def write(self, call: Call) -> str:
-        """The call's source text."""
+        """Source text of the lines that run a call."""
         ...
 
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
@@ -247,22 +247,22 @@ class KernelBase:
     rate: float = field(default=1.0, kw_only=True)
 
     def reused_by(self, output: int) -> tuple[str, ...]:
-        """See `Template`."""
+        """See `Template.reused_by`."""
         return ((self.inplace, *self.beside)[output : output + 1] or ((),))[0]
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """See `Template`."""
+        """See `Template.terms`."""
         return parse_terms(self.pattern)
 
     @property
     def term(self) -> Term:
-        """See `Template`."""
+        """See `Template.term`."""
         return self.terms[0]
 
     @cached_property
     def guards(self) -> tuple[Attr, ...]:
-        """See `Template`."""
+        """See `Template.guards`."""
         return tuple(map(parse_guard, self.when))
 
     @property
@@ -278,7 +278,7 @@ class KernelBase:
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
-        """See `Template`."""
+        """See `Template.write_prep`."""
         code = self.prep[operand]
         return code(call) if callable(code) else code.format(w=weight, **{k: repr(v) for k, v in call.attrs.items()})
 
@@ -318,25 +318,25 @@ class LibraryKernel(KernelBase):
 
     @property
     def combinations(self) -> int:
-        """See `Template`."""
+        """See `Template.combinations`."""
         return MAX_LAYOUT_COMBINATIONS
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """See `Template`."""
+        """See `Template.operands`."""
         return tuple(dict.fromkeys(v for term in self.terms for v in variables(term)))
 
     @property
     def code_identity(self) -> str:
-        """See `KernelBase`."""
+        """See `KernelBase.code_identity`."""
         return code_identity(self.code)
 
     def write(self, call: Call) -> str:
-        """See `Template`."""
+        """See `Template.write`."""
         return _written(self.code, call)
 
     def writes_out(self, call: Call) -> bool:
-        """See `Template`."""
+        """See `Template.writes_out`."""
         if isinstance(self.code, str):
             return "{out}" in self.code
         return mentions_out(self.code, self.operands, call)
@@ -603,7 +603,7 @@ class PricerBase:
     prepare: Callable[[Iterable[Candidate]], None] | None = None
 
     def on_record(self, candidate: Candidate) -> bool:
-        """See `Pricer`."""
+        """See `Pricer.on_record`."""
         return True
 
 

@@ -55,7 +55,7 @@ class AcquisitionPolicy:
 
     @property
     def hypergraph(self) -> Hypergraph:
-        """The candidates."""
+        """The candidate kernels of the search."""
         return self.state.hypergraph
 
     def optimistic_round(

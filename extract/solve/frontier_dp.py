@@ -125,7 +125,7 @@ class _Ordering:
         self.done = bytearray(len(members))
 
     def run(self) -> ResolutionOrder | None:
-        """See `narrow_order`."""
+        """See `narrow_order.run`."""
         order = ResolutionOrder([], [])
         for g, left in enumerate(self.waiting):
             if not left:

@@ -70,7 +70,7 @@ class Presolver:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """(classes, rows, reads) left."""
+        """Numbers of (classes, rows, reads) of the reduced problem."""
         return (
             sum([1 for row in self.items if row]),
             sum([len(row) for row in self.items]),

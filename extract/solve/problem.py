@@ -112,7 +112,7 @@ class Limit:
     most: float
 
     def of(self, nodes: Iterable[int]) -> float:
-        """Total use of the given nodes."""
+        """Total amount of the budget that the given nodes use."""
         return math.fsum([float(self.use[node]) for node in nodes])
 
     def allows(self, nodes: Iterable[int]) -> bool:

@@ -59,7 +59,7 @@ class Config:
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return a finite number."""
+        """Return a field that is a finite number."""
         value = self.fields.get(name)
         if value is None:
             return default

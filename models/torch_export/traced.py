@@ -171,7 +171,7 @@ class _Prober(_Reader):
     """Interpreter that imports each node by itself."""
 
     def probe(self) -> dict[Any, str]:
-        """See `unsupported`."""
+        """See `unsupported.probe`."""
         env: dict[Any, Any] = {}
         found: dict[Any, str] = {}
         for node in self.program.graph_module.graph.nodes:

@@ -1,7 +1,7 @@
 """Rule checking by randomized testing: types, exact modular arithmetic, float64, and bitwise comparison.
 
-On random instances (sample.py) both sides must have the same type. Then:
-- Rules within ring and field arithmetic are evaluated exactly modulo two primes (field.py), without rounding.
+On random instances (rules/semantics/sample.py) both sides must have the same type. Then:
+- Rules within ring and field arithmetic are evaluated exactly modulo two primes (rules/semantics/prime_field.py), without rounding.
 - Every rule is evaluated in float64 on well-scaled values, on values with zeros and signs, on positive values, and on
   mixed magnitudes with denormals. Integers must agree exactly, wrap-around included.
 - A rule that claims `exact` is evaluated in its own dtypes on infinities, NaN, -0.0 and denormals, and compared bit by
@@ -345,7 +345,7 @@ def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
     """`check`, and if nothing refutes the rule, a proof attempt.
 
     A proof is either SMT over all sizes and ranks (smt/prove.py) with random evaluations whose error probability is below
-    2**-60 (field.py), or bitwise (bits.py). A rule that is not proved stays "tested", and the detail says why.
+    2**-60 (rules/semantics/prime_field.py), or bitwise (bits.py). A rule that is not proved stays "tested", and the detail says why.
     """
     found = check(rule, seed=seed, samples=samples)
     if found.status != "tested":

@@ -48,7 +48,7 @@ class Functions:
         return self.z.Function(f"real {name}", real, real)(x)
 
     def size(self, x: Any) -> Any:
-        """The absolute value."""
+        """Term of the absolute value of x."""
         return self.z.If(x >= 0, x, -x)
 
     def odd(self, name: str, x: Any, said: list[Any]) -> Any:

@@ -37,7 +37,7 @@ def _has_bool(term: Term) -> bool:
 
 
 def _rank(s: Sampler, call: PatternCall, want: Want) -> int:
-    """The rank of an op whose operands have the result's rank."""
+    """Draws the operands of `_rank`: the rank of an op whose operands have the result's rank."""
     if want.shape is not None:
         return len(want.shape)
     for a in call.args:
@@ -97,7 +97,7 @@ def _propose_axes(s: Sampler, allowed: list[int]) -> tuple[int, ...]:
 
 
 def reduce(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Reduced axes have size 1 in the result and any size in the operand."""
+    """Draws the operand of a reduction. Reduced axes have size 1 in the result and any size in the operand."""
     x = call.args[0]
     if s.known(x) is None and (want.shape is None or all(d is None for d in want.shape)):
         s.term(x, Want(want.shape, want.dtype))
@@ -147,7 +147,7 @@ def _scalars(s: Sampler, call: PatternCall, rank: int = 0) -> None:
 
 # ---------------------------------------------------------------- views and layout
 def reshape(s: Sampler, call: PatternCall, want: Want) -> None:
-    """A shape with the same number of elements."""
+    """Draws the operands of `reshape`: a shape with the same number of elements."""
     x, known = call.args[0], s.known(call.args[0])
     full = want.shape is not None and all(d is not None and len(d) == 1 for d in want.shape)
     asked = tuple(next(iter(d)) for d in want.shape if d) if full and want.shape is not None else None
@@ -180,7 +180,7 @@ def _grouping(s: Sampler, shape: tuple[Any, ...], volume: Any, rank: int | None)
 
 
 def permute(s: Sampler, call: PatternCall, want: Want) -> None:
-    """The operand's axes in another order."""
+    """Draws the operands of `permute`: the operand's axes in another order."""
     x = call.args[0]
     known, shape = s.known(x), want.shape
     try:
@@ -202,7 +202,7 @@ def permute(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def broadcast_to(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Axes of size 1 are broadcast."""
+    """Draws the operands of `broadcast_to`: axes of size 1 are broadcast."""
     x = call.args[0]
     try:
         shape = s.attr(call, "shape", _later)
@@ -238,7 +238,7 @@ def _one(s: Sampler, sizes: Sizes) -> int | None:
 
 
 def slice_(s: Sampler, call: PatternCall, want: Want) -> None:
-    """A range of one axis."""
+    """Draws the operands of `slice`: a range of one axis."""
     x, known = call.args[0], s.known(call.args[0])
     shape = _sizes(s, call, want)
     rank = len(shape) if known is None else known.rank
@@ -278,7 +278,7 @@ def slice_(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def pad(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Padding before and after the elements along one axis."""
+    """Draws the operands of `pad`: padding before and after the elements along one axis."""
     shape = _sizes(s, call, want)
     shape = shape if want.shape is not None else (None,) * max(len(shape), 1)
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(len(shape), 1)))
@@ -293,7 +293,7 @@ def pad(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def concat(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Sizes add up along one axis."""
+    """Draws the operands of `concat`: sizes add up along one axis."""
     shape = _sizes(s, call, want)
     if want.shape is None and all(s.known(a) is None for a in call.args):
         shape = (None,) * max(len(shape), least_rank(call))
@@ -322,7 +322,7 @@ def concat(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def windows(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Sliding windows along one axis; the window becomes a new last axis."""
+    """Draws the operands of `windows`: sliding windows along one axis; the window becomes a new last axis."""
     rank = len(want.shape) - 1 if want.shape is not None else s.rng.randint(1, 3)
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(rank, 1)))
     size = s.attr(call, "size", lambda: s.rng.randint(1, 3))
@@ -333,7 +333,7 @@ def windows(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def leaf(s: Sampler, call: PatternCall, want: Want) -> None:
-    """`full` and `iota`."""
+    """Draws a call of `full` or `iota`."""
     shape = want.shape if want.shape is not None else (None,) * s.rng.randint(0, 4)
     narrow = call.op == "full" and s.rng.random() < 0.6
     propose = lambda: tuple(1 if narrow and (d is None or 1 in d) else s.pick(d) for d in shape)
@@ -346,7 +346,7 @@ def leaf(s: Sampler, call: PatternCall, want: Want) -> None:
 
 # ---------------------------------------------------------------- contractions
 def matmul(s: Sampler, call: PatternCall, want: Want) -> None:
-    """[..., M, K] @ [..., K, N] or [K, N]."""
+    """Draws the operands of `matmul`: [..., M, K] @ [..., K, N] or [K, N]."""
     a, b = call.args
     left, right = s.known(a), s.known(b)
     rank = len(want.shape) if want.shape is not None else 0
@@ -377,7 +377,7 @@ def matmul(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def linear(s: Sampler, call: PatternCall, want: Want) -> None:
-    """x[..., K] @ w[K, N] + b[N]."""
+    """Draws the operands of `linear`: x[..., K] @ w[K, N] + b[N]."""
     x, w, b = call.args
     shape = want.shape if want.shape is not None else (None,) * max(2, least_rank(x), s.rng.randint(2, 4))
     right = s.known(w)
@@ -424,7 +424,7 @@ def _kernel(s: Sampler, call: PatternCall, i: int, size: Any, wanted: Sizes) -> 
 
 
 def conv(s: Sampler, call: PatternCall, want: Want) -> None:
-    """x[N, C, *S] with w[O, C/groups, *K]."""
+    """Draws the operands of `conv`: x[N, C, *S] with w[O, C/groups, *K]."""
     x, w = call.args
     left, right = s.known(x), s.known(w)
     n = (
@@ -456,7 +456,7 @@ def conv(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def pool(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Windows over the spatial axes of x[N, C, *S]."""
+    """Draws the operands of `pool`: windows over the spatial axes of x[N, C, *S]."""
     shape = want.shape if want.shape is not None else (None,) * 4
     n = len(shape) - 2
     for name, choices, length in (
@@ -487,7 +487,7 @@ def attention(s: Sampler, call: PatternCall, want: Want) -> None:
 
 # ---------------------------------------------------------------- normalisations, rope, indexing
 def same(s: Sampler, call: PatternCall, want: Want) -> None:
-    """The result has the operand's shape; attributes name axes."""
+    """Draws the operand of an op that keeps the type. The result has the operand's shape; attributes name axes."""
     rank = _rank(s, call, want)
     shape = want.shape if want.shape is not None else (None,) * max(rank, least_rank(call))
     rank = s.term(call.args[0], Want(shape, want.dtype)).rank
@@ -495,7 +495,7 @@ def same(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def norm(s: Sampler, call: PatternCall, want: Want) -> None:
-    """x, and rank-1 operands of the size of its last axis or of its channel axis."""
+    """Draws the operands of a norm: x, and rank-1 operands of the size of its last axis or of its channel axis."""
     axis = 1 if OPS[call.op].law == "channel_norm" else -1
     rank = _rank(s, call, want)
     shape = want.shape if want.shape is not None else (None,) * max(rank, 2)
@@ -508,7 +508,7 @@ def norm(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def rope(s: Sampler, call: PatternCall, want: Want) -> None:
-    """x with a last axis of even size, and angles that broadcast to x."""
+    """Draws the operands of `rope`: x with a last axis of even size, and angles that broadcast to x."""
     rank = max(1, _rank(s, call, want))
     shape = want.shape if want.shape is not None else (*(None,) * (rank - 1), frozenset((2, 4, 6)))
     x = s.term(call.args[0], Want(shape, want.dtype))
@@ -544,7 +544,7 @@ def gather(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def cross_entropy(s: Sampler, call: PatternCall, want: Want) -> None:
-    """logits[N, C] and target[N]."""
+    """Draws the operands of `cross_entropy`: logits[N, C] and target[N]."""
     logits = s.known(call.args[0]) or s.term(call.args[0], Want((None, None), want.dtype))
     _index(s, call.args[1], exactly(logits.shape[:1]), logits.shape[1])
 

@@ -148,7 +148,7 @@ class Sampler:
         }
 
     def is_weight(self, name: str) -> bool:
-        """Whether a tensor variable is a parameter: as the guards demand, else at random."""
+        """Whether a tensor variable is sampled as a parameter: as the rule's guards demand, else at random."""
         for g in self.guards:
             if isinstance(g, Apply) and g.function in ("weight", "active") and g.args == (Name(name),):
                 return g.function == "weight"

@@ -28,7 +28,7 @@ class Layout(Elements):
         return int(axis) % len(x.shape)
 
     def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """An op with an index map: the shape of its law, and elements read where the map says."""
+        """The result of an op with an index map: its shape by the type law, its elements as reads of an operand."""
         assert entry.index_map is not None
         if "axis" in attrs:
             attrs = {**attrs, "axis": self.axis(args[0], attrs)}

@@ -47,7 +47,7 @@ class Partial:
         return Rule(**{**fields, "name": f"{self.rule.name}-uncorrected", "right": right})
 
     def region(self, which: int, env: Env, shape: Sequence[int]) -> list[Box]:
-        """The wrong boxes of right side number `which` for given sizes and attributes and a result of this shape."""
+        """Boxes of the result in which right side number `which` differs from the left side, for given sizes and attributes."""
         start, stop = (int(evaluate(parse_guard(b), env)) for b in self.regions[which])
         box = tuple((start, stop) if i == self.axis else (0, d) for i, d in enumerate(shape))
         return [box] if all(a < b for a, b in box) else []

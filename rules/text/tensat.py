@@ -407,7 +407,7 @@ def paired(first: TextRule, second: TextRule) -> TextRule:
 
 
 def pair_up(rules: Sequence[TextRule]) -> list[TextRule]:
-    """Consecutive rules joined two by two; RuleError if one is left over."""
+    """Rules 1 and 2, 3 and 4, … as pairs; RuleError if one is left over."""
     if len(rules) % 2:
         raise RuleError(f"line {rules[-1].line}: this line has no second one to make a pair", where=rules[-1].text)
     return [paired(a, b) for a, b in zip(rules[::2], rules[1::2])]

@@ -77,7 +77,7 @@ class Choices:
         self.at = 0
 
     def choose(self, options: Sequence[Any]) -> Any:
-        """One of the options."""
+        """One of the options, chosen by the search over choices."""
         if not options:
             raise NoMeaning("nothing fits")
         if self.at == len(self.taken):

@@ -57,7 +57,7 @@ class Typer:
         return self.ranks.rank[self.ranks.set(i, rank)]
 
     def fresh(self, **more: Any) -> Affine:
-        """An unknown size."""
+        """A term axis of unknown size."""
         return self.system.fresh(**more)
 
     def merge(self, *axes: TermAxis) -> TermAxis:
@@ -275,7 +275,7 @@ class Typer:
 
     # ------------------------------------------------------------ the whole rule
     def narrow(self, terms: Sequence[Term]) -> None:
-        """Adds the equations of the scope."""
+        """Adds the equations that the scope of the rule requires."""
         convs = [t for t in terms if isinstance(t, Apply) and t.op == "conv2d" and isinstance(t.args[1], Input)]
         kernels = list(dict.fromkeys(t.args[1] for t in convs))
         for conv in convs:

@@ -237,7 +237,7 @@ class Options(SaturateOptions):
 
     @staticmethod
     def of(options: SaturateOptions, **more: Any) -> Options:
-        """The options of another function, and `more`."""
+        """Options of `optimize` with the values of `options`, and fields from `more`."""
         return Options(**{f.name: getattr(options, f.name) for f in fields(options)}, **more)
 
     def deciding(self) -> dict[str, Any]:

@@ -59,10 +59,10 @@ def work(kernel: Kernel) -> float:
 
 
 class Writer(Values):
-    """Writes a kernel's function."""
+    """Writer of a kernel's C function."""
 
     def function(self, doc: str) -> str:
-        """The function's text."""
+        """C text of the function; `doc` is its comment."""
         top = Scope(None, None, [self._signature()])
         self.parallel = work(self.kernel) >= PARALLEL
         self._loops(top)

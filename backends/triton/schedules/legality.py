@@ -175,7 +175,7 @@ class KernelFacts:
 
 
 def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> KernelFacts:
-    """The facts of a kernel. `splits`: whether its longest reduction may be split."""
+    """Properties of a kernel that legality and ranking read. `splits`: whether its longest reduction may be split."""
     tops = [a for a in shape.outer if any(e.axis == a for e in shape.dots)]
     main = max(tops, key=lambda a: a.size) if tops else shape.inner[-1] if shape.inner else None
     inside, added = _inside(shape, tops), _added(shape, tops)

@@ -372,6 +372,6 @@ def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, s
 
 
 def convolution_of(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> Convolution:
-    """The convolution of a schedule. Unfusable as in `emit_convolution`."""
+    """The kernel as a convolution with the tiles of a schedule. Unfusable as in `emit_convolution`."""
     pieces = tuple(n for n in (schedule.wide, schedule.more) if n)
     return Convolution(kernel, shape, name, schedule.tall, pieces, schedule.stages, schedule.k[0])

@@ -78,18 +78,18 @@ class AttentionTiles(Function):
         return self.stored if self.away else self.layouts.get(tuple(dims), "Q")
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
-        """As in the base class; per-row values have the layout of score rows and are converted to other layouts."""
+        """Text of a tile spread to more dimensions; per-row values have the layout of score rows and are converted to other layouts."""
         if tile.dims == ("m",) and len(dims) == 2 and self.parent(dims) not in ("S", self.stored):
             return f"tl.convert_layout({tile.text}, tl.SliceLayout(1, {self.parent(dims)}))[:, None]"
         return super().spread(tile, dims)
 
     def axis_text(self, axis: Axis) -> str:
-        """As in the base class; positions of stores have variables of their own."""
+        """Variable of the positions along an axis; positions of stores have variables of their own."""
         text = super().axis_text(axis)
         return f"{text}_stored" if self.away and text in ("m", "n") else text
 
     def whole(self, e: Expr) -> Tile:
-        """As in the base class; per-row results are converted to the layout of score rows."""
+        """The tile of an expression; per-row results are converted to the layout of score rows."""
         tile = super().whole(e)
         return (
             replace(tile, text=f"tl.convert_layout({tile.text}, tl.SliceLayout(1, S))") if tile.dims == ("m",) else tile

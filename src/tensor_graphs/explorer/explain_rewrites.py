@@ -78,7 +78,7 @@ class BlockRewrites:
         return "\n".join([head, *(str(e) for e in self.explanations if e.steps)])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The rewrites of the block as JSON values."""
         return {
             "block": self.number, "instances": self.instances, "nodes": self.nodes, "e_nodes": self.e_nodes,
             "verdict": self.verdict, "inside": self.inside, "outputs": [e.to_json() for e in self.explanations],

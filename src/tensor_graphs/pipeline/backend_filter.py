@@ -25,11 +25,11 @@ class FilteredBackend:
         self.generates, self.several = generates and base.generates, base.several
 
     def unavailable(self) -> str:
-        """See `Backend`."""
+        """See `Backend.unavailable`."""
         return self.base.unavailable()
 
     def with_templates(self, templates: Sequence[Template]) -> FilteredBackend:
-        """See `Backend`."""
+        """See `Backend.with_templates`."""
         return FilteredBackend(self.base, templates, generates=self.generates)
 
     def opened(self, lowerings: Any = None) -> FilteredBackend:
@@ -39,11 +39,11 @@ class FilteredBackend:
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """See `Backend`."""
+        """See `Backend.generated`."""
         return self.base.generated(view, given, types, enough) if self.generates else iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
-        """See `Backend`."""
+        """See `Backend.prepare`."""
         return self.base.prepare(asked)
 
 

@@ -121,7 +121,7 @@ class CallerProgram(Program):
         return super().bind(params)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """See Program."""
+        """See `Program.__call__`."""
         kinds = self._kinds
         if kinds is None or named or len(args) != len(kinds):
             return super().__call__(*args, **named)
@@ -136,7 +136,7 @@ class CallerProgram(Program):
         return found if self._as_is else structured(self.manifest.structure, result_leaves(found, torch=caller.torch))
 
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
-        """See Program."""
+        """See `Program.flat`."""
         caller = self.caller
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         if caller is None or not self._fit(given, caller.torch):
@@ -165,7 +165,7 @@ class CallerProgram(Program):
 
 
 def expected_inputs(program: Program, given: Sequence[Any]) -> Sequence[Any]:
-    """(name, shape, dtype) of each input of a program, at the sizes of `given`; () if they are no sizes of it."""
+    """(name, shape, dtype) of each input of a program, at the sizes of `given`; () if the program cannot run at these sizes."""
     try:
         return program._specs(given) if program.manifest.sizes else program.manifest.inputs
     except Exception:

@@ -19,7 +19,7 @@ LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers a
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A saturated model."""
+    """A saturated model: blocks, their views, and the glued view."""
 
     view: EGraphView  # e-graph of the whole model
     blocks: Blocks

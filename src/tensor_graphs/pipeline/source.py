@@ -122,7 +122,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
 
 
 def refuse_no_sizes(sizes: Mapping[str, int] | None) -> None:
-    """UsageError for sizes that are not integers."""
+    """Raise UsageError for sizes that are not integers."""
     if wrong := {n: s for n, s in (sizes or {}).items() if not isinstance(s, Integral) or isinstance(s, bool)}:
         raise UsageError(f"no sizes: {wrong}", hint="give each dimension an integer")
 

@@ -91,7 +91,7 @@ class OutputError:
 
 @dataclass(frozen=True)
 class Verification:
-    """Verdict on one program."""
+    """Verdict on one program: errors of its outputs against float64, and the errors allowed."""
 
     outputs: tuple[OutputError, ...]
     seeds: int
@@ -139,7 +139,7 @@ class Verification:
         return replace(self, outputs=outputs, note="; ".join(filter(None, (self.note, note))))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The verdict as JSON values."""
         w = self.worst
         return {
             "passed": self.passed, "error_before": w.original, "error_after": w.plan, "allowed": w.allowed,

@@ -24,7 +24,7 @@ def in_and_out(graph: Graph) -> int:
 
 
 def refuse_too_large(graph: Graph) -> None:
-    """TooLargeError if a graph of known sizes has inputs and results that exceed this machine's memory."""
+    """Raise TooLargeError if a graph of known sizes has inputs and results that exceed this machine's memory."""
     if (needed := in_and_out(graph)) > (have := host_bytes()):
         raise TooLargeError(
             f"inputs and results take {needed} bytes, this machine has {have}", where=graph.name, hint=_HINT
@@ -32,7 +32,7 @@ def refuse_too_large(graph: Graph) -> None:
 
 
 def refuse_too_large_for_gpu(graph: Graph) -> None:
-    """DeviceMemoryError if a graph of known sizes has inputs and results that exceed this machine's GPU memory. Queries
+    """Raise DeviceMemoryError if a graph of known sizes has inputs and results that exceed this machine's GPU memory. Queries
     only its total size.
     """
     have = int(gpu_facts().get("memory_bytes", 0))  # 0 without a real GPU (dry run)
@@ -66,7 +66,7 @@ def _nbytes(node: Tensor, float64: bool) -> int:
 
 
 def refuse_reference(graph: Graph) -> None:
-    """TooLargeError if the host has too little memory for a float64 run and a run in the graph's dtypes, one after the
+    """Raise TooLargeError if the host has too little memory for a float64 run and a run in the graph's dtypes, one after the
     other, and then for the program on copies of the inputs. Inputs are allocated already.
     """
     copies = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state")))
@@ -78,7 +78,7 @@ def refuse_reference(graph: Graph) -> None:
 
 
 def refuse_more_than_available(needed: int, what: str, graph: Graph, hint: str = _HINT) -> None:
-    """TooLargeError if a stage (`what`) takes more bytes than this process can still get."""
+    """Raise TooLargeError if a stage (`what`) takes more bytes than this process can still get."""
     if needed > (have := available_bytes()):
         raise TooLargeError(
             f"{what} takes at least {needed} bytes of memory, {have} are available", where=graph.name, hint=hint
