@@ -74,3 +74,12 @@ def test_modules_and_make_targets_named_in_documents_exist() -> None:
             assert known, f"{path.name} names the module {module}"
         for target in re.findall(r"`make ([\w-]+)`", text):
             assert target in targets, f"{path.name} names the make target {target}"
+
+
+def test_the_architecture_lists_every_subpackage() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+)` \| (`.*) \|$", text, re.MULTILINE)
+    assert len(rows) == 7
+    for package, subpackages in rows:
+        folders = {p.parent.name for p in (ROOT / package).glob("*/__init__.py") if not p.parent.is_symlink()}
+        assert folders == set(re.findall(r"`(\w+)`", subpackages)), package

@@ -126,7 +126,7 @@ class Pass:
     batch: int
 
     def ranked(self) -> Ranked:
-        """Favours about 16 elements in flight per thread, coalesced accesses, and all SMs busy."""
+        """Yields (schedule, rank) of pointwise kernels; favours about 16 elements in flight per thread, coalesced accesses, and all SMs busy."""
         crossed = min(self.vector, self.across) > 1
         squares = [(a, b) for a, b in product((8, 4, 2), repeat=2) if a <= self.vector and b <= self.across]
         shapes = squares if crossed else [(self.vector, 1)]
@@ -228,7 +228,7 @@ class Reduced:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Ranks by estimated µs: bandwidth time, scaled by idle SMs, too few bytes in flight and uncoalesced reads,
+        """Yields (schedule, estimated µs): bandwidth time, scaled by idle SMs, too few bytes in flight and uncoalesced reads,
         plus the split's cost."""
         vm, vk = (self.vector, 1) if self.along_rows else (1, self.vector)
         chunks, at = -(-self.length // vk), self.axis
@@ -375,7 +375,7 @@ class Few:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Ranks by `us`: warps along K and N, column fragments per warp, K chunks per warp and iteration, split-K
+        """Yields (schedule, estimated µs by `us`): warps along K and N, column fragments per warp, K chunks per warp and iteration, split-K
         factor."""
         for along, wide, tiles, deep in product((2, 4, 8, 16, 32), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16)):
             if along * wide > 32:

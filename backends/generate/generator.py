@@ -127,7 +127,7 @@ class Lowering:
         self.answered: dict[Hashable, Sequence[Answer]] = {}  # key of a request -> templates that compute it
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
-        """The lowering itself."""
+        """The lowering itself, which is already open."""
         return self
 
     def with_templates(self, templates: Sequence[Template]) -> Lowering:

@@ -35,7 +35,8 @@ class Request:
 
 
 def after(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Candidates after those of earlier strategies, of which as many are dropped as do not fit into `count`."""
+    """Merge of candidates (`own`) behind those of earlier strategies (`found`), whose last ones are dropped so that at most
+    `count` remain."""
     return [*found[: count - len(own)], *own]
 
 

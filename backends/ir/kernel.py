@@ -46,7 +46,7 @@ def if_fusable(make: Callable[..., T], *args: Any, **named: Any) -> T | None:
 
 
 class Expr:
-    """One scalar value.
+    """A scalar expression of the kernel IR.
 
     `value` is the op's attribute:
     - const: a number

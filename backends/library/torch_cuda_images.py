@@ -125,7 +125,7 @@ def _uneven_conv(call: Call) -> str:
 
 
 def pools() -> list[LibraryKernel]:
-    """Templates of pools for which Torch has no kernel."""
+    """Library kernels of pools that are composed of several Torch calls, since Torch has no kernel for them."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     windows = "pooled({x}, {kernel}, {strides}, {pads}, {dilations}, "
 

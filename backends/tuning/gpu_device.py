@@ -97,7 +97,7 @@ class Cuda:
         return replay
 
     def elapsed(self, run: Run) -> float:
-        """Timed by events on the current stream."""
+        """µs of a run between two CUDA events on the current stream."""
         self._start.record()
         run()
         self._end.record()
@@ -105,7 +105,7 @@ class Cuda:
         return float(self._start.elapsed_time(self._end)) * 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Timed by events between runs; the device never waits for the host."""
+        """µs of each run, from CUDA events between runs; the device never waits for the host."""
         marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         for mark in marks:
             run()
@@ -155,7 +155,7 @@ class Host:
         return (time.perf_counter_ns() - start) / 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Wall-clock time of each run."""
+        """Wall-clock µs of each run, after one that is not counted."""
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:

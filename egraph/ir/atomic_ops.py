@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def leaf(name: str, attrs: Mapping[str, str], doc: str, numpy: Callable[..., Array] | None = None) -> None:
-    """Register a leaf."""
+    """Register a leaf: an op without operands, such as `input`."""
     register(Op(name, 0, "leaf", "leaf", attrs, {}, doc, numpy=numpy))
 
 

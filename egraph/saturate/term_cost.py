@@ -92,7 +92,7 @@ def size(operand: int, back: int) -> Cost:
 
 
 class Pricing(Protocol):
-    """Protocol of cost models."""
+    """Protocol of cost models that price e-nodes for pruning."""
 
     @property
     def launch(self) -> int:

@@ -22,7 +22,7 @@ from .search import Choice
 def alternatives(
     choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0, diversity: float = 0.0
 ) -> Iterator[Choice]:
-    """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
+    """Yields distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
     share of each one's kernels (without views) that every earlier one does not use."""
     rows = EncodedHypergraph(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
     kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
@@ -37,7 +37,7 @@ MAX_EXCLUDED_KERNELS = 12  # number of kernels of a choice, by time, that are ex
 
 
 def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
-    """The choice, then the cheapest choices found without one of its kernels, by falling time; then without a further
+    """Yields the choice, then the cheapest choices found without one of its kernels, by falling time; then without a further
     kernel of the cheapest variant, and so on (best-first). A kernel is a template called on operands of certain types
     and strides, at any position. Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets;
     ends after `seconds`."""

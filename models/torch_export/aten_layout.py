@@ -56,7 +56,7 @@ def new_filled(value: Any) -> Callable[..., Tensor]:
 
 
 def full_like(x: Tensor, value: Any, dtype: str | None = None) -> Tensor:
-    """Fill shaped like x."""
+    """Return a tensor of x's shape filled with one value."""
     return _full(x.shape, value, dtype or x.dtype)
 
 
@@ -146,7 +146,7 @@ def same(x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def to_copy(x: Tensor, dtype: str | None = None) -> Tensor:
-    """Cast x."""
+    """Return x in another dtype."""
     return t.cast(x, dtype or x.dtype)
 
 
@@ -170,7 +170,7 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
 
 
 def transpose(x: Tensor, a: int, b: int) -> Tensor:
-    """Swap two axes."""
+    """Return x with two axes swapped."""
     return t.swapaxes(x, a, b) if x.rank else x
 
 
@@ -248,7 +248,7 @@ def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
 
 
 def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
-    """Merge consecutive axes."""
+    """Return x with consecutive axes merged into one."""
     if not x.rank:
         return t.reshape(x, (1,))
     a, b = start % x.rank, end % x.rank
@@ -338,7 +338,7 @@ def upsample(x: Tensor, factors: Sequence[int]) -> Tensor:
 
 
 def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Tensor:
-    """Rotate along axes."""
+    """Return x rotated along axes (NumPy's roll)."""
     if volume(x.shape) == 0:
         return x
     moves = [shifts] if isinstance(shifts, int) else list(shifts)
@@ -354,7 +354,7 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ())
 
 
 def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Reverse axes."""
+    """Return x with axes reversed."""
     for axis in dims:
         x = t.flip(x, axis) if x.rank else x
     return x

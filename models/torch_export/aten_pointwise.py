@@ -98,7 +98,7 @@ def rsub(x: Value, y: Value, alpha: Any = 1) -> Tensor:
 
 
 def trunc(x: Tensor) -> Tensor:
-    """Round towards zero."""
+    """Return x rounded towards zero."""
     return t.where(t.lt(x, 0), t.ceil(x), t.floor(x)) if dtypes.is_float(x.dtype) else x
 
 
@@ -177,7 +177,7 @@ def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:
 
 
 def clamp_max(x: Tensor, hi: Value) -> Tensor:
-    """Clamp x from above."""
+    """Return the minimum of x and `hi`."""
     return clamp(x, None, hi)
 
 

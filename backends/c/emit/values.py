@@ -10,7 +10,7 @@ from .spelling import TYPES
 
 
 class Values(Nest):
-    """Evaluates expressions in the loop nest."""
+    """Writer of the C statements that compute expressions inside the loop nest."""
 
     def _at(self, at: Index) -> str:
         return position(at, str)

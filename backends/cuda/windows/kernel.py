@@ -133,7 +133,7 @@ def _over_run(guard: Expr, width: int) -> object:
 
 
 def covering(places: Sequence[int], width: int) -> tuple[int, int]:
-    """(first element, elements) of the shortest aligned part of a run that covers all of some positions."""
+    """(first element, elements) of the shortest aligned vector loads of a run of elements that covers all of some positions."""
     size = 1
     while places[0] // size != places[-1] // size:
         size *= 2

@@ -74,7 +74,7 @@ class AttentionTiles(Function):
 
     # ------------------------------------------------------------ registers
     def parent(self, dims: Sequence[str]) -> str:
-        """The layout of tiles over two dimensions."""
+        """Variable of the Gluon register layout of tiles over two dimensions."""
         return self.stored if self.away else self.layouts.get(tuple(dims), "Q")
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
@@ -144,7 +144,7 @@ class AttentionTiles(Function):
 
     @property
     def phase(self) -> str:
-        """Text of the mbarrier phase parity of that buffer."""
+        """Text of the mbarrier phase parity of the shared-memory buffer that `slot` names."""
         return "turn // 2 & 1" if self.slots == 2 else f"{self.turn} & 1"
 
     def queries(self, group: str) -> list[str]:

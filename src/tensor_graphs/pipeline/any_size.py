@@ -192,7 +192,7 @@ class Symbolic:
         return {name: range_text(atom.min, atom.max, self.searched[name]) for name, atom in ranges(self.graph).items()}
 
     def notes(self) -> list[str]:
-        """Report sentences about what was removed."""
+        """Sentences for the report: what does not hold at every size and was therefore removed from the search."""
         found = []
         if self.lost:
             parts = ", ".join(f"{n} {op}" for op, n in sorted(self.lost.items(), key=lambda p: -p[1])[:5])

@@ -79,7 +79,7 @@ class GraphReport:
         return "\n".join([*said, *(f"  warning: {w}" for w in self.warnings)])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """All fields as JSON values."""
         return asdict(self)
 
 
