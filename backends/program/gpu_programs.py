@@ -23,19 +23,19 @@ class GpuPrograms(DevicePrograms):
     helpers = HELPERS
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-        """See `DevicePrograms.emit`."""
+        """See `DevicePrograms`."""
         return emit_cuda(plan, reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Exchange:
-        """See `DevicePrograms.exchange`."""
+        """See `DevicePrograms`."""
         return OnTensors(place)
 
     def bound(self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str) -> Run:
-        """See `DevicePrograms.bound`."""
+        """See `DevicePrograms`."""
         return bind(weights, states, place)
 
     def tensors(self, place: str) -> str:
-        """See `DevicePrograms.tensors`."""
+        """See `DevicePrograms`."""
         return place
 
     def hardware(self) -> str:
@@ -43,20 +43,20 @@ class GpuPrograms(DevicePrograms):
         return gpu.planned_for()
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """See `DevicePrograms.check_hardware`."""
+        """See `DevicePrograms`."""
         gpu.check_hardware(wanted, where=where)
 
     def check_room(self, place: str, wanted: int) -> None:
-        """See `DevicePrograms.check_room`."""
+        """See `DevicePrograms`."""
         if place != "cpu":
             gpu.check_room(place, wanted)
 
     def wait(self, place: str, what: str) -> None:
-        """See `DevicePrograms.wait`."""
+        """See `DevicePrograms`."""
         gpu.wait(place, what)
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """See `DevicePrograms.fault`."""
+        """See `DevicePrograms`."""
         return gpu.named(error, what)
 
 
