@@ -48,7 +48,7 @@ class Pallas(Generator):
 
     @property
     def measured(self) -> Measuring:  # type: ignore[override]
-        """On an accelerator only, by the host's measuring process."""
+        """Kind of measuring process: "host" where JAX has an accelerator, else none."""
         import jax
 
         return "" if jax.default_backend() == "cpu" else "host"

@@ -108,7 +108,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
 
 
 def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
-    """The same for a module's CUDA C++ kernels (cuda_helpers.py), compiled by NVRTC into cuda-core's cache."""
+    """Compile a module's CUDA C++ kernels (cuda_helpers.py) without launching them, by NVRTC into cuda-core's cache."""
     binary = kernels.compiled(f"sm_{capability}").code
     registers, spills = resources(binary)
     launched = [(k.name, k.grid, k.block, k.early) for k in kernels.known.values()]

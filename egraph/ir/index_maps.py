@@ -97,7 +97,7 @@ def broadcast_to(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
 
 
 def reshape(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """The same order of elements."""
+    """The result has the operand's elements in the same row-major order (reshape)."""
     return SameOrder()
 
 

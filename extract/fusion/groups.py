@@ -62,7 +62,7 @@ class _ClassGroups:
     shared: frozenset[int]
 
     def moved(self, to: Mapping[int, int]) -> Iterator[FusionGroup]:
-        """The same groups with classes replaced by `to`."""
+        """These groups with classes replaced by `to`."""
         for r in self.groups:
             yield replace(
                 r, cls=to[r.cls], leaves=tuple([(t, to[c]) for t, c in r.leaves]), inner=tuple([(t, to[c]) for t, c in r.inner]),

@@ -563,7 +563,7 @@ class Measurer(Protocol):
         self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,
         later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
-        """Measure and store. Returns when the rows are durable; with `leave`, as soon as few measurements are in
+        """Measure candidates and store the results. Returns when the rows are durable; with `leave`, as soon as few measurements are in
         flight: these candidates are returned and continue beside the next call's. The iterable may end early, when the
         time is up. `worth` gives the cost cutoff of a candidate in µs, above which further measuring is useless; it
         falls while others are measured. With `look`, only a few schedules. `later`: (candidate, `look`) pairs that may

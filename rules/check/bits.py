@@ -121,7 +121,7 @@ class _Ints:
         return self.z.BitVec(name, self.size)
 
     def number(self, value: float) -> Any:
-        """A constant; Beyond if it is not an integer."""
+        """A constant. Raises Beyond if it is not an integer."""
         if value != int(value):
             raise Beyond("a fraction among integers")
         return self.z.BitVecVal(int(value), self.size)
@@ -131,7 +131,7 @@ class _Ints:
         return a == b
 
     def apply(self, name: str, x: Sequence[Any]) -> Any:
-        """Formula for an atomic elementwise op; sums and products wrap around. Beyond if the op has no integer
+        """Formula for an atomic elementwise op; sums and products wrap around. Raises Beyond if the op has no integer
         encoding."""
         z = self.z
         lt, le = (lambda a, b: a < b, lambda a, b: a <= b) if self.signed else (z.ULT, z.ULE)

@@ -94,7 +94,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Want:
-    """What a subterm's context allows: sizes per axis (None: any rank) and the dtype."""
+    """Requirements of a subterm's context: sizes per axis (None: any rank) and the dtype."""
 
     shape: tuple[Sizes, ...] | None
     dtype: str
@@ -161,7 +161,7 @@ class Sampler:
         return {**self.attrs, **{n: Fact(t, n in self.weights) for n, t in self.types.items()}}
 
     def value(self, attr: Attr) -> Any:
-        """The value of an expression; raises NotYet if a variable is missing, Reject if the expression has no value."""
+        """The value of an expression; raises NotYet if a variable is missing. Raises Reject if the expression has no value."""
         env = self.env
         if any(n not in env for n in attr_names(attr)):
             raise NotYet
@@ -314,7 +314,7 @@ class Sampler:
         return (*ones[: axis % len(shape)], shape[axis], *ones[axis % len(shape) + 1 :])
 
     def both(self, a: tuple[Sizes, ...] | None, b: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
-        """The intersection of two shapes of allowed sizes; Reject if the ranks differ."""
+        """The intersection of two shapes of allowed sizes. Raises Reject if the ranks differ."""
         if a is None:
             return b
         if len(a) != len(b):
@@ -330,7 +330,7 @@ class Sampler:
 
     # ------------------------------------------------------------ terms
     def term(self, term: Term, want: Want) -> Type:
-        """Samples the variables of a term that have no values yet, and returns its type; Reject if the context does not
+        """Samples the variables of a term that have no values yet, and returns its type. Raises Reject if the context does not
         allow it."""
         found = self.known(term)
         if found is None:

@@ -98,7 +98,7 @@ def _parts(attr: Attr) -> Iterator[Attr]:
 
 
 def _named(rule: Rule) -> int:
-    """The largest rank to check, derived from the number of axes that attributes and guards name; Beyond if above
+    """The largest rank to check, derived from the number of axes that attributes and guards name. Raises Beyond if above
     `RANKS`."""
     given = [
         (n, a)

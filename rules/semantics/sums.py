@@ -33,7 +33,7 @@ class Total:
         return Total(self.terms + other.terms)
 
     def times(self, other: Total) -> Total:
-        """self × other, term by term; their index variables must be distinct. Beyond if there are too many terms."""
+        """self × other, term by term; their index variables must be distinct. Raises Beyond if there are too many terms."""
         if len(self.terms) * len(other.terms) > TERMS:
             raise Beyond("the products grow")
         return Total(tuple((a + b, x * y) for a, x in self.terms for b, y in other.terms))

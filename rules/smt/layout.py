@@ -19,7 +19,7 @@ class Layout(Elements):
     """Symbolic results of ops with an index map, of fills, positions and gathers."""
 
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
-        """The axis attribute, normalized; Beyond if it is unknown, Reject if there is no such axis."""
+        """The axis attribute, normalized. Raises Beyond if it is unknown. Raises Reject if there is no such axis."""
         axis = attrs["axis"]
         if self.z.is_expr(axis):
             raise Beyond("an unknown axis")

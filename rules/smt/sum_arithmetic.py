@@ -20,7 +20,7 @@ class Sums(Equality):
     """Sums (`Total`) and maxima (`Extreme`) as elements of symbolic values."""
 
     def total(self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]]) -> Total:
-        """The sum of `read()` over the indices; Beyond unless the terms are finite everywhere."""
+        """The sum of `read()` over the indices. Raises Beyond unless the terms are finite everywhere."""
         if not self.real:
             raise Beyond("a sum of elements that nothing is known of")
         before = len(facts.undefined)
@@ -31,7 +31,7 @@ class Sums(Equality):
     def largest(
         self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]], most: bool
     ) -> Extreme:
-        """The maximum (`most`) or minimum of `read()` over the indices; Beyond unless the terms are finite
+        """The maximum (`most`) or minimum of `read()` over the indices. Raises Beyond unless the terms are finite
         everywhere."""
         if not self.real:
             raise Beyond("a maximum of elements that nothing is known of")
@@ -80,7 +80,7 @@ class Sums(Equality):
         return Extreme(most, terms, any(f.some for f in sets)) if len(sets) == len(x) else None
 
     def there(self, value: Extreme, facts: SizeFacts) -> Extreme:
-        """A nonempty set: records that the value is undefined where its ranges are empty.
+        """The set of values, known to be nonempty: records that the value is undefined where its ranges are empty.
 
         Raises Beyond if emptiness depends on more than sizes.
         """

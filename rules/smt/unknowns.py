@@ -101,7 +101,7 @@ class Unknowns:
         return self.z.Function(name, *sorts)
 
     def ask(self, facts: Sequence[Any]) -> Any:
-        """The solver's answer for the conjunction of facts; Beyond after the rule's time limit."""
+        """The solver's answer for the conjunction of facts. Raises Beyond after the rule's time limit."""
         if perf_counter() > self.until:
             raise Beyond("it takes too long")
         solver = self.z.Solver()
@@ -148,7 +148,7 @@ class Unknowns:
         return found
 
     def value(self, attr: Attr) -> Any:
-        """The value of an attribute expression over unknowns; Beyond if unsupported, Reject if it has no value."""
+        """The value of an attribute expression over unknowns. Raises Beyond if unsupported. Raises Reject if it has no value."""
         z = self.z
         if isinstance(attr, AttrConstant):
             return attr.value

@@ -35,7 +35,7 @@ class Effort:
     until: float = float("inf")
 
     def spend(self) -> None:
-        """Uses one unit; Unprovable if none is left or after the deadline."""
+        """Uses one unit. Raises Unprovable if none is left or after the deadline."""
         self.left -= 1
         if self.left < 0:
             raise Unprovable("too many terms")

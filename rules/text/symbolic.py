@@ -134,7 +134,7 @@ class Prover:
         return self.times(self.value(term.args[0], at), self.value(term.args[1], []))
 
     def times(self, a: Sum, b: Sum) -> Sum:
-        """The product of two sums; Unprovable if there are too many monomials."""
+        """The product of two sums. Raises Unprovable if there are too many monomials."""
         if len(a) * len(b) > MONOMIALS:
             raise Unprovable("the products grow")
         return tuple(x.times(y) for x in a for y in b)

@@ -56,7 +56,7 @@ class Values(Positions):
         return tile
 
     def in_columns(self, e: Expr) -> Expr | None:
-        """The same value over the columns that a reduction runs over, if the kernel has it: a row whole in a tile is
+        """The value of an expression over the columns that a reduction runs over, if the kernel has it: a row whole in a tile is
         loaded and computed once."""
         several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
         if e.op != "load" and not (several and e not in self.reducing):

@@ -102,7 +102,7 @@ def _compare_function(function: Callable[..., Any], examples: Sequence[Any], gra
 
 
 def _lacking_memory(graph: Graph) -> str:
-    """What memory is missing for a comparison of whole outputs, "" if it suffices."""
+    """Text that names the memory missing for a comparison of whole outputs; "" if it suffices."""
     return lacking(HELD * in_and_out(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True)))
 
 

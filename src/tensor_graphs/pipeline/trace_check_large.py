@@ -92,7 +92,7 @@ def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own:
 
 
 def judge_torch(module: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
-    """The same for a Torch module or function, which may differ by LOOSE."""
+    """Raise TraceError if a strip of a Torch module's or function's output differs from the graph's by more than LOOSE."""
     found, sharp = part.run(float64=False), part.run(float64=True)
     if not near_torch(root, own, found, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
         refuse(module, name, own, found, part.values)

@@ -114,7 +114,7 @@ class Verification:
 
     @property
     def omitted(self) -> str:
-        """What was skipped for lack of time, as text."""
+        """Text that names the part of verification skipped for lack of time; "" if none was."""
         if self.compared < 1.0:
             return f"verification of {100 * (1 - self.compared):.3g} % of the outputs' elements"
         return f"verification on {self.left_out} of {self.left_out + self.seeds} inputs" if self.left_out else ""
