@@ -1,12 +1,13 @@
 """Record everything that a refactoring must not change, and compare two records.
 
     python -m benchmarks.fingerprint record OUT.json.gz [--only NAME] [--full] [--device cpu|gpu]
-    python -m benchmarks.fingerprint compare BEFORE.json.gz AFTER.json.gz
+    python -m benchmarks.fingerprint compare BEFORE.json.gz AFTER.json.gz [--common]
 
 Recorded, without measuring and without a GPU: rules with their guards, identities of library kernels, operators of the importers, and
 for every benchmark workload, variant and whole model at small sizes (`--full`: workloads at their own sizes too) the e-graph's size,
 all candidate kernels (identity, operand types, layouts, first schedules, emitted source), and the plan and program chosen with
-`deterministic=True` on an empty cost store. Fields that differ are printed with both values; the exit code is 1 if any does.
+`deterministic=True` on an empty cost store. The file is written after each workload; `--common` compares what both
+records have. Fields that differ are printed with both values; the exit code is 1 if any does.
 """
 
 from __future__ import annotations
@@ -120,8 +121,16 @@ def record_workload(work: Any, device: str) -> Json:
         }  # fmt: skip
 
 
-def record(only: str, full: bool, devices: list[str]) -> Json:
-    """The whole record; a workload that cannot be made has the error's text."""
+def write(file: Path, found: Json) -> None:
+    """Replace the record in a file."""
+    part = file.with_name(f"{file.name}.part")
+    with gzip.open(part, "wt", encoding="utf-8") as out:
+        json.dump(found, out, indent=0, sort_keys=True)
+    part.replace(file)
+
+
+def record(file: Path, only: str, full: bool, devices: list[str]) -> None:
+    """Write the record, anew after each workload; a workload that cannot be made has the error's text."""
     found: Json = {"rules": rule_base(), "library_kernels": library_kernels()}
     for name, work in workloads(full):
         if only not in name:
@@ -132,7 +141,8 @@ def record(only: str, full: bool, devices: list[str]) -> Json:
             except Exception as error:
                 found[f"{name} {device}"] = {"error": f"{type(error).__name__}: {error}"[:300]}
             print(f"{name} {device}: {found[f'{name} {device}'].get('candidates', 'no')} candidates", file=sys.stderr)
-    return found
+        write(file, found)
+    write(file, found)
 
 
 def differences(before: Json, after: Json, at: str = "") -> Iterator[str]:
@@ -154,16 +164,19 @@ def main() -> None:
     parser.add_argument("action", choices=["record", "compare"])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--only", default="", help="part of a workload's name")
+    parser.add_argument("--common", action="store_true", help="compare the workloads that both records have")
     parser.add_argument("--full", action="store_true", help="workloads at their own sizes too")
     parser.add_argument("--device", choices=["cpu", "gpu", "both"], default="both")
     options = parser.parse_args()
     if options.action == "record":
         os.environ.setdefault("TENSOR_GRAPHS_GPU", GPU)
-        found = record(options.only, options.full, ["cpu", "gpu"] if options.device == "both" else [options.device])
-        with gzip.open(options.files[0], "wt", encoding="utf-8") as file:
-            json.dump(found, file, indent=0, sort_keys=True)
+        devices = ["cpu", "gpu"] if options.device == "both" else [options.device]
+        record(options.files[0], options.only, options.full, devices)
         return
     before, after = (json.loads(gzip.decompress(path.read_bytes())) for path in options.files)
+    if options.common:
+        before = {name: value for name, value in before.items() if name in after}
+        after = {name: value for name, value in after.items() if name in before}
     found_differences = list(differences(before, after))
     print("\n".join(found_differences) or f"no difference in {len(before)} records")
     sys.exit(bool(found_differences))
