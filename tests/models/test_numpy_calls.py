@@ -227,7 +227,8 @@ def test_padding_of_convolutions_is_not_multiplied(function, mode):
 
 
 @pytest.mark.parametrize(
-    "function", [lambda x: x.astype(">f4"), lambda x: np.zeros_like(x, dtype=">f8"), lambda x: np.astype(x, np.dtype(">i2"))]
+    "function",
+    [lambda x: x.astype(">f4"), lambda x: np.zeros_like(x, dtype=">f8"), lambda x: np.astype(x, np.dtype(">i2"))],
 )
 def test_another_byte_order_is_refused(function):
     with pytest.raises(TraceError, match="byte order"):
