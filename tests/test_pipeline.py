@@ -17,6 +17,7 @@ import tensor_graphs as tg
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.saturate.union import saturate_in_stages
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.match import hypergraph
@@ -399,6 +400,25 @@ def test_the_same_plan_twice(tmp_path: Path) -> None:
     ]
     assert made[0].source == made[1].source
     assert made[0].report.snapshot == made[1].report.snapshot
+
+
+def test_a_deterministic_rewriting_does_not_end_by_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is so busy that the clock ends rewriting gives no other plan; where it must, the report says so."""
+    asked: list[tuple[float, float]] = []
+    how: dict[str, Any] = {"measure": False, "costdb": tmp_path, "backend": "numpy", "limits": SMALL, "again": True}
+
+    def saturated(effort: int, graphs: Any, rules: Any, limits: tg.Limits, **more: Any) -> Any:
+        asked.append((limits.seconds, more["deadline"]))
+        return saturate_in_stages(effort, graphs, rules, replace(limits, seconds=min(limits.seconds, short)), **more)
+
+    monkeypatch.setattr("tensor_graphs.pipeline.rewrite.saturate_in_stages", saturated)
+    for deterministic, short in ((False, 9.0), (True, 9.0), (True, 1e-6)):
+        made = tg.optimize(
+            layered(), params=weights_of(Graph.of(layered())), deterministic=deterministic, budget=0.2, **how
+        )
+        assert any("another plan" in w for w in made.report.warnings) == (short < 1)
+    (seconds, deadline), (patient, later), _ = asked
+    assert deadline <= 0.2 < seconds < patient <= later
 
 
 def test_deterministic_does_not_measure(tmp_path: Path) -> None:

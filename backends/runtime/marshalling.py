@@ -53,7 +53,7 @@ class OnCpu:
         """An input in the program's form. ShapeError for another shape or dtype."""
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
-        if not isinstance(x, np.ndarray):
+        if x.__class__ is not np.ndarray:
             x = array_of(x) if is_torch(x) else _converted(x, spec)
         if x.shape != shape or x.dtype != kind:
             raise _misfit(spec, x.dtype, x.shape)
@@ -92,7 +92,7 @@ class OnTensors:
         """An input in the program's form. ShapeError for another shape or dtype."""
         _, shape, dtype = spec
         if not is_torch(x):
-            x = tensor_of(x if isinstance(x, np.ndarray) else _converted(x, spec))
+            x = tensor_of(x if x.__class__ is np.ndarray else _converted(x, spec))
         found = str(x.dtype).partition(".")[2]
         if tuple(x.shape) != shape or found != dtype:
             raise _misfit(spec, found, tuple(x.shape))
@@ -129,11 +129,17 @@ _CONVERTIBLE = {"b": "biu", "i": "biu", "u": "biu"}
 
 
 def _converted(x: Any, spec: Spec) -> Array:
-    """Any other input (numbers, nested lists) as an array of the input's dtype.
+    """Any other input (numbers, nested lists, subclasses of np.ndarray) as an array; of the input's dtype if it has none.
 
-    UsageError if the data is not numeric or would change, for example fractions as integers.
+    UsageError if the data is not numeric or would change, for example fractions as integers, or is masked.
     """
     kind = dtypes.numpy_dtype(spec[2])
+    if isinstance(x, np.ndarray):
+        if isinstance(x, np.ma.MaskedArray):
+            raise UsageError(
+                f"input {spec[0]!r} cannot be a masked array", hint="x.filled(value) is an array without a mask"
+            )
+        return np.asarray(x)
     try:
         if not hasattr(x, "dtype") and (found := np.asarray(x).dtype).kind not in _CONVERTIBLE.get(kind.kind, "biuf"):
             raise TypeError(f"{found} cannot be converted to {spec[2]}")

@@ -11,12 +11,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from ...egraph.ir.dtypes import DTYPES, itemsize
+from ...egraph.ir.memo import memo
 from ..keys.key import KernelKey, Work
 from ..reports.reports import FamilyStats
 from .roofline import CALIBRATION, DeviceRoofline, Rooflines
@@ -299,14 +300,14 @@ def _label(columns: Mapping[str, Any], name: str) -> str:
 COMMON = ("early", "boxes", "split", "join")
 
 
-@lru_cache(maxsize=1 << 14)
+@memo(1 << 14)
 def _form(schedule: str) -> str:
     """Sorted names of a schedule's parameters, from JSON text, without those of `COMMON`."""
     found = json.loads(schedule) if schedule else []
     return repr(sorted(str(n[0]) for n in found if isinstance(n, list) and n[0] not in COMMON))
 
 
-@lru_cache(maxsize=1 << 14)
+@memo(1 << 14)
 def _order(strides: str, shapes: str) -> str:
     """For each operand, its axes of more than one element from the outermost to the innermost in memory; from JSON
     texts."""
@@ -319,7 +320,7 @@ def _order(strides: str, shapes: str) -> str:
     return repr(found)
 
 
-@lru_cache(maxsize=1 << 14)
+@memo(1 << 14)
 def _rows(strides: str, shapes: str, dtypes: str) -> str:
     """For each operand, the alignment of its rows in bytes (a power of two, at most `_WIDEST`); from JSON texts."""
     found = []
@@ -331,7 +332,7 @@ def _rows(strides: str, shapes: str, dtypes: str) -> str:
     return ",".join(map(str, found))
 
 
-@lru_cache(maxsize=1 << 10)
+@memo(1 << 10)
 def _narrowest(rows: str) -> int:
     """The smallest alignment in a text of `_rows`."""
     return min(map(int, rows.split(",")), default=_WIDEST) if rows else _WIDEST

@@ -327,10 +327,13 @@ class Graph:
         return graph
 
     def check(self) -> None:
-        """Raise BadModelError if leaf names clash or bound data does not match the declared shape or dtype.
+        """Raise BadModelError if there is no output, leaf names clash, or bound data does not match the declared shape or
+        dtype.
 
         Raises ShapeError if a state and its update have different types.
         """
+        if not self.outputs:
+            raise BadModelError("the model has no outputs", where=self.name)
         seen: dict[tuple[str, str], Tensor] = {}
         for node in self.nodes():
             if node.op in LEAVES[:3]:

@@ -101,8 +101,6 @@ def vec_of(items: Iterable[str]) -> str:
 
 def leaf(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Type from the attributes `shape` and `dtype`."""
-    if any(isinstance(d, int) and d < 0 for d in attrs["shape"]):
-        raise ShapeError(f"negative dimension in {attrs['shape']}")
     return Type(attrs["shape"], attrs["dtype"])
 
 
@@ -240,8 +238,19 @@ def matmul_text(op: Op, ranks: Sequence[int]) -> Cases:
             )
 
 
+LONGEST_STEP = 1 << 31  # strides and dilations are below this, so that offsets in memory fit 64 bits
+
+
 def conv_size(size: Dim, kernel: Dim, stride: int, lo: int, hi: int, dilation: int) -> Dim:
-    """Number of window positions along one axis (convolution arithmetic)."""
+    """Number of window positions along one axis (convolution arithmetic).
+
+    ShapeError for a stride, dilation or window below 1, for negative padding, and for steps from LONGEST_STEP on."""
+    sizes = {"stride": stride, "dilation": dilation, "window": kernel}
+    for name, value in sizes.items():
+        if isinstance(value, int) and not 1 <= value < LONGEST_STEP:
+            raise ShapeError(f"a {name} of {value} is not between 1 and {LONGEST_STEP - 1}")
+    if lo < 0 or hi < 0:
+        raise ShapeError(f"negative padding {lo}, {hi}", hint="slice instead")
     found = (size + lo + hi - dilation * (kernel - 1) - 1) // stride + 1
     if isinstance(found, int) and found <= 0:
         raise ShapeError(f"a window of {kernel} (dilation {dilation}) does not fit into {size} + {lo} + {hi}")
@@ -597,13 +606,16 @@ LAWS: dict[str, TypeLaw] = {
 
 
 def infer(op: Op, types: Sequence[Type], attrs: Attrs) -> Type:
-    """Result type of an op. ShapeError names the op and its operands."""
+    """Result type of an op. ShapeError names the op and its operands; no size is negative."""
     if len(types) != op.arity:
         raise ShapeError(f"{op.name} takes {op.arity} operands, not {len(types)}")
     if op.floats_only and any(not dtypes.is_float(t.dtype) for t in types):
         raise ShapeError(f"{op.name} needs floating-point operands, not {', '.join(map(str, types))}")
     try:
-        return LAWS[op.law].infer(op, tuple(types), attrs)
+        found = LAWS[op.law].infer(op, tuple(types), attrs)
+        if any(isinstance(d, int) and d < 0 for d in found.shape):
+            raise ShapeError(f"negative dimension in {found.shape}")
+        return found
     except ShapeError as error:
         if not error.where:
             error.where = f"{op.name}({', '.join(map(str, types))}){dict(attrs) if attrs else ''}"

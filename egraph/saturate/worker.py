@@ -117,16 +117,18 @@ class SaturationWorker:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.starting = False  # the process has not reported ready yet
+        self.owing = False  # a reply was asked for and not read: the process must not get another request
         self.last_words = ""  # stderr tail of the process that ended last
 
     def prepare(self) -> None:
-        """Start the process if it is not running, and wait until it is ready."""
-        if self.process is not None and self.process.poll() is not None:
+        """Start the process if it is not running, and wait until it is ready. A process that owes a reply, because Ctrl-C
+        came between the request and the reply, is replaced."""
+        if self.process is not None and (self.owing or self.process.poll() is not None):
             self.kill()
         self.begin()
         if self.starting:
+            self.owing = True
             self._receive(Bounds(START_SECONDS, 0))
-            self.starting = False
 
     def begin(self) -> None:
         """Start the process if there is none, without waiting for it to become ready."""
@@ -156,9 +158,10 @@ class SaturationWorker:
         except BaseException:
             self.stderr.close()
             raise
-        self.process, self.starting = adopted(process), True
         self.frames: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._listen, args=(process, self.frames), daemon=True).start()
+        self.starting, self.owing = True, False
+        self.process = adopted(process)
 
     @staticmethod
     def _listen(process: subprocess.Popen[bytes], frames: queue.Queue[Any]) -> None:
@@ -199,6 +202,7 @@ class SaturationWorker:
                 f"the saturation worker {what}: {said}", hint="run in-process to debug: session=InProcess()"
             )
         header, arrays = found
+        self.starting = self.owing = False
         if "error" in header:
             raise EngineError(header["error"])
         return header.get("result", header), arrays
@@ -209,6 +213,7 @@ class SaturationWorker:
         if process is None:
             raise WorkerError("the saturation worker is not running", hint="call prepare() first")
         assert process.stdin is not None
+        self.owing = True
         with contextlib.suppress(OSError):  # a broken pipe: reading reports why the process died
             write_frame(process.stdin, {"method": method, "payload": payload, "memory": bounds.bytes}, {})
         return self._receive(bounds)

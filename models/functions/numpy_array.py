@@ -168,7 +168,7 @@ class TracedArray:
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> TracedArray:
         """See numpy.ndarray.astype."""
-        target = dtypes.numpy_dtype(dtypes.name_of(dtype))
+        target = dtypes.numpy_dtype(native_name(dtype))
         if not np.can_cast(self.dtype, target, casting):  # type: ignore[arg-type]
             raise TraceError(f"{self.dtype} cannot be cast to {target} by the rule {casting!r}")
         if not copy and target == self.dtype:
@@ -541,6 +541,14 @@ def _leading_dropped(x: Tensor, rank: int) -> Tensor:
     return x
 
 
+def native_name(dtype: Any) -> str:
+    """Name of a dtype. Raises TraceError for another byte order than this machine's, which a program's results cannot have."""
+    name = dtypes.name_of(dtype)
+    if name != "bfloat16" and not np.dtype(dtype).isnative:
+        raise TraceError(f"an array of {np.dtype(dtype).str} cannot be traced: its byte order is not this machine's")
+    return name
+
+
 def coerced(value: Any, dtype: str) -> Tensor:
     """Convert a value as NumPy does when assigning to an array of this dtype. Raises TraceError where NumPy raises."""
     node = expression(value)
@@ -556,5 +564,5 @@ def coerced(value: Any, dtype: str) -> Tensor:
     return t.as_tensor(found) if found.ndim else t.full((), found.item(), dtype)
 
 
-__all__ = ["VIEWS", "Memory", "OwnFunction", "TracedArray", "arrays_in", "coerced", "deep", "expression", "is_traced", "on_arrays", "refuse_arrays", "shared",
+__all__ = ["VIEWS", "Memory", "OwnFunction", "TracedArray", "arrays_in", "coerced", "deep", "expression", "is_traced", "native_name", "on_arrays", "refuse_arrays", "shared",
            "traced"]  # fmt: skip

@@ -25,7 +25,7 @@ from ..common.einsum import einsum
 from ..torch_export import aten_layout as layout
 from ..torch_export import aten_pointwise as pointwise
 from ..torch_export.aten_reduce import arg, bucketize, sort
-from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, shared, traced
+from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, native_name, shared, traced
 from .numpy_ufuncs import _written, common_dtype, operand, reduce
 
 Axes = Any
@@ -733,17 +733,24 @@ def _isin(element: Any, test_elements: Any, assume_unique: bool = False, invert:
 
 
 def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
-    if sorter is not None or is_traced(a) or np.ndim(a) != 1 or (np.diff(a) < 0).any():
+    if sorter is not None or is_traced(a) or np.ndim(a) != 1 or not _is_sorted(np.asarray(a)):
         raise TraceError(
             "np.searchsorted in an array that is not known to be sorted", hint="sum the comparisons with its elements"
         )
+    if side == "left":  # NaN borders are the last ones, and below nothing
+        a = np.asarray(a)[np.equal(a, a)]
     (borders, x), _ = _nodes(a, v)
     return traced(bucketize(x, borders, False, side == "right"), scalar=True)
 
 
+def _is_sorted(a: Any) -> bool:
+    """Whether an array is sorted; NaN comes last."""
+    return bool(np.array_equal(a, np.sort(a), equal_nan=a.dtype.kind == "f"))
+
+
 def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
     bins = np.asarray(bins)
-    if (np.diff(bins) < 0).any():
+    if not _is_sorted(bins):
         raise TraceError("np.digitize with falling bins cannot be traced")
     return np.searchsorted(bins, x, "left" if right else "right")
 
@@ -755,10 +762,20 @@ def _convolve(a: Any, v: Any, mode: str = "full") -> Any:
     a, v = _as(a, dtype), _as(v, dtype)
     wide = np.pad(a, (width - 1, width - 1))
     rows = np.stack([wide[i : i + size + width - 1] for i in range(width)], 1)
-    full = rows @ v[::-1]
+    if mode == "valid" or dtype.kind != "f":
+        full = rows @ v[::-1]
+    else:  # padding times infinity is not a number
+        inside = _windows_inside(size, width)
+        full = np.sum(np.where(inside, rows * v[::-1], dtype.type(0)), 1, dtype=dtype)
     cut = {"full": 0, "same": (width - 1) // 2, "valid": width - 1}[mode]
     length = {"full": size + width - 1, "same": size, "valid": size - width + 1}[mode]
     return full[cut : cut + length]
+
+
+def _windows_inside(size: int, width: int) -> Any:
+    """[size + width - 1, width] bool: whether place k of window i, which begins at i - (width - 1), is in range(size)."""
+    place = np.arange(size + width - 1)[:, None] + np.arange(width) - (width - 1)
+    return (place >= 0) & (place < size)
 
 
 def _correlate(a: Any, v: Any, mode: str = "valid") -> Any:
@@ -1021,7 +1038,7 @@ def _agreeing(name: str, result: Any, wanted: Any) -> Any:
         raise TraceError(f"np.{name} of a traced array makes {result.shape}, NumPy makes {np.shape(wanted)}")
     if result.dtype == dtype and (result.ndim or result._scalar == (not isinstance(wanted, np.ndarray))):
         return result
-    return traced(t.cast(result._node, dtypes.name_of(dtype)), scalar=not isinstance(wanted, np.ndarray))
+    return traced(t.cast(result._node, native_name(dtype)), scalar=not isinstance(wanted, np.ndarray))
 
 
 __all__ = ["COMPOSED", "FUNCTIONS", "LAYOUT", "call", "title"]

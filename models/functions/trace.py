@@ -33,8 +33,8 @@ def trace(
     false.
 
     An example is an array (NumPy or torch; only shape and dtype matter), a `Type`, a pair (shape, dtype) or a tensor
-    expression, whose type is used. Numbers, strings, bools and None are passed to the function unchanged. Inputs are
-    named after the function's parameters. The function may return an array, or nested tuples, lists and dicts (string
+    expression, whose type is used. Subclasses of np.ndarray (matrices, masked arrays) are refused. Numbers, strings,
+    bools and None are passed to the function unchanged. Inputs are named after the function's parameters. The function may return an array, or nested tuples, lists and dicts (string
     keys) of arrays; None is kept. Raises UsageError for invalid examples, TraceError if the function returns anything
     else or does something that cannot be represented in a graph.
     """
@@ -126,6 +126,11 @@ def _type_of(example: Any) -> Type | None:
         return None
     if isinstance(example, tuple) and len(example) == 2 and isinstance(example[0], list | tuple):
         return Type(tuple(example[0]), dtypes.name_of(example[1]))
+    if isinstance(example, np.ndarray) and type(example) not in (np.ndarray, np.memmap):
+        raise UsageError(
+            f"a {type(example).__name__} has operators of its own, which a program does not follow",
+            hint="np.asarray(...) makes an array of it",
+        )
     if hasattr(example, "shape") and hasattr(example, "dtype"):
         return Type(tuple(int(d) for d in example.shape), dtypes.name_of(example.dtype))
     raise UsageError(f"a {type(example).__name__} is no example of a tensor", hint="give an array or (shape, dtype)")

@@ -185,9 +185,12 @@ def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[T
 
 
 def bucketize(x: Tensor, borders: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Return the number of sorted borders below each element (`right`: below or equal)."""
+    """Return the number of sorted borders below each element (`right`: below or equal). All borders are below a NaN."""
     a, b = lift(t.expand_dims(x, -1), borders)
-    return t.cast(t.sum(t.cast(t.le(b, a) if right else t.lt(b, a), "int64"), -1), "int32" if out_int32 else "int64")
+    below = t.le(b, a) if right else t.lt(b, a)
+    if dtypes.is_float(a.dtype):
+        below = t.logical_or(below, t.is_nan(a))
+    return t.cast(t.sum(t.cast(below, "int64"), -1), "int32" if out_int32 else "int64")
 
 
 def searchsorted(

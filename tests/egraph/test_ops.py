@@ -17,6 +17,7 @@ from tensor_graphs.egraph.ir.composite_ops import expand
 from tensor_graphs.egraph.ir.graph import LEAVES, make, topological
 from tensor_graphs.egraph.ir.interpret import apply, evaluate
 from tensor_graphs.egraph.ir.ops import OPS, Op
+from tensor_graphs.errors import ShapeError
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 ALL = (*FLOATS, "int32", "int64", "uint8", "bool")
@@ -346,3 +347,25 @@ def test_importers_compose_only_functions_that_are_no_ops() -> None:
     from tensor_graphs.models.common import identities
 
     assert not {*identities.__all__} & {*OPS}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x, w: t.make("reshape", (x,), {"shape": (1, 1, -5, -5)}),
+        lambda x, w: t.broadcast_to(x, (-2, 1, 1, 5, 5)),
+        lambda x, w: t.windows(x, 3, 0),
+        lambda x, w: t.windows(x, 3, -1),
+        lambda x, w: t.windows(x, 3, 2, 0),
+        *[
+            lambda x, w, how=how: t.conv(x, w, **how)
+            for how in (
+                {"strides": (0, 1)}, {"strides": (-1, 1)}, {"strides": (1 << 62, 1)}, {"dilations": (0, 0)}, {"dilations": (-1, 1)},
+                {"pads": (-1, 0, 0, 0)}, {"pads": (0, 0, 0, -1)},
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_impossible_sizes_are_refused(build):
+    with pytest.raises(ShapeError):
+        build(t.input("x", (1, 1, 5, 5)), t.param("w", (1, 1, 3, 3)))

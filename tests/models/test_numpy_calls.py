@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+import tensor_graphs as tg
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.errors import ShapeError, UsageError
+from tensor_graphs.errors import ShapeError, TraceError, UsageError
 from tensor_graphs.models.functions.numpy_calls import REDUCTIONS, UFUNCS
 from tensor_graphs.models.functions.trace import trace
 
@@ -204,3 +205,42 @@ def test_one_bound_is_enough_for_clip():
     ):
         (found,) = evaluate(trace(function, [x]), {"a": x})
         assert np.array_equal(found, function(x)) and found.dtype == x.dtype
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_nan_is_sorted_last(side):
+    x = np.array([np.nan, 1, 0.5, np.inf, -np.inf, -0.0], np.float32)
+    for borders in ([-1.0, 0, 1], [-1.0, 0, 1, np.nan, np.nan]):
+        (found,) = evaluate(trace(lambda x: np.searchsorted(borders, x, side), [x]), {"x": x})
+        np.testing.assert_array_equal(found, np.searchsorted(borders, x, side))
+    with pytest.raises(TraceError, match="sorted"):
+        trace(lambda x: np.searchsorted([0.0, np.nan, 1.0], x, side), [x])
+
+
+@pytest.mark.parametrize("function", [np.convolve, np.correlate])
+@pytest.mark.parametrize("mode", ["full", "same", "valid"])
+def test_padding_of_convolutions_is_not_multiplied(function, mode):
+    x, y = np.array([1, np.nan, 3, np.inf, 2, 5], np.float32), np.array([np.inf, 2, 1], np.float32)
+    graph = trace(lambda x, y: function(x, y, mode), [x, y])
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(evaluate(graph, {"x": x, "y": y})[0], function(x, y, mode))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.astype(">f4"), lambda x: np.zeros_like(x, dtype=">f8"), lambda x: np.astype(x, np.dtype(">i2"))],
+)
+def test_another_byte_order_is_refused(function):
+    with pytest.raises(TraceError, match="byte order"):
+        trace(lambda x: (function(x), x), [X])
+
+
+def test_arrays_with_operators_of_their_own_are_refused():
+    x = np.ones((2, 2), np.float32)
+    program = tg.optimize(lambda x: x * x, [x], measure=False, backend="numpy")
+    for example in (np.ma.masked_less(x, 0), x.view(np.recarray)):
+        with pytest.raises(UsageError, match="operators of its own"):
+            trace(lambda x: x * x, [example])
+    with pytest.raises(UsageError, match="mask"):
+        program(np.ma.masked_greater(x, 0))
+    assert type(program(x.view(np.recarray))) is np.ndarray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..egraph.ir.blocks import Blocks, find_blocks
 from ..egraph.ir.graph import Graph
@@ -14,6 +14,8 @@ from ..extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_ba
 from .session import Session
 
 REWRITING = 0.5  # fraction of the remaining time that saturation may take
+# with `deterministic` e-nodes and rounds end rewriting, and the clock only after this many times the budget or limit
+PATIENCE = 20.0
 LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers are loaded in advance
 
 
@@ -33,14 +35,21 @@ class Rewritten:
 
 
 def rewrite(session: Session, work: Graph) -> Rewritten:
-    """Saturate each unique block of a graph within the options' limits and a share of the remaining time."""
-    options = session.options
+    """Saturate each unique block of a graph within the options' limits and a share of the remaining time.
+
+    With `deterministic` the limits of e-nodes and rounds alone end it, unless it takes PATIENCE times the budget or the
+    limit of seconds, whichever is more: then a warning says that the plan may be another one the next time.
+    """
+    options, limits = session.options, session.options.saturation_limits
     with session.stage("blocks"):
         blocks = find_blocks(work)
-    least = 1.0 if options.deterministic else 0.0  # a wall-clock limit makes results irreproducible
-    deadline = max(least, session.left * REWRITING)
+    if options.deterministic:
+        deadline = PATIENCE * max(options.budget, limits.seconds)
+        limits = replace(limits, seconds=PATIENCE * limits.seconds)
+    else:
+        deadline = max(0.0, session.left * REWRITING)
     with session.stage("saturate", f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}"):
-        limits, began = options.saturation_limits, session.now()
+        began = session.now()
         large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
         import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
         rules = [r for r in session.rules if r.exact or not options.exact]
@@ -52,6 +61,8 @@ def rewrite(session: Session, work: Graph) -> Rewritten:
     halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
     if halted:
         session.omitted.append(f"rewriting of {halted} of {len(views)} blocks")
+    if options.deterministic and limits.seconds and {"seconds", "bytes"} & set(ended):
+        session.warnings.append("the clock or memory ended rewriting: the next call may find another plan")
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
     session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
     with session.stage("glue"):
