@@ -21,6 +21,7 @@ from ..writing import replacing
 from .common.random_weights import RandomArray
 from .files.safetensors import write_arrays
 from .huggingface.checkpoint import Config, Weights
+from .huggingface.families import FAMILIES
 from .huggingface.load import architecture
 
 _RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "output.dense.weight")
@@ -54,8 +55,8 @@ def write_checkpoint(folder: Path | str, config: Mapping[str, Any], *, seed: int
 
 def _spread(name: str, shape: tuple[int, ...], kind: str, layers: int, tied: bool) -> tuple[float, float]:
     """Return (scale, mean) of a tensor's random numbers."""
-    plus_one = kind == "gemma3_text"  # gemma3 gains are 1 + weight
-    if name.endswith(".bias"):
+    plus_one = kind in FAMILIES and FAMILIES[kind].gain == "plus one"  # gains are 1 + weight
+    if name.endswith(("bias", "sinks")):
         return 0.02, 0.0
     if "post_" in name and plus_one:  # this norm precedes the residual sum
         return 0.02, 1 / sqrt(2 * layers) - 1

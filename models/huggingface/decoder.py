@@ -119,7 +119,9 @@ def routes(config: Config, family: Family, layer: int) -> bool:
     alone = config.fields.get("mlp_only_layers") or []
     if not isinstance(alone, list) or not all(type(i) is int for i in alone):
         raise BadModelError("mlp_only_layers is no list of layer numbers", where=config.where)
-    return family.experts is not None and layer not in alone and (layer + 1) % config.size("decoder_sparse_step", 1) == 0
+    return (
+        family.experts is not None and layer not in alone and (layer + 1) % config.size("decoder_sparse_step", 1) == 0
+    )
 
 
 def _self_attention(

@@ -13,6 +13,7 @@ from .checkpoint import Config, Weights
 from .families import Experts, Sizes
 from .layers import wide
 
+Matrix = tuple[Tensor, Tensor | None]  # a matrix per expert, and a bias or None
 MOST = 4096  # largest number of experts in a layer
 
 
@@ -21,14 +22,17 @@ class _Stacked:
     """Matrices of all experts: gate and up [experts, hidden, inner], down [experts, inner, hidden], each with a bias
     [experts, 1, width] or None."""
 
-    gate: tuple[Tensor, Tensor | None]
-    up: tuple[Tensor, Tensor | None]
-    down: tuple[Tensor, Tensor | None]
+    gate: Matrix
+    up: Matrix
+    down: Matrix
 
     def chosen(self, index: Tensor) -> _Stacked:
         """The matrices of the experts with these numbers, whose axes replace the first axis."""
-        pick = lambda x: None if x is None else t.gather(x, index, 0)
-        return _Stacked(*((t.gather(m, index, 0), pick(b)) for m, b in (self.gate, self.up, self.down)))
+
+        def pick(pair: Matrix) -> Matrix:
+            return t.gather(pair[0], index, 0), None if pair[1] is None else t.gather(pair[1], index, 0)
+
+        return _Stacked(pick(self.gate), pick(self.up), pick(self.down))
 
 
 def routed(
@@ -47,7 +51,7 @@ def routed(
     flat = t.reshape(x, (x.shape[0] * x.shape[1], s.hidden))
     scores, order = _route(config, w, f"{at}.{experts.router}", flat, count, chosen, experts)
     matrices = _matrices(config, w, at, x.dtype, s, experts, count)
-    act = _clamped(config) if not experts.parts else lambda gate, up: activation(gate) * up
+    act = _clamped(config) if not experts.parts else _gate_with(activation)
     tokens = flat.shape[0]
     if isinstance(tokens, int) and tokens * chosen <= count:
         rows = t.reshape(flat, (tokens, 1, 1, s.hidden))
@@ -88,20 +92,20 @@ def _route(
 def _matrices(config: Config, w: Weights, at: str, dtype: str, s: Sizes, experts: Experts, count: int) -> _Stacked:
     inner = config.size(experts.inner)
     if experts.parts:
-        shapes = ((inner, s.hidden), (inner, s.hidden), (s.hidden, inner))
-        gate, up, down = (
-            t.transpose(
-                w.stack(f"{at}.{p}", [f"{at}.experts.{e}.{p}.weight" for e in range(count)], shape, dtype)
-            )
-            for p, shape in zip(experts.parts, shapes)
-        )  # fmt: skip
-        return _Stacked((gate, None), (up, None), (down, None))
+
+        def stacked(part: str, shape: tuple[int, int]) -> Matrix:
+            names = [f"{at}.experts.{e}.{part}.weight" for e in range(count)]
+            return t.transpose(w.stack(f"{at}.{part}", names, shape, dtype)), None
+
+        gate, up, down = experts.parts
+        inward, outward = (inner, s.hidden), (s.hidden, inner)
+        return _Stacked(stacked(gate, inward), stacked(up, inward), stacked(down, outward))
     at = f"{at}.experts"
     both = t.reshape(w.take(f"{at}.gate_up_proj", (count, s.hidden, 2 * inner), dtype), (count, s.hidden, inner, 2))
     bias = t.reshape(w.take(f"{at}.gate_up_proj_bias", (count, 2 * inner), dtype), (count, 1, inner, 2))
-    gate, up = ((_last(both, i), _last(bias, i)) for i in (0, 1))
     below = t.expand_dims(w.take(f"{at}.down_proj_bias", (count, s.hidden), dtype), 1)
-    return _Stacked(gate, up, (w.take(f"{at}.down_proj", (count, inner, s.hidden), dtype), below))
+    down_proj = w.take(f"{at}.down_proj", (count, inner, s.hidden), dtype)
+    return _Stacked((_last(both, 0), _last(bias, 0)), (_last(both, 1), _last(bias, 1)), (down_proj, below))
 
 
 def _last(x: Tensor, place: int) -> Tensor:
@@ -114,6 +118,10 @@ def _mlp(x: Tensor, m: _Stacked, act: Callable[[Tensor, Tensor], Tensor]) -> Ten
         return out if bias is None else out + bias
 
     return part(act(part(x, *m.gate), part(x, *m.up)), *m.down)
+
+
+def _gate_with(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda gate, up: activation(gate) * up
 
 
 def _clamped(config: Config) -> Callable[[Tensor, Tensor], Tensor]:

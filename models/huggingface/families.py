@@ -180,7 +180,9 @@ def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
     windows."""
     windows = FAMILIES[kind].windows
     off = "sliding_window" in config.fields and config.fields["sliding_window"] is None
-    window = 0 if off else config.size("sliding_window", windows.size, least=0 if windows.layers != "alternating" else 1)
+    window = (
+        0 if off else config.size("sliding_window", windows.size, least=0 if windows.layers != "alternating" else 1)
+    )
     flag = windows.layers in ("flagged", "upper") and not config.flag("use_sliding_window", False)
     window = 0 if flag or windows.layers == "none" else window
     if windows.layers in ("none", "all", "flagged"):

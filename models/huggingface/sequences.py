@@ -31,7 +31,10 @@ class Form(Protocol):
     """Access of a decoder to its tokens."""
 
     ids: Tensor
-    length: Dim
+
+    @property
+    def length(self) -> Dim:
+        """Largest number of tokens in a sequence."""
 
     def positions(self) -> Tensor:
         """Positions of the tokens, [T, 1] or [B, T, 1]."""
