@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.graph import Data, Graph, Tensor
-from ...errors import UnsupportedError, UsageError
+from ...egraph.ir.graph import Graph, Tensor
+from ...errors import BadModelError, UnsupportedError, UsageError
+from ..files.inside import inside
+from ..files.safetensors import read_json_file
 from . import decoder
 from .checkpoint import Config, Weights
 from .families import FAMILIES, layer_windows
@@ -76,6 +78,23 @@ def positions_of(config: Config) -> int:
     return config.size(field, default)
 
 
+def eos_of(folder: Folder) -> tuple[int, ...]:
+    """The tokens that end a text: `eos_token_id` of generation_config.json, else of the config; those outside the
+    vocabulary are left out."""
+    file = Path(folder.where) / "generation_config.json"
+    fields = read_json_file(inside(Path(folder.where), file.name, trust=folder.trust)) if file.is_file() else {}
+    found = fields.get("eos_token_id", folder.config.fields.get("eos_token_id"))
+    found = [found] if isinstance(found, int) else found or []
+    if not isinstance(found, list) or not all(type(v) is int for v in found):
+        raise BadModelError("eos_token_id is no token or list of tokens", where=str(file))
+    return tuple(v for v in found if 0 <= v < folder.config.size("vocab_size"))
+
+
+def refuse_wrong_weights(folder: Folder, caches: Caches) -> None:
+    """Raise the errors that building a step of the folder raises: BadWeightsError, BadModelError, UnsupportedError."""
+    build_step(folder.config, folder.weights(), caches, 1)
+
+
 def widest_window(config: Config) -> int:
     """The largest sliding window of a model's layers; 0 if some layer sees all positions."""
     kind = config.text("model_type", "")
@@ -89,11 +108,20 @@ class Folder:
     def __init__(self, path: Path | str, *, trust: bool = False) -> None:
         """Errors as in `load_folder`; UnsupportedError for models that generate no text."""
         self.config, self.data = opened(path, trust=trust)
-        self.where = str(path)
+        self.where, self.trust = str(path), trust
 
     def weights(self) -> Weights:
         """The weights, none requested yet."""
         return weights_of(self.config, self.data, self.where)
 
 
-__all__ = ["MODELS", "Caches", "Data", "Folder", "build_step", "positions_of", "widest_window"]
+__all__ = [
+    "MODELS",
+    "Caches",
+    "Folder",
+    "build_step",
+    "eos_of",
+    "positions_of",
+    "refuse_wrong_weights",
+    "widest_window",
+]
