@@ -20,7 +20,7 @@ Tokens = Annotated[str | None, typer.Option("--prompt-tokens", help="token ids o
 def generate(
     folder: Annotated[str, typer.Argument(help="a folder with config.json and safetensors")],
     prompt: Prompt = None, prompt_tokens: Tokens = None,
-    max_new_tokens: Annotated[int, typer.Option(help="maximum number of new tokens")] = 128,
+    max_new_tokens: Annotated[int | None, typer.Option(help="maximum number of new tokens; default: as many as fit, at most 128")] = None,
     max_length: Annotated[int | None, typer.Option(help="maximum number of tokens, prompt included; default 1024 or what the model allows")] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token; larger values draw more freely")] = 0.0,
     top_k: Annotated[int, typer.Option(help="draw from the K most likely tokens; 0: from all")] = 0,

@@ -2,7 +2,7 @@
 
 In: a model folder and prompts.
 Out: tokens and text.
-Imports: nothing.
+Imports: backends, backends.program, egraph.ir, errors, models.huggingface, pipeline.
 """
 
 from .generator import Generated, Generator, Piece

@@ -28,6 +28,7 @@ from .text import FILE, TextStream, Tokenizer
 
 BUCKETS = (16, 64, 256)  # tokens of prefill programs: a prompt takes the smallest that holds it, else several steps
 LENGTH = 1024  # default of `max_length`
+NEW = 128  # default of `max_new_tokens`, where so many fit
 POLL = 8  # decode steps between looks at their tokens on a GPU, where each look waits for the device
 
 
@@ -133,10 +134,11 @@ class Generator:
 
     # ------------------------------------------------------------ generating
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int = 128, *, temperature: float = 0.0, top_k: int = 0,
+        self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, *, temperature: float = 0.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0, stop: Any = None, show: Callable[[Piece], object] | None = None,
     ) -> Generated:  # fmt: skip
-        """Generate up to `max_new_tokens` tokens after a prompt, or after each of up to `batch` prompts.
+        """Generate up to `max_new_tokens` tokens after a prompt, or after each of up to `batch` prompts; None: as many
+        as fit, at most 128.
 
         A prompt is text or token ids. `temperature` 0 takes the most likely token; otherwise tokens are drawn from the
         `top_k` most likely ones (0: all), of these the most likely ones up to the share `top_p`; the same `seed` draws
@@ -162,25 +164,28 @@ class Generator:
             (last - first) * 1e6 / steps if steps else float("nan"),
         )  # fmt: skip
 
-    def stream(self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int = 128, **options: Any) -> Iterator[Piece]:
+    def stream(
+        self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, **options: Any
+    ) -> Iterator[Piece]:
         """Generate as `generate` does, yielding each token when it is known. Beginning another generation ends this
         one: its next piece raises UsageError."""
         _, run = self._run(prompts_of(prompt), max_new_tokens, **options)
         return (piece for pieces in run for piece in pieces)
 
     def _run(
-        self, prompts: Sequence[Prompt], max_new_tokens: int, *, temperature: float = 0.0, top_k: int = 0,
+        self, prompts: Sequence[Prompt], max_new_tokens: int | None, *, temperature: float = 0.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0, stop: Any = None,
     ) -> tuple[list[_Row], Iterator[list[Piece]]]:  # fmt: skip
         """Check all arguments and make the programs now; return the rows and an iterator that runs the programs."""
         sampling = Sampling(temperature, top_k, top_p, seed)
-        limit = whole("max_new_tokens", max_new_tokens, 1, "a number of tokens from 1 on")
         if not prompts:
             raise UsageError("there is no prompt")
         if len(prompts) > self.caches.batch:
             raise UsageError(f"{len(prompts)} prompts, the generator has {self.caches.batch} rows", hint=f"Generator(batch={len(prompts)})")  # fmt: skip
         ids = [self._ids(p) for p in prompts]
         longest = max(map(len, ids))
+        limit = max(1, min(NEW, self.caches.capacity - longest)) if max_new_tokens is None else max_new_tokens
+        limit = whole("max_new_tokens", limit, 1, "a number of tokens from 1 on")
         if longest + limit > self.caches.capacity:
             raise UsageError(
                 f"{longest} tokens of the prompt and {limit} new ones are more than max_length={self.caches.capacity}",

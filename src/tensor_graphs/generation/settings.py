@@ -71,7 +71,7 @@ def prompts_of(value: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim <= 1):
         return [value]
     if not isinstance(value, Sequence | np.ndarray):
-        raise UsageError(f"a prompt is text or a list of token ids, not a {type(value).__name__}")
+        raise UsageError(f"a prompt is text or a list of token ids, not {type(value).__name__}")
     items: list[Any] = list(value)
     return items if any(isinstance(p, str | Sequence | np.ndarray) for p in items) else [items]
 
