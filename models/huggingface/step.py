@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Data, Graph, Tensor
 from ...errors import BadModelError, UnsupportedError, UsageError
 from ..files.inside import inside
 from ..files.safetensors import read_json_file
@@ -82,7 +83,8 @@ def eos_of(folder: Folder) -> tuple[int, ...]:
     """The tokens that end a text: `eos_token_id` of generation_config.json, else of the config; those outside the
     vocabulary are left out."""
     file = Path(folder.where) / "generation_config.json"
-    fields = read_json_file(inside(Path(folder.where), file.name, trust=folder.trust)) if file.is_file() else {}
+    known = bool(folder.where) and file.is_file()
+    fields = read_json_file(inside(Path(folder.where), file.name, trust=folder.trust)) if known else {}
     found = fields.get("eos_token_id", folder.config.fields.get("eos_token_id"))
     found = [found] if isinstance(found, int) else found or []
     if not isinstance(found, list) or not all(type(v) is int for v in found):
@@ -109,6 +111,13 @@ class Folder:
         """Errors as in `load_folder`; UnsupportedError for models that generate no text."""
         self.config, self.data = opened(path, trust=trust)
         self.where, self.trust = str(path), trust
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], data: Mapping[str, Data]) -> Folder:
+        """A folder's contents given in memory: the fields of its config.json, and its tensors by name."""
+        made = object.__new__(cls)
+        made.config, made.data, made.where, made.trust = Config(config), data, "", False
+        return made
 
     def weights(self) -> Weights:
         """The weights, none requested yet."""

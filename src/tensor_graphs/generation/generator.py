@@ -70,7 +70,7 @@ class _Row:
 class Generator:
     """Generates tokens with a decoder from a folder in the Hugging Face layout.
 
-    `folder`: config.json, safetensors, and tokenizer.json if prompts are text. `max_length`: largest number of tokens of
+    `folder`: config.json, safetensors, and tokenizer.json if prompts are text; or a `Folder` with both in memory. `max_length`: largest number of tokens of
     a row, prompt included; by default 1024, or fewer if the model has fewer positions. `batch`: number of rows. `budget`:
     seconds of search for the decode program; a prefill program has half of it, a sampler 15 %. Programs are made when
     they are first needed, and kept in the plan cache for other processes. `backend` and further keyword arguments are
@@ -81,12 +81,12 @@ class Generator:
     """
 
     def __init__(
-        self, folder: str | Path, *, budget: float = 60.0, max_length: int | None = None, batch: int = 1,
+        self, folder: str | Path | Folder, *, budget: float = 60.0, max_length: int | None = None, batch: int = 1,
         backend: str | None = None, trust: bool = False, quantize: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if quantize is not None:
             raise UnsupportedError(f"quantize={quantize!r} is not supported", hint="None keeps the weights as they are")
-        self.folder = Folder(folder, trust=trust)
+        self.folder = folder if isinstance(folder, Folder) else Folder(folder, trust=trust)
         config = self.folder.config
         longest = positions_of(config)
         length = (
@@ -100,7 +100,7 @@ class Generator:
         self.vocabulary, self.stops = config.size("vocab_size"), eos_of(self.folder)
         self.caches = Caches(rows, length, min(BUCKETS[-1], length))
         refuse_wrong_weights(self.folder, self.caches)
-        self._path, self._tokenizer = Path(folder), None  # type: tuple[Path, Tokenizer | None]
+        self._path, self._tokenizer = Path(self.folder.where), None  # type: tuple[Path, Tokenizer | None]
         given = options if backend is None else {**options, "backend": backend}
         self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given)
         self._lock, self._turn = RLock(), 0

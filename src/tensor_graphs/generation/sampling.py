@@ -28,16 +28,17 @@ def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tupl
     Words are int64 tensors in 0..2**32-1, which all backends have exact arithmetic for.
     """
     keys = (*key, t.logical_xor(t.logical_xor(*key), _PARITY))
-    x, y = (t.logical_and(w + k, WORD) for w, k in zip(counter, key))
+    x, y = counter[0] + key[0], t.logical_and(counter[1] + key[1], WORD)  # x: modulo 2**32 at the end
     for step in range(ROUNDS):
-        x = t.logical_and(x + y, WORD)
+        x = x + y
         bits = _ROTATIONS[step // 4 % 2][step % 4]
-        y = t.logical_xor(t.logical_or(t.logical_and(y * (1 << bits), WORD), t.floordiv(y, 1 << (32 - bits))), x)
+        turned = t.logical_or(y * (1 << bits), t.floordiv(y, 1 << (32 - bits)))
+        y = t.logical_and(t.logical_xor(turned, x), WORD)
         if step % 4 == 3:
             turn = step // 4 + 1
-            x = t.logical_and(x + keys[turn % 3], WORD)
+            x = x + keys[turn % 3]
             y = t.logical_and(y + keys[(turn + 1) % 3] + turn, WORD)
-    return x, y
+    return t.logical_and(x, WORD), y
 
 
 def gumbel(key: tuple[Tensor, Tensor], draws: Tensor, rows: int, columns: int) -> Tensor:
