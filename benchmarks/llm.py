@@ -53,7 +53,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def ours(name: str, budget: float) -> dict[str, Any]:
     """Figures of a model's generation."""
     config = CONFIGS[name]
-    made = tg.Generator(Folder.of(config, random_checkpoint(config)), budget=budget, max_length=LENGTH)
+    weights = {name: data.load() for name, data in random_checkpoint(config).items()}  # type: ignore[union-attr]
+    made = tg.Generator(Folder.of(config, weights), budget=budget, max_length=LENGTH)
     prompt = [int(v) for v in np.random.default_rng(0).integers(0, config["vocab_size"], PROMPT)]
     made.generate(prompt, 4)
     found = made.generate(prompt, NEW)

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.program.weights import bytes_of
 from tensor_graphs.cli import app
 from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import structural_digest
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, ShapeError, TooLargeError, UnsupportedError, UsageError
 from tensor_graphs.generation import Generator, generator
@@ -75,6 +77,18 @@ def test_tokens_are_those_of_whole_sequences(made: Generator, folder: Path) -> N
     assert len({*found.tokens[0], *found.tokens[1]}) > 3  # not one token over and over
     assert found.ends == ["length", "length"] and found.texts is None and found.first_token_s > 0
     assert found.tokens_per_second > 0 and made._programs.states["keys.0"].shape == (2, 1, 12, 8)
+
+
+def test_programs_hold_one_copy_of_the_weights(made: Generator) -> None:
+    made.generate(prompt(LONG), 2)
+    programs = made._programs
+    prefill, decode = programs.prefill(8, fresh=True), programs.decode()
+    assert programs.weights.held(prefill._weights) == sum(map(bytes_of, prefill.manifest.weights)) > 0
+    assert prefill.states["keys.1"] is decode.states["keys.1"] is programs.states["keys.1"]
+    shared = set(map(structural_digest, prefill._weights.terms.values())) & set(  # type: ignore[attr-defined]
+        map(structural_digest, decode._weights.terms.values())  # type: ignore[attr-defined]
+    )
+    assert len(shared) > 10
 
 
 def test_a_row_does_not_depend_on_its_neighbours(made: Generator) -> None:
