@@ -17,6 +17,7 @@ from ..files.safetensors import read_folder, read_json_file
 from . import decoder, encoder
 from .checkpoint import Config, Weights
 from .families import FAMILIES
+from .quantized import dequantized
 
 Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
 
@@ -121,8 +122,13 @@ def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[st
         hint = "it is a saved program: tg.load_program runs it" if saved else ""
         raise BadModelError("the folder has no config.json", where=str(folder), hint=hint)
     config = Config(read_json_file(inside(folder, config_file.name, trust=trust)), str(config_file))
-    architecture(config)
-    return config, read_folder(folder, trust=trust)
+    quantized = config.fields.get("quantization_config") and not config.fields.get("auto_map")
+    if not quantized:
+        architecture(config)
+        return config, read_folder(folder, trust=trust)
+    plain, data = dequantized(config, read_folder(folder, trust=trust))
+    architecture(plain)
+    return plain, data
 
 
 def weights_of(config: Config, data: Mapping[str, Data], where: str = "") -> Weights:
