@@ -21,6 +21,7 @@ from ..writing import replacing
 from .common.random_weights import RandomArray
 from .files.safetensors import write_arrays
 from .huggingface.checkpoint import Config, Weights
+from .huggingface.families import FAMILIES
 from .huggingface.load import architecture
 
 _RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "output.dense.weight")
@@ -34,6 +35,16 @@ def write_checkpoint(folder: Path | str, config: Mapping[str, Any], *, seed: int
     The weights are random, in the config's dtype.
     """
     folder = Path(folder)
+    arrays = random_checkpoint(config, seed=seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_arrays(folder / "model.safetensors", arrays, {"format": "pt"})
+    with replacing(folder / "config.json") as file:
+        file.write(json.dumps(dict(config), indent=2).encode() + b"\n")
+    return folder
+
+
+def random_checkpoint(config: Mapping[str, Any], *, seed: int = 0) -> dict[str, Data]:
+    """Return the tensors of a checkpoint for a config of a known model_type, by name: random and lazy."""
     checked = Config(config)
     entry = architecture(checked)
     wanted = Weights({}, invented=checked.dtype("float32"))
@@ -45,17 +56,13 @@ def write_checkpoint(folder: Path | str, config: Mapping[str, Any], *, seed: int
         spelled = name if name.startswith(entry.heads) else entry.prefixes[0] + name
         scale, mean = _spread(name, shape, str(config["model_type"]), layers, tied)
         arrays[spelled] = RandomArray(shape, wanted.invented, scale, mean, seed, name)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_arrays(folder / "model.safetensors", arrays, {"format": "pt"})
-    with replacing(folder / "config.json") as file:
-        file.write(json.dumps(dict(config), indent=2).encode() + b"\n")
-    return folder
+    return arrays
 
 
 def _spread(name: str, shape: tuple[int, ...], kind: str, layers: int, tied: bool) -> tuple[float, float]:
     """Return (scale, mean) of a tensor's random numbers."""
-    plus_one = kind == "gemma3_text"  # gemma3 gains are 1 + weight
-    if name.endswith(".bias"):
+    plus_one = kind in FAMILIES and FAMILIES[kind].gain == "plus one"  # gains are 1 + weight
+    if name.endswith(("bias", "sinks")):
         return 0.02, 0.0
     if "post_" in name and plus_one:  # this norm precedes the residual sum
         return 0.02, 1 / sqrt(2 * layers) - 1

@@ -141,6 +141,8 @@ def _cast(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     kind = dtypes.category(t.dtype)
     if kind == x.kind == "float" or t.dtype == t.args[0].dtype:
         return x  # dtypes of floats belong to buffers
+    if t.dtype == "float64" and x.kind == "int" and all(b.dtype != "float64" for b in r.buffers.values()):
+        raise Unfusable("whole numbers that float32 does not hold")  # float64 that no buffer has is computed in float32
     return r.b.make("cast", (x,), t.dtype, kind)
 
 

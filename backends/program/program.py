@@ -34,7 +34,7 @@ from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
 from .emit_cpu import bind_sizes
 from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of, read_manifest
-from .weights import Array, EvaluatedWeights, StoredWeights, bytes_of, write_weights
+from .weights import Array, EvaluatedWeights, SharedWeights, StoredWeights, bytes_of, write_weights
 
 LARGEST = 1 << 28  # maximum bytes of program.py and of manifest.json
 TRIES = 50  # attempts to read a program that another process replaces
@@ -81,6 +81,8 @@ class Program:
         self.manifest, self.source, self._weights = manifest, source, weights
         self.device = device or manifest.device
         self.states: dict[str, Any] = {}
+        self._shared: dict[str, Any] | None = None  # memory of states that other programs use, too
+        self._pool: SharedWeights | None = None
         self._programs = programs_of(manifest.device)
         self._exchange = self._programs.exchange(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
@@ -117,15 +119,47 @@ class Program:
         return self
 
     def check_room(self) -> None:
-        """Check free device memory without allocating: DeviceMemoryError if the program does not fit."""
-        self._programs.check_room(self.device, self.memory()[self.manifest.device])
+        """Check free device memory without allocating: DeviceMemoryError if the program does not fit beside what it
+        shares."""
+        there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
+        there += 0 if self._pool is None else self._pool.held(self._weights)
+        self._programs.check_room(self.device, self.memory()[self.manifest.device] - there)
 
     def _bind(self) -> None:
         self.check_room()
         bind = executed(self.source, self.manifest.name)["bind"]
-        self.states = {spec[0]: self._exchange.zeros(spec) for spec in self.manifest.states}
+        self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
-        self._run = self._programs.bound(bind, self._weights, self.states, self.device)
+        weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange)
+        self._run = self._programs.bound(bind, weights, self.states, self.device)
+
+    def share(self, states: dict[str, Any], weights: SharedWeights | None = None) -> Program:
+        """Bind the program to states that other programs read and write, and to weights that they hold. Returns itself.
+
+        `states`: memory by name, as other programs got or made it; states that are missing are allocated and added.
+        Their values stay; `reset` and `bind` leave them alone from here on. `weights`: a pool of the programs' prepared
+        weights. ShapeError for a state of another shape or dtype.
+        """
+        with self._lock:
+            self._shared, self._run = states, None
+            self._pool = weights
+            self._bind()
+        return self
+
+    def _state_memory(self, spec: Spec) -> Any:
+        """Memory of a state: shared with other programs, or zeros."""
+        if self._shared is None:
+            return self._exchange.zeros(spec)
+        name, shape, dtype = spec
+        found = self._shared.get(name)
+        if found is None:
+            found = self._shared[name] = self._exchange.zeros(spec)
+            if STATE + name in {kept[0] for kept in self.manifest.initial}:
+                self._exchange.write(found, self._weights[STATE + name])
+        kind = str(found.dtype).removeprefix("torch.")
+        if tuple(found.shape) != shape or kind != dtype:
+            raise ShapeError(f"state {name!r} is {dtype}{list(shape)}, the shared one {kind}{list(found.shape)}")
+        return found
 
     def unbind(self) -> None:
         """Release prepared weights and states; the next call reads the weights again."""
@@ -134,11 +168,13 @@ class Program:
         trim()
 
     def reset(self) -> None:
-        """Set all states to their initial values."""
+        """Set all states to their initial values, except shared ones."""
         with self._lock:
             self._reset()
 
     def _reset(self) -> None:
+        if self._shared is not None:
+            return
         initial = {spec[0] for spec in self.manifest.initial}
         for name, state in self.states.items():
             if STATE + name in initial:
@@ -196,6 +232,10 @@ class Program:
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
+        return self._exchange.hand_out(self.flat_near(*given), given)
+
+    def flat_near(self, *given: Any) -> Sequence[Any]:
+        """Run the program on all of its inputs; the outputs stay where they are, on the program's device."""
         specs: Sequence[Any] = self._specs(given) if self.manifest.sizes else self.manifest.inputs
         taken = [self._exchange.accept(x, spec) for x, spec in zip(given, specs)]
         try:
@@ -203,8 +243,7 @@ class Program:
                 if self._run is None:
                     self._bind()
                 assert self._run is not None
-                results = self._run(*taken)
-            return self._exchange.hand_out(results, given)
+                return self._run(*taken)
         except ValueError as error:
             if type(error).__name__ != "SizeError":
                 raise

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Data, Tensor, load_data, make
+from ...egraph.ir.graph import Data, Tensor, load_data, make, structural_digest
 from ...egraph.ir.interpret import evaluate
 from ...errors import BadWeightsError
+from ..runtime.marshalling import Exchange
 from .manifest import STATE, Spec
 
 Array = np.ndarray[Any, Any]
@@ -89,6 +92,50 @@ def _widens(cast: Tensor) -> bool:
     """Whether a cast converts a float dtype to a wider one."""
     floats = dtypes.is_float(cast.dtype) and dtypes.is_float(cast.args[0].dtype)
     return floats and dtypes.itemsize(cast.dtype) > dtypes.itemsize(cast.args[0].dtype)
+
+
+class SharedWeights:
+    """A pool of weights for programs over the same params: equal terms are one array or tensor while a program holds
+    it. The pool itself holds nothing."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[tuple[bytes, bool], Any] = weakref.WeakValueDictionary()
+
+    def of(self, weights: Mapping[str, Any], exchange: Exchange) -> Mapping[str, Any]:
+        """A program's weights on its device, looked up in the pool first; as they are if they do not come from terms."""
+        return _PooledWeights(self._known, weights, exchange) if isinstance(weights, EvaluatedWeights) else weights
+
+    def held(self, weights: Mapping[str, Any]) -> int:
+        """Bytes of a program's weights that are in the pool."""
+        if not isinstance(weights, EvaluatedWeights):
+            return 0
+        return sum(term.type.nbytes for key, term in weights.terms.items() if _pool_key(weights, key) in self._known)
+
+
+def _pool_key(weights: EvaluatedWeights, key: str) -> tuple[bytes, bool]:
+    return structural_digest(weights.terms[key]), key in weights.plain
+
+
+@dataclass(frozen=True)
+class _PooledWeights(Mapping[str, Any]):
+    known: MutableMapping[tuple[bytes, bool], Any]
+    own: EvaluatedWeights
+    exchange: Exchange
+
+    def __getitem__(self, key: str) -> Any:
+        if key.startswith(STATE):
+            return self.own[key]
+        name = _pool_key(self.own, key)
+        found = self.known.get(name)
+        if found is None:
+            found = self.known[name] = self.exchange.near(self.own[key])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)
 
 
 class StoredWeights(Mapping[str, Array]):

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim
-from ...egraph.ir.graph import Data, Tensor
+from ...egraph.ir.graph import Data, Tensor, load_data
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, warned
 
 T = TypeVar("T")
@@ -66,6 +68,16 @@ class Config:
         if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < float("inf"):
             raise self._bad(name, "a number")
         return float(value)
+
+    def numbers(self, name: str, count: int) -> list[float]:
+        """Return a list of `count` positive finite numbers."""
+        found = self.fields.get(name)
+        known = isinstance(found, list) and all(
+            isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < float("inf") for v in found
+        )
+        if not isinstance(found, list) or not known or len(found) != count:
+            raise self._bad(name, f"a list of {count} positive numbers")
+        return [float(v) for v in found]
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a boolean field."""
@@ -137,6 +149,30 @@ class Config:
         return name
 
 
+@dataclass(frozen=True)
+class StackedArray:
+    """A lazy array [parts, ...] of parts of equal shape and dtype; the parts are read one by one by `load`."""
+
+    parts: tuple[Data, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of parts, then their shape."""
+        return (len(self.parts), *self.parts[0].shape)
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the parts."""
+        return dtypes.name_of(self.parts[0].dtype)
+
+    def load(self) -> np.ndarray[Any, Any]:
+        """Read the parts into one array."""
+        whole = np.empty(self.shape, dtypes.numpy_dtype(self.dtype))
+        for place, part in zip(whole, self.parts):
+            place[...] = load_data(part)
+        return whole
+
+
 @dataclass
 class Weights:
     """The tensors of a checkpoint, requested one by one under their Hugging Face names.
@@ -155,6 +191,7 @@ class Weights:
     invented: str = ""  # dtype of all tensors of a checkpoint that is still to be written
     params: dict[str, Data] = field(default_factory=dict)
     taken: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    stacked: set[str] = field(default_factory=set)  # tensors that are part of a stacked parameter
 
     def spelled(self, name: str) -> str | None:
         """Return the tensor's name in the file, or None. Raises BadWeightsError if two spellings are present."""
@@ -193,6 +230,26 @@ class Weights:
         self.params[spelled] = source
         return t.cast(t.param(spelled, wanted, stored), dtype)
 
+    def stack(self, name: str, parts: Sequence[str], shape: Sequence[Dim], dtype: str) -> Tensor:
+        """Return the tensors `parts`, each of `shape`, as one parameter `name` [parts, *shape], cast to `dtype`.
+
+        They are read one by one when the parameter is loaded. Errors as in `take`, and BadWeightsError if their dtypes
+        differ.
+        """
+        for part in parts:
+            self.take(part, shape, dtype)
+        wanted = (len(parts), *(int(d) for d in shape))  # type: ignore[arg-type]
+        if self.invented:
+            return t.cast(t.param(name, wanted, self.invented), dtype)
+        spelled = [self.spelled(part) or part for part in parts]
+        sources = [self.params.pop(s) for s in spelled]
+        kinds = {dtypes.name_of(s.dtype) for s in sources}
+        if len(kinds) > 1:
+            raise BadWeightsError(f"tensors {name!r} have several dtypes: {sorted(kinds)}", where=self.where)
+        self.stacked.update(spelled)
+        self.params[name] = StackedArray(tuple(sources))
+        return t.cast(t.param(name, wanted, kinds.pop()), dtype)
+
     def finish(self) -> None:
         """Check for tensors that were never requested.
 
@@ -200,7 +257,7 @@ class Weights:
         reason.
         """
         left: dict[str, list[str]] = {}
-        for name in sorted(set(self.data) - set(self.params)):
+        for name in sorted(set(self.data) - set(self.params) - self.stacked):
             why = next((why for pattern, why in self.unused.items() if re.search(pattern, name)), "")
             left.setdefault(why, []).append(name)
         if extra := left.pop("", []):

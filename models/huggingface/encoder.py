@@ -15,7 +15,7 @@ from ...egraph.ir.dims import dim
 from ...egraph.ir.graph import Tensor
 from ...errors import BadModelError
 from .checkpoint import Config, Weights
-from .decoder import ACTIVATIONS, MAX_LAYERS, dense, heads, joined, layer_norm
+from .layers import ACTIVATIONS, MAX_LAYERS, dense, heads, joined, layer_norm
 
 #: Regexes of non-weight tensors: position ids (the program computes them) and a copy of the tied head's bias.
 BERT_UNUSED: Mapping[str, str] = {

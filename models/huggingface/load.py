@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Data, Graph, Tensor
 from ...errors import BadModelError, BadWeightsError, UnsupportedError
 from ..files.inside import inside
 from ..files.safetensors import read_folder, read_json_file
 from . import decoder, encoder
 from .checkpoint import Config, Weights
+from .families import FAMILIES
+from .quantized import dequantized
 
 Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
 
@@ -45,7 +47,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(decoder.build_gpt2, ("transformer.",), decoder.GPT2_UNUSED, tied=True),
     **{
         kind: Architecture(partial(decoder.build_rotary, kind), ("model.",), decoder.ROTARY_UNUSED, tied=family.tied)
-        for kind, family in decoder.FAMILIES.items()
+        for kind, family in FAMILIES.items()
     },
     "bert": Architecture(
         encoder.build_bert,
@@ -107,6 +109,12 @@ def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
     `trust`), BadWeightsError for a tensor that is missing, has another shape or belongs to no model class, and
     UnsupportedError for an architecture, class or option that is not implemented.
     """
+    config, data = opened(path, trust=trust)
+    return build(config, weights_of(config, data, str(path)))
+
+
+def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[str, Data]]:
+    """Return the config and the tensors of a folder by name, lazy. Errors as in `load_folder`."""
     folder = Path(path)
     config_file = folder / "config.json"
     if not config_file.is_file():
@@ -114,8 +122,16 @@ def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
         hint = "it is a saved program: tg.load_program runs it" if saved else ""
         raise BadModelError("the folder has no config.json", where=str(folder), hint=hint)
     config = Config(read_json_file(inside(folder, config_file.name, trust=trust)), str(config_file))
+    quantized = config.fields.get("quantization_config") and not config.fields.get("auto_map")
+    if not quantized:
+        architecture(config)
+        return config, read_folder(folder, trust=trust)
+    plain, data = dequantized(config, read_folder(folder, trust=trust))
+    architecture(plain)
+    return plain, data
+
+
+def weights_of(config: Config, data: Mapping[str, Data], where: str = "") -> Weights:
+    """Return access to a checkpoint's tensors under the names of the config's architecture."""
     entry = architecture(config)
-    unused = entry.without(config)
-    return build(
-        config, Weights({**read_folder(folder, trust=trust)}, entry.prefixes, unused, entry.aliases, str(folder))
-    )
+    return Weights(data, entry.prefixes, entry.without(config), entry.aliases, where)

@@ -34,6 +34,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "Graph": ("egraph.ir.graph", "Graph"),
     "Tensor": ("egraph.ir.graph", "Tensor"),
     "Rule": ("egraph.ir.rule", "Rule"),
+    "Generator": ("generation", "Generator"),
     "compile": ("torch_compile", "compile"),
     "torch_compile": ("torch_compile", ""),
     "settings": ("settings", ""),
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from .explorer.explain_rewrites import explain_rewrites as explain_rewrites
     from .explorer.saturate import paths as paths
     from .explorer.saturate import saturate as saturate
+    from .generation import Generator as Generator
     from .models.files.native import save_graph as save_graph
     from .models.load import load as load
     from .numeric import *  # noqa: F403

@@ -245,6 +245,19 @@ def test_rows_that_wait_for_a_whole_row_cannot_be_split() -> None:
         split(one, one.reductions[0].axis, 2)
 
 
+def test_whole_numbers_do_not_pass_through_a_float64_that_is_computed_in_float32() -> None:
+    """Floats of a kernel have the dtype of its buffers: without one of float64, 2**24 + 1 would be rounded."""
+    whole = t.input("a", (4, 4), "int64")
+    half = t.cast(whole, "float64") * 0.5
+
+    def buffers(out: str) -> dict[str, kir.Buffer]:
+        return {name: kir.Buffer(dtype, (4, 4), (4, 1)) for name, dtype in (("a", "int64"), ("out", out))}
+
+    with pytest.raises(kir.Unfusable, match="whole numbers"):
+        kernel_of(t.cast(half, "int64"), {whole: "a"}, buffers("int64"))
+    kernel_of(half, {whole: "a"}, buffers("float64"))
+
+
 @pytest.mark.parametrize("root", [t.cumsum(x("a", 4, 4), 0), t.argmax(x("a", 4, 4), 1)], ids=["cumsum", "argmax"])
 def test_what_has_no_index_expression_is_refused(root: Tensor) -> None:
     with pytest.raises(kir.Unfusable):

@@ -17,7 +17,7 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.program import program as program_module
 from tensor_graphs.backends.program import weights as program_weights
 from tensor_graphs.backends.program.program import Program, load_program
-from tensor_graphs.backends.program.weights import EvaluatedWeights
+from tensor_graphs.backends.program.weights import EvaluatedWeights, SharedWeights
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.runtime.heap import trim
 from tensor_graphs.backends.tuning.unfused import direct_plan
@@ -140,6 +140,48 @@ def test_a_cache_is_written_where_it_lies() -> None:
         program(x=np.full((1, 4), row + 1, np.float32), i=np.full((1, 4), row))
     np.testing.assert_array_equal(program.states["k"][:, 0], [1, 2, 3, 0, 0, 0])
     assert "np.copyto" not in program.source.partition("def run")[2]
+
+
+def test_a_state_that_is_read_after_its_update_keeps_its_old_value() -> None:
+    """The new value is computed first: writing it where the state lies would give the later reader the wrong version."""
+    k, i, x = t.state("k", (6, 4)), t.input("i", (1, 4), "int64"), t.input("x", (1, 4))
+    new = t.scatter_elements(k, i, x, 0)
+    total = t.sum(new, (0, 1), keepdims=True)
+    graph = Graph.of({"old": t.exp(k * total), "new": total}, updates={"k": new}, inputs=[x, i])
+    plan = direct_plan(graph, [backend("numpy")])
+    order = [s.template.name for s in plan.steps]
+    assert order.index("np.scatter_elements") < order.index("np.mul")  # the state's reader comes second
+    program, state = Program(plan), np.zeros((6, 4), np.float32)
+    for row in range(3):
+        values = {"x": np.full((1, 4), row + 1, np.float32), "i": np.full((1, 4), row), "k": state}
+        old, total_now, state = evaluate(graph, values)
+        got = program(x=values["x"], i=values["i"])
+        np.testing.assert_allclose(got["old"], old)
+        np.testing.assert_array_equal(got["new"], total_now)
+        np.testing.assert_array_equal(program.states["k"], state)
+    assert "np.copyto" in program.source.partition("def run")[2]  # written at the end of a call
+
+
+def test_programs_share_states_and_weights() -> None:
+    s, x, w = t.state("s", (4,)), t.input("x", (4,)), t.param("w", (4,))
+    weights = {"w": np.arange(4, dtype=np.float32)}
+    graphs = (
+        Graph.of(x * w, updates={"s": s + x}, params=weights, inputs=[x]),
+        Graph.of(s * w, updates={"u": s * 2.0}, params=weights),
+    )
+    writer, reader = (Program(direct_plan(g, [backend("numpy")])) for g in graphs)
+    states: dict[str, Any] = {"s": np.ones(4, np.float32)}
+    pool = SharedWeights()
+    assert writer.share(states, pool) is writer and pool.held(reader._weights) == 16
+    reader.share(states, pool)
+    assert set(states) == {"s", "u"} and reader.states["s"] is writer.states["s"] is states["s"]
+    writer(np.full(4, 2, np.float32))
+    np.testing.assert_array_equal(reader(), 3 * weights["w"])
+    np.testing.assert_array_equal(states["u"], 6)
+    writer.reset()
+    assert states["s"][0] == 3  # states of others are left alone
+    with pytest.raises(ShapeError, match=r"state 's' is float32\[4\], the shared one float64\[2\]"):
+        writer.share({"s": np.ones(2)})
 
 
 def test_two_states_may_swap() -> None:

@@ -18,7 +18,7 @@ from tensor_graphs.models import zoo
 from tensor_graphs.models.files.arrays import MappedArray
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.checkpoint import Config, UnusedWeightsWarning
-from tensor_graphs.models.huggingface.decoder import layer_windows
+from tensor_graphs.models.huggingface.families import layer_windows
 from tensor_graphs.models.huggingface.load import load_folder
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 20, "positions": 32}
@@ -308,7 +308,8 @@ CONFIGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_attention_heads": 3, "num_key_value_heads": 2}, BadModelError, "do not fit"),
     ({"hidden_act": "quick_gelu"}, UnsupportedError, "quick_gelu"),
     ({"rms_norm_eps": "small"}, BadModelError, "rms_norm_eps"),
-    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, UnsupportedError, "longrope"),
+    ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, UnsupportedError, "spiral"),
+    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, BadModelError, "short_factor"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, BadModelError, "not positive"),
     (
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 3}},

@@ -28,6 +28,7 @@ from ..errors import CostStoreError, ExtractionError, Interrupted, TensorGraphsE
 from ..options import Options, summary
 from ..writing import is_stream, write_text
 from .console import Answer, Console, Json, Out, Terminated, Verbose, terminated, text_of, working, writable
+from .generate import generate
 from .rules import app as rules_app
 
 if TYPE_CHECKING:
@@ -324,6 +325,9 @@ def doctor(as_json: Json = False) -> Answer:
 
     document = examine()
     return Answer(document, "\n".join(f"{k:>14}  {v}" for k, v in document.items()))
+
+
+app.command()(generate)
 
 
 @db.command("stats")

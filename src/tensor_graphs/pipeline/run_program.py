@@ -25,7 +25,8 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
     """
     program.bind()
     for name in program.states:
-        program.set_state(name, values[name])
+        if name in values:  # a state that is only written has no value before
+            program.set_state(name, values[name])
     results = program.flat(*(values[n] for n in program.input_names))
     updated = list(program.plan.updates) if program.plan else []
     if not any(map(is_torch, values.values())):

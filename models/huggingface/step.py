@@ -1,0 +1,136 @@
+"""One step of a decoder over key-value caches, as a graph: prefill of several tokens, or decoding of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...egraph.ir import builders as t
+from ...egraph.ir.graph import Data, Graph, Tensor
+from ...errors import BadModelError, UnsupportedError, UsageError
+from ..files.inside import inside
+from ..files.safetensors import read_json_file
+from . import decoder
+from .checkpoint import Config, Weights
+from .families import FAMILIES, layer_windows
+from .load import opened, weights_of
+from .sequences import Cached, Form
+
+#: model_type -> builder of a model's outputs over a form of its tokens.
+MODELS: Mapping[str, Callable[[Config, Weights, Form], decoder.Outputs]] = {
+    "gpt2": decoder.gpt2,
+    **{kind: partial(decoder.rotary, kind) for kind in FAMILIES},
+}
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Sizes of the key-value caches that several step graphs share.
+
+    `batch` rows; `capacity`: largest number of tokens of a row; `most`: largest number of tokens of a row in one step
+    (`tokens` of `build_step`), which the rings of layers with windows must have room for.
+    """
+
+    batch: int
+    capacity: int
+    most: int
+
+
+def build_step(
+    config: Config, weights: Weights, caches: Caches, tokens: int, *,
+    ids: Tensor | None = None, start: Tensor | None = None, fresh: bool = False,
+) -> Graph:  # fmt: skip
+    """Return the graph of one step: `logits` [batch, vocabulary] after `tokens` further tokens of each row.
+
+    Inputs: `input_ids` [batch, tokens] int64; `start` [batch] int64, the position of a row's first token, at most
+    `caches.capacity - tokens`, not with `fresh`, where all rows start at 0 and attend to these tokens only; `last`
+    [batch] int64, the token whose logits are wanted, if there are several. Tokens behind it are padding. `ids` and
+    `start` replace the inputs, by states say. States: `keys.N` and `values.N`, written in place.
+
+    UnsupportedError for models without a language modelling head, UsageError for sizes that do not fit.
+    """
+    kind = config.text("model_type", "")
+    if kind not in MODELS:
+        raise UnsupportedError(f"model_type={kind[:80]!r} generates no text", where=config.where,
+                               hint=f"known: {', '.join(MODELS)}")  # fmt: skip
+    if not 1 <= tokens <= min(caches.most, caches.capacity) or caches.batch < 1:
+        raise UsageError(f"{tokens} tokens in a step over caches of {caches}")
+    shape = (caches.batch, tokens)
+    ids = t.input("input_ids", shape, "int64") if ids is None else ids
+    if not fresh and start is None:
+        start = t.input("start", shape[:1], "int64")
+    last = t.input("last", shape[:1], "int64") if tokens > 1 else None
+    form = Cached(ids, caches.capacity, caches.most, None if fresh else start, last)
+    outputs = MODELS[kind](config, weights, form)
+    if "logits" not in outputs:
+        raise UnsupportedError(f"the class {config.model_class[:80]!r} has no logits", where=config.where)
+    weights.finish()
+    inputs = [leaf for leaf in (ids, start, last) if leaf is not None and leaf.op == "input"]
+    return Graph.of(outputs, params=weights.params, inputs=inputs, updates=form.updates, name=f"{kind}-step")
+
+
+def positions_of(config: Config) -> int:
+    """Largest number of tokens in a sequence that a model's config allows."""
+    field, default = ("n_positions", 1024) if config.text("model_type", "") == "gpt2" else (
+        "max_position_embeddings", 131_072)  # fmt: skip
+    return config.size(field, default)
+
+
+def eos_of(folder: Folder) -> tuple[int, ...]:
+    """The tokens that end a text: `eos_token_id` of generation_config.json, else of the config; those outside the
+    vocabulary are left out."""
+    file = Path(folder.where) / "generation_config.json"
+    known = bool(folder.where) and file.is_file()
+    fields = read_json_file(inside(Path(folder.where), file.name, trust=folder.trust)) if known else {}
+    found = fields.get("eos_token_id", folder.config.fields.get("eos_token_id"))
+    found = [found] if isinstance(found, int) else found or []
+    if not isinstance(found, list) or not all(type(v) is int for v in found):
+        raise BadModelError("eos_token_id is no token or list of tokens", where=str(file))
+    return tuple(v for v in found if 0 <= v < folder.config.size("vocab_size"))
+
+
+def refuse_wrong_weights(folder: Folder, caches: Caches) -> None:
+    """Raise the errors that building a step of the folder raises: BadWeightsError, BadModelError, UnsupportedError."""
+    build_step(folder.config, folder.weights(), caches, 1)
+
+
+def widest_window(config: Config) -> int:
+    """The largest sliding window of a model's layers; 0 if some layer sees all positions."""
+    kind = config.text("model_type", "")
+    windows = [0] if kind not in FAMILIES else layer_windows(config, kind, config.size("num_hidden_layers"))
+    return 0 if 0 in windows else max(windows)
+
+
+class Folder:
+    """A decoder's folder, from which step graphs are built: its config, and its weights, which stay in their files."""
+
+    def __init__(self, path: Path | str, *, trust: bool = False) -> None:
+        """Errors as in `load_folder`; UnsupportedError for models that generate no text."""
+        self.config, self.data = opened(path, trust=trust)
+        self.where, self.trust = str(path), trust
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], data: Mapping[str, Data]) -> Folder:
+        """A folder's contents given in memory: the fields of its config.json, and its tensors by name."""
+        made = object.__new__(cls)
+        made.config, made.data, made.where, made.trust = Config(config), data, "", False
+        return made
+
+    def weights(self) -> Weights:
+        """The weights, none requested yet."""
+        return weights_of(self.config, self.data, self.where)
+
+
+__all__ = [
+    "MODELS",
+    "Caches",
+    "Folder",
+    "build_step",
+    "eos_of",
+    "positions_of",
+    "refuse_wrong_weights",
+    "widest_window",
+]

@@ -1,0 +1,74 @@
+"""The command `generate`: text or tokens after a prompt, streamed to a terminal or as one JSON document."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+from ..options import Options, summary
+from .console import Answer, Json, Verbose, working
+
+Prompt = Annotated[str | None, typer.Option("--prompt", help="text of the prompt (needs the package tokenizers)")]
+Tokens = Annotated[str | None, typer.Option("--prompt-tokens", help="token ids of the prompt, separated by commas")]
+
+
+def generate(
+    folder: Annotated[str, typer.Argument(help="a folder with config.json and safetensors")],
+    prompt: Prompt = None, prompt_tokens: Tokens = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="maximum number of new tokens; default: as many as fit, at most 128")] = None,
+    max_length: Annotated[int | None, typer.Option(help="maximum number of tokens, prompt included; default 1024 or what the model allows")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token; larger values draw more freely")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="draw from the K most likely tokens; 0: from all")] = 0,
+    top_p: Annotated[float, typer.Option(help="draw from the most likely tokens up to this share")] = 1.0,
+    seed: Annotated[int, typer.Option(help="seed of drawing")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="text that ends the output; repeatable; in place of the model's end tokens")] = None,
+    budget: Annotated[float, typer.Option(help="seconds of search for the decode program; prefill has half, sampling 15 %")] = 60.0,
+    backend: Annotated[str, typer.Option(help=summary("backend"))] = "auto",
+    costdb: Annotated[Path | None, typer.Option(help=summary("costdb"))] = None,
+    measure: Annotated[bool, typer.Option(help=summary("measure"))] = Options.measure,
+    trust_model: Annotated[bool, typer.Option("--trust-model", help="allow links that lead out of the folder")] = False,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Generate text with a decoder from a Hugging Face folder. Programs are optimized at first use and cached."""
+    from ..generation import Generator
+
+    if (prompt is None) == (prompt_tokens is None):
+        raise UsageError("give --prompt or --prompt-tokens, one of them")
+    given = prompt if prompt is not None else _numbers(prompt_tokens or "")
+    with working(verbose, as_json) as progress:
+        generator = Generator(
+            folder, budget=budget, max_length=max_length, backend=backend, trust=trust_model, costdb=costdb, measure=measure,
+            progress=progress,
+        )  # fmt: skip
+        live = not as_json and sys.stdout.isatty()
+        found = generator.generate(
+            given, max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop or None,
+            show=_show if live else None,
+        )  # fmt: skip
+    document: dict[str, Any] = {
+        "tokens": found.tokens[0], "text": None if found.texts is None else found.texts[0], "end": found.ends[0],
+        "tokens_per_second": found.tokens_per_second, "first_token_s": found.first_token_s,
+        "bandwidth_share": generator.bandwidth_share(found.step_us),
+        "programs": {name: round(seconds, 3) for name, seconds in generator.seconds.items()},
+    }  # fmt: skip
+    text = "" if live else ",".join(map(str, found.tokens[0])) if found.texts is None else found.texts[0]
+    if verbose and not math.isnan(found.tokens_per_second):
+        print(f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s", file=sys.stderr)
+    return Answer(document, text)
+
+
+def _show(piece: Any) -> None:
+    """Print a piece of text, or a token if there is no text, as soon as it is known."""
+    print(piece.text or "", end="", flush=True)
+
+
+def _numbers(text: str) -> list[int]:
+    parts = [p.strip() for p in text.split(",")] if text.strip() else []
+    if not all(p.lstrip("-").isdigit() and p.isascii() for p in parts):
+        raise UsageError(f"--prompt-tokens {text[:80]!r}", hint="whole numbers, separated by commas: 1,2,3")
+    return [int(p) for p in parts]

@@ -1,0 +1,10 @@
+"""Text generation: prefill, decode and sampling programs of a decoder over shared key-value caches.
+
+In: a model folder and prompts.
+Out: tokens and text.
+Imports: backends, backends.program, egraph.ir, errors, models.huggingface, pipeline.
+"""
+
+from .generator import Generated, Generator, Piece
+
+__all__ = ["Generated", "Generator", "Piece"]

@@ -1,0 +1,106 @@
+"""The programs of a generator: steps of a decoder and samplers, over one set of states and one copy of the weights.
+
+Each program is optimized when it is first needed. States: the caches of the steps; `token` [batch, 1], `length` [batch]
+(tokens in the caches), `logits` [batch, vocabulary]; those of the samplers (sampling.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..backends.program.program import Program
+from ..backends.program.weights import SharedWeights
+from ..egraph.ir import builders as t
+from ..egraph.ir.graph import Graph
+from ..models.huggingface.step import Caches, Folder, build_step
+from ..pipeline.optimize import optimize
+from .sampling import Kind, sampler
+
+PREFILL, SAMPLE = 0.5, 0.15  # share of the decode program's budget that a prefill program and a sampler have
+
+
+def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = False) -> Graph:
+    """A step whose logits, and for several tokens the new lengths, are states: `build_step` closed over the states.
+
+    With one token there are no inputs: token and length are states. Output: `length` [batch] int64 after the step.
+    """
+    batch = caches.batch
+    if tokens == 1 and not fresh:
+        length = t.state("length", (batch,), "int64")
+        step = build_step(
+            folder.config, folder.weights(), caches, 1, ids=t.state("token", (batch, 1), "int64"), start=length
+        )
+        after = length + 1
+    else:
+        step = build_step(folder.config, folder.weights(), caches, tokens, fresh=fresh)
+        given = {str(leaf.attr("name")): leaf for leaf in step.inputs}
+        after = t.zeros((batch,), "int64")
+        for name in ("start", "last"):
+            after = after + given[name] if name in given else after
+        after = after + 1
+    logits = t.cast(step.outputs[0], "float32")
+    return replace(
+        step, outputs=(after,), names=("length",), structure={"length": 0},
+        updates={**step.updates, "logits": logits, "length": after}, name=step.name if tokens == 1 else f"{step.name}-{tokens}",
+    )  # fmt: skip
+
+
+@dataclass
+class Programs:
+    """Programs by use, made on demand, and the memory that they share."""
+
+    folder: Folder
+    caches: Caches
+    vocabulary: int
+    budget: float
+    options: Mapping[str, Any]
+    states: dict[str, Any] = field(default_factory=dict)
+    weights: SharedWeights = field(default_factory=SharedWeights)
+    seconds: dict[str, float] = field(default_factory=dict)  # program -> time until it was ready
+    _made: dict[str, Program] = field(default_factory=dict)
+
+    def prefill(self, tokens: int, *, fresh: bool) -> Program:
+        """The program of a step of several tokens: inputs `input_ids`, `start` unless `fresh`, `last` if there are
+        several tokens."""
+        name = f"prefill-{tokens}" + ("" if fresh else "-further")
+        return self._program(name, lambda: step_graph(self.folder, self.caches, tokens, fresh=fresh), PREFILL)
+
+    def decode(self) -> Program:
+        """The program of one further token, without inputs."""
+        return self._program("decode", lambda: step_graph(self.folder, self.caches, 1), 1.0)
+
+    def sample(self, kind: Kind) -> Program:
+        """The program that chooses tokens from logits, without inputs; its output is [batch] int64."""
+        return self._program(f"sample-{kind}", lambda: sampler(kind, self.caches.batch, self.vocabulary), SAMPLE)
+
+    def _program(self, name: str, graph: Any, share: float) -> Program:
+        if name not in self._made:
+            begun = time.perf_counter()
+            program = optimize(graph(), **{"budget": share * self.budget, **self.options})
+            program.unbind()
+            self._made[name] = program.share(self.states, self.weights)
+            self.seconds[name] = time.perf_counter() - begun
+        return self._made[name]
+
+    def set(self, name: str, value: Any, dtype: str) -> None:
+        """Overwrite a state on the programs' device, if some program has it."""
+        for program in self._made.values():
+            if name in program.states:
+                return program.set_state(name, np.asarray(value, dtype))
+
+    def read_bytes(self) -> int:
+        """Bytes of the weights that a decode step reads whole: all but those that it only gathers rows of."""
+        graph = step_graph(self.folder, self.caches, 1)
+        gathered = {n.args[0] for n in graph.nodes() if n.op == "gather"}
+        whole = {a for n in graph.nodes() if n.op != "gather" for a in n.args}
+        casts = {a.args[0] if a.op == "cast" else a for a in gathered - whole}
+        return sum(p.type.nbytes for p in graph.leaves("param") if p not in casts)
+
+    def reports(self) -> dict[str, Any]:
+        """Program -> its report."""
+        return {name: program.report for name, program in self._made.items()}

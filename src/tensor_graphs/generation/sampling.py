@@ -1,0 +1,79 @@
+"""Choice of the next token from logits, as graphs over states, so that no step needs anything from the host.
+
+States: `logits` [batch, vocabulary] float32 is read; `token` [batch, 1] int64, the chosen one, is written and is the only
+output. `greedy` takes the largest logit. The other two draw from softmax(logits / temperature) by adding Gumbel noise and
+taking the largest sum; `filtered` first drops all but the `top_k` largest logits, and the least likely tokens beyond the
+share `top_p`. The noise comes from Threefry, a counter-based generator: it depends on `seed`, the row, the token and the
+number of earlier draws (`draws`), and on nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..egraph.ir import builders as t
+from ..egraph.ir import composite_ops as c
+from ..egraph.ir.graph import Graph, Tensor
+
+Kind = Literal["greedy", "plain", "filtered"]
+WORD = (1 << 32) - 1
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of Threefry-2x32, Salmon et al. 2011
+_PARITY = 0x1BD11BDA
+ROUNDS = 20
+
+
+def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Threefry-2x32-20: two words of random bits for a key and a counter of two words each.
+
+    Words are int64 tensors in 0..2**32-1, which all backends have exact arithmetic for.
+    """
+    keys = (*key, t.logical_xor(t.logical_xor(*key), _PARITY))
+    x, y = counter[0] + key[0], t.logical_and(counter[1] + key[1], WORD)  # x: modulo 2**32 at the end
+    for step in range(ROUNDS):
+        x = x + y
+        bits = _ROTATIONS[step // 4 % 2][step % 4]
+        turned = t.logical_or(y * (1 << bits), t.floordiv(y, 1 << (32 - bits)))
+        y = t.logical_and(t.logical_xor(turned, x), WORD)
+        if step % 4 == 3:
+            turn = step // 4 + 1
+            x = x + keys[turn % 3]
+            y = t.logical_and(y + keys[(turn + 1) % 3] + turn, WORD)
+    return t.logical_and(x, WORD), y
+
+
+def gumbel(key: tuple[Tensor, Tensor], draws: Tensor, rows: int, columns: int) -> Tensor:
+    """Gumbel noise [rows, columns] float32 for a key of two words and a number of draws, each [1, 1] int64.
+
+    The two halves of a row take the two words of one counter.
+    """
+    half = -(-columns // 2)
+    place = t.iota((rows, half), 0) * half + t.iota((rows, half), 1)
+    words = threefry(key, (place, t.logical_and(draws, WORD)))
+    bits = t.slice_axis(t.concat(words, 1), 1, 0, columns)
+    uniform = (t.cast(bits, "float32") + 0.5) * 2.0**-32  # in (0, 1]; small numbers keep all of their bits
+    return -t.log(-t.log1p(-uniform))
+
+
+def sampler(kind: Kind, batch: int, vocabulary: int) -> Graph:
+    """The graph of one choice per row: output `token` [batch] int64, which is the state `token` as well."""
+    logits = t.state("logits", (batch, vocabulary), "float32")
+    if kind == "greedy":
+        token = t.argmax(logits, 1, keepdims=True)
+        return Graph.of({"token": t.squeeze(token, 1)}, updates={"token": token}, name="sample-greedy")
+    draws = t.state("draws", (1, 1), "int64")
+    seed = t.state("seed", (1, 2), "int64")
+    key = (t.logical_and(t.slice_axis(seed, 1, 0, 1), WORD), t.logical_and(t.slice_axis(seed, 1, 1, 2), WORD))
+    scaled = logits / t.state("temperature", (1, 1), "float32")
+    noise = gumbel(key, draws, batch, vocabulary)
+    if kind == "plain":
+        token = t.argmax(scaled + noise, 1, keepdims=True)
+    else:
+        order = t.argsort(scaled, 1, descending=True)
+        ranked = t.gather_elements(scaled, order, 1)
+        none = t.full((1, 1), float("-inf"))
+        ranked = t.where(t.lt(t.iota((1, vocabulary), 1), t.state("top_k", (1, 1), "int64")), ranked, none)
+        shares = c.softmax(ranked, axis=1)
+        before = t.cumsum(shares, 1) - shares
+        kept = t.where(t.lt(before, t.state("top_p", (1, 1), "float32")), ranked + noise, none)
+        token = t.gather_elements(order, t.argmax(kept, 1, keepdims=True), 1)
+    return Graph.of({"token": t.squeeze(token, 1)}, updates={"token": token, "draws": draws + 1}, name=f"sample-{kind}")

@@ -1,0 +1,106 @@
+"""Arguments of a generation, checked before anything runs, so that an error leaves a generator as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from .sampling import Kind
+
+Prompt = str | Sequence[int] | np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. `temperature` 0: the most likely one. `top_k` 0 and `top_p` 1: no limit."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, math.inf, "0 takes the most likely token")
+        _number("top_p", self.top_p, 0.0, 1.0, "a share above 0, at most 1")
+        if not self.top_p > 0:
+            raise UsageError(f"top_p={self.top_p!r}", hint="a share above 0, at most 1")
+        whole("top_k", self.top_k, 0, "a number of tokens, or 0 for no limit")
+        whole("seed", self.seed, 0, "a whole number from 0 on")
+        if self.seed >= 1 << 64:
+            raise UsageError(f"seed={self.seed}", hint="a whole number below 2**64")
+
+    @property
+    def kind(self) -> Kind:
+        """The sampler that these settings need."""
+        if self.temperature == 0:
+            return "greedy"
+        return "plain" if self.top_k == 0 and self.top_p == 1 else "filtered"
+
+    def states(self, vocabulary: int) -> dict[str, tuple[Any, str]]:
+        """Values and dtypes of the sampler's states."""
+        return {
+            "temperature": ([[self.temperature or 1.0]], "float32"),
+            "top_k": ([[self.top_k or vocabulary]], "int64"),
+            "top_p": ([[self.top_p if self.top_p < 1 else 2.0]], "float32"),
+            "seed": ([[self.seed & 0xFFFFFFFF, self.seed >> 32]], "int64"),
+            "draws": ([[0]], "int64"),
+        }
+
+
+def _number(name: str, value: Any, low: float, high: float, hint: str) -> None:
+    known = isinstance(value, Real) and not isinstance(value, bool)
+    if not known or not low <= float(value) <= high or math.isinf(value):
+        raise UsageError(f"{name}={value!r}", hint=hint)
+
+
+def whole(name: str, value: Any, least: int, hint: str) -> int:
+    """A whole number from `least` on. UsageError otherwise."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name}={value!r}", hint=hint)
+    return int(value)
+
+
+def prompts_of(value: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several as a list. UsageError if it is neither."""
+    if isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim <= 1):
+        return [value]
+    if not isinstance(value, Sequence | np.ndarray):
+        raise UsageError(f"a prompt is text or a list of token ids, not {type(value).__name__}")
+    items: list[Any] = list(value)
+    return items if any(isinstance(p, str | Sequence | np.ndarray) for p in items) else [items]
+
+
+def token_ids(prompt: Any, vocabulary: int) -> list[int]:
+    """A prompt of token ids as a list. UsageError if it is empty, not of whole numbers, or outside the vocabulary."""
+    try:
+        array = np.asarray(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        array = np.zeros(0)
+    if array.size == 0 and array.ndim <= 1:
+        raise UsageError("the prompt is empty", hint="give at least one token")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UsageError(f"a prompt is text or a list of token ids, not {str(prompt)[:80]!r}")
+    outside = array[(array < 0) | (array >= vocabulary)]
+    if outside.size:
+        raise UsageError(f"token {int(outside[0])} is outside the vocabulary of {vocabulary}")
+    return [int(v) for v in array]
+
+
+def stops_of(stop: Any, default: Sequence[int], vocabulary: int) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Token ids and texts that end a row. None: the model's own end tokens. UsageError for anything else."""
+    if stop is None:
+        return frozenset(default), ()
+    items = [stop] if isinstance(stop, str | Integral) else list(stop) if isinstance(stop, Sequence) else None
+    if items is None:
+        raise UsageError(f"stop={stop!r}", hint="token ids and texts, or None for the model's own end tokens")
+    texts = tuple(s for s in items if isinstance(s, str))
+    numbers = [s for s in items if not isinstance(s, str)]
+    if any(not s for s in texts):
+        raise UsageError("an empty text in stop")
+    return frozenset(token_ids(numbers, vocabulary) if numbers else ()), texts

@@ -1,0 +1,223 @@
+"""Quantized checkpoints: each format against its definition, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.errors import BadModelError, BadWeightsError, UnsupportedError
+from tensor_graphs.models.files.safetensors import read_folder, write_arrays
+from tensor_graphs.models.huggingface.load import load_folder
+from tensor_graphs.models.huggingface.quantized import FP4, Dequantized, unpacked
+
+from .decoder_cases import VOCAB, write
+
+Array = np.ndarray[Any, Any]
+IDS = {"input_ids": np.arange(6).reshape(1, 6) % VOCAB}
+
+
+def packed(numbers: Array, bits: int, axis: int) -> Array:
+    """Unsigned numbers as int32 words along an axis, lowest bits first: one number after another."""
+    lines = np.moveaxis(numbers, axis, -1)
+    count = 32 // bits
+    words = np.zeros((*lines.shape[:-1], lines.shape[-1] // count), np.uint32)
+    for i in range(lines.shape[-1]):
+        words[..., i // count] |= lines[..., i].astype(np.uint32) << np.uint32(bits * (i % count))
+    return np.moveaxis(words.view(np.int32), -1, axis).copy()
+
+
+def gptq(rng: np.random.Generator, shape: tuple[int, int], first: bool = True) -> tuple[dict[str, Array], Array]:
+    """Tensors of a GPTQ weight with groups of 8 in mixed order, and the weight."""
+    outputs, inputs = shape
+    groups = inputs // 8
+    numbers, zeros = rng.integers(0, 16, (inputs, outputs)), rng.integers(1, 16, (groups, outputs))
+    scales = (rng.random((groups, outputs)) / 16).astype(np.float16)
+    index = rng.permutation(np.repeat(np.arange(groups), 8)).astype(np.int32)
+    weight = np.zeros(shape, np.float32)
+    for o in range(outputs):
+        for i in range(inputs):
+            weight[o, i] = np.float32(scales[index[i], o]) * (numbers[i, o] - zeros[index[i], o])
+    parts = {"qweight": packed(numbers, 4, 0), "qzeros": packed(zeros - first, 4, 1), "scales": scales, "g_idx": index}
+    return parts, weight
+
+
+def awq(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    outputs, inputs = shape
+    groups = inputs // 8
+    numbers, zeros = rng.integers(0, 16, (inputs, outputs)), rng.integers(0, 16, (groups, outputs))
+    scales = (rng.random((groups, outputs)) / 16).astype(np.float16)
+    weight = np.repeat(scales.astype(np.float32), 8, 0) * (numbers - np.repeat(zeros, 8, 0))
+    mixed = [8 * (c // 8) + (0, 2, 4, 6, 1, 3, 5, 7)[c % 8] for c in range(outputs)]
+    parts = {"qweight": packed(numbers[:, mixed], 4, 1), "qzeros": packed(zeros[:, mixed], 4, 1), "scales": scales}
+    return parts, weight.T
+
+
+def pack_quantized(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    numbers = rng.integers(-8, 8, shape)
+    scales = (rng.random((shape[0], shape[1] // 8)) / 16).astype(np.float16)
+    parts = {"weight_packed": packed(numbers + 8, 4, 1), "weight_scale": scales, "weight_shape": np.array(shape)}
+    return parts, numbers * np.repeat(scales.astype(np.float32), 8, 1)
+
+
+def int_quantized(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    numbers = rng.integers(-128, 128, shape).astype(np.int8)
+    scales = (rng.random((shape[0], 1)) / 256).astype(np.float16)
+    return {"weight": numbers, "weight_scale": scales}, numbers * scales.astype(np.float32)
+
+
+def _groups(form: str, bits: int, **more: Any) -> dict[str, Any]:
+    weights = {"num_bits": bits, "symmetric": True, "type": "int", "strategy": "group", "actorder": None}
+    return {"quant_method": "compressed-tensors", "format": form,
+            "config_groups": {"group_0": {"weights": {**weights, **more}, "input_activations": None}}}  # fmt: skip
+
+
+FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": True}, gptq),
+    "gptq_v2": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, lambda r, s: gptq(r, s, False)),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}, awq),
+    "pack-quantized": (_groups("pack-quantized", 4), pack_quantized),
+    "int-quantized": (_groups("int-quantized", 8), int_quantized),
+}
+
+
+def quantize(folder: Path, form: str) -> dict[str, Array]:
+    """Replace the projections of a checkpoint by quantized ones; returns all tensors as floats."""
+    options, make = FORMATS[form]
+    rng = np.random.default_rng(0)
+    stored, plain = dict[str, Array](), dict[str, Array]()
+    for name, data in read_folder(folder).items():
+        plain[name] = stored[name] = data.load().copy()
+        if name.endswith("proj.weight"):
+            del stored[name]
+            parts, plain[name] = make(rng, data.shape)
+            stored |= {name.removesuffix("weight") + n: p for n, p in parts.items()}
+    write_arrays(folder / "model.safetensors", stored)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": options}))
+    return plain
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_quantized_checkpoint_computes_with_its_own_values(tmp_path: Path, form: str) -> None:
+    folder = write(tmp_path / "a", "llama", intermediate_size=64)
+    plain = quantize(folder, form)
+    graph = load_folder(folder).bind({"batch": 1, "sequence": 6})
+    found = evaluate(graph, IDS, float64=True)[0]
+    other = write(tmp_path / "b", "llama", intermediate_size=64)
+    write_arrays(other / "model.safetensors", {n: a.astype(np.float32) for n, a in plain.items()})
+    wanted = evaluate(load_folder(other).bind({"batch": 1, "sequence": 6}), IDS, float64=True)[0]
+    np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)  # products are rounded to float16
+    lazy = [d for d in graph.params.values() if isinstance(d, Dequantized)]
+    assert len(lazy) == 3 * 7 and all(d.load().dtype == np.float16 for d in lazy)
+
+
+def mxfp4(folder: Path) -> dict[str, Array]:
+    """Replace the experts of a gpt_oss checkpoint by MXFP4 blocks; returns all tensors as they should be."""
+    rng = np.random.default_rng(0)
+    stored, plain = dict[str, Array](), dict[str, Array]()
+    for name, data in read_folder(folder).items():
+        plain[name] = stored[name] = data.load().copy()
+        if name.endswith("_proj") and len(data.shape) == 3:
+            del stored[name]
+            experts, inputs, outputs = data.shape
+            numbers = rng.integers(0, 16, (experts, outputs, inputs // 32, 32))
+            exponents = rng.integers(120, 126, (experts, outputs, inputs // 32))
+            values = FP4[numbers] * 2.0 ** (exponents[..., None] - 127.0)
+            plain[name] = values.reshape(experts, outputs, inputs).transpose(0, 2, 1).astype(np.float32)
+            stored[f"{name}_blocks"] = (numbers[..., ::2] | numbers[..., 1::2] << 4).astype(np.uint8)
+            stored[f"{name}_scales"] = exponents.astype(np.uint8)
+    write_arrays(folder / "model.safetensors", stored)
+    config = json.loads((folder / "config.json").read_text())
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    return plain
+
+
+def test_mxfp4(tmp_path: Path) -> None:
+    folder = write(tmp_path, "gpt_oss", intermediate_size=64)
+    plain = mxfp4(folder)
+    graph = load_folder(folder).bind({"batch": 1, "sequence": 6})
+    assert np.isfinite(evaluate(graph, IDS, float64=True)[0]).all()
+    lazy = {n: d.load() for n, d in graph.params.items() if isinstance(d, Dequantized)}
+    assert len(lazy) == 6
+    for name, found in lazy.items():
+        assert found.dtype == numpy_dtype("bfloat16")
+        np.testing.assert_array_equal(found.astype(np.float32), plain[name])
+
+
+def test_mxfp4_is_what_transformers_reads(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="compares with the package transformers, if installed")
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    folder = write(tmp_path, "gpt_oss", intermediate_size=64)
+    mxfp4(folder)
+    params, stored = load_folder(folder).params, read_folder(folder)
+    for name in (n for n in params if n.endswith("_proj") and len(params[n].shape) == 3):
+        parts = (torch.from_numpy(stored[f"{name}_{p}"].load().copy()) for p in ("blocks", "scales"))
+        wanted = convert_moe_packed_tensors(*parts).float().numpy()
+        np.testing.assert_array_equal(params[name].load().astype(np.float32), wanted)  # type: ignore[union-attr]
+
+
+def test_compressed_tensors_are_what_their_package_packs() -> None:
+    pytest.importorskip("compressed_tensors", reason="compares with the package compressed_tensors, if installed")
+    import torch
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    numbers = np.random.default_rng(0).integers(-8, 8, (4, 16)).astype(np.int8)
+    words = pack_to_int32(torch.from_numpy(numbers), 4).numpy()
+    np.testing.assert_array_equal(unpacked(words, 4, 1).astype(np.int8) - 8, numbers)
+
+
+# ---------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quant_method": "exotic"}, "'exotic'"),
+        ({"quant_method": None}, "format ''"),
+        ({"quant_method": "gptq", "bits": 3}, "bits=3"),
+        ({"quant_method": "awq", "bits": 8}, "bits=8"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ"),
+        (_groups("float-quantized", 8), "float-quantized"),
+        (_groups("pack-quantized", 4, symmetric=False), "symmetric"),
+        (_groups("pack-quantized", 4, actorder="group"), "actorder"),
+        (
+            _groups("int-quantized", 8) | {"config_groups": {"a": {"input_activations": {"num_bits": 8}}}},
+            "input_activations",
+        ),
+    ],
+)
+def test_other_formats_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    folder = write(tmp_path, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": changes}))
+    with pytest.raises(UnsupportedError, match=words):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("ending", "value", "words"),
+    [
+        ("scales", None, "scales' is missing"),
+        ("qzeros", np.zeros((1, 4), np.int32), "qzeros' has shape"),
+        ("qweight", np.zeros((4, 32), np.float32), "holds float32"),
+        ("qweight", np.zeros(4, np.int32), "not 2 axes"),
+        ("g_idx", np.full(32, 99, np.int32), "g_idx names a group"),
+        ("weight", np.zeros((32, 32), np.float32), "twice"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path, ending: str, value: Any, words: str) -> None:
+    folder = write(tmp_path, "llama", intermediate_size=64)
+    quantize(folder, "gptq")
+    name = f"model.layers.1.self_attn.q_proj.{ending}"
+    arrays = {n: a.load().copy() for n, a in read_folder(folder).items() if n != name}
+    write_arrays(folder / "model.safetensors", arrays if value is None else {**arrays, name: value})
+    with pytest.raises((BadWeightsError, BadModelError), match=words):
+        for data in load_folder(folder).params.values():
+            data if isinstance(data, np.ndarray) else data.load()

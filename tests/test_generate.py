@@ -1,0 +1,349 @@
+"""Generation: tokens against the graph over whole sequences, batches, drawing, stops, streams, text, errors, the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.backends.program.weights import bytes_of
+from tensor_graphs.cli import app
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.graph import structural_digest
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.errors import BadModelError, BadWeightsError, ShapeError, TooLargeError, UnsupportedError, UsageError
+from tensor_graphs.generation import Generator, generator
+from tensor_graphs.generation.sampling import WORD, sampler, threefry
+from tensor_graphs.generation.text import TextStream
+from tensor_graphs.models.files.safetensors import read_folder, write_arrays
+from tensor_graphs.models.huggingface.load import load_folder
+from tensor_graphs.models.zoo import write_checkpoint
+
+VOCAB, LENGTH, LONG = 24, 48, 23
+#: Searches that take no longer than they must.
+FAST: dict[str, Any] = {"budget": 1.0, "measure": False, "verify": False, "effort": 0, "backend": "numpy"}
+CONFIG: dict[str, Any] = {
+    "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "vocab_size": VOCAB, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 64,
+    "tie_word_embeddings": False, "query_pre_attn_scalar": 2, "torch_dtype": "float32", "eos_token_id": 99,
+}  # fmt: skip
+WORDS = {f"w{i}": i for i in range(VOCAB)}
+TOKENIZER = {
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+    "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
+    "model": {"type": "WordLevel", "vocab": WORDS, "unk_token": "w0"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model"), CONFIG, seed=4)
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Iterator[Generator]:
+    """A generator of two rows whose longer prompts take several prefill steps of 8 tokens, over a ring of 12."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generator, "BUCKETS", (4, 8))
+        yield Generator(folder, max_length=LENGTH, batch=2, **FAST)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [int(v) for v in np.random.default_rng(seed).integers(0, VOCAB, length)]
+
+
+def continued(folder: Path, ids: list[int], count: int) -> list[int]:
+    """The most likely tokens by the graph over whole sequences."""
+    graph, found = load_folder(folder), list(ids)
+    for _ in range(count):
+        bound = graph.bind({"batch": 1, "sequence": len(found)})
+        found.append(int(evaluate(bound, {"input_ids": np.array([found])})[0][0, -1].argmax()))
+    return found[len(ids) :]
+
+
+# ---------------------------------------------------------------- tokens
+def test_tokens_are_those_of_whole_sequences(made: Generator, folder: Path) -> None:
+    """Short and long prompts beside each other: padded, and in several steps through a ring of positions."""
+    prompts = [prompt(3), prompt(LONG, 1)]
+    found = made.generate(prompts, 20)
+    assert found.tokens == [continued(folder, p, 20) for p in prompts]
+    assert len({*found.tokens[0], *found.tokens[1]}) > 3  # not one token over and over
+    assert found.ends == ["length", "length"] and found.texts is None and found.first_token_s > 0
+    assert found.tokens_per_second > 0 and made._programs.states["keys.0"].shape == (2, 1, 12, 8)
+
+
+def test_programs_hold_one_copy_of_the_weights(made: Generator) -> None:
+    made.generate(prompt(LONG), 2)
+    programs = made._programs
+    prefill, decode = programs.prefill(8, fresh=True), programs.decode()
+    assert programs.weights.held(prefill._weights) == sum(map(bytes_of, prefill.manifest.weights)) > 0
+    assert prefill.states["keys.1"] is decode.states["keys.1"] is programs.states["keys.1"]
+    shared = set(map(structural_digest, prefill._weights.terms.values())) & set(  # type: ignore[attr-defined]
+        map(structural_digest, decode._weights.terms.values())  # type: ignore[attr-defined]
+    )
+    assert len(shared) > 10
+
+
+def test_a_row_does_not_depend_on_its_neighbours(made: Generator) -> None:
+    alone = made.generate(prompt(LONG, 1), 6).tokens[0]
+    assert made.generate([prompt(8, 5), prompt(LONG, 1)], 6).tokens[1] == alone
+    assert made.generate([prompt(LONG, 1), prompt(1, 2)], 6).tokens[0] == alone
+
+
+def test_a_stream_gives_the_same_one_by_one(made: Generator) -> None:
+    pieces = list(made.stream([prompt(3), prompt(5)], 4))
+    assert [p.row for p in pieces] == [0, 1] * 4 and [p.end for p in pieces[-2:]] == ["length"] * 2
+    found = made.generate([prompt(3), prompt(5)], 4)
+    assert [[p.token for p in pieces if p.row == row] for row in (0, 1)] == found.tokens
+    shown: list[int] = []
+    made.generate(prompt(3), 4, show=lambda piece: shown.append(piece.token))
+    assert shown == found.tokens[0]
+
+
+def test_one_stream_at_a_time(made: Generator) -> None:
+    first = made.stream(prompt(3), 5)
+    next(first)
+    assert len(list(made.stream(prompt(4), 2))) == 2
+    with pytest.raises(UsageError, match="another generation has begun"):
+        next(first)
+
+
+def test_end_tokens_end_a_row(made: Generator) -> None:
+    whole = made.generate([prompt(3), prompt(LONG, 1)], 12).tokens
+    stop = next(v for v in whole[0] if v not in whole[1])
+    found = made.generate([prompt(3), prompt(LONG, 1)], 12, stop=stop)
+    assert found.tokens == [whole[0][: whole[0].index(stop) + 1], whole[1]]
+    assert found.ends == ["stop", "length"]
+    assert made.generate(prompt(3), 12, stop=()).tokens[0] == whole[0]
+
+
+def test_the_folder_names_its_end_tokens(folder: Path, made: Generator, tmp_path: Path) -> None:
+    first = made.generate(prompt(3), 1).tokens[0][0]
+    assert made.stops == ()  # 99 is outside the vocabulary
+    other = write_checkpoint(tmp_path, {**CONFIG, "eos_token_id": first}, seed=4)
+    assert Generator(other, **FAST).stops == (first,)
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
+    assert Generator(other, **FAST).stops == (1, 2)
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": ["end"]}))
+    with pytest.raises(BadModelError, match="eos_token_id"):
+        Generator(other, **FAST)
+
+
+# ---------------------------------------------------------------- drawing
+def test_threefry_gives_its_published_words() -> None:
+    words = [t.input(n, (1,), "int64") for n in "abcd"]
+    results = threefry((words[0], words[1]), (words[2], words[3]))
+    known = {  # key, counter -> words: test vectors of Random123
+        (0, 0, 0, 0): (0x6B200159, 0x99BA4EFE),
+        (WORD, WORD, WORD, WORD): (0x1CB996FC, 0xBB002BE7),
+        (0x13198A2E, 0x03707344, 0x243F6A88, 0x85A308D3): (0xC4923A9C, 0x483DF7A0),
+    }
+    for given, wanted in known.items():
+        found = evaluate(results, dict(zip("abcd", (np.array([v]) for v in given))))
+        assert [int(w[0]) for w in found] == list(wanted)
+
+
+@pytest.mark.parametrize(("kind", "k", "p"), [("plain", 11, 2.0), ("filtered", 6, 0.9), ("filtered", 11, 0.5)])
+def test_draws_have_their_distribution(kind: Any, k: int, p: float) -> None:
+    rows, count, temperature = 256, 40, 0.8
+    logits = np.tile(np.random.default_rng(0).standard_normal(11).astype(np.float32) * 1.5, (rows, 1))
+    graph = sampler(kind, rows, 11)
+    values = {"logits": logits, "temperature": np.full((1, 1), temperature, np.float32), "top_k": np.full((1, 1), k),
+              "top_p": np.full((1, 1), p, np.float32), "seed": np.array([[7, 9]]), "draws": np.array([[0]])}  # fmt: skip
+    found = np.zeros(11)
+    for _ in range(count):
+        tokens, _, values["draws"] = evaluate(graph, values)
+        found += np.bincount(tokens, minlength=11)
+    shares = np.exp(logits[0].astype(np.float64) / temperature)
+    order = np.argsort(-shares)
+    ranked = shares[order] * (np.arange(11) < k)
+    ranked /= ranked.sum()
+    ranked *= np.cumsum(ranked) - ranked < p
+    shares[order] = ranked / ranked.sum()
+    kept = shares > 0
+    expected = rows * count * shares[kept]
+    assert not found[~kept].any() and ((found[kept] - expected) ** 2 / expected).sum() < 30
+
+
+def test_a_seed_draws_the_same_and_another_seed_others(made: Generator) -> None:
+    options: dict[str, Any] = {"temperature": 1.5, "top_k": 20, "top_p": 0.95}
+    first = made.generate([prompt(3), prompt(3)], 12, seed=1 << 40, **options).tokens
+    assert first == made.generate([prompt(3), prompt(3)], 12, seed=1 << 40, **options).tokens
+    assert first[0] != first[1]  # rows draw for themselves
+    assert first != made.generate([prompt(3), prompt(3)], 12, seed=2 << 40, **options).tokens
+
+
+def test_drawing_from_one_token_is_taking_the_largest(made: Generator) -> None:
+    wanted = made.generate(prompt(3), 6).tokens
+    assert made.generate(prompt(3), 6, temperature=1.0, top_k=1).tokens == wanted
+    assert made.generate(prompt(3), 6, temperature=1.0, top_p=1e-9).tokens == wanted
+
+
+# ---------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        ([], {}, "the prompt is empty"),
+        ("", {}, "tokenizer"),
+        ([[1], []], {}, "the prompt is empty"),
+        ([VOCAB], {}, "token 24 is outside the vocabulary of 24"),
+        ([1, -1], {}, "token -1 is outside"),
+        ([1.5], {}, "a prompt is text or a list of token ids"),
+        (5, {}, "not int"),
+        ([[1], [2], [3]], {}, "3 prompts, the generator has 2 rows"),
+        ([1] * LENGTH, {}, "more than max_length=48"),
+        ([1], {"max_new_tokens": LENGTH}, "more than max_length=48"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens=0"),
+        ([1], {"max_new_tokens": -3}, "max_new_tokens=-3"),
+        ([1], {"max_new_tokens": True}, "max_new_tokens=True"),
+        ([1], {"temperature": -1.0}, "temperature=-1.0"),
+        ([1], {"temperature": float("nan")}, "temperature=nan"),
+        ([1], {"top_p": 0.0}, "top_p=0.0"),
+        ([1], {"top_p": 1.5}, "top_p=1.5"),
+        ([1], {"top_k": -1}, "top_k=-1"),
+        ([1], {"seed": -1}, "seed=-1"),
+        ([1], {"seed": 1 << 64}, "seed="),
+        ([1], {"stop": [VOCAB]}, "outside the vocabulary"),
+        ([1], {"stop": 1.5}, "stop=1.5"),
+        ([1], {"stop": [""]}, "empty text in stop"),
+    ],
+)
+def test_bad_arguments_are_named_and_change_nothing(
+    made: Generator, given: Any, options: dict[str, Any], words: str
+) -> None:
+    before = made.generate(prompt(3), 3).tokens
+    with pytest.raises((UsageError, BadModelError), match=words):
+        made.generate(given, **options)
+    assert made.generate(prompt(3), 3).tokens == before
+
+
+def test_a_failing_program_leaves_the_generator_usable(made: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = made.generate(prompt(3), 3).tokens
+    decode = made._programs.decode()
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "_run", lambda: (_ for _ in ()).throw(MemoryError("no more")))
+        with pytest.raises(MemoryError):
+            made.generate(prompt(3), 3)
+    assert made.generate(prompt(3), 3).tokens == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_length": 65}, "max_length=65, the model has 64 positions"),
+        ({"max_length": 1}, "max_length=1"),
+        ({"batch": 0}, "batch=0"),
+    ],
+)
+def test_bad_sizes_are_named(folder: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Generator(folder, **options)
+
+
+def test_bad_folders_are_named_when_a_generator_is_made(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadModelError, match="no config"):
+        Generator(tmp_path)
+    arrays = {n: a.load().copy() for n, a in read_folder(folder).items()}
+
+    def with_(config: dict[str, Any], kept: dict[str, Any]) -> Path:
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **config}))
+        write_arrays(tmp_path / "model.safetensors", kept)
+        return tmp_path
+
+    with pytest.raises(BadWeightsError, match=r"config says \[25, 16\]"):
+        Generator(with_({"vocab_size": 25}, arrays))
+    with pytest.raises(BadWeightsError, match="missing"):
+        Generator(with_({}, {n: a for n, a in arrays.items() if "q_proj" not in n}))
+    with pytest.raises(BadWeightsError, match="have no place"):
+        Generator(with_({}, {**arrays, "model.extra": np.zeros(2, np.float32)}))
+    with pytest.raises(UnsupportedError, match="model_type='other'"):
+        Generator(with_({"model_type": "other"}, arrays))
+    with pytest.raises(UnsupportedError, match="quantized"):
+        Generator(with_({"quantization_config": {"bits": 4}}, arrays))
+    with pytest.raises(UnsupportedError, match="quantize='int4'"):
+        Generator(folder, quantize="int4")
+
+
+def test_caches_beyond_the_memory_are_refused(folder: Path) -> None:
+    with pytest.raises((TooLargeError, ShapeError)):
+        Generator(folder, batch=1 << 36, **FAST).generate([1], 2)
+
+
+# ---------------------------------------------------------------- text
+def test_text_without_a_tokenizer_is_refused(made: Generator) -> None:
+    with pytest.raises(BadModelError, match=r"no tokenizer\.json"):
+        made.generate("w1 w2")
+    with pytest.raises(BadModelError, match=r"no tokenizer\.json"):
+        made.generate([1], stop="w3")
+
+
+def test_characters_are_given_out_once_they_are_complete() -> None:
+    class Bytes:
+        def decode(self, tokens: list[int]) -> str:
+            return bytes(tokens).decode("utf-8", "replace")
+
+    stream = TextStream(Bytes())  # type: ignore[arg-type]
+    assert [stream.add(b) for b in "é!".encode()] == ["", "é", "!"]
+    assert stream.add(0xC3) == "" and stream.finish() == "\ufffd"
+
+
+def test_text_in_and_out(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    other = write_checkpoint(tmp_path, CONFIG, seed=4)
+    (other / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    made = Generator(other, max_length=32, **FAST)
+    found = made.generate("w3 w7 w1", 6)
+    assert found.tokens[0] == continued(folder, [3, 7, 1], 6)
+    assert found.texts == [" ".join(f"w{v}" for v in found.tokens[0])]
+    word = f"w{found.tokens[0][2]}"
+    stopped = made.generate("w3 w7 w1", 6, stop=[word])
+    assert word not in stopped.texts[0] and stopped.ends == ["stop"]  # type: ignore[index]
+    (other / "tokenizer.json").write_text("{")
+    with pytest.raises(BadModelError, match=r"tokenizer\.json cannot be read"):
+        Generator(other).tokenizer  # noqa: B018
+
+
+# ---------------------------------------------------------------- the command
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    code = app.run(["generate", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_command_prints_tokens(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensor_graphs.generation.Generator", partial(Generator, verify=False, effort=0))
+    common = (str(folder), "--max-length", "32", "--budget", "1", "--no-measure", "--backend", "numpy")
+    code, found = run(capsys, *common, "--prompt-tokens", "3,7,1", "--max-new-tokens", "5")
+    assert code == 0 and found["tokens"] == continued(folder, [3, 7, 1], 5)
+    assert found["text"] is None and found["end"] == "length" and found["tokens_per_second"] > 0
+    assert found["first_token_s"] > 0 and found["bandwidth_share"] > 0 and "decode" in found["programs"]
+    assert app.run(["generate", *common, "--prompt-tokens", "3,7,1", "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out == ",".join(map(str, found["tokens"])) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--prompt-tokens", "1,x"), 2, "--prompt-tokens"),
+        ((), 2, "--prompt or --prompt-tokens"),
+        (("--prompt", "a", "--prompt-tokens", "1"), 2, "--prompt or --prompt-tokens"),
+        (("--prompt-tokens", ""), 2, "prompt is empty"),
+        (("--prompt-tokens", "1", "--max-new-tokens", "0"), 2, "max_new_tokens=0"),
+        (("--prompt", "a"), 3, "no tokenizer.json"),
+    ],
+)
+def test_the_command_names_what_is_wrong(folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str) -> None:  # fmt: skip
+    found = run(capsys, str(folder), *arguments)
+    assert found[0] == code and words in found[1]["error"]["message"]
+
+
+def test_it_is_public() -> None:
+    assert tg.Generator is Generator
