@@ -5,20 +5,25 @@ The HTML page is static: no script, no network, legible on light and dark backgr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from ..egraph.explain.explain import Explanation
-from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.pattern import Call, Var
 from ..egraph.view.view import EGraphView
-from ..extract.model.kernel import Candidate, Plan, Priced, Vertex, contiguous
+from ..extract.model.kernel import Candidate, Plan, Priced
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
+from ..pipeline.prices import KernelFacts
+from ..writing import write_text
+from .derivations import Derivation, TermMatcher, derivations
+from .names import place
+from .what_if import SOLVE_SECONDS, Question, WhatIf
 
 PER_PAGE = 24
 MAX_PAGES = 6  # pages embedded in one HTML document; `page(n)` renders the others
@@ -58,6 +63,52 @@ class Explorer:
     work: Graph  # the simplified graph from which the e-graph was built
     view: EGraphView
     choice: Choice
+    facts: Mapping[int, KernelFacts] = field(default_factory=dict)  # per candidate; views are left out
+
+    @cached_property
+    def derivations(self) -> list[Derivation]:
+        """The rule matches of the e-graph: which e-nodes each rule made, and from which."""
+        return derivations(self.view)
+
+    @cached_property
+    def covered(self) -> list[frozenset[int]]:
+        """The e-nodes that each candidate kernel computes: its outputs and what it fuses."""
+        terms = TermMatcher(self.view)
+        return [frozenset(terms.of_candidate(c)) for c in self.choice.hypergraph.candidates]
+
+    @cached_property
+    def _question(self) -> Question:
+        return Question(self)
+
+    def what_if(
+        self, forbid: Sequence[str] = (), pin: Sequence[str] = (), cost: Mapping[str, float] | None = None, *,
+        seconds: float = SOLVE_SECONDS,
+    ) -> WhatIf:  # fmt: skip
+        """Extract again under other conditions and return both plans' differences. Nothing is rewritten or measured.
+
+        `forbid`: kernels, e-nodes, layouts or rules that the plan must not use. `pin`: kernels that must run, e-nodes and
+        layouts that the values of their e-classes must have where they are computed. `cost`: other times in µs. Selectors
+        are texts: "k17" (candidate kernel), "n45" (e-node), "c12" (e-class), "c12@1,64" (layout), "rule:NAME", or a
+        kernel's name; names may be patterns such as "np.*". A forbidden rule takes the e-nodes that only it leads to;
+        equalities between the others stay. `seconds`: limit of each solve.
+
+            explorer.what_if(forbid=["np.matmul"])
+            explorer.what_if(pin=["k17"], cost={"c.reduction": 3.0})
+
+        UsageError for an unknown selector, NoPlanError if no plan is left.
+        """
+        return self._question.ask(_texts(forbid), _texts(pin), cost or {}, seconds=seconds)
+
+    def fusing(self, *classes: int) -> list[int]:
+        """The candidate kernels that compute values of all given e-classes in one call, cheapest first."""
+        cls = self.view.cls
+        found = [i for i, used in enumerate(self.covered) if {int(cls[n]) for n in used}.issuperset(classes)]
+        return sorted(found, key=lambda i: self.choice.prices[i].us)
+
+    def error_of(self, candidate: int) -> float | None:
+        """Measured relative error of a candidate kernel against float64; None if it was not measured."""
+        facts = self.facts.get(candidate)
+        return None if facts is None or facts.error is None else facts.error
 
     @cached_property
     def kernels(self) -> dict[int, list[tuple[Candidate, Priced, bool]]]:
@@ -80,6 +131,23 @@ class Explorer:
         from .explain_rewrites import explain_choice
 
         return explain_choice(self.work, self.view, self.choice, replay=False)[0]
+
+    def html(self) -> str:
+        """The interactive viewer as one self-contained HTML document (script, no network)."""
+        from .page import explorer_data, viewer_page
+
+        return viewer_page(explorer_data(self), self.graph.name)
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write `html()` to a file and return its path. UnwritableError if it cannot be written."""
+        write_text(Path(path), self.html())
+        return Path(path)
+
+    def widget(self) -> Any:
+        """The viewer as a Jupyter widget that answers what-if questions live. UsageError without anywidget."""
+        from .widget import widget
+
+        return widget(self)
 
     def __repr__(self) -> str:
         return (
@@ -242,10 +310,9 @@ class Explorer:
         return f'<a href="#{self._anchor(cls)}">{text or f"c{cls}"}</a>'
 
 
-def place(view: EGraphView, vertex: Vertex) -> str:
-    """Name of a value in a layout: its e-class, with the strides unless row-major."""
-    dense = vertex.strides == contiguous(concrete(view.types[vertex.cls].shape))
-    return f"c{vertex.cls}" + ("" if dense else "@" + ",".join(map(str, vertex.strides)))
+def _texts(selectors: Sequence[str]) -> Sequence[str]:
+    """The selectors as a list; one text is one selector."""
+    return [selectors] if isinstance(selectors, str) else list(selectors)
 
 
 class Html(str):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from html import escape
+from pathlib import Path
 from typing import Any
 
+from ..errors import BadModelError
 from ..extract.model.kernel import Plan, Priced, Template
+from ..plain import read_bytes
 from .timeline import Rows
 from .timeline import html as timeline_html
 
 #: What a program's calls run: the plan that was found, the unfused graph by library kernels, or the caller's module
 #: or function.
 PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
+LARGEST = 1 << 28  # bytes of a report.json
 
 
 @dataclass
@@ -127,6 +132,17 @@ class Report:
         kernels = [KernelReport(**k) for k in data["kernels"]]
         rules = {str(name): (int(matches), float(seconds)) for name, (matches, seconds) in data["rules"].items()}
         return cls(**{**data, "blocks": blocks, "kernels": kernels, "rules": rules, "cut": list(data["cut"])})
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """The report of a `report.json`. BadModelError if the file is no report."""
+        try:
+            data = json.loads(read_bytes(path, LARGEST))
+            known = {f.name for f in fields(cls)}
+            rules = {n: (r["matches"], r["seconds"]) for n, r in data.get("rules", {}).items()}
+            return cls.of_json({**{k: v for k, v in data.items() if k in known}, "rules": rules})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadModelError(f"this is no report: {error!r}"[:300], where=str(path)) from None
 
     @property
     def instances(self) -> int:
