@@ -27,24 +27,27 @@ def theme() -> str:
     return asset(WEB, "theme.css")
 
 
-def page(title: str, *, style: str, script: str, data: bytes = b"", body: str = "") -> str:
+def page(title: str, *, style: str, script: str = "", data: bytes = b"", body: str = "") -> str:
     """A complete HTML document.
 
     `script`: JavaScript, run as a module; it finds the data, compressed by zlib and in base64, as the text of the
-    element "data", and builds the page in the element "app". `body`: markup shown before (must be escaped).
+    element "data", and builds the page in the element "app". `body`: markup, in which texts must be escaped.
     """
-    digest = b64encode(sha256(script.encode()).digest()).decode()
-    allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
-    packed = b64encode(zlib.compress(data, 6)).decode() if data else ""
+    allowed = "default-src 'none'; style-src 'unsafe-inline'"
+    if script:
+        digest = b64encode(sha256(script.encode()).digest()).decode()
+        allowed += f"; script-src 'sha256-{digest}'; img-src data:"
+        body += (
+            f'<div id="app"></div>\n<script type="application/octet-stream" id="data">'
+            f'{b64encode(zlib.compress(data, 6)).decode()}</script>\n<script type="module">{script}</script>'
+        )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title[:LONGEST_TITLE].encode('utf-8', 'replace').decode())}</title>"
         f"<style>html,body{{margin:0}}\n{theme()}\n{style}</style></head>\n"
-        f'<body class="tg">{body}<div id="app"></div>\n'
-        f'<script type="application/octet-stream" id="data">{packed}</script>\n'
-        f'<script type="module">{script}</script></body></html>\n'
+        f'<body class="tg">{body}</body></html>\n'
     )
 
 
