@@ -177,6 +177,33 @@ def test_the_widget_holds_the_data(pair: tuple[Explorer, int, int]) -> None:
     assert decode(made.data)[0]["node.op"] == pair[0].view.op and "export default" in made._esm
 
 
+# ---------------------------------------------------------------- exports
+def test_everything_is_data(explorer: Explorer) -> None:
+    tables, plain, view = explorer.to_arrow(), explorer.to_json(), explorer.view
+    assert tables["node"].column("op").to_pylist() == plain["node"]["op"] == view.op
+    assert tables["node"].column("kid").to_pylist() == [view.kids(n).tolist() for n in range(len(view))]
+    assert tables["kernel"].num_rows == len(explorer.choice.hypergraph.candidates) == len(plain["kernel"]["us"])
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    dot = explorer.to_dot("plan")
+    assert dot.startswith("digraph {") and dot.count("palegreen") == len(explorer.choice.chosen)
+    assert re.fullmatch(
+        r'digraph \{\n(  (node \[shape=box\]|"(\\.|[^"\\])*"( -> "(\\.|[^"\\])*"| \[label="(\\.|[^"\\])*"[^"]*\]));\n)*\}\n',
+        explorer.to_dot(),
+    )
+    with pytest.raises(UsageError, match="no graph"):
+        explorer.to_dot("plans")
+
+
+def test_graphs_of_networkx(explorer: Explorer) -> None:
+    networkx = pytest.importorskip("networkx", reason="networkx is not installed")
+    plan, whole = explorer.to_networkx("plan"), explorer.to_networkx()
+    assert networkx.is_directed_acyclic_graph(plan)
+    assert sum(d["kind"] in ("kernel", "view") for _, d in plan.nodes(data=True)) == len(explorer.choice.chosen)
+    assert len(whole) == len(explorer.view) + explorer.view.n_classes
+    root = f"c{explorer.view.roots[0]}"
+    assert any(d.get("op") == "matmul" for n in networkx.descendants(whole, root) for d in [whole.nodes[n]])
+
+
 # ---------------------------------------------------------------- pages
 def inner_data(page: str) -> dict[str, Any]:
     packed = re.search(r'<script type="application/octet-stream" id="data">([^<]*)</script>', page)
