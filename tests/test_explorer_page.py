@@ -6,7 +6,7 @@ import json
 import math
 import re
 import zlib
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tensor_graphs.explorer.derivations import Derivation, without_rules
 from tensor_graphs.explorer.egraph_file import write
 from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.explorer.file_page import file_page
-from tensor_graphs.explorer.page import explorer_data
+from tensor_graphs.explorer.page import explorer_data, widget_parts
 from tensor_graphs.explorer.widget import answer
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u202e\udc80"
@@ -260,4 +260,33 @@ def test_a_browser_shows_the_page_and_runs_nothing_else(explorer: Explorer, tmp_
             and explorer.choice.hypergraph.candidates[explorer.choice.chosen[-1]].template.name in kernels
         )
         assert browser.run("window.hacked") is None
+        assert browser.messages() == []
+
+
+@pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
+def test_a_notebook_widget_asks_and_shows_the_answer(pair: tuple[Explorer, int, int], tmp_path: Path) -> None:
+    found, inner, _ = pair
+    script, style = widget_parts()
+    host = """
+      const data = new DataView(Uint8Array.from(atob("DATA"), (c) => c.charCodeAt(0)).buffer), heard = {};
+      window.sent = [];
+      const model = { get: () => data, on: (name, f) => { heard[name] = f; }, send: (m) => window.sent.push(m) };
+      window.reply = (m) => heard["msg:custom"](m);
+      render({ model, el: document.body });
+    """.replace("DATA", b64encode(explorer_data(found, seconds=0)).decode())
+    (tmp_path / "host.html").write_text(
+        f"<meta charset=utf-8><style>{style}</style><body><script type=module>{script}{host}</script>"
+    )
+    with Browser() as browser:
+        browser.open(tmp_path / "host.html", ready="!!document.querySelector('.asking input')")
+        browser.run(
+            "(i => { i.value = 'forbid X pin k0 cost *=10'; i.nextSibling.click() })(document.querySelector('.asking input'))".replace(
+                "X", f"c{inner}"
+            )
+        )
+        question = browser.run("sent[0]")
+        assert question == {"id": 1, "forbid": [f"c{inner}"], "pin": ["k0"], "cost": {"*": 10}}
+        reply = answer(found, {**question, "pin": []})
+        browser.run(f"reply({json.dumps(reply)})")
+        assert "10.0 µs" in browser.run("document.querySelector('aside').textContent")
         assert browser.messages() == []

@@ -159,30 +159,40 @@ def source_of(candidate: Candidate, schedule: Sequence[tuple[str, int]] = ()) ->
 def question_columns(explorer: Explorer, seconds: float) -> Columns:
     """Columns `kernel.pinned` and `kernel.without`: time of the whole plan in µs if the kernel must run, or must not.
 
-    NaN where the question was not asked within `seconds`, infinity where no plan is left. Asked for the plan's kernels
-    and for their rivals: kernels that write a value of the plan, or fuse several of them.
+    NaN where the question was not asked within `seconds`, infinity where no plan is left. Asked for the plan's kernels,
+    the most expensive first, each with its cheapest rival; then for further rivals: kernels that write a value of the plan.
     """
-    found, chosen = explorer.choice.hypergraph, explorer.choice.chosen
+    found, prices = explorer.choice.hypergraph, explorer.choice.prices
     pinned, without = np.full(len(found.candidates), np.nan), np.full(len(found.candidates), np.nan)
+    chosen = [i for i in explorer.choice.chosen if not found.candidates[i].is_view]
+    pinned[chosen], running = explorer.choice.cost, set(chosen)
+    rivals: dict[Vertex, list[int]] = {v: [] for i in chosen for v in found.candidates[i].outputs}
+    for i, c in sorted(enumerate(found.candidates), key=lambda r: prices[r[0]].us):
+        if not c.is_view and prices[i].us < math.inf and i not in running:
+            for v in c.outputs:
+                rivals.get(v, []).append(i)
+    first: list[tuple[int, bool]] = []
+    further: list[tuple[int, bool]] = []
+    for i in sorted(chosen, key=lambda i: -prices[i].us):
+        others = list(dict.fromkeys(r for v in found.candidates[i].outputs for r in rivals[v]))
+        first += [(i, False), *((r, True) for r in others[:1])]
+        further += [(r, True) for r in others[1:]]
     until = time.monotonic() + seconds
-    needed = [i for i in chosen if not found.candidates[i].is_view]
-    made = {v for i in needed for v in found.candidates[i].outputs}
-    rivals = [i for i, c in enumerate(found.candidates)
-              if not c.is_view and i not in set(needed) and not made.isdisjoint(c.outputs) and explorer.choice.prices[i].us < math.inf]  # fmt: skip
-    rivals.sort(key=lambda i: explorer.choice.prices[i].us)
-    pinned[needed] = explorer.choice.cost
-    for column, kernels in ((without, needed), (pinned, rivals)):
-        for i in kernels:
-            left = until - time.monotonic()
-            if left <= 0:
-                break
-            selector = [f"k{i}"]
-            try:
-                answer = explorer.what_if(forbid=selector, seconds=left) if column is without else explorer.what_if(pin=selector, seconds=left)  # fmt: skip
-                column[i] = math.inf if answer.unused else answer.after_us
-            except TensorGraphsError:
-                column[i] = math.inf
+    for i, pin in dict.fromkeys([*first, *sorted(further, key=lambda r: prices[r[0]].us)]):
+        if (left := until - time.monotonic()) <= 0:
+            break
+        (pinned if pin else without)[i] = _asked(explorer, i, pin, left)
     return {"kernel.pinned": pinned, "kernel.without": without}
+
+
+def _asked(explorer: Explorer, candidate: int, pin: bool, seconds: float) -> float:
+    """Time of the plan in µs with a kernel that must run (`pin`) or must not; infinite without a plan."""
+    name = [f"k{candidate}"]
+    try:
+        answer = explorer.what_if(pin=name, seconds=seconds) if pin else explorer.what_if(forbid=name, seconds=seconds)
+    except TensorGraphsError:
+        return math.inf
+    return math.inf if answer.unused else answer.after_us
 
 
 # ---------------------------------------------------------------- the model and its rewriting

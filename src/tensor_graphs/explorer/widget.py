@@ -39,10 +39,13 @@ def widget(explorer: Explorer) -> Any:
 
 
 def answer(explorer: Explorer, message: Any) -> dict[str, Any]:
-    """The answer to a question of the widget: {"id", "forbid": [selectors], "pin": [selectors]}; {"error"} if it has none."""
+    """The answer to a question of the widget: {"id", "forbid": [selectors], "pin": [selectors], "cost": {selector: µs}};
+    {"id", "error"} if it has none.
+    """
     number = message.get("id") if isinstance(message, dict) else None
     try:
-        return {"id": number, **explorer.what_if(_selectors(message, "forbid"), _selectors(message, "pin")).to_json()}
+        found = explorer.what_if(_selectors(message, "forbid"), _selectors(message, "pin"), _costs(message))
+        return {"id": number, **found.to_json()}
     except TensorGraphsError as error:
         return {"id": number, "error": error.message}
 
@@ -51,6 +54,17 @@ def _selectors(message: Any, name: str) -> list[str]:
     found = message.get(name, []) if isinstance(message, dict) else None
     if not isinstance(found, list) or len(found) > MOST_SELECTORS or not all(isinstance(s, str) for s in found):
         raise UsageError(f"{name} must be a list of selectors", where="widget")
+    return found
+
+
+def _costs(message: Any) -> dict[str, float]:
+    found = message.get("cost", {})
+    if (
+        not isinstance(found, dict)
+        or len(found) > MOST_SELECTORS
+        or not all(type(v) in (int, float) for v in found.values())
+    ):
+        raise UsageError("cost must map selectors to times in µs", where="widget", hint="cost k17=2.5")
     return found
 
 

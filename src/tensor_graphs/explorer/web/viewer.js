@@ -71,8 +71,26 @@ class Graph {
     const real = found.filter((k) => !this.isView[k]);
     return real.length ? real : found;
   }
+  // The e-classes that a kernel reads and the plan does not write, and the least time of kernels that write them.
+  missing(k) {
+    const classes = [...new Set(Array.from(this.input(k)).filter((p) => !this.given[p]).map((p) => this.placeClass[p]))]
+      .filter((c) => !this.weight[c] && this.planned(c) === undefined && this.makersOf(c).length);
+    return { classes, us: classes.reduce((s, c) => s + Array.from(this.makersOf(c)).reduce((a, m) => Math.min(a, this.us[m]), Infinity), 0) };
+  }
   // Part of the time that the machine's limit explains; unknown for kernels that are priced at their limit.
   share(k) { return this.price.at(k) !== "bound" && this.limit[k] > 0 && this.us[k] > 0 ? Math.min(1, this.limit[k] / this.us[k]) : NaN; }
+}
+
+// A question from its text: words after "forbid" and "pin" are selectors, those after "cost" SELECTOR=µs.
+function questionOf(text) {
+  const question = { forbid: [], pin: [], cost: {} };
+  let kind = "forbid";
+  for (const word of text.trim().split(/[\s,]+/).filter(Boolean)) {
+    if (word in question) kind = word;
+    else if (kind === "cost") { const at = word.lastIndexOf("="); question.cost[word.slice(0, at)] = Number(word.slice(at + 1)); }
+    else question[kind].push(word);
+  }
+  return question;
 }
 
 // The tab of the e-graph: an opened neighbourhood of e-classes on a canvas, search, and a panel of details.
@@ -93,7 +111,9 @@ class EGraphTab {
       el("button", { onclick: () => this.board.fit(), title: "key 0" }, "fit"),
       el("button", { onclick: () => this.board.zoom(1.25), "aria-label": "zoom in" }, "+"),
       el("button", { onclick: () => this.board.zoom(0.8), "aria-label": "zoom out" }, "−"));
-    this.element = el("div", { class: "tab" }, el("div", { class: "board" }, bar, this.canvas, this.results), this.panel);
+    const asked = el("input", { type: "search", placeholder: "what if: forbid k17 rule:merge-*  pin n45  cost k3=2.5", "aria-label": "what-if question", onkeydown: (e) => { if (e.key === "Enter") this.ask(questionOf(asked.value)); } });
+    const questions = host.ask ? el("div", { class: "bar asking" }, asked, el("button", { onclick: () => this.ask(questionOf(asked.value)) }, "ask")) : null;
+    this.element = el("div", { class: "tab" }, el("div", { class: "board" }, bar, questions ?? "", this.canvas, this.results), this.panel);
     this.board = new Board(this.canvas, (c, id, box, k) => this.paint(c, id, box, k), (id, x, y, e) => this.pick(id, y, e));
     this.grow(false);
     this.reset();
@@ -260,6 +280,8 @@ class EGraphTab {
     const sentence = ["Chosen: ", this.kernelRef(k), ` at ${time(g.us[k])} (${g.price.at(k)}). `];
     if (rival === undefined) return [el("p", {}, ...sentence, "No other kernel writes it.")];
     sentence.push("Next: ", this.kernelRef(rival), ` at ${time(g.us[rival])} (${g.price.at(rival)}). `);
+    const missing = g.missing(rival);
+    if (missing.classes.length) sentence.push("It reads ", ...this.refs(missing.classes), `, which the plan does not compute: at least ${time(missing.us)} more. `);
     if (g.pinned[rival] >= 0) sentence.push(g.pinned[rival] === Infinity ? "No plan can use that one." : `With it, the whole plan's time: ${signed(g.pinned[rival] - g.total)}.`);
     return [el("p", {}, ...sentence)];
   }
@@ -276,7 +298,7 @@ class EGraphTab {
     const start = g.from[n], rule = g.own[n] ? "in the model" : g.rule.at(n) ? [`by ${g.rule.at(n)}`, start >= 0 ? [" from ", g.owner[start] === g.owner[n] ? `n${start} ${g.op.at(start)}` : this.ref(g.owner[start], `n${start}`)] : "", g.rules.at(n) ? `; also ${g.rules.at(n)}` : ""] : g.ruled ? "rule unknown" : "";
     return el("div", { class: "row" + (g.chosen[n] ? " chosen" : "") },
       el("div", { class: "top" }, el("code", {}, ...text.flat(3)), el("span", { class: "soft small" }, `n${n}`)),
-      el("div", { class: "soft small" }, ...[rule].flat(4), this.asks("n" + n)));
+      el("div", { class: "soft small" }, ...[rule].flat(4), this.asks("n" + n), g.rule.at(n) && this.host.ask ? [" ", el("button", { class: "tiny", onclick: () => this.ask({ forbid: ["rule:" + g.rule.at(n)] }) }, "without this rule")] : ""));
   }
   kernelRow(k, c) {
     const { g } = this, share = g.share(k), longest = Math.max(g.us[k], 0.001);
@@ -485,7 +507,8 @@ function mount(root, data, host = {}) {
 
 // For a notebook widget: the data is a model's trait, questions are messages.
 function render({ model, el: root }) {
-  const bytes = model.get("data"), box = document.createElement("div");
+  const bytes = model.get("data"), box = document.createElement("div"), light = document.body.dataset.jpThemeLight;
+  if (light || document.body.classList.contains("vscode-dark")) box.dataset.theme = light === "true" ? "light" : "dark";
   root.append(box);
   let number = 0;
   const waiting = new Map();
