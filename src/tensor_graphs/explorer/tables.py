@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..egraph.explain.explain import Explanation
+from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import LEAVES, Graph, Tensor, topological
+from ..egraph.ir.ops import Type
 from ..egraph.view.view import EGraphView
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Candidate, Vertex, output_names
@@ -62,7 +64,8 @@ def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_fro
     leaf = {i: str(dict(t.attrs).get("name", "")) for i, t in view.tensors.items()}
     rules = [list(made_by.get(i, ())) for i in range(n)]
     return {
-        "class.type": [str(t) for t in view.types], "class.weight": view.weight, "class.root": root, "class.age": age,
+        "class.type": [str(t) for t in view.types], "class.bytes": _floats([float(nbytes_of(t)) for t in view.types]),
+        "class.weight": view.weight, "class.root": root, "class.age": age,
         "class.original": view.original,
         "node.class": view.cls, "node.op": list(view.op), "node.name": [leaf.get(i, "")[:LONGEST_TEXT] for i in range(n)],
         "node.attrs": ["" if i in leaf else text_of_attrs(a) for i, a in enumerate(view.attrs)],
@@ -110,12 +113,20 @@ def kernel_tables(explorer: Explorer) -> Columns:
         "kernel.bytes": _floats([f.bytes if f else nan for f in facts]),
         "kernel.limit": _floats([f.limit_us if f else nan for f in facts]),
         "kernel.error": _floats([nan if not f or f.error is None else f.error for f in facts]),
+        "kernel.launch": _floats([f.roofline.launch_us if f else nan for f in facts]),
+        "kernel.byte_rate": _floats([f.roofline.bytes_per_us if f else nan for f in facts]),
+        "kernel.flop_rate": _floats([f.roofline.flops_per_us if f else nan for f in facts]),
         "kernel.step": np.array([position.get(i, -1) for i in range(len(candidates))], np.int32),
         "kernel.operands": [", ".join(o for o, _ in c.inputs) for c in candidates],
     }  # fmt: skip
     columns |= lists("kernel.out", outs) | lists("kernel.in", ins)
     columns |= lists("kernel.node", [sorted(used) for used in explorer.covered])
     return columns
+
+
+def nbytes_of(kind: Type) -> int:
+    """Bytes of a value."""
+    return Type(concrete(kind.shape), kind.dtype).nbytes
 
 
 def _floats(values: Sequence[float]) -> Column:

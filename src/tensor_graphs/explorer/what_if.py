@@ -23,22 +23,18 @@ from html import escape
 from re import compile as compiled
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..errors import ExtractionError, NoPlanError, UsageError
+from ..errors import NoPlanError, UsageError
 from ..extract.model.kernel import Priced
 from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.search import Choice
-from ..extract.solve.problem import Extraction, Problem, reachable
-from ..extract.solve.solve import solve
 from .derivations import without_rules
+from .forced import forced
 from .names import place
 
 if TYPE_CHECKING:
     from .explorer import Explorer
 
 SOLVE_SECONDS = 5.0
-MOST_CONSUMERS = 6  # consumers that are forced in turn so that a forced kernel's result is used
 _NUMBERED = compiled(r"([knc])(\d+)(?:@(-?\d+(?:,-?\d+)*)?)?\Z")
 RULE = "rule:"
 
@@ -145,14 +141,14 @@ class Question:
         """See `Explorer.what_if`."""
         began = time.perf_counter()
         costs = self._costs(forbid, pin, cost)
-        forced = [p for p in pin if self._forces(p)]
-        choice, unused = self._solved(costs, [int(p[1:]) for p in forced], seconds)
+        named = [p for p in pin if self._forces(p)]
+        choice, unused = self._solved(costs, [int(p[1:]) for p in named], seconds)
         before, after = self.explorer.choice, choice
         old, new = set(before.chosen), set(after.chosen)
         return WhatIf(
             tuple(forbid), tuple(pin), dict(cost), before.cost, after.cost, self._changes(old - new, before.prices),
             self._changes(new - old, after.prices), after, self._error(old), self._error(new),
-            tuple(p for p, n in zip(forced, unused) if n),
+            tuple(p for p, n in zip(named, unused) if n),
             time.perf_counter() - began,
         )  # fmt: skip
 
@@ -251,15 +247,15 @@ class Question:
                 if not other.isdisjoint((*c.outputs, *(v for _, v in c.inputs)))}  # fmt: skip
 
     # ------------------------------------------------------------ solving
-    def _solved(self, costs: list[float], forced: Sequence[int], seconds: float) -> tuple[Choice, list[bool]]:
+    def _solved(self, costs: list[float], needed: Sequence[int], seconds: float) -> tuple[Choice, list[bool]]:
         """(the choice at these costs in which the forced candidates run, whether each is unused)."""
         rows = EncodedHypergraph(self.hypergraph, costs, self.explorer.choice.budgets)
         where = {i: row for row, i in enumerate(rows.candidate) if i >= 0}
-        for i in forced:
+        for i in needed:
             if i not in where:
                 raise NoPlanError(f"k{i} cannot run: it failed when measured, or is forbidden", where="what_if")
         until = time.perf_counter() + seconds
-        found, unused = _forced(rows.problem, [where[i] for i in forced], until)
+        found, unused = forced(rows.problem, [where[i] for i in needed], until)
         prices = [p if p.us == us else Priced(us, us, us, "given" if us < math.inf else "forbidden")
                   for p, us in zip(self.prices, costs)]  # fmt: skip
         bound = min(found.lower_bound, found.cost)
@@ -277,59 +273,6 @@ class Question:
     def _error(self, chosen: Iterable[int]) -> float | None:
         errors = [self.explorer.error_of(i) for i in chosen if not self.hypergraph.candidates[i].is_view]
         return None if any(e is None for e in errors) else math.fsum(e for e in errors if e is not None)
-
-
-def _forced(problem: Problem, nodes: Sequence[int], until: float) -> tuple[Extraction, list[bool]]:
-    """The cheapest extraction found that uses the nodes, and for each node whether no output needs it.
-
-    The class of a forced node becomes a root. If the outputs do not use it, its consumers are forced in turn."""
-    found, used = _with_roots(problem, nodes, until)
-    for i, node in enumerate(nodes):
-        if used[i]:
-            continue
-        best: Extraction | None = None
-        for chain in _consumers(problem, node):
-            if time.perf_counter() > until:
-                break
-            try:
-                tried, reached = _with_roots(problem, [*nodes, *chain], until)
-            except (ExtractionError, NoPlanError):
-                continue
-            if reached[i] and (best is None or tried.cost < best.cost):
-                best = tried
-        if best is not None:
-            found, used[i] = best, True
-    return found, [not u for u in used]
-
-
-def _with_roots(problem: Problem, nodes: Sequence[int], until: float) -> tuple[Extraction, list[bool]]:
-    """The cheapest extraction with these nodes chosen in their classes, and for each node whether an output needs it."""
-    cost, roots = problem.cost.copy(), list(problem.roots)
-    for node in nodes:
-        others = problem.cls == problem.cls[node]
-        others[node] = False
-        cost[others] = math.inf
-        roots.append(int(problem.cls[node]))
-    changed = replace(problem, cost=cost, roots=tuple(dict.fromkeys(roots)))
-    try:
-        found = solve(changed, time_limit=max(0.2, until - time.perf_counter()))
-    except ExtractionError as error:
-        raise NoPlanError(f"no plan is left: {error.message}", where="what_if", hint="forbid or pin less") from None
-    needed = set(reachable(replace(changed, roots=problem.roots), found.choice))
-    return found, [n in needed for n in nodes]
-
-
-def _consumers(problem: Problem, node: int) -> Iterable[list[int]]:
-    """Chains of one or two consumers of a node's class, cheapest first."""
-    owner = np.repeat(np.arange(problem.n_nodes), np.diff(problem.off))
-
-    def readers(cls: int) -> list[int]:
-        rows = [int(i) for i in np.unique(owner[problem.kid == cls]) if problem.cost[i] < math.inf]
-        return sorted(rows, key=lambda i: float(problem.cost[i]))[:MOST_CONSUMERS]
-
-    first = readers(int(problem.cls[node]))
-    yield from ([a] for a in first)
-    yield from ([a, b] for a in first for b in readers(int(problem.cls[a])))
 
 
 __all__ = ["KernelChange", "Question", "WhatIf"]

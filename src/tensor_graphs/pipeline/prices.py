@@ -11,6 +11,7 @@ from ..backends.tuning.schedule_search import key_of_schedule
 from ..backends.tuning.trials import SCHEDULES
 from ..costdb.keys.key import Work
 from ..costdb.price.predict import Price, Query
+from ..costdb.price.roofline import DeviceRoofline
 from ..costdb.store import tuned
 from ..costdb.store.store import Store
 from ..extract.model.kernel import Candidate, Priced
@@ -30,12 +31,13 @@ class Variant:
 @dataclass(frozen=True)
 class KernelFacts:
     """What bounds a kernel: arithmetic in flops, compulsory traffic in bytes, the roofline's lower bound in µs, and its
-    measured relative error against float64 (None if unknown)."""
+    measured relative error against float64 (None if unknown). `roofline`: the limits of its device, backend and dtype."""
 
     flops: float
     bytes: float
     limit_us: float
-    error: float | None = None
+    error: float | None
+    roofline: DeviceRoofline
 
 
 class CostPricer:
@@ -108,8 +110,9 @@ class CostPricer:
             if not c.is_view and place not in made:
                 query = self.variants(c, every=False)[0].query
                 errors = self.errors([c]) if self.on_record(c) else [0.0]
-                limit = self.store.predictor(regime_of(query.key.device)).roofline(query.key).us(query.work)
-                made[place] = KernelFacts(query.work.flops, query.work.bytes, limit, errors[0] or None)
+                roofline = self.store.predictor(regime_of(query.key.device)).roofline(query.key)
+                limit = roofline.us(query.work)
+                made[place] = KernelFacts(query.work.flops, query.work.bytes, limit, errors[0] or None, roofline)
             rows.append(None if c.is_view else made[place])
         return rows
 

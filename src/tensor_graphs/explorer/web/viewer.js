@@ -12,7 +12,7 @@ function el(tag, props = {}, ...children) {
     else if (name.startsWith("aria-")) made.setAttribute(name, value);
     else made[name] = value;
   }
-  for (const child of children.flat()) if (child !== null && child !== undefined && child !== "") made.append(child);
+  for (const child of children.flat(Infinity)) if (child !== null && child !== undefined && child !== "") made.append(child);
   return made;
 }
 
@@ -37,7 +37,7 @@ class Graph {
       high: n("kernel.high"), price: t("kernel.price"), schedule: t("kernel.schedule"), limit: n("kernel.limit"),
       flops: n("kernel.flops"), bytes: n("kernel.bytes"), error: n("kernel.error"), step: n("kernel.step"),
       out: l("kernel.out"), input: l("kernel.in"), covers: l("kernel.node"), source: t("kernel.source"),
-      computes: t("kernel.computes"), operands: t("kernel.operands"), pinned: n("kernel.pinned"), without: n("kernel.without"),
+      computes: t("kernel.computes"), operands: t("kernel.operands"), size: n("class.bytes"), launch: n("kernel.launch"), byteRate: n("kernel.byte_rate"), flopRate: n("kernel.flop_rate"), pinned: n("kernel.pinned"), without: n("kernel.without"),
     });
     this.classes = this.types.length; this.nodes = this.owner.length; this.kernels = this.kernel.length;
     const each = (count, items, key) => (put) => { for (let i = 0; i < count; i++) for (const x of items(i)) put(key(x), i); };
@@ -76,6 +76,19 @@ class Graph {
     const classes = [...new Set(Array.from(this.input(k)).filter((p) => !this.given[p]).map((p) => this.placeClass[p]))]
       .filter((c) => !this.weight[c] && this.planned(c) === undefined && this.makersOf(c).length);
     return { classes, us: classes.reduce((s, c) => s + Array.from(this.makersOf(c)).reduce((a, m) => Math.min(a, this.us[m]), Infinity), 0) };
+  }
+  // The kernels of the plan that compute some e-classes; their time; and about the least time of one kernel instead of
+  // them: one launch, the arithmetic of all, and their traffic without the values that pass between them.
+  together(classes) {
+    const maker = (c) => this.planned(c) ?? this.plan.find((k) => !this.isView[k] && Array.from(this.covers(k)).some((n) => this.owner[n] === c));
+    const behind = (p) => { let k = this.makersOf(this.placeClass[p]).find((m) => this.step[m] >= 0); while (k !== undefined && this.isView[k]) { p = this.input(k)[0]; k = this.makersOf(this.placeClass[p]).find((m) => this.step[m] >= 0); } return this.placeClass[p]; };
+    const kernels = [...new Set(classes.map(maker))].filter((k) => k !== undefined && !this.isView[k] && this.limit[k] > 0);
+    const made = new Set(kernels.flatMap((k) => Array.from(this.out(k), (p) => this.placeClass[p])));
+    const sum = (of) => kernels.reduce((s, k) => s + of(k), 0), most = (of) => kernels.reduce((s, k) => Math.max(s, of(k)), 0);
+    const passed = new Set(kernels.flatMap((k) => Array.from(this.input(k), behind)).filter((c) => made.has(c)));
+    const bytes = sum((k) => this.bytes[k]) - 2 * [...passed].reduce((s, c) => s + this.size[c], 0);
+    const least = most((k) => this.launch[k]) + Math.max(Math.max(0, bytes) / most((k) => this.byteRate[k]), sum((k) => this.flops[k]) / most((k) => this.flopRate[k]));
+    return { kernels, us: sum((k) => this.us[k]), passed: [...passed], least, between: sum((k) => this.limit[k]) - least };
   }
   // Part of the time that the machine's limit explains; unknown for kernels that are priced at their limit.
   share(k) { return this.price.at(k) !== "bound" && this.limit[k] > 0 && this.us[k] > 0 ? Math.min(1, this.limit[k] / this.us[k]) : NaN; }
@@ -233,9 +246,12 @@ class EGraphTab {
   fusing() {
     const { g } = this, ids = [...this.marked];
     const found = ids.length ? g.ranked(ids.map((c) => new Set(g.fusersOf(c))).reduce((a, b) => new Set([...a].filter((k) => b.has(k))))) : [];
-    return [el("h2", {}, `Fusing ${ids.map((c) => "c" + c).join(" and ")}`),
-      el("p", { class: "soft" }, "Shift-click marks e-classes. These kernels compute all marked values in one call:"),
-      ...(found.length ? found.slice(0, 30).map((k) => this.kernelRow(k, -1)) : [el("p", {}, ids.length < 2 ? "Mark at least two." : "No candidate kernel computes these together: no backend has one, or no generated kernel can.")])];
+    const now = g.together(ids), value = now.kernels.length > 1 && now.least > 0;
+    return [el("h2", {}, `Fusing ${ids.map((c) => "c" + c).join(" and ")}`), el("p", { class: "soft" }, "Shift-click marks e-classes."),
+      now.kernels.length ? el("p", {}, "In the plan: ", now.kernels.map((k, i) => [i ? " + " : "", this.kernelRef(k), ` ${time(g.us[k])}`]), now.kernels.length > 1 ? ` = ${time(now.us)}.` : ".") : "",
+      value ? el("p", {}, `One kernel for them could take no less than about ${time(now.least)} (launch, arithmetic, traffic${now.passed.length ? ` without ${now.passed.map((c) => "c" + c).join(", ")}` : ""}): fusing them would save at most ${time(Math.max(0, now.us - now.least))}, ${time(Math.max(0, now.between))} of it for the launch and what passes between them.`) : "",
+      el("h3", {}, found.length ? "Candidate kernels that compute all marked values" : ""),
+      ...(found.length ? found.slice(0, 30).map((k) => this.kernelRow(k, -1)) : [el("p", {}, ids.length < 2 ? "Mark at least two." : "No candidate kernel computes these together: the backends have none and generate none.")])].filter(Boolean);
   }
   // ------------------------------------------------------------ details
   select(c, move = true) {
@@ -260,7 +276,7 @@ class EGraphTab {
     const { g } = this, users = [...new Set(Array.from(g.usersOf(c), (n) => g.owner[n]))].filter((u) => u !== c);
     const nodes = g.listed(c), makers = g.ranked(g.makersOf(c)), fusers = g.ranked(Array.from(g.fusersOf(c)).filter((k) => !g.makersOf(c).includes(k)));
     const tags = [g.root[c] ? "output" : "", g.weight[c] ? "weights only: computed at load" : "", g.age[c] > 0 ? `since iteration ${g.age[c]}` : g.age[c] === 0 ? "value of the model" : ""].filter(Boolean);
-    return [el("h2", {}, `c${c}  ${g.types.at(c)}`), el("p", {}, tags.map((t) => el("span", { class: "chip" }, t))),
+    return [el("h2", {}, `c${c}  ${g.types.at(c)}`), el("p", {}, tags.map((t) => el("span", { class: "chip" }, t)), g.kernels ? el("button", { class: "tiny", "aria-pressed": String(this.marked.has(c)), title: "mark e-classes to ask what fusing them would cost (or shift-click)", onclick: () => this.mark(c) }, "mark for fusing") : ""),
       ...this.verdict(c, makers),
       el("p", {}, users.length ? ["read by ", this.refs(users.slice(0, 12)), users.length > 12 ? ` and ${users.length - 12} more ` : " ", el("button", { class: "tiny", onclick: () => this.add(users.slice(0, OPEN_AT_ONCE), c) }, "show")] : "read by nothing else"),
       el("h3", {}, `${nodes.length} equal ${nodes.length === 1 ? "form" : "forms"}`), ...this.most(nodes, 12, (n) => this.nodeRow(n)),
