@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.explorer.explorer import PER_PAGE, Explorer
+from tensor_graphs.explorer.explorer import Explorer
+from tensor_graphs.explorer.static_pages import PER_PAGE
 
 
 class Tags(HTMLParser):

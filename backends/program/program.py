@@ -34,6 +34,7 @@ from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
 from .emit_cpu import bind_sizes
 from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of, read_manifest
+from .memory_plan import Layout
 from .weights import Array, EvaluatedWeights, SharedWeights, StoredWeights, bytes_of, write_weights
 
 LARGEST = 1 << 28  # maximum bytes of program.py and of manifest.json
@@ -65,6 +66,7 @@ class Program:
         plan = bind_sizes(plan, sizes or {})
         emitted = emit_for(plan, reuse_outputs=reuse_outputs)
         self.plan: Plan | None = plan
+        self.layout: Layout | None = emitted.layout
         self._params: dict[str, Data] = {**plan.graph.params, **(params or {})}
         weights: Mapping[str, Array] = EvaluatedWeights(emitted.weights, self._params, emitted.plain)
         manifest = manifest_of(plan, emitted, initial_states(plan, emitted.states.items(), self._params))
@@ -73,7 +75,7 @@ class Program:
     @classmethod
     def _of(cls, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> Program:
         made = object.__new__(cls)
-        made.plan, made._params = None, {}
+        made.plan, made.layout, made._params = None, None, {}
         made._start(manifest, source, weights, device)
         return made
 

@@ -108,7 +108,7 @@ class Predictor:
         prices: list[Price | None] = []
         waiting: dict[Place, list[tuple[int, float]]] = {}
         for index, query in enumerate(queries):
-            bound = self._roofline(query.key).us(query.work)
+            bound = self.roofline(query.key).us(query.work)
             place = None
             price = self._measured(query.key, bound)
             if price is None and (place := self._relatives(query.key)) is None:
@@ -128,7 +128,8 @@ class Predictor:
             return None
         return Price(measured.us, measured.low, measured.high, "measured", measured.n)
 
-    def _roofline(self, key: KernelKey) -> DeviceRoofline:
+    def roofline(self, key: KernelKey) -> DeviceRoofline:
+        """The roofline of a key's device, backend and first dtype."""
         first = key.dtypes[0] if key.dtypes else "float32"
         return self.rooflines.of(key.device, key.backend, str(first))
 

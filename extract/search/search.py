@@ -40,6 +40,8 @@ class Choice:
     stopped: str = "measured"  # measured | budget | prices only
     seconds: dict[str, float] = field(default_factory=dict)
     budgets: tuple[Budget, ...] = ()
+    # the best plan over time: (monotonic seconds, µs at optimistic prices, µs at current prices) after each solve
+    curve: tuple[tuple[float, float, float], ...] = ()
 
     @property
     def cost(self) -> float:
@@ -122,6 +124,7 @@ class _SearchRun:
     progress: Callable[[str], None] | None
     rounds: int = 0
     over: bool = False  # whether the deadline ended the search
+    curve: list[tuple[float, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.policy = AcquisitionPolicy(self.state, self.plans)
@@ -146,6 +149,7 @@ class _SearchRun:
             if self.pricing.wait():
                 return True
             raise
+        self.note_cost(optimistic_us)
         if state.measurer is None or not (request.now or state.in_flight):
             more = self.pricing.wait(plans.ended)
             self.over = self.pricing.incomplete
@@ -163,6 +167,12 @@ class _SearchRun:
             self.update_prices()
         self.over = True
         return False
+
+    def note_cost(self, optimistic_us: Sequence[float]) -> None:
+        """Record the cost of the plan of the last solve."""
+        chosen = self.plans.chosen
+        costs = sum(optimistic_us[i] for i in chosen), sum(self.prices[i].us for i in chosen)
+        self.curve.append((time.monotonic(), *costs))
 
     def collect_in_flight(self) -> None:
         """Collect the measurements in flight after the deadline."""
@@ -207,7 +217,8 @@ class _SearchRun:
         prices, chosen, measurer = self.prices, self.plans.chosen, self.state.measurer
         stopped = "budget" if self.over else "measured" if measurer else "prices only"
         optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
+        self.note_cost([p.us for p in prices])
         return Choice(
             self.hypergraph, chosen, prices, self.found, self.rounds, len(self.state.requested), optimism, stopped,
-            self.clock.seconds, tuple(self.plans.budgets),
+            self.clock.seconds, tuple(self.plans.budgets), tuple(self.curve),
         )  # fmt: skip

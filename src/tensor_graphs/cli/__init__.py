@@ -3,8 +3,8 @@
 In: arguments.
 Out: text or one JSON document, and an exit code.
 Imports: backends, backends.program, backends.tuning, costdb.keys, costdb.store, egraph.explain, egraph.ir,
-    egraph.saturate, egraph.view, errors, explorer, extract.solve, options, pipeline, plain, progress, rules,
-    rules.check, rules.derive, rules.files, rules.synthesize, settings, writing.
+    egraph.saturate, egraph.view, errors, explorer, extract.solve, options, pipeline, plain, progress, report,
+    rules, rules.check, rules.derive, rules.files, rules.synthesize, settings, writing.
 """
 
 from .app import main

@@ -260,6 +260,22 @@ def explain(
 
 
 @app.command()
+def view(
+    target: Annotated[Path, typer.Argument(help="an e-graph JSON file, a saved program's folder, or a report.json")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="HTML file to write; without it, a temporary file is opened in a browser")] = None,
+    as_json: Json = False,
+) -> Answer:  # fmt: skip
+    """Show an e-graph, a saved program or a report as one interactive HTML page, which needs no server."""
+    from . import view as viewing
+
+    if output is not None:
+        writable(output)
+    document = viewing.show(target, output, launch=output is None)
+    said = "" if output is not None or document["opened"] else " (no browser was found: open it yourself)"
+    return Answer(document, f"{document['output']}, {document['bytes'] / 1024:.0f} KiB{said}")
+
+
+@app.command()
 def profile(
     model: Model, paths: Annotated[int, typer.Option(help="number of distinct plans to time")] = 5, dim: Dims = None,
     backend: Backend = "auto", budget: Budget = Options.budget, costdb: CostDb = None, trust_model: Trust = False,

@@ -56,7 +56,8 @@ from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
 from ..writing import kept_versions, named_errors, undone_on_failure
-from .explorer import Explorer, place
+from .explorer import Explorer
+from .names import place, spelled
 
 KEY = "tensor_graphs"
 VERSION = 1
@@ -96,10 +97,13 @@ def write(path: str | Path, explorer: Explorer) -> None:
     model = model_path(Path(os.path.realpath(path)))
     with named_errors(path), undone_on_failure(model):
         save_graph(_with_leaves(explorer), model)
+        number = {f"k{n}": i for n, i in enumerate(rows.candidate) if i >= 0}
         record = {
             "version": VERSION, "model": {"file": model.name, "sha256": _sha256(model)},
             "backends": list(dict.fromkeys(c.template.backend for c in hypergraph.candidates)),
             **_view_to_json(hypergraph.view), "sources": sources,
+            "computes": {k: sorted(explorer.covered[i]) for k, i in number.items()},
+            "limits": {k: explorer.facts[i].limit_us for k, i in number.items() if i in explorer.facts},
         }  # fmt: skip
         write_egraph(path, problem, ops=names, extra={KEY: record})
 
@@ -117,11 +121,6 @@ def _bundles(view: EGraphView, rows: EncodedHypergraph) -> list[str]:
 def model_path(path: Path) -> Path:
     """Path of the model file beside an e-graph file."""
     return path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + ".model.safetensors")
-
-
-def spelled(view: EGraphView, candidate: Candidate) -> str:
-    """A candidate kernel as text: template name and operands."""
-    return f"{candidate.template.name}({', '.join(f'{o}={place(view, v)}' for o, v in candidate.inputs)})"
 
 
 def _with_leaves(explorer: Explorer) -> Graph:
@@ -147,6 +146,7 @@ def _view_to_json(view: EGraphView) -> dict[str, Any]:
         "nodes": [[op, attrs_to_json(op, view.attrs[i]), cls[i], view.kids(i).tolist()] for i, op in enumerate(view.op)],
         "roots": list(view.roots), "own": [] if view.own is None else np.flatnonzero(view.own).tolist(),
         "original": np.flatnonzero(view.original).tolist(),
+        "age": [] if view.age is None else view.age.tolist(),
     }  # fmt: skip
 
 
@@ -191,7 +191,7 @@ class EGraphFile:
                 where=str(self.path),
                 hint="leave -o out, or write one with saturate",
             )
-        view, graph = self._view(self.record, self._model(self.record))
+        view, graph = self.view(self.record)
         try:
             plan = plan_of(self._choice(self.record, view, found), graph)
             program = Program(plan)
@@ -203,6 +203,10 @@ class EGraphFile:
         if verify:
             program.report.verification = _check(program, graph, str(self.path)).to_json()
         return program
+
+    def view(self, record: Mapping[str, Any]) -> tuple[EGraphView, Graph]:
+        """Return (algebraic e-graph, model with the same roots). Errors as for `program`."""
+        return self._view(record, self._model(record))
 
     def priced(self, found: Extraction) -> dict[str, tuple[int, float]]:
         """Map each price source to (number of kernels, their µs) in a solution, without views. Empty if the file
@@ -398,8 +402,12 @@ def _view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGra
     own = _flags(record, "own", len(ops), "an e-node", where)  # e-nodes of the original model
     # e-classes of the original model: some kernels are generated for these only
     original = _flags(record, "original", len(types), "a class", where)
+    ages = record.get("age", [])
+    if not isinstance(ages, list) or len(ages) not in (0, len(types)):
+        raise ExtractionError(f"age must be a list of {len(types)} numbers", where=where)
+    age = np.array([_whole(a, 1 << 31, "an iteration", f"{where}.age") for a in ages], np.int32) if ages else None
     return EGraphView(ops, attrs, np.array(owners, np.int32), off, flat, types, np.array(weight, np.bool_), roots,
-                      SaturationReport(), tensors, {}, original, own=own)  # fmt: skip
+                      SaturationReport(), tensors, {}, original, age, own)  # fmt: skip
 
 
 def _flags(

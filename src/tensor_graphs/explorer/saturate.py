@@ -48,8 +48,11 @@ def saturate(source: Any, example_inputs: Any, options: SaturateOptions) -> Expl
         backends = select(options.backend_name)
         graphs = [hypergraph(session, v, backends) for v in (*rewritten.smaller, rewritten.view)]
         with open_store(session) as store:
-            _, choice = choose_cheapest(session, graphs, CostPricer(store), None)
-    return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice)
+            pricer = CostPricer(store)
+            _, choice = choose_cheapest(session, graphs, pricer, None)
+            facts = pricer.facts(choice.hypergraph.candidates)
+    known = {i: f for i, f in enumerate(facts) if f is not None}
+    return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice, known)
 
 
 @dataclass(frozen=True)

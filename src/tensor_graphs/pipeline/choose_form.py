@@ -56,6 +56,7 @@ def faster_unoptimized(session: Session, task: Task, program: Program, report: R
         f"the graph runs as it is written: that took {before:.1f} µs, what was found in the time {after:.1f} µs"
     )
     report.kernels, report.kernels_after, report.priced = own.kernels, own.kernels_after, own.priced
+    report.steps, report.buffers, report.workspace = own.steps, [], 0
     report.cost_us = report.latency_after_us = before or 0.0
     report.lower_bound_us, report.optimal = min(report.lower_bound_us, report.cost_us), False
     report.runs = AS_WRITTEN

@@ -7,13 +7,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..backends.program.memory_plan import nbytes
+from ..backends.program.program import Program
 from ..backends.registry import describe
 from ..costdb.store.store import Store
+from ..egraph.ir.graph import Graph
 from ..extract.search.search import Choice
 from ..options import Options
-from ..report.report import BlockReport, Report, kernel_rows
+from ..report.report import BlockReport, BufferReport, OperationReport, Report, kernel_rows, step_rows
 from .prepare import Task
+from .prices import CostPricer
 from .rewrite import Rewritten
+
+MOST_OPERATIONS = 2000  # of a model whose operations the report lists
 
 
 def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choice, store: Store) -> Report:
@@ -46,6 +52,36 @@ def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choi
     )  # fmt: skip
 
 
+def describe_plan(
+    report: Report, program: Program, choice: Choice, pricer: CostPricer, work: Graph, began: float
+) -> None:
+    """Add to a report: the plan's calls with their limits, the memory map, the simplified model, the plan's cost over time.
+
+    `began`: monotonic time of the call.
+    """
+    plan, layout = program.plan, program.layout
+    chosen = [c for i in choice.chosen if not (c := choice.hypergraph.candidates[i]).is_view]
+    if plan is not None:
+        report.steps = step_rows(plan)
+        for row, facts in zip(report.steps, pricer.facts(chosen)):
+            if facts is not None:
+                row.flops, row.bytes, row.limit_us, row.error = facts.flops, facts.bytes, facts.limit_us, facts.error
+    if plan is not None and layout is not None:
+        report.workspace = layout.size
+        report.buffers = [
+            BufferReport(f"%{v}", layout.offsets[int(v)], nbytes(plan.values[int(v)].type, plan.sizes), first, last)
+            for v, (_, first, last) in layout.record.items()
+        ]
+    nodes = work.nodes()
+    if len(nodes) <= MOST_OPERATIONS:
+        number = {n: i for i, n in enumerate(nodes)}
+        report.operations = [
+            OperationReport(n.op, str(dict(n.attrs).get("name", ""))[:200], str(n.type), [number[a] for a in n.args])
+            for n in nodes
+        ]
+    report.curve = [[round(t - began, 3), round(low, 3), round(us, 3)] for t, low, us in choice.curve]
+
+
 def _searched_with(options: Options, blocks: Sequence[BlockReport]) -> dict[str, Any]:
     """Options needed to repeat the rewriting of the blocks."""
     return {
@@ -54,4 +90,4 @@ def _searched_with(options: Options, blocks: Sequence[BlockReport]) -> dict[str,
     }  # fmt: skip
 
 
-__all__ = ["make_report"]
+__all__ = ["describe_plan", "make_report"]

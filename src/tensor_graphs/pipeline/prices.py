@@ -11,6 +11,7 @@ from ..backends.tuning.schedule_search import key_of_schedule
 from ..backends.tuning.trials import SCHEDULES
 from ..costdb.keys.key import Work
 from ..costdb.price.predict import Price, Query
+from ..costdb.price.roofline import DeviceRoofline
 from ..costdb.store import tuned
 from ..costdb.store.store import Store
 from ..extract.model.kernel import Candidate, Priced
@@ -25,6 +26,18 @@ class ScheduleVariant:
 
     schedule: tuple[tuple[str, int], ...]
     query: Query
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """What bounds a kernel: arithmetic in flops, compulsory traffic in bytes, the roofline's lower bound in µs, and its
+    measured relative error against float64 (None if unknown). `roofline`: the limits of its device, backend and dtype."""
+
+    flops: float
+    bytes: float
+    limit_us: float
+    error: float | None
+    roofline: DeviceRoofline
 
 
 class CostPricer:
@@ -87,6 +100,21 @@ class CostPricer:
         asked = [[] if c.is_view else [v.query.key.digest for v in self.variants(c)] for c in found]
         known = self.store.accuracies({digest for digests in asked for digest in digests})
         return [max([r.rel_fro for d in digests for r in known.get(d, ())], default=0.0) for digests in asked]
+
+    def facts(self, found: Sequence[Candidate]) -> list[KernelFacts | None]:
+        """Work, roofline and measured error of each candidate; None for views."""
+        made: dict[tuple[int, int], KernelFacts] = {}
+        rows: list[KernelFacts | None] = []
+        for c in found:
+            place = (id(c.template), id(c.call))
+            if not c.is_view and place not in made:
+                query = self.variants(c, every=False)[0].query
+                errors = self.errors([c]) if self.on_record(c) else [0.0]
+                roofline = self.store.predictor(regime_of(query.key.device)).roofline(query.key)
+                limit = roofline.us(query.work)
+                made[place] = KernelFacts(query.work.flops, query.work.bytes, limit, errors[0] or None, roofline)
+            rows.append(None if c.is_view else made[place])
+        return rows
 
     def _prices(self, queries: Mapping[str, Query]) -> dict[str, Price]:
         """Price per key digest, each in the cache regime of its device."""

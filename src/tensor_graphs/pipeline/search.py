@@ -24,7 +24,7 @@ from .accept import acceptance
 from .background_reference import start_reference
 from .choose import choose_cheapest
 from .choose_form import faster_unoptimized
-from .make_report import make_report
+from .make_report import describe_plan, make_report
 from .match import match_all
 from .measuring import take_measurer
 from .overlapped_tuning import OverlappedTuning, start_tuning
@@ -87,6 +87,7 @@ def search_task(session: Session, task: Task) -> SearchResult:
             else:
                 accepted = Accepted(*loop.build(graph), None)
             report = make_report(session.options, task, rewritten, accepted.choice, store)
+            describe_plan(report, accepted.program, accepted.choice, pricer, task.work, session.began)
     finally:
         if tuning is not None:
             tuning.end()

@@ -2,5 +2,5 @@
 
 In: records of the stages.
 Out: JSON, text, one HTML page.
-Imports: extract.model.
+Imports: errors, extract.model, plain.
 """

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any
 
+from ..errors import BadModelError
 from ..extract.model.kernel import Plan, Priced, Template
+from ..plain import decode, read_bytes
 from .timeline import Rows
 from .timeline import html as timeline_html
 
 #: What a program's calls run: the plan that was found, the unfused graph by library kernels, or the caller's module
 #: or function.
 PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
+LARGEST = 1 << 28  # bytes of a report.json
+
+
+@dataclass
+class BufferReport:
+    """A buffer of the workspace: its bytes at `offset`, from step `first` to step `last`."""
+
+    value: str
+    offset: int
+    size: int
+    first: int
+    last: int
+
+
+@dataclass
+class OperationReport:
+    """An operation of the simplified model; `reads`: indices of other operations."""
+
+    op: str
+    name: str
+    type: str
+    reads: list[int]
 
 
 @dataclass
@@ -51,6 +77,51 @@ class FinalistReport:
     predicted_us: float
     measured_us: float
     chosen: bool
+
+
+@dataclass
+class StepReport:
+    """One kernel call of the plan. `reads`, `writes`: ids of values; "in NAME" stands for inputs, states and weights.
+    `limit_us`: roofline bound of the call (None: unknown); `error`: its measured relative error (None: not measured).
+    """
+
+    name: str
+    backend: str
+    computes: str
+    us: float
+    source: str
+    reads: list[str]
+    writes: list[str]
+    type: str = ""
+    flops: float | None = None
+    bytes: float | None = None
+    limit_us: float | None = None
+    error: float | None = None
+
+
+LONGEST_TEXT = 300  # characters of the text of one call
+
+
+def step_rows(plan: Plan) -> list[StepReport]:
+    """The kernel calls of a plan in order, without views, and without their limits and errors."""
+    base = {v.id: v.base for v in plan.values if v.origin == "view"}
+
+    def name(number: int) -> str:
+        while number in base:
+            number = base[number]
+        value = plan.values[number]
+        if value.origin == "kernel":
+            return f"%{number}"
+        return f"in {value.name[:LONGEST_TEXT]}" if value.name else f"in {value.origin} %{number}"
+
+    return [
+        StepReport(
+            s.template.name, s.template.backend, s.template.pattern[:LONGEST_TEXT], s.cost.us, s.cost.source,
+            list(dict.fromkeys(name(v) for _, v in s.inputs)), [f"%{v}" for v in s.outputs],
+            str(plan.values[s.output].type),
+        )
+        for s in plan.steps if not s.is_view
+    ]  # fmt: skip
 
 
 _RENAMED = {"remembered": "from_plan_cache", "memory": "plan_cache_notes", "cut": "omitted"}  # fields: old name -> name
@@ -116,6 +187,12 @@ class Report:
     snapshot: str = ""
     source: str = ""  # path of the emitted source, once saved
     warnings: list[str] = field(default_factory=list)
+    steps: list[StepReport] = field(default_factory=list)  # kernel calls of the plan, in order
+    buffers: list[BufferReport] = field(default_factory=list)  # the workspace's memory map
+    workspace: int = 0  # bytes
+    operations: list[OperationReport] = field(default_factory=list)  # the simplified model, if it is not large
+    # the best plan over time: seconds since the call, µs at optimistic prices, µs at current prices
+    curve: list[list[float]] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
 
     @classmethod
@@ -128,7 +205,7 @@ class Report:
         return cls(
             plan.graph.name, " + ".join(dict.fromkeys(k.backend for k in kernels)), nodes=len(plan.graph.nodes()),
             kernels_after=plan.kernels, kernels=kernels, cost_us=plan.cost, lower_bound_us=plan.lower_bound,
-            optimal=plan.lower_bound >= plan.cost * (1 - 1e-6), priced=priced,
+            optimal=plan.lower_bound >= plan.cost * (1 - 1e-6), priced=priced, steps=step_rows(plan),
         )  # fmt: skip
 
     def fields(self) -> dict[str, Any]:
@@ -144,9 +221,28 @@ class Report:
         blocks = [BlockReport(**b) for b in data["blocks"]]
         kernels = [KernelReport(**k) for k in data["kernels"]]
         rules = {str(name): (int(matches), float(seconds)) for name, (matches, seconds) in data["rules"].items()}
+        rows = {
+            "steps": [StepReport(**x) for x in data.get("steps", [])],
+            "buffers": [BufferReport(**x) for x in data.get("buffers", [])],
+            "operations": [OperationReport(**x) for x in data.get("operations", [])],
+        }
         finalists = [FinalistReport(**f) for f in data.get("finalists", ())]
         lists = {"blocks": blocks, "kernels": kernels, "finalists": finalists, "omitted": list(data["omitted"])}
-        return cls(**{**data, **lists, "rules": rules})
+        return cls(**{**data, **lists, **rows, "rules": rules})
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """The report of a `report.json`. BadModelError if the file is no report."""
+        try:
+            data = {_RENAMED.get(name, name): x for name, x in json.loads(read_bytes(path, LARGEST)).items()}
+            rules = {n: [r["matches"], r["seconds"]] for n, r in data.get("rules", {}).items()}
+            found: Report = decode(cls, {**data, "rules": rules})
+            if (v := found.verification) is not None:
+                found.verification = v | {k: float(v[k]) for k in ("error_before", "error_after", "allowed")}
+                found.verification |= {"passed": bool(v["passed"]), "seeds": int(v["seeds"])}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise BadModelError(f"this is no report: {error!r}"[:300], where=str(path)) from None
+        return found
 
     @property
     def instances(self) -> int:
@@ -253,15 +349,9 @@ class Report:
 
     def html(self) -> str:
         """The report as a self-contained HTML page: no script, no network."""
-        style = (
-            "body{font:14px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;color:#222}td,th{padding:.1rem .8rem;"
-            "text-align:left;vertical-align:top}summary{cursor:pointer;font-weight:600;margin-top:1rem}"
-            ".bar{display:inline-block;height:.7em;background:#4a7}"
-        )
-        return (
-            f"<!doctype html><meta charset=utf-8><title>{escape(self.model)}</title><style>{style}</style>"
-            f"<h1>{escape(self.model)}</h1>{self._repr_html_()}"
-        )
+        from .page import report_page
+
+        return report_page(self)
 
 
 def _counted(parts: Mapping[str, int]) -> str:

@@ -1,0 +1,71 @@
+"""The viewer as a Jupyter widget (extra "notebook"): the same page, with live answers to what-if questions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TensorGraphsError, UsageError
+from .page import explorer_data, widget_parts
+
+if TYPE_CHECKING:
+    from .explorer import Explorer
+
+ADVANCE_SECONDS = 1.0  # for answers computed before the widget opens; others are asked live
+MOST_SELECTORS = 100  # in one question of a widget
+
+
+def widget(explorer: Explorer) -> Any:
+    """An anywidget of an explorer. UsageError without the package anywidget."""
+    try:
+        import anywidget
+        import traitlets
+    except ImportError:
+        raise UsageError("the widget needs anywidget", hint="pip install 'tensor-graphs[notebook]'") from None
+    script, style = widget_parts()
+
+    class EGraphWidget(anywidget.AnyWidget):  # type: ignore[misc]
+        """Data of the viewer, and answers to its questions."""
+
+        _esm = script
+        _css = style
+        data = traitlets.Bytes().tag(sync=True)
+
+        def __repr__(self) -> str:
+            return f"widget: {explorer!r}"
+
+    made = EGraphWidget(data=explorer_data(explorer, seconds=ADVANCE_SECONDS))
+    made.on_msg(lambda _, message, buffers: made.send(answer(explorer, message)))
+    return made
+
+
+def answer(explorer: Explorer, message: Any) -> dict[str, Any]:
+    """The answer to a question of the widget: {"id", "forbid": [selectors], "pin": [selectors], "cost": {selector: µs}};
+    {"id", "error"} if it has none.
+    """
+    number = message.get("id") if isinstance(message, dict) else None
+    try:
+        found = explorer.what_if(_selectors(message, "forbid"), _selectors(message, "pin"), _costs(message))
+        return {"id": number, **found.to_json()}
+    except TensorGraphsError as error:
+        return {"id": number, "error": error.message}
+
+
+def _selectors(message: Any, name: str) -> list[str]:
+    found = message.get(name, []) if isinstance(message, dict) else None
+    if not isinstance(found, list) or len(found) > MOST_SELECTORS or not all(isinstance(s, str) for s in found):
+        raise UsageError(f"{name} must be a list of selectors", where="widget")
+    return found
+
+
+def _costs(message: Any) -> dict[str, float]:
+    found = message.get("cost", {})
+    if (
+        not isinstance(found, dict)
+        or len(found) > MOST_SELECTORS
+        or not all(type(v) in (int, float) for v in found.values())
+    ):
+        raise UsageError("cost must map selectors to times in µs", where="widget", hint="cost k17=2.5")
+    return found
+
+
+__all__ = ["answer", "widget"]

@@ -1,0 +1,274 @@
+"""The report as one HTML page of tables and SVG charts: no script, no network. All texts are escaped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from . import charts
+from .charts import us
+from .shell import WEB, asset, page
+
+if TYPE_CHECKING:
+    from .report import Report, StepReport
+
+MOST_ROWS = 60  # kernels listed one by one; the others are summed
+MOST_BOXES = 220  # nodes of a drawn graph
+LAUNCH_SHARE = 0.95  # part of a kernel's limit that is launch overhead, above which it is left out of the roofline plot
+
+_SWITCH = '<span class="switch">' + " ".join(
+    f'<label><input type="radio" name="theme" id="theme-{name}"{" checked" if name == "auto" else ""}>{name}</label>'
+    for name in ("auto", "light", "dark")
+) + "</span>"  # fmt: skip
+
+
+def report_page(report: Report) -> str:
+    """The page of a report."""
+    sections: list[tuple[str, str, bool]] = [
+        ("Summary", table((), report.rows()), True),
+        ("Where the time goes", _kernels(report), True),
+        ("Against the limit of the machine", _limits(report), True),
+        ("Model and program", _graphs(report), True),
+        ("Memory", _memory(report), True),
+        ("Error", _errors(report), True),
+        ("The search: what it found when, and what more of it would bring", _search(report), True),
+        ("Rules and blocks", _rules(report), False),
+    ]
+    body = "".join(
+        f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{text}</details>"
+        for title, text, is_open in sections if text
+    )  # fmt: skip
+    head = f"<header><h1>{escape(clean(report.model) or 'program')}</h1>{_SWITCH}</header>{_tiles(report)}"
+    return page(
+        clean(report.model), style=asset(WEB, "report.css"), body=clean(f'<main class="report">{head}{body}</main>')
+    )
+
+
+def clean(text: str) -> str:
+    """The text without lone surrogates and control characters."""
+    return "".join(c if c >= " " or c == "\n" else " " for c in text.encode("utf-8", "replace").decode())
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int] = ()) -> str:
+    """A table of texts; a `Markup` cell is taken as it is. `numeric`: columns aligned to the right."""
+
+    def cell(i: int, value: str, tag: str) -> str:
+        return f"<{tag}{' class=num' if i in numeric else ''}>{value if isinstance(value, Markup) else escape(value)}</{tag}>"
+
+    top = "<tr>" + "".join(cell(i, h, "th") for i, h in enumerate(head)) + "</tr>" if head else ""
+    lines = "".join("<tr>" + "".join(cell(i, c, "td") for i, c in enumerate(row)) + "</tr>" for row in rows)
+    return f'<div class="wide"><table>{top}{lines}</table></div>'
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+
+# ---------------------------------------------------------------- sections
+def _tiles(report: Report) -> str:
+    verdict = report.verification
+    tiles = [("estimated", us(report.cost_us), f"{sum(report.priced.values())} kernels")]
+    if report.latency_before_us and report.latency_after_us:
+        tiles.insert(0, ("time of a call", us(report.latency_after_us), f"{us(report.latency_before_us)} before"))
+        tiles.insert(
+            0, ("speed-up", f"{report.latency_before_us / report.latency_after_us:.2f}×", f"runs: {report.runs}")
+        )
+    if verdict:
+        said = "passed" if verdict.get("passed") else "FAILED"
+        tiles.append(("error", f"{verdict.get('error_after', math.nan):.1e}", f"{verdict.get('allowed', math.nan):.1e} allowed, {said}"))  # fmt: skip
+    optimal = "proven optimal" if report.optimal else f"at most {100 * report.gap:.1f} % above the optimum"
+    tiles.append(("this e-graph", f"{report.e_nodes:,}", f"e-nodes; {optimal}"))
+    if report.workspace:
+        tiles.append(("workspace", charts._bytes(report.workspace), f"{len(report.buffers)} buffers"))
+    inner = "".join(f"<div><span class=soft>{escape(a)}</span><b>{escape(b)}</b><span class=soft>{escape(c)}</span></div>" for a, b, c in tiles)  # fmt: skip
+    return f'<div class="tiles">{inner}</div>'
+
+
+def _kernels(report: Report) -> str:
+    if not report.steps:
+        rows = [(k.name, str(k.count), us(k.us), k.source) for k in report.kernels]
+        return table(("kernel", "calls", "time", "price"), rows, (1, 2)) if rows else ""
+    total = math.fsum(s.us for s in report.steps) or 1.0
+    parts = [
+        (s.name, s.us, f"{i + 1}. {s.name}: {us(s.us)}, {100 * s.us / total:.1f} %") for i, s in enumerate(report.steps)
+    ]
+    ranked = sorted(enumerate(report.steps, 1), key=lambda r: -r[1].us)
+    longest = ranked[0][1].us or 1.0
+    calls: list[Sequence[str]] = [
+        (str(i), Markup(f"{escape(s.name)}<div class='soft'>{escape(s.computes[:110])}</div>{_meter(s, longest)}"), us(s.us),
+         f"{100 * s.us / total:.1f} %", _share_text(s), s.source)
+        for i, s in ranked[:MOST_ROWS]
+    ]  # fmt: skip
+    if len(ranked) > MOST_ROWS:
+        rest = math.fsum(s.us for _, s in ranked[MOST_ROWS:])
+        calls.append(("", f"{len(ranked) - MOST_ROWS} further calls", us(rest), f"{100 * rest / total:.1f} %", "", ""))
+    return charts.strip(parts) + table(("step", "kernel", "time", "share", "of limit", "price"), calls, (0, 2, 3, 4))
+
+
+def _meter(step: StepReport, longest: float) -> str:
+    limit = min(step.limit_us or 0.0, step.us)
+    return (
+        f'<div class="meter" title="shaded: time; solid: limit"><i style="width:{100 * step.us / longest:.1f}%"></i>'
+        f'<b style="width:{100 * limit / longest:.1f}%"></b></div>'
+    )
+
+
+def share_of_limit(step: StepReport) -> float | None:
+    """Limit divided by time, at most 1; None if either is unknown or the time is the limit itself."""
+    if not step.limit_us or not step.us or step.source == "bound":
+        return None
+    return min(1.0, step.limit_us / step.us)
+
+
+def _share_text(step: StepReport) -> str:
+    share = share_of_limit(step)
+    return "–" if share is None else f"{100 * share:.0f} %"
+
+
+def _limits(report: Report) -> str:
+    known = [(s, share) for s in report.steps if (share := share_of_limit(s)) is not None]
+    if not known:
+        return "<p class=soft>No kernel has both a time and a known limit.</p>" if report.steps else ""
+    lost = sorted(((s.us - (s.limit_us or 0.0), i, s) for i, (s, _) in enumerate(known)), reverse=True)[:8]
+    lost = [row for row in lost if row[0] > 0]
+    total = math.fsum(s.us for s, _ in known)
+    whole = math.fsum(s.us * share for s, share in known) / total if total else 1.0
+    said = f"<p>The kernels reach {100 * whole:.0f} % of the limits of launch, traffic and arithmetic; {us(total * (1 - whole))} are lost.</p>"
+    bars = charts.bars([(s.name, gap, f"{us(gap)} above its limit") for gap, _, s in lost]) if lost else ""
+    return said + _roofline([s for s, _ in known]) + (f"<h3>Lost against the limit</h3>{bars}" if bars else "")
+
+
+def _roofline(steps: Sequence[StepReport]) -> str:
+    """Roofline plot. The machine's rates are those that the kernels' limits imply: the best traffic and arithmetic."""
+    found = [(s, s.flops, s.bytes, s.limit_us) for s in steps if s.flops and s.bytes and s.limit_us and s.us]
+    if not found:
+        return ""
+    rates = [(f / t, b / t) for _, f, b, t in found if f and b and t]
+    total = math.fsum(s.us for s, *_ in found)
+    points = [
+        charts.Point(f / b, f / s.us, s.us / total, f"{s.name}: {us(s.us)}, {100 * (t or 0) / s.us:.0f} % of its limit")
+        for s, f, b, t in found if f and b
+    ]  # fmt: skip
+    note = "<p class=soft>Points: kernels, larger with more time. Lines: the fastest traffic and arithmetic among the kernels' own limits.</p>"
+    return charts.roofline(points, max(b for _, b in rates), max(f for f, _ in rates)) + note
+
+
+def _graphs(report: Report) -> str:
+    hidden = ("param", "constant", "full")
+    kept = [i for i, o in enumerate(report.operations) if o.op not in hidden]
+    number = {i: n for n, i in enumerate(kept)}
+    sides = []
+    if 0 < len(kept) <= MOST_BOXES:
+        reads = [[number[r] for r in report.operations[i].reads if r in number] for i in kept]
+        labels = {
+            n: (f"{o.op} {o.name}", " ".join([o.type, *(report.operations[r].name for r in o.reads if report.operations[r].op in hidden)]),
+                "given" if o.op in ("input", "state") else "op")
+            for n, i in enumerate(kept) for o in [report.operations[i]]
+        }  # fmt: skip
+        sides.append(
+            f"<div><h3>The model, simplified: {len(kept)} operations</h3>{charts.layered(len(kept), reads, labels, 480)}</div>"
+        )
+    if 0 < len(report.steps) <= MOST_BOXES:
+        makers = {v: i for i, s in enumerate(report.steps) for v in s.writes}
+        reads = [
+            sorted({makers[v] for v in s.reads if v in makers and makers[v] < i}) for i, s in enumerate(report.steps)
+        ]
+        hot = 0.2 * math.fsum(s.us for s in report.steps)
+        labels = {
+            i: (s.name, " ".join([us(s.us), s.type, *(v[3:] for v in s.reads if v.startswith("in "))]), "hot" if s.us > hot else "kernel")
+            for i, s in enumerate(report.steps)
+        }  # fmt: skip
+        sides.append(
+            f"<div><h3>The program: {len(report.steps)} kernels</h3>{charts.layered(len(report.steps), reads, labels, 480)}</div>"
+        )
+    if not sides:
+        return (
+            "<p class=soft>Too large to draw; tensor-graphs view shows e-graphs of any size.</p>"
+            if report.steps
+            else ""
+        )
+    return f'<div class="pairs">{"".join(sides)}</div>'
+
+
+def _memory(report: Report) -> str:
+    if not report.buffers or not report.workspace:
+        return ""
+    steps = max(b.last for b in report.buffers) + 1
+    live = [math.fsum(b.size for b in report.buffers if b.first <= i <= b.last) for i in range(steps)]
+    rows = [(b.value, b.offset, b.size, b.first, b.last) for b in sorted(report.buffers, key=lambda b: -b.size)]
+    said = f"{charts._bytes(report.workspace)} of workspace; at most {charts._bytes(max(live))} of values live at one step."
+    return f"<p>{said}</p>{charts.memory_map(rows, report.workspace, steps)}"
+
+
+def _errors(report: Report) -> str:
+    verdict, parts = report.verification, []
+    if not verdict:
+        parts.append("<p>Not verified.</p>")
+    else:
+        passed = "passed" if verdict.get("passed") else "FAILED"
+        parts.append(
+            f"<p>Relative error against float64 on {escape(str(verdict.get('seeds', '?')))} inputs: {verdict.get('error_after', math.nan):.2e}; "
+            f"as written {verdict.get('error_before', math.nan):.2e}; allowed {verdict.get('allowed', math.nan):.2e}: {passed}.</p>"
+        )
+    known = sorted(((s.error, i, s) for i, s in enumerate(report.steps) if s.error), reverse=True)
+    if known:
+        parts.append("<p class=soft>Measured error of single kernels, on random operands of their own:</p>")
+        parts.append(charts.bars([(s.name, e, f"{e:.2e}, step {i + 1}") for e, i, s in known[:10]]))
+    return "".join(parts)
+
+
+def advice(report: Report) -> list[str]:
+    """What was omitted, and what a larger budget could change."""
+    found = [f"The time was up: {', '.join(report.omitted)} were cut short."] if report.omitted else []
+    unmeasured = sum(n for source, n in report.priced.items() if source != "measured")
+    if report.search_stopped == "budget":
+        found.append("The budget ended the search before the best plan's kernels were all measured.")
+    elif report.search_stopped == "prices only":
+        found.append("Nothing was measured in this search: prices are stored or predicted.")
+    if unmeasured:
+        found.append(
+            f"{unmeasured} kernels of the plan were not measured; measured, they may take {us(report.optimism_us)} less or any more."
+        )
+    if not report.optimal and report.gap > 0:
+        found.append(
+            f"A better choice among these kernels could save at most {us(report.cost_us - report.lower_bound_us)} ({100 * report.gap:.1f} %)."
+        )
+    limits = [b.stopped for b in report.blocks if b.stopped != "saturated"]
+    if limits:
+        found.append(
+            f"Rewriting of {len(limits)} of {len(report.blocks)} blocks stopped at a limit ({', '.join(sorted(set(limits)))}): more effort would try more forms."
+        )
+    return found or ["Nothing was cut: the e-graph is saturated, its best plan is measured and proven optimal."]
+
+
+def _search(report: Report) -> str:
+    parts = ["<ul>", *(f"<li>{escape(a)}</li>" for a in advice(report)), "</ul>"]
+    if len(report.curve) > 1:
+        parts.append(
+            "<h3>Cost of the best plan over time</h3><p class=soft>Solid: at current prices; dashed: with unmeasured kernels at the low end of their predictions.</p>"
+        )
+        parts.append(charts.curve(report.curve, report.cost_us))
+    seconds = sorted(((n, s) for n, s in report.seconds.items() if s >= 0.005), key=lambda r: -r[1])
+    if seconds:
+        parts.append(
+            f"<h3>Where {sum(report.seconds.values()):.1f} s went</h3>{charts.bars([(n, s, f'{s:.2f} s') for n, s in seconds[:14]])}"
+        )
+    if report.timeline:
+        parts.append(f"<h3>Timeline of the processes, in seconds since the call</h3>{charts.gantt(report.timeline)}")
+    return "".join(parts)
+
+
+def _rules(report: Report) -> str:
+    blocks = table(
+        ("block", "times", "nodes", "e-nodes", "classes", "stopped", "seconds"),
+        [(str(i), str(b.instances), str(b.nodes), str(b.e_nodes), str(b.classes), f"{b.stopped} ({b.iterations})", f"{b.seconds:.2f}")
+         for i, b in enumerate(report.blocks)], (0, 1, 2, 3, 4, 6),
+    )  # fmt: skip
+    fired = sorted(((n, m, s) for n, (m, s) in report.rules.items() if m), key=lambda r: -r[2])[:40]
+    rules = table(("rule", "matches", "ms"), [(n, str(m), f"{1000 * s:.1f}") for n, m, s in fired], (1, 2))
+    return f"<h3>Blocks</h3>{blocks}<h3>Rules by time</h3>{rules}"
+
+
+__all__ = ["advice", "report_page", "share_of_limit"]

@@ -1,0 +1,292 @@
+"""The viewer's data and pages, and what-if questions."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from base64 import b64decode, b64encode
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.browser import Browser, chromium
+
+import tensor_graphs as tg
+from tensor_graphs.cli.app import run
+from tensor_graphs.egraph.explain.explain import DEFINITION
+from tensor_graphs.errors import BadModelError, ExtractionError, NoPlanError, UsageError
+from tensor_graphs.explorer.columns import decode, encode
+from tensor_graphs.explorer.derivations import Derivation, without_rules
+from tensor_graphs.explorer.egraph_file import write
+from tensor_graphs.explorer.explorer import Explorer
+from tensor_graphs.explorer.file_page import file_page
+from tensor_graphs.explorer.page import explorer_data, widget_parts
+from tensor_graphs.explorer.widget import answer
+
+HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u202e\udc80"
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory: pytest.TempPathFactory) -> Explorer:
+    """(x w) * 2 + exp(x w) behind names that try to run scripts."""
+    x, w = tg.input("x", (32, 64)), tg.param(HOSTILE, (64, 64))
+    y = tg.softmax(tg.exp(x @ w) + (x @ w) * 2.0)
+    with tg.settings.override(home=str(tmp_path_factory.mktemp("home"))):
+        return tg.saturate(tg.Graph.of(y, name=HOSTILE), backend="c")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Explorer, int, int]:
+    """tanh(exp(x)) with its two e-classes: one kernel each, or one for both."""
+    with tg.settings.override(home=str(tmp_path_factory.mktemp("home"))):
+        found = tg.saturate(tg.tanh(tg.exp(tg.input("x", (64, 64)))), backend="c")
+    inner = next(int(found.view.cls[n]) for n, op in enumerate(found.view.op) if op == "exp")
+    return found, inner, found.view.roots[0]
+
+
+# ---------------------------------------------------------------- columns
+def test_columns_are_read_as_written() -> None:
+    columns: dict[str, Any] = {
+        "bools": np.array([True, False]), "ints": np.array([-1, 1 << 30], np.int32), "wide": np.arange(3, dtype=np.int64),
+        "floats": np.array([math.nan, math.inf, -0.0]), "none": np.zeros(0, np.int32), "no texts": [],
+        "texts": ["", "a", "é𝕏", "a", HOSTILE], "many": [str(i) for i in range(300)],
+    }  # fmt: skip
+    found, meta = decode(encode(columns, {"title": HOSTILE[:10], "n": 1.5}))
+    assert meta == {"title": HOSTILE[:10], "n": 1.5} and found.keys() == columns.keys()
+    for name, values in columns.items():
+        if isinstance(values, list):
+            assert list(found[name]) == [v.replace("\udc80", "?") for v in values]
+        else:
+            np.testing.assert_array_equal(np.asarray(found[name]), values)
+    assert np.asarray(found["ints"]).dtype == np.int32 and np.signbit(np.asarray(found["floats"])[2])
+    with pytest.raises(BadModelError, match="no column data"):
+        decode(b"PNG.....")
+
+
+def test_the_data_of_an_explorer_describes_it(explorer: Explorer) -> None:
+    found, _ = decode(explorer_data(explorer, seconds=0.5))
+    view, kernels = explorer.view, explorer.choice.hypergraph.candidates
+    assert found["node.op"] == view.op and np.array_equal(np.asarray(found["node.kid.item"]), view.kid)
+    assert found["kernel.name"] == [c.template.name for c in kernels]
+    steps = np.asarray(found["kernel.step"])
+    assert [int(np.flatnonzero(steps == n)[0]) for n in range(len(explorer.choice.chosen))] == explorer.choice.chosen
+    assert np.allclose(np.asarray(found["kernel.us"])[explorer.choice.chosen].sum(), explorer.choice.cost)
+    limits = np.asarray(found["kernel.limit"])
+    assert all(limits[i] > 0 for i in explorer.choice.chosen if not kernels[i].is_view)
+    assert all(found["kernel.source"][i] for i in explorer.choice.chosen if not kernels[i].is_view)
+
+
+# ---------------------------------------------------------------- rules of e-nodes
+def test_every_e_node_that_the_model_lacks_has_a_rule_or_a_definition(explorer: Explorer) -> None:
+    made = {n for d in explorer.derivations for n in d.made}
+    own = explorer.view.own
+    assert own is not None and all(own[n] or n in made for n in range(len(explorer.view)))
+    rules = {d.rule for d in explorer.derivations}
+    assert any(r.startswith(DEFINITION) for r in rules) and "add-commutes" in rules
+
+
+def test_forms_that_only_forbidden_rules_reach_are_found(pair: tuple[Explorer, int, int]) -> None:
+    view = pair[0].view
+    assert len(view) >= 3 and view.own is not None
+    own = [n for n in range(len(view)) if view.own[n]]
+    chain = [Derivation("a", (own[0],), (100,)), Derivation("b", (100,), (101,)), Derivation("c", (101,), (100,))]
+
+    class Larger:
+        own = [n in (0, 1, 2) for n in range(102)]
+
+        def __len__(self) -> int:
+            return 102
+
+    larger: Any = Larger()
+    assert without_rules(larger, chain, frozenset("a")) == {100, 101}  # c starts from what b makes from what a makes
+    assert without_rules(larger, chain, frozenset("b")) == {101}
+    assert without_rules(larger, chain, frozenset()) == set()
+
+
+# ---------------------------------------------------------------- what-if
+def test_a_hand_solved_choice_between_one_kernel_and_two(pair: tuple[Explorer, int, int]) -> None:
+    found, inner, outer = pair
+    flat = {"*": 10.0}  # every kernel takes 10 µs: one fused kernel is best
+    one = found.what_if(cost=flat)
+    assert one.after_us == 10.0 and one.optimal and len(one.choice.chosen) == 1
+    fused = [f"k{i}" for i in found.fusing(inner, outer)]
+    assert f"k{one.choice.chosen[0]}" in fused
+    two = found.what_if(forbid=fused, cost=flat)
+    assert two.after_us == 20.0 and two.difference_us == 20.0 - found.choice.cost
+    assert {k.made for k in two.added} <= {f"c{inner}", f"c{outer}"}
+    cheaper = found.what_if(cost={**flat, **dict.fromkeys(fused, 21.0)})  # fusing costs more than both
+    assert cheaper.after_us == 20.0
+    assert found.what_if(cost={**flat, **dict.fromkeys(fused, 19.0)}).after_us == 19.0
+    exp = next(i for i, c in enumerate(found.choice.hypergraph.candidates) if c.output.cls == inner)
+    pinned = found.what_if(pin=[f"k{exp}"], cost=flat)  # exp must run, and an output must need it
+    assert pinned.after_us == 20.0 and exp in pinned.choice.chosen and not pinned.unused
+
+
+def test_forbidding_every_kernel_of_a_value_leaves_the_fused_one_or_no_plan(pair: tuple[Explorer, int, int]) -> None:
+    found, inner, outer = pair
+    kept = found.what_if(forbid=[f"c{inner}"])
+    assert all(c.output.cls != inner for c in (found.choice.hypergraph.candidates[i] for i in kept.choice.chosen))
+    with pytest.raises(NoPlanError, match="no plan is left"):
+        found.what_if(forbid=[f"c{outer}"])
+    node = next(n for n, op in enumerate(found.view.op) if op == "exp")
+    with pytest.raises(NoPlanError):
+        found.what_if(forbid=[f"n{node}"])  # nothing else computes it
+    assert found.what_if(pin=[f"n{node}"]).difference_us == 0.0
+
+
+def test_forbidden_rules_take_their_forms_away(explorer: Explorer) -> None:
+    rules = sorted({d.rule for d in explorer.derivations})
+    without = explorer.what_if(forbid=["rule:*"])
+    dead = without_rules(explorer.view, explorer.derivations, frozenset(rules))
+    assert dead and all(explorer.covered[i].isdisjoint(dead) for i in without.choice.chosen)
+    assert without.after_us >= explorer.choice.cost - 1e-9
+    assert "rule:*" in str(without) and "<script" not in without._repr_html_() and without.to_json()["optimal"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [{"forbid": ["k999999"]}, {"forbid": ["np.matmull"]}, {"forbid": "rule:nothing"}, {"pin": ["np.matmul"]},
+     {"pin": ["c0"]}, {"pin": ["c0@7,7,7"]}, {"cost": {"k0": -1.0}}, {"cost": {"k0": math.nan}}],
+)  # fmt: skip
+def test_bad_selectors_are_named(explorer: Explorer, question: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as error:
+        explorer.what_if(**question)
+    assert error.value.where == "what_if"
+
+
+def test_a_widget_answers_questions_and_refuses_others(pair: tuple[Explorer, int, int]) -> None:
+    found, inner, _ = pair
+    assert answer(found, {"id": 7, "forbid": [f"c{inner}"]})["id"] == 7
+    for message in (
+        None,
+        [],
+        {"id": 1, "forbid": "k1"},
+        {"id": 1, "pin": [3]},
+        {"id": 1, "pin": ["k1"] * 1000},
+        {"id": 1, "forbid": ["?"]},
+    ):
+        assert "error" in answer(found, message)
+
+
+def test_the_widget_holds_the_data(pair: tuple[Explorer, int, int]) -> None:
+    pytest.importorskip("anywidget", reason="the notebook extra is not installed")
+    made = pair[0].widget()
+    assert decode(made.data)[0]["node.op"] == pair[0].view.op and "export default" in made._esm
+
+
+# ---------------------------------------------------------------- exports
+def test_everything_is_data(explorer: Explorer) -> None:
+    tables, plain, view = explorer.to_arrow(), explorer.to_json(), explorer.view
+    assert tables["node"].column("op").to_pylist() == plain["node"]["op"] == view.op
+    assert tables["node"].column("kid").to_pylist() == [view.kids(n).tolist() for n in range(len(view))]
+    assert tables["kernel"].num_rows == len(explorer.choice.hypergraph.candidates) == len(plain["kernel"]["us"])
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    dot = explorer.to_dot("plan")
+    assert dot.startswith("digraph {") and dot.count("palegreen") == len(explorer.choice.chosen)
+    assert re.fullmatch(
+        r'digraph \{\n(  (node \[shape=box\]|"(\\.|[^"\\])*"( -> "(\\.|[^"\\])*"| \[label="(\\.|[^"\\])*"[^"]*\]));\n)*\}\n',
+        explorer.to_dot(),
+    )
+    with pytest.raises(UsageError, match="no graph"):
+        explorer.to_dot("plans")
+
+
+def test_graphs_of_networkx(explorer: Explorer) -> None:
+    networkx = pytest.importorskip("networkx", reason="networkx is not installed")
+    plan, whole = explorer.to_networkx("plan"), explorer.to_networkx()
+    assert networkx.is_directed_acyclic_graph(plan)
+    assert sum(d["kind"] in ("kernel", "view") for _, d in plan.nodes(data=True)) == len(explorer.choice.chosen)
+    assert len(whole) == len(explorer.view) + explorer.view.n_classes
+    root = f"c{explorer.view.roots[0]}"
+    assert any(d.get("op") == "matmul" for n in networkx.descendants(whole, root) for d in [whole.nodes[n]])
+
+
+# ---------------------------------------------------------------- pages
+def inner_data(page: str) -> dict[str, Any]:
+    packed = re.search(r'<script type="application/octet-stream" id="data">([^<]*)</script>', page)
+    assert packed
+    return decode(zlib.decompress(b64decode(packed[1])))[0]
+
+
+def test_names_reach_a_page_as_data_only(explorer: Explorer) -> None:
+    page = explorer.html()
+    assert page.count("<script") == 2 and "hacked=1</script>" not in page and "<img" not in page
+    assert "default-src 'none'" in page and not re.search(r"<[a-z][^>]*(src|href)=|https?://|@import|url\(", page)
+    assert HOSTILE.replace("\udc80", "?") in inner_data(page)["node.name"]
+
+
+def test_files_have_pages_too(explorer: Explorer, tmp_path: Path) -> None:
+    write(tmp_path / "e.json.gz", explorer)
+    found = inner_data(file_page(tmp_path / "e.json.gz"))
+    assert found["node.op"] == explorer.view.op and (np.asarray(found["kernel.step"]) >= 0).any()
+    assert "add-commutes" in found["node.rule"] and (np.asarray(found["kernel.limit"]) > 0).any()
+    nodes = {
+        "a": {"op": HOSTILE, "children": ["b"], "eclass": "1", "cost": 1.0},
+        "b": {"op": "x", "children": [], "eclass": "2", "cost": 2.0},
+    }
+    (tmp_path / "f.json").write_text(json.dumps({"nodes": nodes, "root_eclasses": ["1"]}))
+    assert inner_data(file_page(tmp_path / "f.json"))["node.op"] == [HOSTILE.replace("\udc80", "?"), "x"]
+    (tmp_path / "g.json").write_text("{}")
+    with pytest.raises(ExtractionError):
+        file_page(tmp_path / "g.json")
+
+
+def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = {"a": {"op": "x", "children": [], "eclass": "1", "cost": 1.0}}
+    (tmp_path / "e.json").write_text(json.dumps({"nodes": nodes, "root_eclasses": ["1"]}))
+    assert run(["view", str(tmp_path / "e.json"), "--output", str(tmp_path / "p.html"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] and (tmp_path / "p.html").read_text().startswith("<!doctype html>")
+    assert run(["view", str(tmp_path / "none.json"), "-o", str(tmp_path / "q.html")]) == 2
+    assert run(["view", str(tmp_path), "-o", str(tmp_path / "q.html")]) == 2 and not (tmp_path / "q.html").exists()
+
+
+@pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
+def test_a_browser_shows_the_page_and_runs_nothing_else(explorer: Explorer, tmp_path: Path) -> None:
+    page = explorer.save_html(tmp_path / "page.html")
+    with Browser() as browser:
+        browser.open(page)
+        tabs = browser.run("[...document.querySelectorAll('nav button')].map(b => { b.click(); return b.textContent })")
+        assert tabs[:4] == ["E-graph", "Plan", "Model and plan", "Rewrites"]
+        browser.run("viewer.pick('E-graph'); viewer.main.search.value = 'exp'; viewer.main.find()")
+        assert browser.run("document.querySelector('.results button').click() ?? viewer.main.selected") >= 0
+        kernels = browser.run(
+            "viewer.main.showKernel(viewer.graph.plan.at(-1)) ?? document.querySelector('aside').textContent"
+        )
+        assert (
+            "in the plan" in kernels
+            and explorer.choice.hypergraph.candidates[explorer.choice.chosen[-1]].template.name in kernels
+        )
+        assert browser.run("window.hacked") is None
+        assert browser.messages() == []
+
+
+@pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
+def test_a_notebook_widget_asks_and_shows_the_answer(pair: tuple[Explorer, int, int], tmp_path: Path) -> None:
+    found, inner, _ = pair
+    script, style = widget_parts()
+    host = """
+      const data = new DataView(Uint8Array.from(atob("DATA"), (c) => c.charCodeAt(0)).buffer), heard = {};
+      window.sent = [];
+      const model = { get: () => data, on: (name, f) => { heard[name] = f; }, send: (m) => window.sent.push(m) };
+      window.reply = (m) => heard["msg:custom"](m);
+      render({ model, el: document.body });
+    """.replace("DATA", b64encode(explorer_data(found, seconds=0)).decode())
+    (tmp_path / "host.html").write_text(
+        f"<meta charset=utf-8><style>{style}</style><body><script type=module>{script}{host}</script>"
+    )
+    with Browser() as browser:
+        browser.open(tmp_path / "host.html", ready="!!document.querySelector('.asking input')")
+        browser.run(
+            "(i => { i.value = 'forbid X pin k0 cost *=10'; i.nextSibling.click() })(document.querySelector('.asking input'))".replace(
+                "X", f"c{inner}"
+            )
+        )
+        question = browser.run("sent[0]")
+        assert question == {"id": 1, "forbid": [f"c{inner}"], "pin": ["k0"], "cost": {"*": 10}}
+        reply = answer(found, {**question, "pin": []})
+        browser.run(f"reply({json.dumps(reply)})")
+        assert "10.0 µs" in browser.run("document.querySelector('aside').textContent")
+        assert browser.messages() == []
