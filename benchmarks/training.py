@@ -128,7 +128,9 @@ Case = tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]
 
 
 def cases(scale: str) -> dict[str, Case]:
-    """Name -> (module, its operands), at a scale: "full", "small" (the same layers, narrow) or "tiny" (fewer layers)."""
+    """Name -> (module, its operands), at a scale: "full", "medium" (GPT-2 only, narrower), "small" (the same layers, narrow) or
+    "tiny" (fewer layers).
+    """
 
     def tokens(batch: int, count: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
         return (torch.randint(0, vocabulary, (batch, count)),)
@@ -142,6 +144,8 @@ def cases(scale: str) -> dict[str, Case]:
             "resnet18": (lambda: ResNet18(64, 1000), lambda: images(16, 224, 1000)),
             "vit_s": (lambda: ViT(224, 16, 384, 6, 12, 1000), lambda: images(16, 224, 1000)),
         }
+    if scale == "medium":
+        return {"gpt2": (lambda: GPT2(8192, 256, 4, 4, 256), lambda: tokens(4, 128, 8192))}
     layers, stages = (4, 4) if scale == "small" else (1, 2)
     return {
         "gpt2": (lambda: GPT2(64, 32, 4, layers, 32), lambda: tokens(2, 16, 64)),
@@ -234,7 +238,7 @@ def trained(
 
 
 def timed(name: str, *, scale: str, device: str, dtype: torch.dtype, **options: Any) -> dict[str, Any]:
-    """µs of a training step: eager, and under `tg.compile` as it decides."""
+    """µs of a training step: eager, under `torch.compile` as it is, and under `tg.compile` as it decides."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     make, batch = cases(scale)[name]
@@ -252,8 +256,13 @@ def timed(name: str, *, scale: str, device: str, dtype: torch.dtype, **options: 
             torch.cuda.synchronize()
         return 1e6 * (time.perf_counter() - begin)
 
-    forms = {"eager_us": module, "us": compiled}
+    forms = {"eager_us": module, "peer_us": torch.compile(module), "us": compiled}
     samples: dict[str, list[float]] = {f: [] for f in forms}
+    try:
+        step(forms["peer_us"])
+    except Exception as error:  # no C++ compiler, for example: no figure
+        print(f"torch.compile: {type(error).__name__}: {str(error)[:200]}")
+        forms["peer_us"] = module
     for _ in range(2 + ROUNDS):
         for form, call in forms.items():
             samples[form].append(step(call))
@@ -273,13 +282,13 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for each program")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--scale", choices=("full", "small", "tiny"), default="full")
+    parser.add_argument("--scale", choices=("full", "medium", "small", "tiny"), default="full")
     parser.add_argument("--untimed", action="store_true", help="errors and curves only")
     parser.add_argument("--json", help="file for the rows")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     print("| model | operators in programs | error of gradients: programs, eager | first loss | last loss: programs, eager | "
-          "largest difference from float64: programs, eager | eager step, µs | tg.compile step, µs | runs |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+          "largest difference from float64: programs, eager | eager step, µs | torch.compile step, µs | tg.compile step, µs | runs |\n|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     rows = []
     for name in given.names or cases(given.scale):
         common = {"scale": given.scale, "device": given.device, "dtype": getattr(torch, given.dtype)}
@@ -292,7 +301,7 @@ def main() -> None:
         rows.append(row)
         ours, eager = row["losses"], row["eager_losses"]
         print(f"| {name} | {row['in_programs']} of {row['operators']} | {row['error']:.2g}, {row['eager_error']:.2g} | {ours[0]:.5f} | "
-              f"{ours[-1]:.5f}, {eager[-1]:.5f} | {row['apart']:.2g}, {row['eager_apart']:.2g} | {row.get('eager_us', '')} | {row.get('us', '')} | "
+              f"{ours[-1]:.5f}, {eager[-1]:.5f} | {row['apart']:.2g}, {row['eager_apart']:.2g} | {row.get('eager_us', '')} | {row.get('peer_us', '')} | {row.get('us', '')} | "
               f"{row.get('decided', row['runs'])} |", flush=True)  # fmt: skip
         if given.json:
             with open(given.json, "w", encoding="utf-8") as file:
