@@ -1,7 +1,9 @@
 """Whole calls of modules under `tg.compile` beside eager and `torch.compile`: `python -m benchmarks.torch_compile [--budget S] [--device D]`.
 
-Each row: µs of one call as a caller sees it (wall clock, results synchronized), medians of alternating rounds; what runs after the decision;
-seconds of the first call with `wait=True`. Modules are written for this table and tuned for nothing.
+Each row: µs of one call as a caller sees it (wall clock, results synchronized), medians of alternating rounds: the bare module,
+torch.compile's default mode, tg.compile, and tg.compile's backend without the choice between compiled and bare calls
+(`torch.compile(backend="tensor_graphs")`); what runs after the decision; seconds of the first call with `wait=True`. Modules are
+written for this table and tuned for nothing. The last row is a training step of a small GPT-2 (forward, backward, SGD).
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from torch import nn
 import tensor_graphs as tg
 
 ROUNDS, ROUND_S = 30, 0.02  # rounds of each form, and seconds of a round
+WARM = 30  # calls before the rounds, during which tg.compile chooses between compiled and bare calls
+
+
+TRAINED = "training step, GPT-2"
 
 
 class Mixer(nn.Module):
@@ -100,7 +106,7 @@ def measured(
     name: str, module: nn.Module, inputs: tuple[torch.Tensor, ...], budget: float, gpu: bool
 ) -> dict[str, Any]:
     """One row."""
-    forms: dict[str, Callable[[], Any]] = {"eager": lambda: module(*inputs)}
+    forms: dict[str, Callable[[], Any]] = {"bare module": lambda: module(*inputs)}
     compiled = torch.compile(module)
     forms["torch.compile"] = lambda: compiled(*inputs)
     begin = time.perf_counter()
@@ -108,10 +114,13 @@ def measured(
     ours(*inputs)
     first_s = time.perf_counter() - begin
     forms["tg.compile"] = lambda: ours(*inputs)
+    behind_guards = torch.compile(module, backend=tg.torch_compile.backend, options={"budget": budget, "wait": True})
+    forms["backend"] = lambda: behind_guards(*inputs)
     report = tg.torch_compile.last_report()
     for form in list(forms):
         try:
-            forms[form]()
+            for _ in range(WARM):
+                forms[form]()
         except Exception as error:  # a peer that cannot compile has no figure
             warnings.warn(f"{name}: {form}: {type(error).__name__}: {error}", stacklevel=1)
             del forms[form]
@@ -125,7 +134,7 @@ def measured(
         "case": name,
         **us,
         "runs": report.runs if report else "eager",
-        "why": report.why if report else "",
+        "why": f"{report.why}; calls {report.calls}" if report else "",
         "first_s": round(first_s, 1),
     }
 
@@ -138,21 +147,47 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", help="file for the rows")
     given = parser.parse_args()
-    gpu, rows = given.device == "cuda", []
+    gpu, rows = given.device == "cuda", list[dict[str, Any]]()
     torch.manual_seed(0)
-    print("| case | eager, µs | torch.compile, µs | tg.compile, µs | runs | first call, s |\n|---|---|---|---|---|---|")
+    columns = ("bare module", "torch.compile", "tg.compile", "backend")
+    print(f"| case | {', '.join(columns).replace(', ', ', µs | ')}, µs | runs | first call, s |\n|{'---|' * 7}")
     for name, (module, inputs) in cases(gpu).items():
         if given.names and name not in given.names:
             continue
-        with torch.no_grad():
-            row = measured(name, module, inputs, given.budget, gpu)
+        try:
+            with torch.no_grad():
+                row = measured(name, module, inputs, given.budget, gpu)
+        except Exception as error:  # the other cases still have figures
+            print(f"| {name} | {type(error).__name__}: {str(error)[:300]} |", flush=True)
+            continue
         rows.append(row)
-        cells = [row.get(k, "") for k in ("case", "eager", "torch.compile", "tg.compile", "runs", "first_s")]
+        cells = [row.get(k, "") for k in ("case", *columns, "runs", "first_s")]
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
         print(f"  {row['why']}", flush=True)
-        if given.json:
-            with open(given.json, "w", encoding="utf-8") as file:
-                json.dump(rows, file, indent=1)
+    if not given.names or TRAINED in given.names:
+        row = {"case": TRAINED, **training_step(given.budget, gpu)}
+        rows.append(row)
+        print(
+            f"| {TRAINED} | {row['bare module']} | {row['torch.compile']} | {row['tg.compile']} |  | {row['runs']} |  |\n  {row['why']}"
+        )
+    if given.json:
+        with open(given.json, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
+
+
+def training_step(budget: float, gpu: bool) -> dict[str, Any]:
+    """µs of a training step of a GPT-2 with 4 layers, batch 4, 128 tokens."""
+    from . import training
+
+    scale, device = ("medium", "cuda") if gpu else ("small", "cpu")
+    row = training.timed("gpt2", scale=scale, device=device, dtype=torch.float32, budget=budget)
+    return {
+        "bare module": row["eager_us"],
+        "torch.compile": row["peer_us"],
+        "tg.compile": row["us"],
+        "runs": row["decided"],
+        "why": row["why"],
+    }
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ class SizedEmitter(Emitter):
             self.written.add(name)
             if template.family == "view" or not template.writes_out(call):
                 text = template.write(replace(call, names=names))
-                self.once.append(f"{name} = np.ascontiguousarray({text})")
+                self.once.append(f"{name} = np.asarray({text}, order='C')")  # ascontiguousarray gives scalars an axis
             else:
                 self.once.append(f"{name} = np.empty({literal(node.shape)}, {dtype_text(node.dtype)})")
                 self.once += template.write(replace(call, names={**names, "out": name})).split("; ")

@@ -206,6 +206,33 @@ def slice_(x: Tensor, dim: int = 0, start: Dim | None = None, end: Dim | None = 
     return t.slice_axis(x, axis, lo, hi, step)
 
 
+def _memory_order(shape: Sequence[Any], strides: Sequence[Any]) -> list[int]:
+    """Return the axes of a dense tensor from the outermost to the innermost in memory.
+
+    Raises UnsupportedError for free sizes and for elements that overlap or leave gaps.
+    """
+    if not all(type(d) is int for d in (*shape, *strides)):
+        raise UnsupportedError("strides over free dimensions")
+    order = sorted((i for i, d in enumerate(shape) if d != 1), key=lambda i: -strides[i])
+    step = 1
+    for i in reversed(order):
+        if strides[i] != step:
+            raise UnsupportedError("strides of a tensor that overlaps itself or has gaps")
+        step *= shape[i]
+    return [*(i for i, d in enumerate(shape) if d == 1), *order]
+
+
+def as_strided(
+    x: Tensor, strides: Sequence[Any], first: Any, size: Sequence[Any], wanted: Sequence[Any], offset: Any = None
+) -> Tensor:
+    """Return the memory of dense x, whose strides and offset are given, as a dense tensor of other sizes and strides."""
+    if offset not in (None, first) or volume(x.shape) != volume(tuple(size)):
+        raise UnsupportedError("a part of a tensor's memory")
+    source, target = _memory_order(x.shape, strides), _memory_order(size, wanted)
+    flat = t.reshape(t.permute(x, source), [size[i] for i in target])
+    return t.permute(flat, [target.index(i) for i in range(len(target))])
+
+
 def narrow(x: Tensor, dim: int, start: Dim, length: Dim) -> Tensor:
     """Return `length` elements of an axis from start on."""
     start = start + x.shape[dim] if isinstance(start, int) and start < 0 else start

@@ -23,7 +23,8 @@ from .aten_reduce import linear, refuse_free
 Ints = int | Sequence[int]
 
 
-def _each(value: Ints, n: int) -> tuple[int, ...]:
+def each(value: Ints, n: int) -> tuple[int, ...]:
+    """Return a number for each of n axes."""
     found = (value,) if isinstance(value, int) else tuple(value)
     return found * n if len(found) == 1 else found
 
@@ -38,10 +39,10 @@ def convolution(
     if x.rank == n + 1:
         return t.squeeze(convolution(t.expand_dims(x, 0), w, b, stride, padding, dilation, transposed, output_padding,
                                      groups), 0)  # fmt: skip
-    strides, pads, dilations = _each(stride, n), _each(padding, n), _each(dilation, n)
+    strides, pads, dilations = each(stride, n), each(padding, n), each(dilation, n)
     if transposed:
         x, w = _dilated(x, strides), _turned(w, groups)
-        extra = _each(output_padding, n)
+        extra = each(output_padding, n)
         reach = [dilations[i] * (refuse_free(w.shape[2 + i], "a kernel size") - 1) for i in range(n)]
         edges = [(reach[i] - pads[i], reach[i] - pads[i] + extra[i]) for i in range(n)]
         x = constant_pad(x, [v for pair in reversed([(min(lo, 0), min(hi, 0)) for lo, hi in edges]) for v in pair])
@@ -59,7 +60,7 @@ def conv(
         return convolution(x, w, b, stride, padding, dilation, groups=groups)
     n = w.rank - 2
     if padding == "same":
-        whole = [d * (refuse_free(w.shape[2 + i], "a kernel size") - 1) for i, d in enumerate(_each(dilation, n))]
+        whole = [d * (refuse_free(w.shape[2 + i], "a kernel size") - 1) for i, d in enumerate(each(dilation, n))]
         x = constant_pad(x, [v for total in reversed(whole) for v in (total // 2, total - total // 2)])
     return convolution(x, w, b, stride, 0, dilation, groups=groups)
 
@@ -100,8 +101,8 @@ def _turned(w: Tensor, groups: int) -> Tensor:
 def _pool_attrs(
     x: Tensor, n: int, kernel: Ints, stride: Any, padding: Ints, dilation: Ints, ceil_mode: bool
 ) -> dict[str, Any]:
-    sizes, steps = _each(kernel, n), _each(stride, n) if stride not in (None, [], ()) else _each(kernel, n)
-    pads, gaps = _each(padding, n), _each(dilation, n)
+    sizes, steps = each(kernel, n), each(stride, n) if stride not in (None, [], ()) else each(kernel, n)
+    pads, gaps = each(padding, n), each(dilation, n)
     high = list(pads)
     if ceil_mode:
         for i in range(n):
@@ -115,7 +116,7 @@ def _pool_attrs(
     return {"kernel": sizes, "strides": steps, "pads": (*pads, *high), "dilations": gaps}
 
 
-def _batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
+def batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
     """Return a builder over [N, C, *S] that also accepts [C, *S]."""
 
     def run(x: Tensor, *args: Any, **named: Any) -> Any:
@@ -137,7 +138,7 @@ def max_pool(n: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         return c.max_pool(x, **_pool_attrs(x, n, kernel, stride, padding, dilation, ceil_mode))
 
-    return _batched(n, build)
+    return batched(n, build)
 
 
 def max_pool_indices(n: int) -> Callable[..., list[Any]]:
@@ -149,7 +150,7 @@ def max_pool_indices(n: int) -> Callable[..., list[Any]]:
         attrs = _pool_attrs(x, n, kernel, stride, padding, dilation, ceil_mode)
         return [c.max_pool(x, **attrs), _largest_at(x, **attrs)]
 
-    return _batched(n, build)
+    return batched(n, build)
 
 
 def _largest_at(
@@ -195,7 +196,7 @@ def avg_pool(n: int) -> Callable[..., Tensor]:
         out, volume_ = c.avg_pool(x, **attrs), prod(attrs["kernel"])
         if divisor_override:
             return t.mul(out, volume_ / divisor_override)
-        pads, plain = attrs["pads"], _each(padding, n)
+        pads, plain = attrs["pads"], each(padding, n)
         if (count_include_pad and pads == (*plain, *plain)) or not any(pads):
             return out
         share = np.ones((1, 1, *concrete(x.shape[2:])), dtypes.numpy_dtype(x.dtype))
@@ -206,10 +207,10 @@ def avg_pool(n: int) -> Callable[..., Tensor]:
         (counted,) = evaluate([c.avg_pool(inside, **attrs)], {})
         return t.div(out, t.constant(counted))
 
-    return _batched(n, build)
+    return batched(n, build)
 
 
-def _averaging(size: int, count: int) -> np.ndarray[Any, Any]:
+def averaging_matrix(size: int, count: int) -> np.ndarray[Any, Any]:
     """Return the matrix [count, size] that averages PyTorch's adaptive windows."""
     matrix = np.zeros((count, size))
     for i in range(count):
@@ -222,16 +223,16 @@ def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
     """Return a builder of adaptive average pooling: the windows are chosen to yield the requested size."""
 
     def build(x: Tensor, output_size: Any) -> Tensor:
-        wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(_each(output_size, n))]
+        wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(each(output_size, n))]
         if all(v == 1 for v in wanted):
             return t.mean(x, tuple(range(2, 2 + n)), True)
         sizes = [refuse_free(d, "an adaptive pool") for d in x.shape[2:]]
         if all(s % v == 0 for s, v in zip(sizes, wanted)):
             kernel = [s // v for s, v in zip(sizes, wanted)]
             return c.avg_pool(x, kernel=kernel, strides=kernel, pads=(0,) * (2 * n), dilations=(1,) * n)
-        return resample(x, [_averaging(s, v) for s, v in zip(sizes, wanted)])
+        return resample(x, [averaging_matrix(s, v) for s, v in zip(sizes, wanted)])
 
-    return _batched(n, build)
+    return batched(n, build)
 
 
 def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
@@ -241,7 +242,7 @@ def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
     """
 
     def build(x: Tensor, output_size: Any) -> list[Any]:
-        wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(_each(output_size, n))]
+        wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(each(output_size, n))]
         sizes = [refuse_free(d, "an adaptive pool") for d in x.shape[2:]]
         if any(s % v for s, v in zip(sizes, wanted)):
             for i, (size, count) in enumerate(zip(sizes, wanted)):
@@ -251,7 +252,7 @@ def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
         attrs = {"kernel": kernel, "strides": kernel, "pads": (0,) * (2 * n), "dilations": (1,) * n}
         return [c.max_pool(x, **attrs), _largest_at(x, **attrs)]
 
-    return _batched(n, build)
+    return batched(n, build)
 
 
 def _largest_of(x: Tensor, axis: int, size: int, count: int) -> Tensor:
@@ -397,7 +398,7 @@ _MOVES = ("reshape", "permute", "broadcast_to", "slice", "concat", "gather", "wh
 _SUMS = ("add", "sub")
 
 
-def _some_visible(mask: Tensor) -> bool:
+def some_visible(mask: Tensor) -> bool:
     """Return whether every row of a mask is known to have a visible position.
 
     This holds if no element can be -inf, or if the mask is constant and no row is fully masked.
@@ -470,7 +471,7 @@ def attention(
     seen: Tensor | None = None
     if mask is not None:
         mask = t.with_rank(mask, rank)
-        if not _some_visible(mask):
+        if not some_visible(mask):
             seen = t.any(mask if mask.dtype == "bool" else t.ne(mask, float("-inf")), -1, True)
         if mask.dtype == "bool":
             mask = t.where(mask, t.full((1,) * rank, 0.0, q.dtype), t.full((1,) * rank, float("-inf"), q.dtype))
@@ -516,7 +517,7 @@ def _targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> lis
     return [floor(size * float(s or 1)) for size, s in zip(sizes, scales)]
 
 
-def _scales(scales: Sequence[Any], n: int) -> list[float | None]:
+def scales_of(scales: Sequence[Any], n: int) -> list[float | None]:
     if len(scales) == 1 and isinstance(scales[0], list | tuple):
         return list(scales[0])
     return [*scales, *[None] * n][:n]
@@ -545,23 +546,34 @@ def _whole_factors(x: Tensor, output_size: Any, factors: Sequence[float | None])
     return found
 
 
-def upsample_nearest(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
-    """Nearest-neighbour resampling."""
+def upsample_nearest_exact(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
+    """Nearest-neighbour resampling that compares the centres of positions."""
+    return upsample_nearest(x, output_size, *scales, middle=0.5)
+
+
+def upsample_nearest(x: Tensor, output_size: Any, *scales: Any, middle: float = 0.0) -> Tensor:
+    """Nearest-neighbour resampling. `middle`: as for `nearest_positions`."""
     n = x.rank - 2
-    factors = _scales(scales, n)
+    factors = scales_of(scales, n)
     whole = _whole_factors(x, output_size, factors)
     if whole:
         return upsample(x, whole)
     wanted = _targets(x, output_size, factors)
     sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
     for i, (want, size, factor) in enumerate(zip(wanted, sizes, factors)):
-        step = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(want)
-        line = np.minimum(np.floor(np.arange(want, dtype=np.float32) * step).astype(np.int64), size - 1)
-        x = t.gather(x, t.constant(line), 2 + i)
+        x = t.gather(x, t.constant(nearest_positions(size, want, factor, middle)), 2 + i)
     return x
 
 
-def _interpolation(size: int, want: int, align: bool, factor: float | None) -> np.ndarray[Any, Any]:
+def nearest_positions(size: int, want: int, factor: float | None, middle: float = 0.0) -> np.ndarray[Any, Any]:
+    """Return the input position of each of `want` outputs. `middle`: 0.5 compares centres of positions, 0 their starts."""
+    step = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(want)
+    spots = (np.arange(want, dtype=np.float32) + np.float32(middle)) * step
+    found: np.ndarray[Any, Any] = np.minimum(np.floor(spots).astype(np.int64), size - 1)
+    return found
+
+
+def interpolation_matrix(size: int, want: int, align: bool, factor: float | None) -> np.ndarray[Any, Any]:
     """Return the matrix [want, size] of linear interpolation."""
     if align:
         spots = np.arange(want) * ((size - 1) / (want - 1) if want > 1 else 0.0)
@@ -575,20 +587,20 @@ def _interpolation(size: int, want: int, align: bool, factor: float | None) -> n
     return matrix
 
 
-def _triangle(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def triangle_filter(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Triangle filter (linear interpolation)."""
     line: np.ndarray[Any, Any] = np.maximum(1 - np.abs(x), 0.0)
     return line
 
 
-def _cubic(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def cubic_filter(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Cubic convolution filter (Keys 1981) with a = -0.5."""
     a, d = -0.5, np.abs(x)
     near, far = ((a + 2) * d - (a + 3)) * d * d + 1, (((d - 5) * d + 8) * d - 4) * a
     return np.where(d < 1, near, np.where(d < 2, far, 0.0))
 
 
-def _filtered(
+def filter_matrix(
     size: int, want: int, align: bool, factor: float | None, reach: int, weigh: Callable[[Any], Any]
 ) -> np.ndarray[Any, Any]:
     """Return the matrix [want, size] of a filter stretched by the downscaling factor, as in Pillow's resize."""
@@ -607,15 +619,17 @@ def upsample_filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[..., 
     """Return a builder of antialiased resizing: each output is a weighted mean of the inputs under the filter."""
 
     def build(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
-        factors = _scales(scales, x.rank - 2)
+        factors = scales_of(scales, x.rank - 2)
         wanted = _targets(x, output_size, factors)
         sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
-        return resample(x, [_filtered(s, w, align_corners, f, reach, weigh) for s, w, f in zip(sizes, wanted, factors)])
+        return resample(
+            x, [filter_matrix(s, w, align_corners, f, reach, weigh) for s, w, f in zip(sizes, wanted, factors)]
+        )
 
     return build
 
 
-upsample_linear_aa, upsample_cubic_aa = upsample_filtered(1, _triangle), upsample_filtered(2, _cubic)
+upsample_linear_aa, upsample_cubic_aa = upsample_filtered(1, triangle_filter), upsample_filtered(2, cubic_filter)
 
 
 def _between(x: Tensor, axis: int, times: int) -> Tensor:
@@ -635,7 +649,7 @@ def _between(x: Tensor, axis: int, times: int) -> Tensor:
 def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
     """Linear interpolation along every spatial axis."""
     n = x.rank - 2
-    factors = _scales(scales, n)
+    factors = scales_of(scales, n)
     whole = _whole_factors(x, output_size, factors)
     if not align_corners and whole and any(isinstance(d, Expr) for d in x.shape[2:]):
         for i, times in enumerate(whole):
@@ -643,4 +657,4 @@ def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: A
         return x
     wanted = _targets(x, output_size, factors)
     sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
-    return resample(x, [_interpolation(s, w, align_corners, f) for s, w, f in zip(sizes, wanted, factors)])
+    return resample(x, [interpolation_matrix(s, w, align_corners, f) for s, w, f in zip(sizes, wanted, factors)])

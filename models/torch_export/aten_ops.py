@@ -18,6 +18,7 @@ from . import aten_layout as layout
 from . import aten_nn as nn
 from . import aten_pointwise as p
 from . import aten_reduce as r
+from .aten_backward import BACKWARD
 from .aten_recurrent import RECURRENT
 from .aten_training import TRAINING
 
@@ -309,6 +310,7 @@ _LAYERS: dict[str, Builder] = {
     "scaled_dot_product_attention": nn.attention,
     **{f"grid_sampler_{n}d": nn.grid_sampler for n in (2, 3)},
     **{f"upsample_nearest{n}d.default vec": nn.upsample_nearest for n in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{n}d.default vec": nn.upsample_nearest_exact for n in (1, 2, 3)},
     **{f"upsample_{kind}.default vec": nn.upsample_linear for kind in ("linear1d", "bilinear2d", "trilinear3d")},
     "_upsample_bilinear2d_aa.default vec": nn.upsample_linear_aa,
     "_upsample_bicubic2d_aa.default vec": nn.upsample_cubic_aa,
@@ -318,6 +320,7 @@ _LAYERS: dict[str, Builder] = {
 TABLE: dict[str, Builder] = (
     RECURRENT
     | TRAINING
+    | BACKWARD
     | _overloads(_ARITHMETIC | _FUNCTIONS | _CREATION | _VIEWS | _LAYOUT | _REDUCTIONS | _CONTRACTIONS | _LAYERS)
 )
 

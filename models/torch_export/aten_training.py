@@ -1,15 +1,12 @@
-"""Builders of ATen overloads that only AOTAutograd's graphs have: fused attention, and backward operators without a
-decomposition.
-"""
+"""Builders of ATen overloads that only AOTAutograd's graphs have: fused attention and its backward, fused layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.dims import volume
 from ...egraph.ir.graph import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
@@ -27,30 +24,42 @@ def _scale_of(q: Tensor, scale: float | None) -> float:
     return float(scale) if scale is not None else 1.0 / sqrt(size or 1)
 
 
+def _accumulated(x: Tensor) -> Tensor:
+    """Return x in the dtype in which fused attention accumulates: float64 for float64, else float32."""
+    return t.cast(x, "float64" if x.dtype == "float64" else "float32")
+
+
 def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
-    """Return scale * q @ k.T + mask in float32, [..., queries, keys]."""
-    scores = t.matmul(t.cast(q, "float32"), t.swapaxes(t.cast(k, "float32"), -1, -2)) * scale
+    """Return scale * q @ k.T + mask, [..., queries, keys], in the dtype of `_accumulated`."""
+    scores = t.matmul(_accumulated(q), t.swapaxes(_accumulated(k), -1, -2)) * scale
     if causal:
         queries, keys = whole_sizes(scores.shape[-2:], "a causal mask")
         seen = layout.tril(t.full((queries, keys), True, "bool"))
-        scores = t.where(t.with_rank(seen, scores.rank), scores, t.full((1,) * scores.rank, float("-inf"), "float32"))
+        scores = t.where(
+            t.with_rank(seen, scores.rank), scores, t.full((1,) * scores.rank, float("-inf"), scores.dtype)
+        )
     if mask is None:
         return scores
     if mask.dtype == "bool":
-        least = t.full((1,) * scores.rank, float("-inf"), "float32")
+        least = t.full((1,) * scores.rank, float("-inf"), scores.dtype)
         return t.where(t.with_rank(mask, scores.rank), scores, least)
-    return scores + t.with_rank(t.cast(mask, "float32"), scores.rank)
+    return scores + t.with_rank(t.cast(mask, scores.dtype), scores.rank)
 
 
 def flash_cpu(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *, attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp of the scores over the keys, float32]."""
+    """Return [attention, logsumexp of the scores over the keys; 0 for queries that see no key]."""
     out = nn.attention(q, k, v, attn_mask, dropout, causal, scale=scale)
     scores = _scores(q, k, causal, attn_mask, _scale_of(q, scale))
     top = t.max(scores, -1, True)
-    return [out, t.squeeze(top + t.log(t.sum(t.exp(scores - top), -1, True)), -1)]
+    if attn_mask is None or nn.some_visible(attn_mask):
+        return [out, t.squeeze(top + t.log(t.sum(t.exp(scores - top), -1, True)), -1)]
+    hidden = t.eq(top, float("-inf"))
+    top = t.where(hidden, 0.0, top)
+    total = t.log(t.where(hidden, 1.0, t.sum(t.exp(scores - top), -1, True)))
+    return [out, t.squeeze(top + total, -1)]
 
 
 def flash_cpu_backward(
@@ -61,13 +70,13 @@ def flash_cpu_backward(
     if dropout:
         raise UnsupportedError("attention with dropout is random")
     factor, dtype = _scale_of(q, scale), q.dtype
-    grad, out, q32, k32, v32 = (t.cast(x, "float32") for x in (grad, out, q, k, v))
-    weights = t.exp(_scores(q, k, causal, attn_mask, factor) - t.expand_dims(t.cast(logsumexp, "float32"), -1))
-    inner = t.matmul(grad, t.swapaxes(v32, -1, -2)) - t.sum(grad * out, -1, True)
+    grad, out, wide_q, wide_k, wide_v = (_accumulated(x) for x in (grad, out, q, k, v))
+    weights = t.exp(_scores(q, k, causal, attn_mask, factor) - t.expand_dims(_accumulated(logsumexp), -1))
+    inner = t.matmul(grad, t.swapaxes(wide_v, -1, -2)) - t.sum(grad * out, -1, True)
     scores = weights * inner * factor
     grads = (
-        t.matmul(scores, k32),
-        t.matmul(t.swapaxes(scores, -1, -2), q32),
+        t.matmul(scores, wide_k),
+        t.matmul(t.swapaxes(scores, -1, -2), wide_q),
         t.matmul(t.swapaxes(weights, -1, -2), grad),
     )
     return [t.cast(g, dtype) for g in grads]
@@ -129,74 +138,6 @@ def fused_attention(results: int, biased: bool) -> Callable[..., list[Any]]:
     return run
 
 
-def convolution_backward(
-    grad: Tensor, x: Tensor, w: Tensor, bias: Any, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int, wanted: Sequence[bool],
-) -> list[Any]:  # fmt: skip
-    """Return the gradients of input, weight and bias; None where not wanted. Not for transposed convolutions, and with
-    groups only for the input and the bias.
-    """
-    n = w.rank - 2
-    stride, padding, dilation = ((list(v) * n)[:n] for v in (stride, padding, dilation))
-    if transposed or (wanted[1] and groups != 1):
-        raise UnsupportedError("the weight's gradient of a grouped or transposed convolution")
-    sizes, kernel, made = (whole_sizes(v.shape[2:], "a convolution's gradient") for v in (x, w, grad))
-    found: list[Any] = [None, None, None]
-    if wanted[0]:
-        reached = [(made[i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1 for i in range(n)]
-        extra = [sizes[i] - reached[i] for i in range(n)]
-        found[0] = nn.convolution(grad, w, None, stride, padding, dilation, True, extra, groups)
-    if wanted[1]:  # a convolution of the input by the output's gradient, summed over the batch
-        product = t.conv(t.swapaxes(x, 0, 1), t.swapaxes(grad, 0, 1), None, strides=tuple(dilation),
-                         pads=(*padding, *padding), dilations=tuple(stride), groups=1)  # fmt: skip
-        for i in range(n):
-            product = t.slice_axis(product, 2 + i, 0, kernel[i])
-        found[1] = t.swapaxes(product, 0, 1)
-    if wanted[2]:
-        found[2] = t.sum(grad, (0, *range(2, grad.rank)))
-    return found
-
-
-def max_pool_backward(
-    grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Tensor
-) -> Tensor:
-    """Return the gradient of a pool's input: each result's gradient is added at the position of its maximum."""
-    lead = grad.shape[:-2]
-
-    def flat(y: Tensor) -> Tensor:
-        return t.reshape(y, (*lead, volume(y.shape[-2:])))
-
-    empty = t.full((*lead, volume(x.shape[-2:])), 0.0, grad.dtype)
-    return t.reshape(layout.scatter_add(empty, -1, flat(indices), flat(grad)), x.shape)
-
-
-def adaptive_avg_pool_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of an adaptive mean's input, for sizes that are multiples of the result's."""
-    sizes, made = (whole_sizes(v.shape[-2:], "an adaptive pool's gradient") for v in (x, grad))
-    times = [a // b for a, b in zip(sizes, made)]
-    if any(a % b for a, b in zip(sizes, made)):
-        raise UnsupportedError("the gradient of an adaptive mean over windows of different sizes")
-    for axis, count in zip((grad.rank - 2, grad.rank - 1), times):
-        grad = layout.repeat_interleave(grad, count, axis)
-    return grad * (1.0 / (times[0] * times[1]))
-
-
-def avg_pool_backward(
-    grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool,
-    counts_padding: bool, divisor: int | None,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of a mean pool's input."""
-    kernel, padding = (list(kernel) * 2)[:2], (list(padding) * 2)[:2]
-    if ceil or x.rank != 4 or (any(padding) and not counts_padding):
-        raise UnsupportedError("the gradient of a mean pool with windows of different sizes")
-    (channels,) = whole_sizes(x.shape[1:2], "a pool's gradient")
-    ones = t.full((channels, 1, *kernel), 1.0 / (divisor or kernel[0] * kernel[1]), grad.dtype)
-    wanted = (True, False, False)
-    found: Tensor = convolution_backward(grad, x, ones, None, list(stride) or kernel, padding, [1, 1], False, [0, 0],
-                                         channels, wanted)[0]  # fmt: skip
-    return found
-
-
 TRAINING: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention_for_cpu.default": flash_cpu,
     "_scaled_dot_product_flash_attention_for_cpu_backward.default": flash_cpu_backward,
@@ -206,10 +147,6 @@ TRAINING: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_fused_attention_overrideable.default": fused_attention(9, False),
     "_native_multi_head_attention.default": multi_head_attention,
     "_transformer_encoder_layer_fwd.default": encoder_layer,
-    "convolution_backward.default": convolution_backward,
-    "max_pool2d_with_indices_backward.default": max_pool_backward,
-    "_adaptive_avg_pool2d_backward.default": adaptive_avg_pool_backward,
-    "avg_pool2d_backward.default": avg_pool_backward,
 }
 
 __all__ = ["TRAINING"]

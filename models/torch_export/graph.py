@@ -17,6 +17,7 @@ from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageE
 from ..common.sizes import size_tensor
 from ..files.limits import check_count
 from . import aten_complex as cx
+from . import aten_layout as layout
 from .arrays import dtype_name, to_numpy
 from .aten_layout import Missing
 from .aten_ops import IGNORED, TABLE
@@ -46,8 +47,18 @@ _HINTS = {
 MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 
+#: Operators whose results depend on the strides of their first operand -> builders that take its traced value in addition.
+STRIDED: dict[str, Callable[..., Tensor]] = {
+    "as_strided.default": lambda v, x, *given, **named: layout.as_strided(x, v.stride(), v.storage_offset(), *given, **named),
+    "as_strided_scatter.default": lambda v, x, source, size, stride, offset=None: layout.as_strided(
+        source, stride, offset or 0, v.shape, v.stride(), v.storage_offset()),
+}  # fmt: skip
+
+
 class ExportReader:
     """Interpreter of an exported program that calls a builder for each node. Unsupported nodes are collected first."""
+
+    guards_strides = False  # whether inputs have the strides that they were traced with
 
     def __init__(
         self, program: Any, sizes: Sequence[Mapping[int, str]], parts: Mapping[str, int], writes: Writes
@@ -283,6 +294,10 @@ class ExportReader:
             return self._run(args[first], args[first + 1 :])
         if overload in IGNORED:
             return None
+        if overload in STRIDED:
+            if not self.guards_strides and node.args[0].op == "placeholder":
+                raise UnsupportedError("the strides of an argument differ by call")
+            return STRIDED[overload](node.args[0].meta["val"], *args, **kwargs)
         named = {k: v for k, v in kwargs.items() if k not in _PLACEMENT}
         builder = self._builder(overload, (args, named), value)
         if builder is None:

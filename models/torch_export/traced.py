@@ -131,6 +131,8 @@ def _program(module: Any, weights: Mapping[str, Any]) -> _Program:
 class _Reader(ExportReader):
     """Interpreter of an FX module; sizes are known before the first node is read."""
 
+    guards_strides = True
+
     def __init__(self, program: _Program, fixed: Mapping[str, int]) -> None:
         super().__init__(program, (), {}, Writes())
         self._symbols |= fixed

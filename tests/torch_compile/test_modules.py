@@ -93,6 +93,11 @@ def cached(m: Any, a: Any, at: Any) -> Any:
     return F.softmax(m.cache @ a.T, 0)
 
 
+def marked(a: Any) -> Any:
+    torch._dynamo.mark_dynamic(a, 0)
+    return a
+
+
 CASES: dict[str, Case] = {
     "mlp": Case(lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), [lambda: (x(3, 8),)] * 2),
     "mutation": Case(lambda: Call(written, count=torch.zeros(())), [lambda: (x(3, 4),)] * 3),
@@ -129,6 +134,20 @@ CASES: dict[str, Case] = {
         [lambda: (x(3, 8),)] * 2, programs=-1,
     ),
     "bfloat16": Case(lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()).bfloat16(), [lambda: (x(3, 8).bfloat16(),)] * 2),
+    "expanded input": Case(lambda: Call(lambda m, a: torch.exp(a) * 2 - a), [lambda: (x(4, 1).expand(4, 3),)] * 2),
+    "sliced input": Case(lambda: Call(lambda m, a: torch.exp(a) @ a.T), [lambda: (x(6, 9)[::2, 1:5],)] * 2),
+    "another dtype": Case(
+        lambda: Call(lambda m, a: torch.exp(a) * 2 - a), [lambda d=d: (x(4, 3).to(d),) for d in (torch.float32, torch.float64, torch.float32)],
+        programs=2,
+    ),
+    "a size far from others": Case(
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU()), [lambda n=n: (x(n, 8),) for n in (3, 5, 500, 4)], compile={"dynamic": True},
+    ),
+    "a marked axis": Case(lambda: Call(lambda m, a: torch.tanh(a) * 2 + 1), [lambda n=n: (marked(x(n, 4)),) for n in (3, 5, 7)]),
+    "list and flag": Case(
+        lambda: Call(lambda m, a, flag: torch.cat([y.exp() * 2 if flag else y - 1 for y in a])),
+        [lambda f=f: ([x(2, 3), x(1, 3)], f) for f in (True, False, True)], programs=2,
+    ),
     "non-contiguous input": Case(lambda: Call(lambda m, a: torch.exp(a) * 2 - a), [lambda: (x(4, 3).T,)] * 2),
 }  # fmt: skip
 
@@ -208,6 +227,34 @@ def test_inference_mode_and_weights_that_change() -> None:
         alike(compiled(a), module(a))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_overwritten_through_data_is_noticed(dtype: Any) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).to(dtype)
+    compiled, a = tg.compile(module, **QUICK), x(3, 8).to(dtype)
+    with torch.no_grad():
+        for _ in range(3):
+            for _ in range(2):
+                alike(compiled(a), module(a))
+            module[0].weight.data.copy_(x(8, 8))
+        alike(compiled(a), module(a))
+
+
+def test_calls_with_and_without_gradients_alternate() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    reference = copy.deepcopy(module)
+    compiled = tg.compile(module, **QUICK)
+    for _ in range(3):
+        a = x(3, 8)
+        with torch.no_grad():
+            alike(compiled(a), reference(a))
+        alike(
+            torch.autograd.grad(compiled(a).sum(), list(module.parameters())),
+            torch.autograd.grad(reference(a).sum(), list(reference.parameters())),
+        )
+        with torch.inference_mode():
+            alike(compiled(a), reference(a))
+
+
 def test_two_instances_of_a_class_have_programs_of_their_own() -> None:
     modules = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)]
     compiled, a = [tg.compile(m, **QUICK) for m in modules], x(3, 8)
@@ -228,6 +275,14 @@ TRAINED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), lambda: x(2, 5, 8)),
     "embedding": (lambda: nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4), nn.Softmax(-1)), lambda: torch.arange(6)),
     "dropout": (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.Tanh()), lambda: x(3, 8)),
+    "depthwise and transposed": (
+        lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Upsample(scale_factor=2), nn.ConvTranspose2d(8, 4, 2, 2, groups=2)), lambda: x(2, 4, 5, 5),
+    ),
+    "checkpointing": (
+        lambda: Call(lambda m, a: torch.utils.checkpoint.checkpoint(m.body, a, use_reentrant=False).tanh() * 2,
+                     body=nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))),
+        lambda: x(3, 8),
+    ),
     "group norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()), lambda: x(2, 3, 4, 4)),
 }  # fmt: skip
 
@@ -253,3 +308,16 @@ def test_gradients_are_those_of_eager(name: str) -> None:
         alike(found, expected, 1e-3)
         alike(dict(module.named_buffers()), dict(reference.named_buffers()))
     assert ran() == before + 1, tg.torch_compile.last_report()
+
+
+def test_batch_norm_trains_at_every_batch_size() -> None:
+    """The count of elements is divided inside of the backward program."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+    reference = copy.deepcopy(module)
+    compiled = tg.compile(module, dynamic=True, **QUICK)
+    for n in (3, 5, 4, 7):
+        a = x(n, 4)
+        for call in (compiled, reference):
+            call(a).square().mean().backward()
+        alike([p.grad for p in module.parameters()], [p.grad for p in reference.parameters()], 1e-3)
+    assert not any(r.warnings for r in tg.torch_compile.reports()[-2:])

@@ -35,12 +35,13 @@ def backend(module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
 def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any) -> Any:
     """Return `torch.compile(model)` with this backend. `fullgraph`, `dynamic`: as for torch.compile.
 
-    `options`: see `CompileOptions`. UsageError for unknown ones.
+    `options`: see `CompileOptions`. UsageError for unknown ones. Calls go to `model` itself where that is faster than
+    the compiled form with its guards (see `whole_calls`).
     """
     CompileOptions.of(options)
-    import torch
+    from .whole_calls import compiled
 
-    return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic, options=options)
+    return compiled(model, fullgraph=fullgraph, dynamic=dynamic, options=options)
 
 
 def wait(seconds: float | None = None) -> bool:

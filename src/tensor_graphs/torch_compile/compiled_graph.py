@@ -20,7 +20,7 @@ _numbers = itertools.count()
 _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
 
-def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOptions) -> Callable[..., Any]:
+def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOptions) -> CompiledGraph:
     """Return the callable for a graph that Dynamo captured: takes the graph's flat inputs, returns its flat outputs.
 
     Whatever cannot be traced or imported runs eagerly, with a warning; the report says why.
@@ -130,6 +130,13 @@ class CompiledGraph:
         return bool(self.traced[0].variants) and not any(
             v.state == READY or (v.state == SEARCHING and all(s.ended for s in v.searches)) for v in variants
         )
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is known what runs the graph for all weights and sizes that were met."""
+        if self.report.runs == EAGER:
+            return True
+        return self.report.runs == PROGRAM and not any(t.fitting(SEARCHING) for t in self.traced[:1])
 
     def _decide(self, args: Sequence[Any]) -> bool:
         """Bind programs whose searches have ended, and time them; returns whether programs came into use."""

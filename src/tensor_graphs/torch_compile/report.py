@@ -69,11 +69,16 @@ class GraphReport:
     why: str = "the search has not ended"
     eager_us: float | None = None
     program_us: float | None = None
+    calls: str = (
+        ""  # where whole calls of the newest signature go, for callables of `tg.compile`; "" before that is known
+    )
     traced: list[TracedReport] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         said = [f"{self.name}({', '.join(self.inputs)}): {self.runs}: {self.why}"]
+        if self.calls:
+            said.append(f"  calls {self.calls}")
         for one in self.traced:
             said += one.lines()
         return "\n".join([*said, *(f"  warning: {w}" for w in self.warnings)])

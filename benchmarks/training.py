@@ -1,0 +1,312 @@
+"""Training under `tg.compile` beside eager: `python -m benchmarks.training [--steps N] [--budget S] [--device D] [--scale small] [names]`.
+
+Models: GPT-2 of 4 layers, ResNet-18, ViT-S, each with its loss. Each row: the relative error of all gradients of the first step
+against eager in float64 (programs, eager), the losses of the first and the last step of both curves, the largest difference of each
+from the curve of eager in float64 (relative to the first loss), µs of a training step (forward, backward, optimizer), the operators that are in programs, and what runs
+after times were compared. For the errors and the curves programs run even where they are slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+import tensor_graphs as tg
+from tensor_graphs.torch_compile import judge
+
+F = nn.functional
+RATE = 0.01  # of SGD
+ROUNDS = 10  # timed steps of each form, alternating
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, width = x.shape
+        q, k, v = (y.view(b, n, self.heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(y.transpose(1, 2).reshape(b, n, width))
+
+
+class Layer(nn.Module):
+    """Transformer layer with norms first."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, causal)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.feed(self.norm2(x))
+
+
+class GPT2(nn.Module):
+    """Language model with tied embeddings; gives the mean loss of predicting each next token."""
+
+    def __init__(self, vocabulary: int, width: int, heads: int, layers: int, context: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.layers = nn.Sequential(*(Layer(width, heads, True) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for table in (self.tokens, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        logits = self.norm(self.layers(x)) @ self.tokens.weight.T
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+class Residual(nn.Module):
+    """ResNet's basic block."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.skip = nn.Sequential()
+        if stride > 1:
+            self.skip = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.skip(x) + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
+
+
+class ResNet18(nn.Module):
+    """ResNet of `stages` stages of two basic blocks (4: ResNet-18) with a cross-entropy loss."""
+
+    def __init__(self, width: int, classes: int, stages: int = 4) -> None:
+        super().__init__()
+        stem = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        blocks, inputs = [], width
+        for stage in range(stages):
+            for first in (True, False):
+                blocks.append(Residual(inputs, width << stage, 2 if first and stage else 1))
+                inputs = width << stage
+        self.body = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.body(images), labels)
+
+
+class ViT(nn.Module):
+    """Vision transformer with a cross-entropy loss."""
+
+    def __init__(self, size: int, patch: int, width: int, heads: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2 + 1, width))
+        self.layers = nn.Sequential(*(Layer(width, heads, False) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
+        return F.cross_entropy(self.head(self.norm(self.layers(x))[:, 0]), labels)
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]
+
+
+def cases(scale: str) -> dict[str, Case]:
+    """Name -> (module, its operands), at a scale: "full", "medium" (GPT-2 only, narrower), "small" (the same layers, narrow) or
+    "tiny" (fewer layers).
+    """
+
+    def tokens(batch: int, count: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
+        return (torch.randint(0, vocabulary, (batch, count)),)
+
+    def images(batch: int, size: int, classes: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(batch, 3, size, size), torch.randint(0, classes, (batch,))
+
+    if scale == "full":
+        return {
+            "gpt2": (lambda: GPT2(50257, 768, 12, 4, 1024), lambda: tokens(2, 256, 50257)),
+            "resnet18": (lambda: ResNet18(64, 1000), lambda: images(16, 224, 1000)),
+            "vit_s": (lambda: ViT(224, 16, 384, 6, 12, 1000), lambda: images(16, 224, 1000)),
+        }
+    if scale == "medium":
+        return {"gpt2": (lambda: GPT2(8192, 256, 4, 4, 256), lambda: tokens(4, 128, 8192))}
+    layers, stages = (4, 4) if scale == "small" else (1, 2)
+    return {
+        "gpt2": (lambda: GPT2(64, 32, 4, layers, 32), lambda: tokens(2, 16, 64)),
+        "resnet18": (lambda: ResNet18(8, 10, stages), lambda: images(4, 16 * stages, 10)),
+        "vit_s": (lambda: ViT(32, 8, 32, 4, layers, 10), lambda: images(2, 32, 10)),
+    }
+
+
+@contextmanager
+def always() -> Iterator[None]:
+    """Context in which programs win every comparison of times."""
+
+    def won(calls: dict[str, Callable[[], Any]], device: str, first: Callable[[], None]) -> dict[str, list[float]]:
+        for call in calls.values():
+            first()
+            call()
+        return {"eager": [2.0] * 5, "program": [1.0] * 5}
+
+    timed, judge.timed = judge.timed, won
+    try:
+        yield
+    finally:
+        judge.timed = timed
+
+
+def losses(call: Callable[..., Any], module: nn.Module, batches: Sequence[Sequence[torch.Tensor]]) -> list[float]:
+    """The loss of each step of SGD; `call` computes the loss, `module` owns the parameters."""
+    optimizer = torch.optim.SGD(module.parameters(), RATE, momentum=0.9)
+    found = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = call(*batch)
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+def gradients(call: Callable[..., Any], module: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All gradients of the loss as one float64 vector; parameters and buffers stay as they are."""
+    kept = {n: b.clone() for n, b in module.named_buffers()}
+    module.zero_grad()
+    call(*batch).backward()
+    found = torch.cat([p.grad.double().flatten() for p in module.parameters() if p.grad is not None])
+    module.zero_grad()
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(kept[name])
+    return found
+
+
+def errors(call: Callable[..., Any], module: nn.Module, batch: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """Relative errors of the gradients against eager's in float64: of `call`, and of eager."""
+    wide = copy.deepcopy(module).double()
+    exact = gradients(wide, wide, [x.double() if x.is_floating_point() else x for x in batch])
+    found = [gradients(c, module, batch) for c in (call, module)]
+    ours, eager = (float((g - exact).norm() / exact.norm()) for g in found)
+    return ours, eager
+
+
+def trained(
+    name: str, *, scale: str, steps: int, device: str = "cpu", dtype: torch.dtype = torch.float32, **options: Any
+) -> dict[str, Any]:
+    """Errors of gradients and both loss curves of a model, with programs for all that can be imported."""
+    torch.manual_seed(0)
+    make, batch = cases(scale)[name]
+    module = make().to(device, dtype)
+    batches = [
+        [x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in batch()] for _ in range(min(steps, 4))
+    ]
+    batches = [batches[i % len(batches)] for i in range(steps)]
+    reference = copy.deepcopy(module)
+    with always():
+        compiled = tg.compile(module, wait=True, **options)
+        gradients(compiled, module, batches[0])  # the search; its gradients are eager's
+        ours, eager = errors(compiled, module, batches[0])
+        curve = losses(compiled, module, batches)
+    report = tg.torch_compile.last_report()
+    assert report is not None
+    wide = copy.deepcopy(reference).double()
+    exact = losses(wide, wide, [[x.double() if x.is_floating_point() else x for x in b] for b in batches])
+    own = losses(reference, reference, batches)
+    apart, eager_apart = (max(abs(a - b) for a, b in zip(c, exact)) / exact[0] for c in (curve, own))
+    return {
+        "case": name, "error": ours, "eager_error": eager, "losses": curve, "eager_losses": own,
+        "apart": apart, "eager_apart": eager_apart, "runs": report.runs,
+        "operators": sum(x.nodes for x in report.traced), "in_programs": sum(p.nodes for x in report.traced for p in x.parts if p.state.startswith("program")),
+        "report": report.to_json(),
+    }  # fmt: skip
+
+
+def timed(name: str, *, scale: str, device: str, dtype: torch.dtype, **options: Any) -> dict[str, Any]:
+    """µs of a training step: eager, under `torch.compile` as it is, and under `tg.compile` as it decides."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    make, batch = cases(scale)[name]
+    module = make().to(device, dtype)
+    given = [x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in batch()]
+    compiled = tg.compile(module, wait=True, **options)
+    optimizer = torch.optim.SGD(module.parameters(), RATE)
+
+    def step(call: Callable[..., Any]) -> float:
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        call(*given).backward()
+        optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return 1e6 * (time.perf_counter() - begin)
+
+    forms = {"eager_us": module, "peer_us": torch.compile(module), "us": compiled}
+    samples: dict[str, list[float]] = {f: [] for f in forms}
+    try:
+        step(forms["peer_us"])
+    except Exception as error:  # no C++ compiler, for example: no figure
+        print(f"torch.compile: {type(error).__name__}: {str(error)[:200]}")
+        forms["peer_us"] = module
+    for _ in range(2 + ROUNDS):
+        for form, call in forms.items():
+            samples[form].append(step(call))
+    report = tg.torch_compile.last_report()
+    return {
+        **{f: round(median(s[2:]), 1) for f, s in samples.items()},
+        "decided": report.runs if report else "",
+        "why": report.why if report else "",
+    }
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="gpt2, resnet18, vit_s; all if none is given")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--budget", type=float, default=10.0, help="seconds for each program")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--scale", choices=("full", "medium", "small", "tiny"), default="full")
+    parser.add_argument("--untimed", action="store_true", help="errors and curves only")
+    parser.add_argument("--json", help="file for the rows")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    print("| model | operators in programs | error of gradients: programs, eager | first loss | last loss: programs, eager | "
+          "largest difference from float64: programs, eager | eager step, µs | torch.compile step, µs | tg.compile step, µs | runs |\n|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    rows = []
+    for name in given.names or cases(given.scale):
+        common = {"scale": given.scale, "device": given.device, "dtype": getattr(torch, given.dtype)}
+        try:
+            row = trained(name, steps=given.steps, budget=given.budget, **common)
+            row |= {} if given.untimed else timed(name, budget=given.budget, **common)
+        except Exception as error:  # the other models still have figures
+            print(f"| {name} | {type(error).__name__}: {str(error)[:300]} |", flush=True)
+            continue
+        rows.append(row)
+        ours, eager = row["losses"], row["eager_losses"]
+        print(f"| {name} | {row['in_programs']} of {row['operators']} | {row['error']:.2g}, {row['eager_error']:.2g} | {ours[0]:.5f} | "
+              f"{ours[-1]:.5f}, {eager[-1]:.5f} | {row['apart']:.2g}, {row['eager_apart']:.2g} | {row.get('eager_us', '')} | {row.get('peer_us', '')} | {row.get('us', '')} | "
+              f"{row.get('decided', row['runs'])} |", flush=True)  # fmt: skip
+        if given.json:
+            with open(given.json, "w", encoding="utf-8") as file:
+                json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Builders of ATen backward overloads without a decomposition: convolutions, pools, resampling, padding, weight norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import builders as t
+from ...egraph.ir.dims import volume
+from ...egraph.ir.graph import Tensor
+from ...errors import UnsupportedError
+from ..common.sampling import whole_sizes
+from . import aten_layout as layout
+from . import aten_nn as nn
+from .aten_pointwise import number
+
+Matrix = np.ndarray[Any, Any]
+
+
+# ---------------------------------------------------------------- convolution
+def convolution_backward(
+    grad: Tensor, x: Tensor, w: Tensor, bias: Any, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int, wanted: Sequence[bool],
+) -> list[Any]:  # fmt: skip
+    """Return the gradients of input, weight and bias; None where not wanted."""
+    n = w.rank - 2
+    if x.rank == n + 1:
+        made = convolution_backward(t.expand_dims(grad, 0), t.expand_dims(x, 0), w, bias, stride, padding, dilation,
+                                    transposed, output_padding, groups, wanted)  # fmt: skip
+        return [None if made[0] is None else t.squeeze(made[0], 0), *made[1:]]
+    stride, padding, dilation = ((list(v) * n)[:n] for v in (stride, padding, dilation))
+    found: list[Any] = [None, None, None]
+    if wanted[0] and transposed:
+        found[0] = nn.convolution(grad, w, None, stride, padding, dilation, groups=groups)
+    elif wanted[0]:
+        extra = [_unreached(*spot) for spot in zip(x.shape[2:], grad.shape[2:], w.shape[2:], stride, padding, dilation)]
+        found[0] = nn.convolution(grad, w, None, stride, padding, dilation, True, extra, groups)
+    if wanted[1]:
+        inner, outer = (grad, x) if transposed else (x, grad)
+        found[1] = _weight_gradient(inner, outer, w.shape[2:], stride, padding, dilation, groups)
+    if wanted[2]:
+        found[2] = t.sum(grad, (0, *range(2, grad.rank)))
+    return found
+
+
+def _unreached(size: Any, made: Any, kernel: Any, stride: int, padding: int, dilation: int) -> int:
+    """Return the number of input positions behind the last window of a convolution along an axis."""
+    extra = size - ((made - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
+    if not isinstance(extra, int):
+        raise UnsupportedError("the gradient of a strided convolution over free dimensions")
+    return extra
+
+
+def _weight_gradient(
+    x: Tensor, grad: Tensor, kernel: Sequence[Any], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int,
+) -> Tensor:  # fmt: skip
+    """Return the weight's gradient [out, in / groups, *kernel] of a convolution of x[N, in, ...] with result gradient
+    grad[N, out, ...]: a convolution of x by grad that sums over the batch, with strides and dilations exchanged.
+    """
+    kernel, _ = (whole_sizes(v, "the gradient of a convolution's weight") for v in (kernel, grad.shape[2:]))
+    batch, channels = x.shape[:2]
+    inner = t.permute(t.reshape(x, (batch, groups, channels // groups, *x.shape[2:])), (2, 1, 0, *range(3, x.rank + 1)))
+    inner = t.reshape(inner, (channels // groups, groups * batch, *x.shape[2:]))
+    made = t.conv(inner, t.swapaxes(grad, 0, 1), None, strides=tuple(dilation), pads=(*padding, *padding),
+                  dilations=tuple(stride), groups=groups)  # fmt: skip
+    for i, size in enumerate(kernel):
+        made = t.slice_axis(made, 2 + i, 0, size)
+    return t.swapaxes(made, 0, 1)
+
+
+# ---------------------------------------------------------------- pooling
+def max_pool_backward(n: int) -> Callable[..., Tensor]:
+    """Return a builder of the gradient of max pooling over n axes: each result's gradient is added at the position of its
+    maximum. The last operand is the indices.
+    """
+
+    def build(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
+        lead = grad.shape[:-n]
+        indices, values = (t.reshape(y, (*lead, volume(y.shape[-n:]))) for y in (rest[-1], grad))
+        empty = t.full((*lead, volume(x.shape[-n:])), 0.0, grad.dtype)
+        return t.reshape(layout.scatter_add(empty, -1, indices, values), x.shape)
+
+    return build
+
+
+def adaptive_avg_pool_backward(n: int) -> Callable[..., Tensor]:
+    """Return a builder of the gradient of adaptive average pooling over n axes."""
+
+    def build(grad: Tensor, x: Tensor) -> Tensor:
+        if all(v == 1 for v in grad.shape[-n:]):
+            count = number(volume(x.shape[-n:]))
+            return t.broadcast_to(grad / (t.cast(count, grad.dtype) if isinstance(count, Tensor) else count), x.shape)
+        sizes, made = (whole_sizes(v.shape[-n:], "the gradient of an adaptive pool") for v in (x, grad))
+        return _spread(grad, [nn.averaging_matrix(s, v) for s, v in zip(sizes, made)])
+
+    return build
+
+
+def avg_pool_backward(n: int) -> Callable[..., Tensor]:
+    """Return a builder of the gradient of average pooling over n axes."""
+
+    def build(
+        grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool, counts_padding: bool,
+        divisor: int | None,
+    ) -> Tensor:  # fmt: skip
+        sizes, made = (whole_sizes(v.shape[-n:], "the gradient of a pool") for v in (x, grad))
+        kernel, padding = nn.each(kernel, n), nn.each(padding, n)
+        steps = nn.each(stride, n) if stride else kernel
+        shares = [_shares(*spot, counts_padding) for spot in zip(sizes, made, kernel, steps, padding)]
+        if divisor:
+            shares = [(m > 0).astype(m.dtype) for m in shares]
+        spread = _spread(grad, shares)
+        return spread * (1.0 / divisor) if divisor else spread
+
+    return build
+
+
+def _shares(size: int, made: int, kernel: int, step: int, padding: int, counts_padding: bool) -> Matrix:
+    """Return the matrix [made, size] of average pooling along an axis."""
+    first = (np.arange(made) * step - padding)[:, None]
+    last = np.minimum(first + kernel, size + padding)
+    spots = np.arange(size)[None]
+    counts = last - first if counts_padding else np.minimum(last, size) - np.maximum(first, 0)
+    shares: Matrix = ((spots >= first) & (spots < last)) / counts
+    return shares
+
+
+def _spread(grad: Tensor, matrices: Sequence[Matrix]) -> Tensor:
+    """Return the gradient of the input of `aten_nn.resample` with these matrices [out, in]; grad[N, C, *S] or [C, *S]."""
+    if grad.rank == len(matrices) + 1:
+        return t.squeeze(_spread(t.expand_dims(grad, 0), matrices), 0)
+    return nn.resample(grad, [m.T for m in matrices])
+
+
+# ---------------------------------------------------------------- resampling
+def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) -> Callable[..., Tensor]:
+    """Return a builder of the gradient of interpolation. `matrix`: (size, output size, whether corners are aligned, factor)
+    -> matrix [output size, size] of one axis.
+    """
+
+    def build(
+        grad: Tensor, made: Sequence[Any], shape: Sequence[Any], align_corners: bool, *scales: float | None
+    ) -> Tensor:
+        sizes, wanted = (whole_sizes(v, "the gradient of resampling") for v in (shape[2:], made))
+        factors = nn.scales_of(scales, len(sizes))
+        return _spread(grad, [matrix(s, w, align_corners, f) for s, w, f in zip(sizes, wanted, factors)])
+
+    return build
+
+
+def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
+    """Return a builder of the gradient of nearest-neighbour resampling. `middle`: as for `aten_nn.nearest_positions`."""
+
+    def build(grad: Tensor, made: Sequence[Any], shape: Sequence[Any], *scales: float | None) -> Tensor:
+        sizes, wanted = (whole_sizes(v, "the gradient of resampling") for v in (shape[2:], made))
+        factors = nn.scales_of(scales, len(sizes))
+        times = [w // s for s, w in zip(sizes, wanted)]
+        if all(w == k * s and f in (None, k) for s, w, k, f in zip(sizes, wanted, times, factors)):
+            blocks = t.reshape(grad, (*grad.shape[:2], *(v for pair in zip(sizes, times) for v in pair)))
+            return t.sum(blocks, tuple(range(3, blocks.rank, 2)))
+        lines = [nn.nearest_positions(s, w, f, middle) for s, w, f in zip(sizes, wanted, factors)]
+        return _spread(grad, [np.eye(size)[line] for size, line in zip(sizes, lines)])
+
+    return build
+
+
+def filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[[int, int, bool, float | None], Matrix]:
+    """Return the function of antialiased interpolation's matrices for `upsample_backward`."""
+    return lambda size, want, align, factor: nn.filter_matrix(size, want, align, factor, reach, weigh)
+
+
+def replication_pad_backward(grad: Tensor, x: Tensor, widths: Sequence[int]) -> Tensor:
+    """Return the gradient of the input of edge padding: gradients of the padding are added to those of the edges."""
+    for back in range(len(widths) // 2):
+        axis, low, high = grad.rank - 1 - back, widths[2 * back], widths[2 * back + 1]
+        size = grad.shape[axis]
+        (kept,) = whole_sizes(x.shape[axis : axis + 1], "the gradient of padding")
+        if low < 0 or high < 0:
+            raise UnsupportedError("the gradient of cropping by padding")
+        inner = t.slice_axis(grad, axis, low, low + kept)
+        for start, stop, at in ((0, low, 0), (low + kept, size, kept - 1)):
+            if stop != start:
+                edge = t.sum(t.slice_axis(grad, axis, start, stop), axis, True)
+                room = [(at, kept - 1 - at) if a == axis else (0, 0) for a in range(grad.rank)]
+                inner = inner + t.pad(edge, room)
+        grad = inner
+    return grad
+
+
+# ---------------------------------------------------------------- elementwise
+def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> list[Tensor]:
+    """Return the gradients of direction v and length g of the weight g * v / |v|, norms over all axes but `dim`."""
+    axes = tuple(a for a in range(v.rank) if a != dim % v.rank)
+    norms = t.cast(norms, grad.dtype)
+    along = t.sum(grad * v, axes, True) / norms
+    return [(g / norms) * (grad - v * (along / norms)), along]
+
+
+def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
+    """Return the gradient of hard and soft shrinking: 0 where |x| <= limit."""
+    return t.where(t.le(t.abs(x), limit), t.full((1,) * grad.rank, 0.0, grad.dtype), grad)
+
+
+BACKWARD: dict[str, Callable[..., Any]] = {
+    "convolution_backward.default": convolution_backward,
+    **{f"max_pool{n}d_with_indices_backward.default": max_pool_backward(n) for n in (2, 3)},
+    **{f"adaptive_max_pool{n}d_backward.default": max_pool_backward(n) for n in (2, 3)},
+    **{f"_adaptive_avg_pool{n}d_backward.default": adaptive_avg_pool_backward(n) for n in (2, 3)},
+    **{f"avg_pool{n}d_backward.default": avg_pool_backward(n) for n in (2, 3)},
+    **{f"upsample_nearest{n}d_backward.default": upsample_nearest_backward(0.0) for n in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{n}d_backward.default": upsample_nearest_backward(0.5) for n in (1, 2, 3)},
+    **{
+        f"upsample_{kind}_backward.default": upsample_backward(nn.interpolation_matrix)
+        for kind in ("linear1d", "bilinear2d", "trilinear3d")
+    },
+    "_upsample_bilinear2d_aa_backward.default": upsample_backward(filtered(1, nn.triangle_filter)),
+    "_upsample_bicubic2d_aa_backward.default": upsample_backward(filtered(2, nn.cubic_filter)),
+    **{f"replication_pad{n}d_backward.default": replication_pad_backward for n in (1, 2, 3)},
+    "_weight_norm_interface_backward.default": weight_norm_backward,
+    **dict.fromkeys(("hardshrink_backward.default", "softshrink_backward.default"), shrink_backward),
+}
+
+__all__ = ["BACKWARD"]

@@ -1,0 +1,177 @@
+"""Whole calls of what `tg.compile` returns: to the compiled callable, or to the caller's own where that is faster.
+
+A graph's program is compared with the graph behind Dynamo's guards. The guards, and a graph that is slower than the code it was
+captured from, can cost more than a program gains. Once all graphs of a callable are decided, calls of equal signature (shapes,
+dtypes, modes) go
+
+- to the caller's own module or function if no graph runs a program: the guards would be all that is added;
+- with gradients, to the compiled callable: the decision about its graphs covers the backward pass, which a call does not;
+- else alternately to both for a few calls, which are timed, and from then on to the faster one.
+
+No call is repeated, so side effects happen once; both callables give the caller's results.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch._dynamo.eval_frame import OptimizedModule
+
+from .compiled_graph import CompiledGraph, compile_graph, options_of
+from .report import EAGER
+
+#: Timed calls of each callable, and seconds after which FEWEST are enough; signatures that are remembered.
+CALLS, FEWEST, MOST_S, KEPT = 12, 3, 2.0, 64
+
+
+class Backend:
+    """The backend of one `tg.compile` call. `graphs`: those that it has compiled and that still exist."""
+
+    def __init__(self) -> None:
+        self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+
+    def __call__(self, module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
+        """See `tensor_graphs.torch_compile.backend`."""
+        graph = compile_graph(module, example_inputs, options_of(given))
+        self.graphs.add(graph)
+        return graph
+
+    def __reduce__(self) -> Any:
+        return Backend, ()  # a copy compiles graphs of its own
+
+
+class Trial:
+    """Alternating timed calls of a signature."""
+
+    def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any]) -> None:
+        self.forms = compiled, own
+        self.us: tuple[list[float], list[float]] = ([], [])
+
+    def call(self, args: Sequence[Any], named: Mapping[str, Any], on_gpu: bool) -> Any:
+        """The next call's results."""
+        turn = int(len(self.us[0]) > len(self.us[1]))
+        if on_gpu:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        found = self.forms[turn](*args, **named)
+        if on_gpu:
+            torch.cuda.synchronize()
+        self.us[turn].append(1e6 * (time.perf_counter() - begin))
+        return found
+
+    @property
+    def ended(self) -> bool:
+        """Whether both callables were called often enough; their first calls do not count."""
+        count = len(self.us[1]) - 1
+        return count >= CALLS or (count >= FEWEST and sum(map(sum, self.us)) > 1e6 * MOST_S)
+
+
+class WholeCalls:
+    """Calls of a compiled callable or of the caller's own."""
+
+    def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any], backend: Backend) -> None:
+        self.compiled, self.own, self.backend = compiled, own, backend
+        self._training = isinstance(own, torch.nn.Module)
+        self._chosen: dict[Any, Callable[..., Any]] = {}
+        self._trials: dict[Any, Trial] = {}
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """The results of a call."""
+        if torch.compiler.is_compiling():  # inside of another compiled function, which captures the module's operators
+            return self.own(*args, **named)
+        key = self._signature(args, named)
+        chosen = self._chosen.get(key)
+        return chosen(*args, **named) if chosen is not None else self._undecided(key, args, named)
+
+    def _signature(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        key: list[Any] = [torch.is_grad_enabled(), self.own.training if self._training else None]  # type: ignore[attr-defined]
+        for x in args if not named else (*args, *named.values()):
+            if isinstance(x, torch.Tensor):
+                key.append(x.shape)
+                key.append(x.dtype)
+            else:
+                key.append(type(x))
+        return tuple(key)
+
+    def _undecided(self, key: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        trial = self._trials.get(key)
+        if trial is None:
+            found = self.compiled(*args, **named)
+            self._begin(key)
+            return found
+        given = (*args, *named.values())
+        found = trial.call(args, named, any(isinstance(x, torch.Tensor) and x.is_cuda for x in given))
+        if trial.ended:
+            self._end(key, trial)
+        return found
+
+    def _begin(self, key: Any) -> None:
+        """Choose a callable, or begin to time both, if all graphs are decided."""
+        graphs = list(self.backend.graphs)
+        if not graphs or not all(g.decided for g in graphs):
+            return
+        if len(self._chosen) + len(self._trials) >= KEPT:
+            self._chosen.clear()
+            self._trials.clear()
+        if all(g.report.runs == EAGER for g in graphs):
+            self._choose(key, self.own, "go to the module itself: no graph runs a program")
+        elif torch.is_grad_enabled():
+            self._choose(key, self.compiled, "")
+        else:
+            self._trials[key] = Trial(self.compiled, self.own)
+
+    def _end(self, key: Any, trial: Trial) -> None:
+        compiled, own = (median(us[1:]) for us in trial.us)
+        faster = compiled <= own
+        said = f"go to {'the compiled one' if faster else 'the module itself'}: {compiled:.1f} µs compiled, {own:.1f} µs the module itself"
+        self._choose(key, self.compiled if faster else self.own, said)
+        self._trials.pop(key, None)
+
+    def _choose(self, key: Any, chosen: Callable[..., Any], said: str) -> None:
+        self._chosen[key] = chosen
+        for graph in self.backend.graphs:
+            graph.report.calls = said
+
+
+class CompiledModule(OptimizedModule):  # type: ignore[misc]
+    """What `torch.compile` returns for a module, with calls that go to the module itself where that is faster."""
+
+    def __init__(self, mod: torch.nn.Module, dynamo_ctx: Any) -> None:
+        super().__init__(mod, dynamo_ctx)
+        self.choose(Backend())
+
+    def choose(self, backend: Backend) -> None:
+        """Time whole calls once the graphs of a backend are decided."""
+        self.__dict__["_calls"] = WholeCalls(super().__call__, self._orig_mod, backend)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """The module's results."""
+        return self._calls(*args, **named)
+
+
+def compiled(model: Any, **given: Any) -> Any:
+    """`torch.compile(model, **given)` with a backend of its own, and with the choice between it and `model`."""
+    backend = Backend()
+    made = torch.compile(model, backend=backend, **given)
+    if type(made) is OptimizedModule:
+        made.__class__ = CompiledModule
+        made.choose(backend)
+        return made
+    if made is model or isinstance(made, torch.nn.Module) or not callable(made):  # compilation is disabled
+        return made
+    calls = WholeCalls(made, model, backend)
+
+    @functools.wraps(made)
+    def call(*args: Any, **named: Any) -> Any:
+        return calls(*args, **named)
+
+    return call
+
+
+__all__ = ["Backend", "CompiledModule", "WholeCalls", "compiled"]

@@ -1,0 +1,32 @@
+"""Training of small models: every operator of both passes in programs, gradients and loss curves of eager."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import training  # noqa: E402
+
+QUICK = {"measure": False, "effort": 0, "budget": 1, "verify": False}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet18"])
+def test_programs_train_as_eager_does(name: str) -> None:
+    row = training.trained(name, scale="tiny", steps=4, **QUICK)
+    assert row["runs"] == "program" and row["in_programs"] == row["operators"], row["report"]
+    assert row["error"] < 4 * row["eager_error"] + 1e-6
+    assert row["apart"] < 4 * row["eager_apart"] + 1e-5
+    assert row["losses"][-1] < row["losses"][0]

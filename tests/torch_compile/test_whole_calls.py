@@ -1,0 +1,161 @@
+"""Where whole calls of `tg.compile`'s callables go, and that the callables behave as those of torch.compile."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.torch_compile import judge
+from tensor_graphs.torch_compile.report import EAGER, PROGRAM, SEARCHING, GraphReport
+
+torch = pytest.importorskip("torch")
+whole_calls = pytest.importorskip("tensor_graphs.torch_compile.whole_calls")
+nn = torch.nn
+
+QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+class Graph:
+    """What is known about a compiled graph."""
+
+    def __init__(self, runs: str) -> None:
+        self.report, self.decided = GraphReport("graph", runs=runs), runs != SEARCHING
+
+
+class Callee:
+    """A callable that takes some time and counts its calls."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.count = seconds, 0
+
+    def __call__(self, *_: Any, **__: Any) -> int:
+        self.count += 1
+        time.sleep(self.seconds)
+        return self.count
+
+
+def chosen(runs: str, compiled_s: float, own_s: float, calls: int = 60) -> tuple[Any, int, int]:
+    """Report, calls of the compiled callable, calls of the caller's own."""
+    backend, graph, compiled, own = whole_calls.Backend(), Graph(runs), Callee(compiled_s), Callee(own_s)
+    backend.graphs.add(graph)
+    call = whole_calls.WholeCalls(compiled, own, backend)
+    for _ in range(calls):
+        call(torch.ones(2))
+    assert compiled.count + own.count == calls
+    return graph.report, compiled.count, own.count
+
+
+def test_calls_go_to_the_faster_callable() -> None:
+    report, compiled, own = chosen(PROGRAM, 0.0, 0.004)
+    assert compiled > 40 and own == whole_calls.CALLS + 1 and "compiled one" in report.calls
+    report, compiled, own = chosen(PROGRAM, 0.004, 0.0)
+    assert own > 40 and "the module itself:" in report.calls
+
+
+def test_calls_without_programs_go_to_the_module_itself() -> None:
+    assert chosen(EAGER, 0.0, 0.0)[1:] == (1, 59)
+    assert chosen(SEARCHING, 0.0, 0.0)[1:] == (60, 0)
+
+
+def test_calls_with_gradients_are_decided_by_graphs() -> None:
+    with torch.enable_grad():
+        assert chosen(PROGRAM, 0.0, 0.0)[1:] == (60, 0)
+        assert chosen(EAGER, 0.0, 0.0)[1:] == (1, 59)
+
+
+def timed(program: float) -> Callable[..., dict[str, list[float]]]:
+    def run(calls: dict[str, Callable[[], Any]], device: str, first: Callable[[], None]) -> dict[str, list[float]]:
+        for call in calls.values():
+            first()
+            call()
+        return {"eager": [2.0] * 5, "program": [program] * 5}
+
+    return run
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = nn.Linear(8, 8), []
+
+    def forward(self, x: Any) -> Any:
+        self.seen.append(x.shape[0])  # a side effect that a repeated call would show
+        return torch.relu(self.linear(x)).tanh() * 2
+
+
+@pytest.mark.parametrize("program", [1.0, 3.0])
+def test_every_call_has_its_side_effects_once(program: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "timed", timed(program))
+    module, other = Counted().eval(), Counted().eval()
+    other.load_state_dict(module.state_dict())
+    compiled = tg.compile(module, **QUICK)
+    for n in [3] * 30 + [4] * 3:
+        x = torch.randn(n, 8)
+        torch.testing.assert_close(compiled(x), other(x))
+    assert module.seen == other.seen
+    report = tg.torch_compile.reports()[-1]
+    assert report.runs == (PROGRAM if program < 2 else EAGER)
+
+
+def test_a_new_shape_is_compiled_although_another_goes_to_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "timed", timed(3.0))
+    compiled = tg.compile(nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval(), dynamic=False, **QUICK)
+    before = len(tg.torch_compile.reports())
+    for n in (3, 3, 5, 5):
+        compiled(torch.randn(n, 8))
+    assert len(tg.torch_compile.reports()) == before + 2
+    assert "calls go to the module itself" in str(tg.torch_compile.last_report())
+
+
+def test_copies_pickles_hooks_and_outer_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "timed", timed(1.0))
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
+    x, seen = torch.randn(3, 8), []
+    compiled = tg.compile(module, **QUICK)
+    expected = module(x)
+    compiled(x)
+    assert isinstance(compiled, torch._dynamo.OptimizedModule) and list(compiled.state_dict()) == [
+        "_orig_mod.0.weight",
+        "_orig_mod.0.bias",
+    ]
+    for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert type(other) is type(compiled) and other._orig_mod is not module
+        with torch.no_grad():
+            other._orig_mod[0].weight.zero_()
+        torch.testing.assert_close(other(x), torch.tanh(module[0].bias).expand(3, 8))
+        torch.testing.assert_close(compiled(x), expected)
+    outer = torch.compile(lambda a: compiled(a) * 2, backend="eager", fullgraph=True)
+    torch.testing.assert_close(outer(x), expected * 2)
+    hooked = copy.deepcopy(module)
+    hooked.register_forward_hook(lambda m, args, out: seen.append(1))
+    compiled = tg.compile(hooked, **QUICK)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), expected)
+    assert len(seen) == 3
+
+
+def test_a_function_keeps_its_name_and_compiles_inside_of_another() -> None:
+    def twice(a: Any) -> Any:
+        return torch.tanh(a) * 2
+
+    inner = tg.compile(twice, **QUICK)
+    outer = tg.compile(lambda a: inner(a) + 1, **QUICK)
+    x = torch.randn(3, 4)
+    assert inner.__name__ == "twice"
+    for _ in range(2):
+        torch.testing.assert_close(inner(x), twice(x))
+        torch.testing.assert_close(outer(x), twice(x) + 1)
