@@ -186,7 +186,7 @@ def measured(name: str, budget: float) -> dict[str, Any]:
     start = time.monotonic()
     program = tg.optimize(module, tuple(given), backend="gpu", budget=budget)
     record: dict[str, Any] = {"name": name, "optimize_s": time.monotonic() - start, "kernels": program.manifest.kernels,
-                              "steps": [s.template.name for s in program.plan.steps if not s.is_view], "failed": {}}  # fmt: skip
+                              "steps": [s.template.name for s in program.plan.steps if not s.is_view] if program.plan else [], "failed": {}}  # fmt: skip
     module = module.cuda()
     sets = [[x.cuda() for x in given] for _ in range(SETS)]
     calls: dict[str, Callable[[int], Any]] = {"eager": lambda i: module(*sets[i % SETS])}

@@ -6,10 +6,10 @@ out="${1:-gpu-calls}"
 python="${PYTHON:-python3}"
 mkdir -p "$out"
 pytest() { timeout -k 5 "$1" "$python" -m pytest -m gpu -q --tb=short -rf -p no:cacheprovider "${@:2}"; }
-pytest 130 tests/backends/test_cuda_graph.py tests/gpu/test_generated_programs.py >"$out/graph.log" 2>&1 &
-pytest 150 --durations=6 tests/gpu/test_calls.py >"$out/calls.log" 2>&1
+pytest 110 tests/backends/test_cuda_graph.py tests/gpu/test_generated_programs.py >"$out/graph.log" 2>&1 &
+pytest 110 --durations=6 tests/gpu/test_calls.py >"$out/calls.log" 2>&1
 wait
 tail -n 40 "$out/graph.log"
 tail -n 90 "$out/calls.log"
-timeout -k 5 140 "$python" -m benchmarks.gpu_overhead --budget 6 --out "$out/overhead.json" 2>"$out/overhead.log"
+timeout -k 5 175 "$python" -m benchmarks.gpu_overhead --budget 5 --out "$out/overhead.json" 2>"$out/overhead.log"
 grep -E "Error|error" "$out/overhead.log" | tail -n 20

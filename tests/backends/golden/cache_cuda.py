@@ -320,15 +320,16 @@ class DirectLaunch:
         self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
 
     def spans(self) -> list[tuple[int, int]]:
-        """(offset, bytes) of each parameter."""
-        found: list[tuple[int, int]] = []
+        """(offset, bytes) of each parameter; empty if the driver does not tell."""
         start, size = ctypes.c_size_t(), ctypes.c_size_t()
-        ask = getattr(self.driver.library, "cuFuncGetParamInfo", None)
-        if ask is None:
-            raise LookupError("the CUDA driver has no cuFuncGetParamInfo")
-        while not ask(self.function, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
-            found.append((start.value, size.value))
-        return found
+        for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
+            found: list[tuple[int, int]] = []
+            ask = getattr(self.driver.library, name, None)
+            while ask and not ask(self.function, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
+                found.append((start.value, size.value))
+            if found:
+                return found
+        return []
 
     def place(self, addresses: Sequence[int]) -> None:
         """Sets the parameters that depend on the caller's tensors, given their addresses."""
