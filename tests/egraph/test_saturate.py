@@ -472,16 +472,16 @@ def test_a_deadline_for_all_blocks_leaves_the_rest_as_they_are() -> None:
 @pytest.mark.parametrize("when", ["start", "step", "ready"])
 def test_an_unread_reply_answers_no_other_request(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between a request and its reply, and between a start and its report: the process gets no further request."""
-    graph, pool, receive = long_sum(4), Pool(1), Worker._receive
+    graph, pool, receive = long_sum(4), Pool(1), SaturationWorker._receive
     asked: list[str] = []
 
-    def pressed(self: Worker, bounds: Bounds) -> Any:
+    def pressed(self: SaturationWorker, bounds: Bounds) -> Any:
         asked.append("ready" if self.starting else "step" if "start" in asked else "start")
         if asked.count(when) == 1 and asked[-1] == when:
             raise KeyboardInterrupt
         return receive(self, bounds)
 
-    monkeypatch.setattr(Worker, "_receive", pressed)
+    monkeypatch.setattr(SaturationWorker, "_receive", pressed)
     try:
         assert saturate_blocks([graph], RULES, pool=pool)[0].report.stopped == "interrupted"
         monkeypatch.undo()

@@ -156,7 +156,9 @@ def _as_term(root: Tensor) -> Term:
     made: dict[Tensor, Term] = {}
     for t in topological([root]):
         attrs = tuple((name, Value(value)) for name, value in t.attrs)
-        made[t] = Var(str(t.attr("name"))) if t.op == "input" else PatternCall(t.op, tuple(made[a] for a in t.args), attrs)
+        made[t] = (
+            Var(str(t.attr("name"))) if t.op == "input" else PatternCall(t.op, tuple(made[a] for a in t.args), attrs)
+        )
     return made[root]
 
 
