@@ -134,7 +134,9 @@ class CudaKernel:
 
         numbers = [ctypes.c_uint64(p) for p in places]
         whole = [ctypes.c_int(n) for n in sizes]
-        given = [ctypes.addressof(n) for n in numbers] + [m.getPtr() for m in maps] + [ctypes.addressof(n) for n in whole]
+        given = (
+            [ctypes.addressof(n) for n in numbers] + [m.getPtr() for m in maps] + [ctypes.addressof(n) for n in whole]
+        )
         arguments = (ctypes.c_void_p * len(given))(*given)
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1

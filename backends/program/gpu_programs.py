@@ -24,7 +24,12 @@ __all__ = ["PROGRAMS", "GpuPrograms"]
 class GpuPrograms(DevicePrograms):
     """See `DevicePrograms`. A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors."""
 
-    helpers = {**HELPERS, **ANY_SIZE_HELPERS, "check_sizes": SIZED_HELPERS["check_sizes"], "SizeError": SIZED_HELPERS["SizeError"]}
+    helpers = {
+        **HELPERS,
+        **ANY_SIZE_HELPERS,
+        "check_sizes": SIZED_HELPERS["check_sizes"],
+        "SizeError": SIZED_HELPERS["SizeError"],
+    }
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
         """See `DevicePrograms`."""

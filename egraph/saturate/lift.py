@@ -84,7 +84,9 @@ def _choices(atom: Atom, wanted: int, below: bool = False) -> list[int]:
     the others; if its range has no prime, up to 65 of its smallest sizes, largest first.
     """
     low, high = max(atom.min, LEAST), min(atom.max, max(4 * wanted, 64))
-    primes = sorted((n for n in range(low, high + 1) if is_prime(n)), key=lambda n: (below and n > wanted, abs(n - wanted), n))
+    primes = sorted(
+        (n for n in range(low, high + 1) if is_prime(n)), key=lambda n: (below and n > wanted, abs(n - wanted), n)
+    )
     return primes or sorted(range(atom.min, min(atom.max, atom.min + 64) + 1), reverse=True)
 
 

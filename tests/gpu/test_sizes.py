@@ -24,7 +24,33 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "th
 gpu_only = pytest.mark.parametrize("_", [pytest.param(0, marks=on_gpu, id="gpu")])
 
 T = tg.dim("T", max=1500)
-SIZES = (1, 2, 10, 11, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 509, 512, 1024, 1499, 1500)
+SIZES = (
+    1,
+    2,
+    10,
+    11,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    100,
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+    509,
+    512,
+    1024,
+    1499,
+    1500,
+)
 WIDTH = 256
 
 

@@ -17,7 +17,10 @@ def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tu
     head = f'CudaKernel("{launch.name}", {launch.grid}, '
     own = definitions[launch.name].replace(head, f'CudaKernel("{launch.name}", 0, ', 1)
     statement = re.sub(
-        rf"^({launch.name}\(.*)\)$", lambda m: f"{m[1]}, grid={launch.grid}SIZES_{launch.name})", statement, flags=re.MULTILINE
+        rf"^({launch.name}\(.*)\)$",
+        lambda m: f"{m[1]}, grid={launch.grid}SIZES_{launch.name})",
+        statement,
+        flags=re.MULTILINE,
     )
     return statement, {**definitions, launch.name: own}
 

@@ -67,9 +67,7 @@ class Symbolic:
     _keyed: list[Any] = field(default_factory=list)  # keeps objects alive whose ids are keys
 
     @staticmethod
-    def of(
-        graph: Graph, searched: Mapping[str, int], *, exact: bool, backends: Sequence[Backend] = ()
-    ) -> Symbolic:
+    def of(graph: Graph, searched: Mapping[str, int], *, exact: bool, backends: Sequence[Backend] = ()) -> Symbolic:
         """Prepare a graph. ShapeError if no generic sizes satisfy its constraints."""
         searched = {name: searched[name] for name in graph.free_dims}
         graph = within(graph, searched)
