@@ -40,7 +40,7 @@ bench() { # name, target, options
 }
 
 lane_programs() {
-    tests graph tests/backends/test_cuda_graph.py tests/gpu/test_generated_programs.py
+    tests graph tests/backends/test_cuda_graph.py tests/gpu/test_generated_programs.py tests/gpu/test_calls.py
     tests programs tests/backends/test_emit_cuda.py
     tests kernels $xdist tests/backends/test_torch_cuda.py
 }

@@ -209,7 +209,7 @@ def test_what_belongs_to_the_process_is_as_it_was_after_threads_that_overlap() -
 def test_programs_that_launch_in_threads_leave_torch_s_rule_for_float32_alone() -> None:
     torch = pytest.importorskip("torch")
     space: dict[str, Any] = {"torch": torch, "Lock": threading.Lock}
-    exec("from __future__ import annotations\n" + HELPERS["Replay"], space)
+    exec("from __future__ import annotations\n" + HELPERS["Calls"], space)
     rule = torch.backends.cuda.matmul
     name, loose = ("fp32_precision", "tf32") if hasattr(rule, "fp32_precision") else ("allow_tf32", True)
     before, seen = getattr(rule, name), list[Any]()
@@ -221,7 +221,7 @@ def test_programs_that_launch_in_threads_leave_torch_s_rule_for_float32_alone() 
 
     setattr(rule, name, loose)
     try:
-        programs = [space["Replay"](launch, [], "cpu", graph=False, reuse=True) for _ in range(4)]
+        programs = [space["Calls"](launch, None, [], [], "cpu", graph=False, reuse=True) for _ in range(4)]
         together([lambda p=p: [p() for _ in range(10)] for p in programs])  # type: ignore[misc]
         assert getattr(rule, name) == loose and loose not in seen and len(seen) == 40
     finally:

@@ -32,8 +32,11 @@ class DevicePrograms:
         """Marshalling of arguments and results."""
         return OnCpu()
 
-    def bound(self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str) -> Run:
-        """The callable program: calls the emitted `bind`."""
+    def bound(
+        self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
+    ) -> Run:
+        """The callable program: calls the emitted `bind`. `way`: how calls launch kernels, where a device has several
+        ways; "" chooses by timing the first calls."""
         loops_shared()
         return bind(*([weights, states] if states else [weights]))
 

@@ -341,7 +341,7 @@ class Emitter:
             if kind == "address" and not any(map(self._dynamic, (*step.outputs, *(v for _, v in step.inputs)))):
                 name, _, rest = text.partition("(")
                 text = f"{self._once(f'partial({name}, {rest}', f'{name}_')}()"  # its addresses never change
-            self.each += _STATEMENTS.split(text)
+            self.each += STATEMENTS.split(text)
 
     def _scratch(self, step: Step, kind: str) -> str:
         """The step's scratch memory in the workspace."""
@@ -490,5 +490,5 @@ class Emitter:
 
 _ONCE = re.compile(r"\b(hidden_scores)\([\w, *+]*\)")  # loop-invariant calls, hoisted to `bind`
 _PART = re.compile(r"\bplace\(([A-Za-z_]\w*), [^,]+, \([^()]*\), [\w.]+\)")
-_STATEMENTS = re.compile(r"; |\n")
+STATEMENTS = re.compile(r"; |\n")
 _RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\w*, ]+?),?\)|([\w*, ]+?))\)")

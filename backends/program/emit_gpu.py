@@ -1,21 +1,23 @@
 """Emitter of Python source for a GPU plan. The source runs without this package, on Torch tensors.
 
-    def bind(weights, states=None, device="cuda", graph=True):
-        memory = device_bytes(...)                     all addresses are fixed,
-        x = torch.empty((1, 768), ...)                 those of inputs too,
+    def bind(weights, states=None, device="cuda", graph=True, way=""):
+        memory = device_bytes(...)                     intermediate values have fixed addresses
         v3 = tensor_at(memory, 0, (1, 768), torch.float32)
-        def launch():
-            torch.add(x, w0, out=v3)  # add(x, y)      so the straight-line code has no arguments
-            return v3,
-        return Replay(launch, (x,), ...)               and can be captured as a CUDA graph
+        def launch(x, result):
+            torch.add(x, w0, out=v3)  # add(x, y)      straight-line code on the caller's input and a fresh result
+            torch.tanh(v3, out=result)
+            return result,
+        return Calls(launch, ...)                      chooses how calls launch, see gpu_calls.py
 
-Values share memory by liveness. `launch` allocates nothing except results that kernels allocate; these are in the
-graph's pool.
+Values share memory by liveness. `launch` allocates nothing except results that kernels allocate; in a CUDA graph these
+are in the graph's pool. Inputs are never written.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
@@ -24,7 +26,7 @@ from ...extract.model.kernel import Plan, Step, Template, Value, contiguous
 from ..ir.source_text import identifier, indented, literal, signature
 from ..runtime.views import torch_view
 from . import memory_plan as memory
-from .emit_cpu import Emitted, Emitter
+from .emit_cpu import STATEMENTS, Emitted, Emitter
 
 
 def emit_cuda(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
@@ -37,9 +39,19 @@ def torch_dtype(dtype: str) -> str:
     return f"torch.{dtypes.check(dtype)}"
 
 
+#: Families of library kernels that multiply: where float32 is involved, the process' rule for it must not reach them.
+MULTIPLYING = frozenset(["contraction", "conv", "attention", "recurrent"])
+HALVES = frozenset(["float16", "bfloat16"])
+
+
+@dataclass
 class CudaEmitter(Emitter):
-    """Emitter for GPU plans: every value is a Torch tensor, at a fixed address except where kernels allocate
-    results."""
+    """Emitter for GPU plans: every value is a Torch tensor, at a fixed address except inputs, results that are written
+    to fresh memory, and results that kernels allocate."""
+
+    own: set[str] = field(default_factory=set)  # generated kernels that are launched
+    by_library: set[int] = field(default_factory=set)  # roots that library kernels read or write
+    strict: bool = False  # whether library kernels multiply float32
 
     alignment = 256  # bytes: alignment of CUDA's allocator, sufficient for tensor maps
 
@@ -49,19 +61,29 @@ class CudaEmitter(Emitter):
     def _home(self, value: int) -> str:
         return "torch"
 
-    def _dynamic(self, value: int) -> bool:
-        return self.root[value] in self.fresh
-
-    def _fresh_outputs(self) -> set[int]:
-        return set()
-
     def _reserve(self) -> None:
         super()._reserve()
-        for leaf in self.plan.graph.inputs:
-            self.once.append(f"{self.inputs[leaf.attr('name')]} = {self._empty(leaf.type)}")
+        for v in sorted(self.fresh_outputs):
+            self.names[v, "torch"] = identifier(self.plan.values[v].name or f"v{v}", self.taken)
 
-    def _empty(self, kind: Type) -> str:
-        return f"torch.empty({literal(concrete(kind.shape))}, dtype={torch_dtype(kind.dtype)}, device=device)"
+    def _written(self, step: Step, names: Mapping[str, str]) -> str:
+        text = super()._written(step, names)
+        started = [_LAUNCH.match(statement) for statement in STATEMENTS.split(text)]
+        known = self.definitions if step.template.roots else {}
+        self.own |= {found[1] for found in started if found and found[1] in known}
+        if not all(found and found[1] in known for found in started):
+            self.by_library |= {self.root[v] for v in (*step.outputs, *(v for _, v in step.inputs))}
+            narrow = {o.type.dtype for o in step.call.places.values()} <= HALVES
+            exact = narrow and step.template.family == "contraction" and "_wide" not in step.template.name
+            self.strict |= step.template.family in MULTIPLYING and not exact
+        return text
+
+    def _strided_empty(self, value: int) -> str:
+        """Shape, dtype and strides of a result, as text; None for row-major strides."""
+        v = self.plan.values[value]
+        shape = concrete(v.type.shape)
+        strides = "None" if v.strides == contiguous(shape) else literal(v.strides)
+        return f"({literal(shape)}, {torch_dtype(v.type.dtype)}, {strides})"
 
     def _view(self, value: int, kind: str) -> str:
         step = self.makers[value]
@@ -110,23 +132,10 @@ class CudaEmitter(Emitter):
     def _assign(self, place: str, name: str) -> str:
         return f"{place}.copy_({name})"
 
-    def _handed(self, value: int) -> bool:
-        """Whether `launch` may return a result without a copy: the caller gets a copy before the next call. State
-        memory may change within this call, so it is copied."""
-        origin = self.plan.values[self.root[value]].origin
-        return origin == "kernel" or (origin != "state" and not self.reuse_outputs)
-
     def _finish(self) -> None:
-        results = []
-        for v in self.plan.outputs:
-            name = self._result(v)
-            if not self._handed(v):
-                copied = self._copy(name)
-                name = identifier(f"result{v}", self.taken)
-                self.each.append(f"{name} = {copied}")
-            results.append(name)
-        self._update_states()
-        self.each.append(f"return {', '.join(results)}{',' if len(results) == 1 else ''}")
+        super()._finish()
+        copied = (*self.plan.outputs, *self.plan.updates.values())
+        self.by_library |= {self.root[v] for v in copied} - self.fresh_outputs
 
     def _row_major(self) -> frozenset[str]:
         """Empty: the device transposes a weight a thousand times as fast as the host."""
@@ -142,18 +151,33 @@ class CudaEmitter(Emitter):
         return max(super()._fresh_bytes() + places + copies + max(again, 0), *turned, 0)
 
     def _function(self) -> list[str]:
-        self._use("Replay")
+        self._use("Calls")
+        self._use("Launches")
         fixed = [f"memory = device_bytes({self.layout.size}, device)"] if "device_bytes" in self.helpers else []
         states = ["states = {} if states is None else states"] if self._state_types() else []
-        places = "".join(f"{name}, " for name in self.inputs.values()).rstrip(" " if len(self.inputs) == 1 else ", ")
         updates = ", and states, which calls update" if states else ""
+        read = {v.name: v.id for v in self.plan.values if v.origin == "input"}
+        results = sorted(self.fresh_outputs)
+        given = [*self.inputs.values(), *(self.names[v, "torch"] for v in results)]
+        own = sorted(self.own)
+        kernels = [*(["*"] if own else []), *(f"{name}=kernels.of({name})" for name in own)]
+        library = [i for i, v in enumerate((*map(read.get, self.inputs), *results)) if v in self.by_library]
+        types = [
+            f"({literal(concrete(leaf.type.shape))}, {torch_dtype(leaf.type.dtype)})" for leaf in self.plan.graph.inputs
+        ]
+        options = [f"reuse={self.reuse_outputs}", f"library={library}", f"strict={self.strict}"]
+        options += ["states=states"] if states else []
         return [
-            'def bind(weights, states=None, device="cuda", graph=True):',
-            f'    """Makes the program for given weights{updates}; with `graph`, it is recorded as a CUDA graph."""',
-            *indented([*states, *fixed, *self.once], 4), "",
-            "    def launch():", f'        """{signature(self.plan)}"""', *indented(self.each, 8), "",
-            f"    return Replay(launch, ({places}), device, graph, {self.reuse_outputs})",
+            'def bind(weights, states=None, device="cuda", graph=True, way=""):',
+            f'    """Makes the program for given weights{updates}. With `graph`, launches are recorded; see `Calls` for `way`."""',
+            *indented([*states, *fixed, *self.once, "kernels = Launches()"], 4), "",
+            f"    def launch({', '.join([*given, *kernels])}):",
+            f'        """{signature(self.plan)}"""', *indented(self.each, 8), "",
+            f"    inputs = [{', '.join(types)}]",
+            f"    results = [{', '.join(map(self._strided_empty, results))}]",
+            f"    return Calls(launch, kernels, inputs, results, device, graph, {', '.join(options)}, way=way)",
         ]  # fmt: skip
 
 
+_LAUNCH = re.compile(r"(\w+)[\[(]")
 __all__ = ["CudaEmitter", "emit_cuda", "torch_dtype"]

@@ -41,9 +41,14 @@ class GpuPrograms(DevicePrograms):
         """See `DevicePrograms`."""
         return OnTensors(place)
 
-    def bound(self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str) -> Run:
+    def bound(
+        self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
+    ) -> Run:
         """See `DevicePrograms`."""
-        return bind(weights, states, place)
+        import torch
+
+        with torch.inference_mode(False):  # memory made in inference mode could not be written outside of it
+            return bind(weights, states, place, way=way) if way else bind(weights, states, place)
 
     def tensors(self, place: str) -> str:
         """See `DevicePrograms`."""

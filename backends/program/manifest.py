@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, Shape, concrete, dim, parse
@@ -49,6 +49,9 @@ class Manifest:
     hardware: str = ""  # name of the GPU the program was made for
     # free size -> (minimum, maximum, size the plan was chosen for)
     sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    way: str = (
+        ""  # how calls launch kernels ("flat", "graph", "copying": see gpu_calls.py); "": timed at the first call
+    )
 
     compared: str = ""  # report text with both times, if the caller's own function was faster than the program
 
@@ -161,6 +164,7 @@ class _File:
     device: str = HOST.name
     hardware: str = ""
     compared: str = ""
+    way: Literal["", "flat", "graph", "copying"] = ""
     sizes: dict[str, tuple[Natural, Natural, Natural]] = field(default_factory=dict)
 
 
@@ -202,7 +206,7 @@ def _manifest(record: _File) -> Manifest:
     return Manifest(
         record.name, structure=structure, sizes=record.sizes, workspace=record.workspace, fresh=record.fresh,
         kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
-        hardware=record.hardware, compared=record.compared, **specs,
+        hardware=record.hardware, compared=record.compared, way=record.way, **specs,
     )  # fmt: skip
 
 

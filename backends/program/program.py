@@ -28,7 +28,7 @@ from ...processes.forks import Lock
 from ...writing import recover, replacing_folder
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
-from ..runtime.marshalling import array_of, is_torch
+from ..runtime.marshalling import Quick, array_of, is_torch
 from .cuda_helpers import cuda_text
 from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
@@ -84,6 +84,7 @@ class Program:
         self._programs = programs_of(manifest.device)
         self._exchange = self._programs.exchange(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
+        self._quick: Quick | None = None  # set while bound, for programs without free sizes
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], Sequence[Spec]] = {}  # shapes of a call -> inputs at those sizes
         self.input_names = [name for name, _, _ in manifest.inputs]
@@ -125,7 +126,8 @@ class Program:
         bind = executed(self.source, self.manifest.name)["bind"]
         self.states = {spec[0]: self._exchange.zeros(spec) for spec in self.manifest.states}
         self._reset()
-        self._run = self._programs.bound(bind, self._weights, self.states, self.device)
+        self._quick = None if self.manifest.sizes else self._exchange.quick(self.manifest.inputs)  # type: ignore[arg-type]
+        self._run = self._programs.bound(bind, self._weights, self.states, self.device, self.manifest.way)
 
     def unbind(self) -> None:
         """Release prepared weights and states; the next call reads the weights again."""
@@ -195,16 +197,24 @@ class Program:
 
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""
+        if self._quick is not None and not named and (found := self._quick(args)) is not None:
+            taken, converted = found
+            results = self._called(taken)
+            return results if converted is None else [converted(r) for r in results]
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         specs: Sequence[Any] = self._specs(given) if self.manifest.sizes else self.manifest.inputs
-        taken = [self._exchange.accept(x, spec) for x, spec in zip(given, specs)]
+        return self._exchange.hand_out(
+            self._called([self._exchange.accept(x, spec) for x, spec in zip(given, specs)]), given
+        )
+
+    def _called(self, taken: Sequence[Any]) -> Sequence[Any]:
+        """Run the program on arguments in its own form; errors get names."""
         try:
             with self._lock:
                 if self._run is None:
                     self._bind()
                 assert self._run is not None
-                results = self._run(*taken)
-            return self._exchange.hand_out(results, given)
+                return self._run(*taken)
         except ValueError as error:
             if type(error).__name__ != "SizeError":
                 raise
@@ -291,13 +301,14 @@ class Program:
         """
         target = Path(folder)
         refuse_occupied(target)
+        manifest = replace(self.manifest, way=getattr(self._run, "way", "") or self.manifest.way)
         stored = (*self.manifest.weights, *self.manifest.initial)
         with replacing_folder(target, needed=len(self.source) + sum(map(bytes_of, stored))) as part:
             (part / "program.py").write_text(self.source, encoding="utf-8")
             if text := cuda_text(self.source):
                 (part / "kernels.cu").write_text(text, encoding="utf-8")
             write_weights(part / "weights.safetensors", stored, self._weights)
-            (part / "manifest.json").write_text(manifest_json(self.manifest, self.source), encoding="utf-8")
+            (part / "manifest.json").write_text(manifest_json(manifest, self.source), encoding="utf-8")
             if self.report is not None:
                 (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
             if self.attached is not None:

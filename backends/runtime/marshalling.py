@@ -6,7 +6,8 @@ is a tensor, else arrays; converting GPU results to arrays synchronizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,10 +17,17 @@ from ...errors import ShapeError, UsageError
 
 Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
+#: Positional arguments -> the program's arguments and a converter of its results (None: they are handed out as they are);
+#: None where an argument must be converted, copied or refused.
+Quick = Callable[[Sequence[Any]], tuple[Sequence[Any], Callable[[Any], Any] | None] | None]
 
 
 class Exchange(Protocol):
     """Argument marshalling for one device."""
+
+    def quick(self, specs: Sequence[Spec]) -> Quick | None:
+        """The quick path of calls with these inputs; None without one."""
+        ...
 
     def accept(self, x: Any, spec: Spec) -> Any:
         """An input in the program's form. ShapeError for another shape or dtype."""
@@ -48,6 +56,44 @@ class Exchange(Protocol):
 
 class OnCpu:
     """Marshalling for programs on NumPy arrays."""
+
+    def quick(self, specs: Sequence[Spec]) -> Quick:
+        """For arrays or tensors of the CPU that are contiguous."""
+        shapes = [shape for _, shape, _ in specs]
+        kinds = [dtypes.numpy_dtype(dtype) for _, _, dtype in specs]
+        names = [f"torch.{dtype}" for _, _, dtype in specs]
+        torch_dtypes: list[Any] = []
+        array, count = np.ndarray, len(specs)
+
+        def of_tensors(given: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Any], Any]] | None:
+            torch = sys.modules.get("torch")
+            if torch is None or "torch.bfloat16" in names or any(type(x) is not torch.Tensor for x in given):
+                return None
+            if not torch_dtypes:
+                torch_dtypes.extend(getattr(torch, name[6:]) for name in names)
+            for x, shape, dtype in zip(given, shapes, torch_dtypes):
+                if (
+                    x.dtype is not dtype
+                    or x.shape != shape
+                    or x.is_cuda
+                    or x.requires_grad
+                    or not x.is_contiguous()
+                    or x.is_neg()
+                ):
+                    return None
+            return [x.numpy() for x in given], tensor_of
+
+        def arguments(given: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Any], Any] | None] | None:
+            if len(given) != count:
+                return None
+            for x, shape, kind in zip(given, shapes, kinds):
+                if type(x) is not array:
+                    return of_tensors(given)
+                if x.shape != shape or x.dtype != kind or not x.flags.c_contiguous:
+                    return None
+            return given, None
+
+        return arguments
 
     def accept(self, x: Any, spec: Spec) -> Array:
         """An input in the program's form. ShapeError for another shape or dtype."""
@@ -87,6 +133,23 @@ class OnTensors:
     def __init__(self, device: str) -> None:
         self.device = device
         self.kind = device.partition(":")[0]
+
+    def quick(self, specs: Sequence[Spec]) -> Quick | None:
+        """For tensors of the program's kind of device."""
+        import torch
+
+        wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
+        count, tensor, kind = len(specs), torch.Tensor, self.kind
+
+        def arguments(given: Sequence[Any]) -> tuple[Sequence[Any], None] | None:
+            if len(given) != count:
+                return None
+            for x, (shape, dtype) in zip(given, wanted):
+                if type(x) is not tensor or x.dtype is not dtype or x.shape != shape or x.device.type != kind:
+                    return None
+            return given, None
+
+        return arguments if specs else None
 
     def accept(self, x: Any, spec: Spec) -> Any:
         """An input in the program's form. ShapeError for another shape or dtype."""
@@ -169,11 +232,16 @@ def tensor_of(x: Array) -> Any:
     """A tensor sharing an array's memory; a copy if the array is read-only or has negative strides."""
     import torch
 
-    if not x.flags.writeable or any(s < 0 for s in x.strides):
+    if not x.flags.writeable:
         x = x.copy()
-    if x.dtype.name == "bfloat16":
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
+    try:
+        return torch.from_numpy(x)
+    except ValueError:  # negative strides
+        return torch.from_numpy(x.copy())
+    except TypeError:
+        if x.dtype.name != "bfloat16":
+            raise
+        return torch.from_numpy((x.copy() if min(x.strides, default=0) < 0 else x).view(np.int16)).view(torch.bfloat16)
 
 
 __all__ = ["Exchange", "OnCpu", "OnTensors", "array_of", "is_torch", "tensor_of"]

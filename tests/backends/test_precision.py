@@ -12,7 +12,8 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.generator import Lowerings
 from tensor_graphs.backends.ir.precision import IEEE, LIBRARY_TF32, PRECISIONS, TF32, THREE, within
 from tensor_graphs.backends.library import torch_cuda_helpers
-from tensor_graphs.backends.program import gpu_helpers as emit_cuda_helpers
+from tensor_graphs.backends.program import gpu_calls
+from tensor_graphs.backends.program.gpu_launches import Launches
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.jobs import job_of, template_of_job
@@ -164,7 +165,7 @@ def test_the_graph_as_it_came_runs_strictly() -> None:
 @pytest.fixture(autouse=True)
 def _as_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The helpers' text names `torch`, which programs import."""
-    for module in (emit_cuda_helpers, torch_cuda_helpers):
+    for module in (gpu_calls, torch_cuda_helpers):
         monkeypatch.setattr(module, "torch", torch, raising=False)
 
 
@@ -194,7 +195,7 @@ def test_a_program_rounds_by_its_plan_not_by_the_callers_rule(rule: str) -> None
         seen.extend([settings.fp32_precision, rounded, settings.fp32_precision])
         return ()
 
-    emit_cuda_helpers.Replay(launch, (), "cpu", False, False)()
+    gpu_calls.Calls(launch, Launches(), (), (), "cpu", False)()
     assert seen == ["ieee", "tf32", "ieee"] and settings.fp32_precision == rule
 
 

@@ -219,7 +219,7 @@ def test_it_becomes_part_of_the_callers_graph(device: str) -> None:
 
 def executed_once(own: Program, x: Any) -> None:
     """Compile what is compiled at a first launch: that cannot be recorded."""
-    own._run.launched()  # type: ignore[union-attr]
+    own._run.plain([x])  # type: ignore[union-attr]
 
 
 @gpu_only

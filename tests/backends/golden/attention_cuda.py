@@ -2,76 +2,481 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf
 from threading import Lock
+from time import perf_counter
 from typing import Any
+from weakref import finalize
 
+import numpy as np
 import torch
 
 
-class Replay:
-    """A program's calls: inputs are copied to where `launch` reads them, its kernels run on the caller's current stream,
-    and the results are copied out (unless they may be overwritten by the next call).
+class Calls:
+    """A program's calls, on the caller's current stream: kernels read the caller's tensors and write fresh results.
 
-    On a GPU the first call launches kernel by kernel and then records them as a CUDA graph, which later calls replay.
-    While the caller records a graph, the kernels are launched one by one and become part of that. An input that is one of
-    `inputs` itself is not copied.
+    `launch` runs the kernels, given the inputs and the memory of results. Kernels assume dense row-major tensors of this
+    device that begin at multiples of 16 bytes: other inputs are copied first. `inputs` and `results` are (shape, dtype)
+    and (shape, dtype, strides); `library` numbers those, inputs first, that library kernels read or write. With `reuse`,
+    results are in the program's own memory and the next call overwrites them. `strict`: library kernels multiply float32,
+    and must not round operands by the process' settings.
+
+    The first call launches kernel by kernel; then, with `graph`, launches are recorded, and whole calls are timed in
+    each `way`, of which the fastest is kept, unless one is given:
+      flat: each kernel is launched by itself;
+      graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; what library
+        kernels read or write is copied;
+      copying: a CUDA graph on fixed memory; all inputs and results are copied.
+    While the caller records a graph, kernels are launched one by one and become part of that.
     """
 
-    def __init__(self, launch: Callable[[], Any], inputs: Any, device: Any, graph: bool, reuse: bool) -> None:
-        self.launch, self.inputs, self.device, self.reuse = launch, inputs, torch.device(device), reuse
-        self.gpu = self.device.type == "cuda"
-        if self.gpu and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        self.wanted, self.graph, self.results, self.stream = graph and self.gpu, None, (), None
+    def __init__(
+        self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
+        *, reuse: bool = False, library: Sequence[int] = (), strict: bool = True, states: Mapping[str, Any] | None = None,
+        way: str = "",
+    ) -> None:  # fmt: skip
+        self.launch, self.kernels, self.device, self.reuse = launch, kernels, torch.device(device), reuse
+        self.gpu, self.index = self.device.type == "cuda", self.device.index
+        if self.gpu and self.index is None:
+            self.index = torch.cuda.current_device()
+            self.device = torch.device("cuda", self.index)
+        self.types = [*((s, t, None) for s, t in inputs), *results]
+        self.count, self.library, self.strict, self.states = len(inputs), frozenset(library), strict, states or {}
+        self.wanted, self.way, self.ready = graph and self.gpu, way, False
+        self.places: dict[int, Any] = {}  # number of an input or result -> its fixed memory
+        self.recorded: Any = None
+        self.executable: Any = None
+        self.handed: list[Any] = []  # recorded results: (number, view of it or None) or (-1, tensor)
+        self.private: set[int] = {x.untyped_storage()._cdata for x in self.states.values()}
+        self.complete = False  # whether all nodes of the graph are launches of generated kernels
+        self.last: list[int] = []  # addresses in the executable graph
+        self.stream = -1
+        self.stream_object: Any = None
+        self.lock = Lock()
 
     def __call__(self, *given: Any) -> Any:
-        if self.gpu and torch.cuda.current_device() != self.device.index:
+        if not self.gpu:
+            return self.plain([self.dense(x) for x in given])
+        if torch.cuda.current_device() != self.index:
             with torch.cuda.device(self.device):
                 return self(*given)
-        with torch.no_grad():
-            capturing = self.gpu and torch.cuda.is_current_stream_capturing()
-            if self.gpu and not capturing:
-                self.follow()
-            for place, x in zip(self.inputs, given):
-                if x is not place:
-                    place.copy_(x)
-            results = self.replay() if self.wanted and not capturing else self.launched()
-            return results if self.reuse else tuple(r.clone() for r in results)
+        with self.lock:
+            read = [x if self.fits(x) else self.dense(x) for x in given]
+            if torch.cuda.is_current_stream_capturing():
+                return self.plain(read)
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+            if stream != self.stream:
+                self.follow(stream)
+            if self.ready:
+                return getattr(self, self.way)(read, stream)
+            found = self.plain(read)
+            if self.wanted:
+                self.record(read, stream)
+            return found
 
-    def launched(self) -> Any:
-        """One run of the kernels. Whatever the caller's rule for products of float32 is, a library rounds no operands here but
-        where a kernel asks for it. The rule is the process' own: one program at a time launches kernels under its own."""
+    # ------------------------------------------------------------ arguments
+    def fits(self, x: Any) -> bool:
+        """Whether kernels can read a tensor where it is."""
+        return (
+            x.is_contiguous() and x.data_ptr() % 16 == 0 and x.device == self.device and not x.requires_grad
+            and not x.is_neg() and not (self.private and x.untyped_storage()._cdata in self.private)
+        )  # fmt: skip
+
+    def dense(self, x: Any) -> Any:
+        """The tensor, copied as far as kernels need it to be."""
+        x = x.detach().to(self.device).resolve_neg().contiguous()
+        moved = x.data_ptr() % 16 or (self.private and x.untyped_storage()._cdata in self.private)
+        return x.clone() if moved else x
+
+    def empty(self, number: int) -> Any:
+        """Memory of an input or result."""
+        shape, dtype, strides = self.types[number]
+        if strides is None:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+
+    def follow(self, stream: int) -> None:
+        """Calls share memory: on another stream than the last one, wait for it."""
+        current = torch.cuda.current_stream()
+        if self.stream_object is not None:
+            current.wait_stream(self.stream_object)
+        self.stream, self.stream_object = stream, current
+
+    # ------------------------------------------------------------ ways to launch
+    def plain(self, given: Sequence[Any]) -> Any:
+        """Runs `launch` on inputs and fresh results."""
+        results = self.launched([*given, *(self.empty(i) for i in range(self.count, len(self.types)))])
+        if self.reuse:  # the next call writes over them
+            self.private |= {x.untyped_storage()._cdata for x in results}
+        return results
+
+    def launched(self, tensors: Sequence[Any]) -> Any:
+        """Runs `launch`. Whatever the caller's rule for products of float32 is, a library rounds no operands here but where a
+        kernel asks for it. The rule is the process' own: one program at a time launches library kernels under its own."""
+        if not self.strict:
+            with torch.no_grad():
+                return self.launch(*tensors)
         settings = torch.backends.cuda.matmul
         name, strict = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
-        with vars(torch.cuda).setdefault("_programs_launching", Lock()):
+        with torch.no_grad(), vars(torch.cuda).setdefault("_programs_launching", Lock()):
             before = getattr(settings, name)
             setattr(settings, name, strict)
             try:
-                return self.launch()
+                return self.launch(*tensors)
             finally:
                 setattr(settings, name, before)
 
-    def follow(self) -> None:
-        """Calls share memory: on another stream than the last one, wait for it."""
-        stream = torch.cuda.current_stream()
-        if self.stream is not None and stream != self.stream:
-            stream.wait_stream(self.stream)
-        self.stream = stream
+    def flat(self, given: Sequence[Any], stream: int) -> Any:
+        """Launches each kernel, generated ones by the driver."""
+        tensors = [*given, *(self.empty(i) for i in range(self.count, len(self.types)))]
+        if self.complete:
+            addresses = [x.data_ptr() for x in tensors]
+            for one in self.kernels.table:
+                if one.touches:
+                    one.place(addresses)
+                one.launch(stream)
+            return self.results(tensors, ())
+        self.kernels.direct, self.kernels.next, self.kernels.stream = True, 0, stream
+        try:
+            return self.launched(tensors)
+        finally:
+            self.kernels.direct = False
 
-    def replay(self) -> Any:
-        """Run the recorded graph; the first time, run without one and record. Recording itself computes nothing. Torch records one
-        graph at a time: a second one, in another thread, would end the process."""
-        if self.graph is not None:
-            self.graph.replay()
-            return self.results
-        first = self.launched()
-        recorded = torch.cuda.CUDAGraph()
+    def graph(self, given: Sequence[Any], stream: int) -> Any:
+        """Launches the graph, in which generated kernels use the caller's tensors."""
+        return self.replay(given, stream, self.library)
+
+    def copying(self, given: Sequence[Any], stream: int) -> Any:
+        """Launches the graph on copies of the inputs; results are copies."""
+        return self.replay(given, stream, self.places.keys())
+
+    def replay(self, given: Sequence[Any], stream: int, fixed: Any) -> Any:
+        """Launches the graph; `fixed` numbers the inputs and results that have their memory in the program."""
+        tensors = list(given)
+        for i, x in enumerate(given):
+            if i in fixed:
+                tensors[i] = self.places[i].copy_(x)
+        tensors += [self.places[i] if i in fixed else self.empty(i) for i in range(self.count, len(self.types))]
+        if self.executable is None:
+            self.recorded.replay()
+        else:
+            addresses = [x.data_ptr() for x in tensors]
+            if addresses != self.last:
+                for one in self.kernels.table:
+                    if one.touches:
+                        one.place(addresses)
+                        one.update(self.executable)
+                self.last = addresses
+            driver = self.kernels.driver
+            given = self.executable, ctypes.c_void_p(stream)
+            if code := driver.library.cuGraphLaunch(*given):
+                driver.checked(driver.library.cuGraphLaunch, given, code)
+        return self.results(tensors, fixed)
+
+    def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
+        """The results of recorded kernels that used these tensors; a copy of what the next call overwrites."""
+        found = []
+        for number, view in self.handed:
+            if number < 0:
+                found.append(view if self.reuse else view.clone())
+                continue
+            x = tensors[number] if view is None else tensors[number].as_strided(*view)
+            found.append(x.clone() if number in fixed else x)
+        return tuple(found)
+
+    # ------------------------------------------------------------ recording
+    def record(self, given: Sequence[Any], stream: int) -> None:
+        """Records the launches as a CUDA graph, which computes nothing, and chooses the way of later calls."""
+        with torch.inference_mode(False), torch.no_grad():
+            places = [self.empty(i) for i in range(len(self.types))]
+        try:
+            direct, why = self.captured(places, True), ""
+        except (LookupError, TypeError, OSError) as error:  # an old driver, an old PyTorch
+            direct, why = self.captured(places, False), str(error)
+        if not direct:
+            warnings.warn(f"calls of this program copy inputs and results: {why}", RuntimeWarning, stacklevel=4)
+        self.places = dict(enumerate(places))
+        ways = ["flat", "graph", "copying"] if direct else ["copying"]
+        if self.reuse:
+            self.private |= {x.untyped_storage()._cdata for _, x in self.handed}
+        if self.way not in ways:
+            self.way = self.fastest(ways, given, stream) if len(ways) > 1 else ways[0]
+        if self.way == "flat":
+            self.recorded = self.executable = None
+            self.handed = self.handed if self.complete else []
+        if self.way != "copying":
+            self.places = {i: x for i, x in self.places.items() if i in self.library and self.way == "graph"}
+        self.ready = True
+
+    def captured(self, places: Sequence[Any], direct: bool) -> bool:
+        """Records the launches on fixed memory; `direct`: reads them back. Torch records one graph at a time: a second one, in
+        another thread, would end the process."""
+        recorded = torch.cuda.CUDAGraph(keep_graph=True) if direct else torch.cuda.CUDAGraph()
         alone = vars(torch.cuda).setdefault("_programs_recording", Lock())  # the same for all programs in a process
-        with alone, torch.cuda.graph(recorded, capture_error_mode="thread_local"):
-            self.results = self.launched()
-        self.graph = recorded
-        return first
+        kernels = self.kernels
+        if direct:
+            kernels.begin(places, self.index)
+        try:
+            with alone, torch.cuda.graph(recorded, capture_error_mode="thread_local"):
+                results = self.launched(places)
+        finally:
+            kernels.recording = False
+        owners = {x.untyped_storage()._cdata: i for i, x in enumerate(places) if i >= self.count}
+        self.handed = [self.origin(r, owners, places) for r in results]
+        self.recorded = recorded
+        if direct:
+            kernels.read()
+            self.instantiate(ctypes.c_void_p(recorded.raw_cuda_graph()), kernels.driver)
+        return direct
+
+    @staticmethod
+    def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:
+        """Where a recorded result is: in the memory of a result, whole or a view (shape, strides, offset), or elsewhere."""
+        number = owners.get(result.untyped_storage()._cdata, -1)
+        if number < 0:
+            return number, result
+        whole = result.shape == places[number].shape and result.stride() == places[number].stride()
+        return number, None if whole else (result.shape, result.stride(), result.storage_offset())
+
+    def instantiate(self, graph: Any, driver: Driver) -> None:
+        """Makes the recorded graph executable."""
+        count, executable = ctypes.c_size_t(), ctypes.c_void_p()
+        driver("cuGraphGetNodes", graph, None, ctypes.byref(count))
+        self.complete = count.value == len(self.kernels.table)
+        driver("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        finalize(executable, driver.library.cuGraphExecDestroy, ctypes.c_void_p(executable.value)).atexit = False
+        self.executable, self.last = executable, []
+
+    def fastest(self, ways: Sequence[str], given: Sequence[Any], stream: int) -> str:
+        """The way in which whole calls are fastest; of nearly equal ones (3 %) the first. States are as they were
+        afterwards."""
+        saved = {name: x.clone() for name, x in self.states.items()}
+        times = dict.fromkeys(ways, float("inf"))
+        count = 1
+        for turn in range(4):
+            for way in ways:
+                self.stream_object.synchronize()
+                start = perf_counter()
+                for _ in range(count):
+                    getattr(self, way)(given, stream)
+                self.stream_object.synchronize()
+                took = (perf_counter() - start) / count
+                times[way] = min(times[way], took) if turn else float("inf")
+            if not turn:
+                count = max(1, min(20, int(1e-3 / took)))
+        for name, x in self.states.items():
+            x.copy_(saved[name])
+        best = min(times.values())
+        self.times = times
+        return next(way for way in ways if times[way] <= 1.03 * best)
+
+
+class DirectLaunch:
+    """One launch, read from its graph node.
+
+    `pointers` has an entry for each argument that is one parameter, `maps` one for each tensor map, in order: (address,
+    number of the caller's tensor that it lies in or -1, offset in it in bytes); None for an argument that is no tensor.
+    `early`: programmatic dependent launch.
+    """
+
+    def __init__(self, driver: Any, node: int, early: bool, pointers: Sequence[Any], maps: Sequence[Any]) -> None:
+        self.driver, self.node, self.how = driver, ctypes.c_void_p(node), KernelNode()
+        driver("cuGraphKernelNodeGetParams_v2", self.node, ctypes.byref(self.how))
+        self.function = ctypes.c_void_p(self.how.function)
+        if not self.function:
+            driver("cuKernelGetFunction", ctypes.byref(self.function), ctypes.c_void_p(self.how.kernel))
+        spans = self.spans()
+        if not self.how.parameters or len(spans) < len(pointers):
+            raise LookupError("a launch's parameters cannot be read")
+        self.memory = ctypes.create_string_buffer(max((a + n for a, n in spans), default=0) + 64)
+        base = -(-ctypes.addressof(self.memory) // 64) * 64  # tensor maps need this alignment
+        self.parameters = (ctypes.c_void_p * max(len(spans), 1))(*(base + a for a, _ in spans))
+        given = ctypes.cast(self.how.parameters, ctypes.POINTER(ctypes.c_void_p))
+        for i, (start, size) in enumerate(spans):
+            ctypes.memmove(base + start, given[i], size)
+        boxes = [base + a for a, size in spans[len(pointers) :] if size == 128]
+        if len(boxes) != len(maps):
+            raise LookupError("a launch's parameters are not those of its call")
+        self.slots, self.boxes = [], []  # (parameter, number of the caller's tensor, offset, position in the call)
+        for k, ((start, size), known) in enumerate(zip(spans, pointers)):
+            slot = ctypes.c_uint64.from_address(base + start)
+            if known is not None and (size != 8 or slot.value != known[0]):
+                raise LookupError("a launch's parameters are not those of its call")
+            if known is not None and known[1] >= 0:
+                self.slots.append((slot, known[1], known[2], k))
+        for k, (box, (_, number, offset)) in enumerate(zip(boxes, maps)):
+            if number >= 0:
+                self.boxes.append((ctypes.c_void_p(box), number, offset, k))
+        self.touches = bool(self.slots or self.boxes)
+        self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
+        self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
+        self.config = DriverConfig(self.how.grid, self.how.block, self.how.shared, None,
+                                   ctypes.addressof(self.attribute), int(early))  # fmt: skip
+        self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
+        self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(offset, bytes) of each parameter; empty if the driver does not tell."""
+        start, size = ctypes.c_size_t(), ctypes.c_size_t()
+        for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
+            found: list[tuple[int, int]] = []
+            ask = getattr(self.driver.library, name, None)
+            while ask and not ask(self.function, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
+                found.append((start.value, size.value))
+            if found:
+                return found
+        return []
+
+    def place(self, addresses: Sequence[int]) -> None:
+        """Sets the parameters that depend on the caller's tensors, given their addresses."""
+        for slot, i, offset, _ in self.slots:
+            slot.value = addresses[i] + offset
+        for box, i, offset, _ in self.boxes:
+            if code := self.replace(box, ctypes.c_void_p(addresses[i] + offset)):
+                raise RuntimeError(f"CUDA error: a tensor map cannot be moved: code {code}")
+
+    def update(self, graph: Any) -> None:
+        """Writes the parameters into an executable graph, for its next launches."""
+        self.driver("cuGraphExecKernelNodeSetParams_v2", graph, self.node, ctypes.byref(self.how))
+
+    def launch(self, stream: int) -> None:
+        """Launches the kernel."""
+        self.config.stream = stream
+        if code := self.call(*self.arguments):
+            self.driver.checked(self.call, self.arguments, code)
+
+
+class Driver:
+    """Functions of the CUDA driver. RuntimeError if one fails; LookupError if the driver is too old to have it, or does not
+    tell what is needed for direct launches."""
+
+    def __init__(self) -> None:
+        self.library, self.context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        self("cuCtxGetCurrent", ctypes.byref(self.context))
+
+    def __call__(self, name: str, *given: Any) -> None:
+        function = getattr(self.library, name, None)
+        if function is None:
+            raise LookupError(f"the CUDA driver has no {name}")
+        self.checked(function, given, function(*given))
+
+    def checked(self, function: Any, given: Any, code: int) -> None:
+        """Raises for an error code. In a thread without a context (201), the program's is set and the call repeated."""
+        if code == 201 and not self.library.cuCtxSetCurrent(self.context):
+            code = function(*given)
+        if code:
+            raise RuntimeError(f"CUDA error: {function.__name__} failed with code {code}")
+
+    def last_node(self, stream: int) -> int:
+        """The graph node that the last launch on a stream became, while the stream is captured."""
+        status, number, graph = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_void_p()
+        nodes, edges, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_void_p(), ctypes.c_size_t()
+        found = [ctypes.byref(x) for x in (status, number, graph, nodes, edges, count)]
+        if hasattr(self.library, "cuStreamGetCaptureInfo_v3"):
+            self("cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream), *found)
+        else:  # before CUDA 12.3: edges have no data
+            self("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *found[:4], found[5])
+        if status.value != 1 or count.value != 1:
+            raise LookupError("a launch did not become one node of the graph")
+        return int(nodes[0])
+
+
+class DriverAttribute(ctypes.Structure):
+    """CUlaunchAttribute with an integer value."""
+
+    _fields_ = (("key", ctypes.c_uint), ("gap", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class DriverConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("parameters", ctypes.c_void_p), ("extra", ctypes.c_void_p), ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class Launches:
+    """The launches of a program's generated kernels, in order. `of` wraps a kernel's function, so that its launches are
+    seen; while `direct`, they are made by the driver."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.table: list[Any] = []
+        self.sources: dict[int, Any] = {}
+        self.recording = self.direct = False
+        self.next = self.stream = self.device = 0
+        self.driver: Any = None
+
+    def of(self, kernel: Any) -> Any:
+        """The kernel, to be launched as before."""
+        return OwnKernel(self, kernel)
+
+    def begin(self, tensors: Sequence[Any], device: int) -> None:
+        """Records the launches to come, which read and write these tensors of the caller; on a stream being captured."""
+        self.driver, self.device, self.seen, self.recording = Driver(), device, [], True
+        self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
+
+    def keep(self, given: Sequence[Any], boxed: Sequence[Any], early: bool) -> None:
+        """Notes the launch that was made last."""
+        node = self.driver.last_node(torch._C._cuda_getCurrentRawStream(self.device))
+        pointers = [self.source(x) if isinstance(x, torch.Tensor) else None for x in given if not hasattr(x, "base")]
+        self.seen.append((node, early, pointers, [self.source(x) for x in boxed]))
+
+    def source(self, x: Any) -> tuple[int, int, int]:
+        """A tensor's address, the number of the caller's tensor that it lies in (-1: none), and its offset in that."""
+        where = x.data_ptr()
+        number, start = self.sources.get(x.untyped_storage()._cdata, (-1, where))
+        return where, number, where - start
+
+    def read(self) -> None:
+        """Reads the recorded launches back, once the graph is complete."""
+        self.table = [DirectLaunch(self.driver, *seen) for seen in self.seen]
+
+    def again(self, *given: Any, **options: Any) -> None:
+        """Makes the next launch of the table, on the tensors of this call."""
+        one = self.table[self.next]
+        self.next += 1
+        for slot, _, _, k in one.slots:
+            slot.value = given[k].data_ptr()
+        boxed = boxed_tensors(given, options) if one.boxes else ()
+        for box, _, _, k in one.boxes:
+            one.replace(box, ctypes.c_void_p(boxed[k].data_ptr()))
+        one.launch(self.stream)
+
+
+class OwnKernel:
+    """A generated kernel of a program: Triton's function, which is indexed by its grid, or a `CudaKernel`."""
+
+    def __init__(self, launches: Any, kernel: Any) -> None:
+        self.launches, self.kernel = launches, kernel
+        self.early = getattr(kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self.launches.again if self.launches.direct else partial(self.made, self.kernel[grid])
+
+    def __call__(self, *given: Any, **options: Any) -> None:
+        (self.launches.again if self.launches.direct else partial(self.made, self.kernel))(*given, **options)
+
+    def made(self, launch: Any, *given: Any, **options: Any) -> None:
+        """Launches through the kernel's own interface."""
+        launch(*given, **options)
+        if self.launches.recording:
+            early = self.early or options.get("launch_pdl", False)
+            self.launches.keep(given, boxed_tensors(given, options), early)
 
 
 def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kernel: str, rows: bool) -> Any:
@@ -91,9 +496,15 @@ def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kern
     return made.contiguous().view(shape)
 
 
-def device_bytes(size: int, device: Any) -> Any:
-    """Bytes on the device for all intermediate values: one allocation."""
-    return torch.empty(size, dtype=torch.uint8, device=device)
+def boxed_tensors(given: Sequence[Any], options: Any) -> list[Any]:
+    """The tensors of a call that are read by way of tensor maps."""
+    return [b[0] for b in options["boxes"]] if "boxes" in options else [x.base for x in given if hasattr(x, "base")]
+
+
+def empty(shape, dtype, strides):
+    """A fresh array whose axes lie in memory in the order of their strides."""
+    order = sorted(range(len(shape)), key=lambda i: -strides[i])
+    return np.empty([shape[i] for i in order], dtype).transpose(np.argsort(order))
 
 
 def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
@@ -107,34 +518,27 @@ def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
     return q, k, v, mask
 
 
-def tensor_at(memory: Any, offset: int, shape: Sequence[int], dtype: Any, strides: Any = None) -> Any:
-    """A tensor in the workspace, row-major unless strides (in elements) are given."""
-    if strides is None:
-        strides = torch.empty(shape, device="meta").stride()
-    return (
-        memory[offset:].view(dtype).as_strided(shape, strides)
-        if 0 not in shape
-        else memory.new_empty(shape, dtype=dtype)
-    )
+def place(memory, offset, shape, dtype, strides=None):
+    """An array in the workspace; strides in elements."""
+    if strides is not None:
+        strides = [s * np.dtype(dtype).itemsize for s in strides]
+    return np.ndarray(shape, dtype, memory, offset, strides)
 
 
-def bind(weights, states=None, device="cuda", graph=True):
-    """Makes the program for given weights; with `graph`, it is recorded as a CUDA graph."""
-    memory = device_bytes(256, device)
-    q = torch.empty((1, 2, 4, 8), dtype=torch.float32, device=device)
-    k = torch.empty((1, 2, 4, 8), dtype=torch.float32, device=device)
-    v = torch.empty((1, 2, 4, 8), dtype=torch.float32, device=device)
-    v5 = tensor_at(memory, 0, (1, 4, 16), torch.float32)
-    v5_1x4x2x8 = v5.view((1, 4, 2, 8))
+def bind(weights, states=None, device="cuda", graph=True, way=""):
+    """Makes the program for given weights. With `graph`, launches are recorded; see `Calls` for `way`."""
+    kernels = Launches()
 
-    def launch():
+    def launch(q, k, v, v5):
         """(q: float32[1, 2, 4, 8], k: float32[1, 2, 4, 8], v: float32[1, 2, 4, 8]) -> (output: float32[1, 4, 16])"""
         # attention: float32[1, 2, 4, 8]
         v3 = attended(q, k, v, None, 0.25, True, '', False)
         v4 = v3.permute((0, 2, 1, 3))
         # reshape: float32[1, 4, 16]
-        v5_1x4x2x8.copy_(v4)
+        v5.view((1, 4, 2, 8)).copy_(v4)
         del v3, v4
         return v5,
 
-    return Replay(launch, (q, k, v), device, graph, False)
+    inputs = [((1, 2, 4, 8), torch.float32), ((1, 2, 4, 8), torch.float32), ((1, 2, 4, 8), torch.float32)]
+    results = [((1, 4, 16), torch.float32, None)]
+    return Calls(launch, kernels, inputs, results, device, graph, reuse=False, library=[0, 1, 2, 3], strict=True, way=way)

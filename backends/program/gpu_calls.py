@@ -1,0 +1,284 @@
+"""Calls of a program on a GPU: a helper class of emitted programs.
+
+The source of the class is copied into emitted programs: it may use `torch` and the helpers of gpu_launches.py only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import warnings
+from threading import Lock
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
+
+from .gpu_launches import Driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+
+class Calls:
+    """A program's calls, on the caller's current stream: kernels read the caller's tensors and write fresh results.
+
+    `launch` runs the kernels, given the inputs and the memory of results. Kernels assume dense row-major tensors of this
+    device that begin at multiples of 16 bytes: other inputs are copied first. `inputs` and `results` are (shape, dtype)
+    and (shape, dtype, strides); `library` numbers those, inputs first, that library kernels read or write. With `reuse`,
+    results are in the program's own memory and the next call overwrites them. `strict`: library kernels multiply float32,
+    and must not round operands by the process' settings.
+
+    The first call launches kernel by kernel; then, with `graph`, launches are recorded, and whole calls are timed in
+    each `way`, of which the fastest is kept, unless one is given:
+      flat: each kernel is launched by itself;
+      graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; what library
+        kernels read or write is copied;
+      copying: a CUDA graph on fixed memory; all inputs and results are copied.
+    While the caller records a graph, kernels are launched one by one and become part of that.
+    """
+
+    def __init__(
+        self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
+        *, reuse: bool = False, library: Sequence[int] = (), strict: bool = True, states: Mapping[str, Any] | None = None,
+        way: str = "",
+    ) -> None:  # fmt: skip
+        self.launch, self.kernels, self.device, self.reuse = launch, kernels, torch.device(device), reuse
+        self.gpu, self.index = self.device.type == "cuda", self.device.index
+        if self.gpu and self.index is None:
+            self.index = torch.cuda.current_device()
+            self.device = torch.device("cuda", self.index)
+        self.types = [*((s, t, None) for s, t in inputs), *results]
+        self.count, self.library, self.strict, self.states = len(inputs), frozenset(library), strict, states or {}
+        self.wanted, self.way, self.ready = graph and self.gpu, way, False
+        self.places: dict[int, Any] = {}  # number of an input or result -> its fixed memory
+        self.recorded: Any = None
+        self.executable: Any = None
+        self.handed: list[Any] = []  # recorded results: (number, view of it or None) or (-1, tensor)
+        self.private: set[int] = {x.untyped_storage()._cdata for x in self.states.values()}
+        self.complete = False  # whether all nodes of the graph are launches of generated kernels
+        self.last: list[int] = []  # addresses in the executable graph
+        self.stream = -1
+        self.stream_object: Any = None
+        self.lock = Lock()
+
+    def __call__(self, *given: Any) -> Any:
+        if not self.gpu:
+            return self.plain([self.dense(x) for x in given])
+        if torch.cuda.current_device() != self.index:
+            with torch.cuda.device(self.device):
+                return self(*given)
+        with self.lock:
+            read = [x if self.fits(x) else self.dense(x) for x in given]
+            if torch.cuda.is_current_stream_capturing():
+                return self.plain(read)
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+            if stream != self.stream:
+                self.follow(stream)
+            if self.ready:
+                return getattr(self, self.way)(read, stream)
+            found = self.plain(read)
+            if self.wanted:
+                self.record(read, stream)
+            return found
+
+    # ------------------------------------------------------------ arguments
+    def fits(self, x: Any) -> bool:
+        """Whether kernels can read a tensor where it is."""
+        return (
+            x.is_contiguous() and x.data_ptr() % 16 == 0 and x.device == self.device and not x.requires_grad
+            and not x.is_neg() and not (self.private and x.untyped_storage()._cdata in self.private)
+        )  # fmt: skip
+
+    def dense(self, x: Any) -> Any:
+        """The tensor, copied as far as kernels need it to be."""
+        x = x.detach().to(self.device).resolve_neg().contiguous()
+        moved = x.data_ptr() % 16 or (self.private and x.untyped_storage()._cdata in self.private)
+        return x.clone() if moved else x
+
+    def empty(self, number: int) -> Any:
+        """Memory of an input or result."""
+        shape, dtype, strides = self.types[number]
+        if strides is None:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+
+    def follow(self, stream: int) -> None:
+        """Calls share memory: on another stream than the last one, wait for it."""
+        current = torch.cuda.current_stream()
+        if self.stream_object is not None:
+            current.wait_stream(self.stream_object)
+        self.stream, self.stream_object = stream, current
+
+    # ------------------------------------------------------------ ways to launch
+    def plain(self, given: Sequence[Any]) -> Any:
+        """Runs `launch` on inputs and fresh results."""
+        results = self.launched([*given, *(self.empty(i) for i in range(self.count, len(self.types)))])
+        if self.reuse:  # the next call writes over them
+            self.private |= {x.untyped_storage()._cdata for x in results}
+        return results
+
+    def launched(self, tensors: Sequence[Any]) -> Any:
+        """Runs `launch`. Whatever the caller's rule for products of float32 is, a library rounds no operands here but where a
+        kernel asks for it. The rule is the process' own: one program at a time launches library kernels under its own."""
+        if not self.strict:
+            with torch.no_grad():
+                return self.launch(*tensors)
+        settings = torch.backends.cuda.matmul
+        name, strict = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
+        with torch.no_grad(), vars(torch.cuda).setdefault("_programs_launching", Lock()):
+            before = getattr(settings, name)
+            setattr(settings, name, strict)
+            try:
+                return self.launch(*tensors)
+            finally:
+                setattr(settings, name, before)
+
+    def flat(self, given: Sequence[Any], stream: int) -> Any:
+        """Launches each kernel, generated ones by the driver."""
+        tensors = [*given, *(self.empty(i) for i in range(self.count, len(self.types)))]
+        if self.complete:
+            addresses = [x.data_ptr() for x in tensors]
+            for one in self.kernels.table:
+                if one.touches:
+                    one.place(addresses)
+                one.launch(stream)
+            return self.results(tensors, ())
+        self.kernels.direct, self.kernels.next, self.kernels.stream = True, 0, stream
+        try:
+            return self.launched(tensors)
+        finally:
+            self.kernels.direct = False
+
+    def graph(self, given: Sequence[Any], stream: int) -> Any:
+        """Launches the graph, in which generated kernels use the caller's tensors."""
+        return self.replay(given, stream, self.library)
+
+    def copying(self, given: Sequence[Any], stream: int) -> Any:
+        """Launches the graph on copies of the inputs; results are copies."""
+        return self.replay(given, stream, self.places.keys())
+
+    def replay(self, given: Sequence[Any], stream: int, fixed: Any) -> Any:
+        """Launches the graph; `fixed` numbers the inputs and results that have their memory in the program."""
+        tensors = list(given)
+        for i, x in enumerate(given):
+            if i in fixed:
+                tensors[i] = self.places[i].copy_(x)
+        tensors += [self.places[i] if i in fixed else self.empty(i) for i in range(self.count, len(self.types))]
+        if self.executable is None:
+            self.recorded.replay()
+        else:
+            addresses = [x.data_ptr() for x in tensors]
+            if addresses != self.last:
+                for one in self.kernels.table:
+                    if one.touches:
+                        one.place(addresses)
+                        one.update(self.executable)
+                self.last = addresses
+            driver = self.kernels.driver
+            given = self.executable, ctypes.c_void_p(stream)
+            if code := driver.library.cuGraphLaunch(*given):
+                driver.checked(driver.library.cuGraphLaunch, given, code)
+        return self.results(tensors, fixed)
+
+    def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
+        """The results of recorded kernels that used these tensors; a copy of what the next call overwrites."""
+        found = []
+        for number, view in self.handed:
+            if number < 0:
+                found.append(view if self.reuse else view.clone())
+                continue
+            x = tensors[number] if view is None else tensors[number].as_strided(*view)
+            found.append(x.clone() if number in fixed else x)
+        return tuple(found)
+
+    # ------------------------------------------------------------ recording
+    def record(self, given: Sequence[Any], stream: int) -> None:
+        """Records the launches as a CUDA graph, which computes nothing, and chooses the way of later calls."""
+        with torch.inference_mode(False), torch.no_grad():
+            places = [self.empty(i) for i in range(len(self.types))]
+        try:
+            direct, why = self.captured(places, True), ""
+        except (LookupError, TypeError, OSError) as error:  # an old driver, an old PyTorch
+            direct, why = self.captured(places, False), str(error)
+        if not direct:
+            warnings.warn(f"calls of this program copy inputs and results: {why}", RuntimeWarning, stacklevel=4)
+        self.places = dict(enumerate(places))
+        ways = ["flat", "graph", "copying"] if direct else ["copying"]
+        if self.reuse:
+            self.private |= {x.untyped_storage()._cdata for _, x in self.handed}
+        if self.way not in ways:
+            self.way = self.fastest(ways, given, stream) if len(ways) > 1 else ways[0]
+        if self.way == "flat":
+            self.recorded = self.executable = None
+            self.handed = self.handed if self.complete else []
+        if self.way != "copying":
+            self.places = {i: x for i, x in self.places.items() if i in self.library and self.way == "graph"}
+        self.ready = True
+
+    def captured(self, places: Sequence[Any], direct: bool) -> bool:
+        """Records the launches on fixed memory; `direct`: reads them back. Torch records one graph at a time: a second one, in
+        another thread, would end the process."""
+        recorded = torch.cuda.CUDAGraph(keep_graph=True) if direct else torch.cuda.CUDAGraph()
+        alone = vars(torch.cuda).setdefault("_programs_recording", Lock())  # the same for all programs in a process
+        kernels = self.kernels
+        if direct:
+            kernels.begin(places, self.index)
+        try:
+            with alone, torch.cuda.graph(recorded, capture_error_mode="thread_local"):
+                results = self.launched(places)
+        finally:
+            kernels.recording = False
+        owners = {x.untyped_storage()._cdata: i for i, x in enumerate(places) if i >= self.count}
+        self.handed = [self.origin(r, owners, places) for r in results]
+        self.recorded = recorded
+        if direct:
+            kernels.read()
+            self.instantiate(ctypes.c_void_p(recorded.raw_cuda_graph()), kernels.driver)
+        return direct
+
+    @staticmethod
+    def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:
+        """Where a recorded result is: in the memory of a result, whole or a view (shape, strides, offset), or elsewhere."""
+        number = owners.get(result.untyped_storage()._cdata, -1)
+        if number < 0:
+            return number, result
+        whole = result.shape == places[number].shape and result.stride() == places[number].stride()
+        return number, None if whole else (result.shape, result.stride(), result.storage_offset())
+
+    def instantiate(self, graph: Any, driver: Driver) -> None:
+        """Makes the recorded graph executable."""
+        count, executable = ctypes.c_size_t(), ctypes.c_void_p()
+        driver("cuGraphGetNodes", graph, None, ctypes.byref(count))
+        self.complete = count.value == len(self.kernels.table)
+        driver("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        finalize(executable, driver.library.cuGraphExecDestroy, ctypes.c_void_p(executable.value)).atexit = False
+        self.executable, self.last = executable, []
+
+    def fastest(self, ways: Sequence[str], given: Sequence[Any], stream: int) -> str:
+        """The way in which whole calls are fastest; of nearly equal ones (3 %) the first. States are as they were
+        afterwards."""
+        saved = {name: x.clone() for name, x in self.states.items()}
+        times = dict.fromkeys(ways, float("inf"))
+        count = 1
+        for turn in range(4):
+            for way in ways:
+                self.stream_object.synchronize()
+                start = perf_counter()
+                for _ in range(count):
+                    getattr(self, way)(given, stream)
+                self.stream_object.synchronize()
+                took = (perf_counter() - start) / count
+                times[way] = min(times[way], took) if turn else float("inf")
+            if not turn:
+                count = max(1, min(20, int(1e-3 / took)))
+        for name, x in self.states.items():
+            x.copy_(saved[name])
+        best = min(times.values())
+        self.times = times
+        return next(way for way in ways if times[way] <= 1.03 * best)
+
+
+#: helper name -> source
+HELPERS: dict[str, str] = {"Calls": inspect.getsource(Calls).rstrip()}

@@ -1,0 +1,238 @@
+"""Direct launches of generated kernels: helper classes of emitted GPU programs.
+
+The first call launches each kernel through its own interface (Triton's, `CudaKernel`'s). Then the launches are recorded
+into a CUDA graph, and function, configuration and parameters of each are read back from its graph node. From then on a
+launch is one call of the driver. Parameters that depend on the caller's memory are known by the position of the tensor
+in the recorded call, never by their value.
+
+The source of the classes is copied into emitted programs: each may use `ctypes`, `torch` and the others only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+class Driver:
+    """Functions of the CUDA driver. RuntimeError if one fails; LookupError if the driver is too old to have it, or does not
+    tell what is needed for direct launches."""
+
+    def __init__(self) -> None:
+        self.library, self.context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        self("cuCtxGetCurrent", ctypes.byref(self.context))
+
+    def __call__(self, name: str, *given: Any) -> None:
+        function = getattr(self.library, name, None)
+        if function is None:
+            raise LookupError(f"the CUDA driver has no {name}")
+        self.checked(function, given, function(*given))
+
+    def checked(self, function: Any, given: Any, code: int) -> None:
+        """Raises for an error code. In a thread without a context (201), the program's is set and the call repeated."""
+        if code == 201 and not self.library.cuCtxSetCurrent(self.context):
+            code = function(*given)
+        if code:
+            raise RuntimeError(f"CUDA error: {function.__name__} failed with code {code}")
+
+    def last_node(self, stream: int) -> int:
+        """The graph node that the last launch on a stream became, while the stream is captured."""
+        status, number, graph = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_void_p()
+        nodes, edges, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_void_p(), ctypes.c_size_t()
+        found = [ctypes.byref(x) for x in (status, number, graph, nodes, edges, count)]
+        if hasattr(self.library, "cuStreamGetCaptureInfo_v3"):
+            self("cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream), *found)
+        else:  # before CUDA 12.3: edges have no data
+            self("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *found[:4], found[5])
+        if status.value != 1 or count.value != 1:
+            raise LookupError("a launch did not become one node of the graph")
+        return int(nodes[0])
+
+
+class KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("parameters", ctypes.c_void_p), ("extra", ctypes.c_void_p), ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class DriverAttribute(ctypes.Structure):
+    """CUlaunchAttribute with an integer value."""
+
+    _fields_ = (("key", ctypes.c_uint), ("gap", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class DriverConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class DirectLaunch:
+    """One launch, read from its graph node.
+
+    `pointers` has an entry for each argument that is one parameter, `maps` one for each tensor map, in order: (address,
+    number of the caller's tensor that it lies in or -1, offset in it in bytes); None for an argument that is no tensor.
+    `early`: programmatic dependent launch.
+    """
+
+    def __init__(self, driver: Any, node: int, early: bool, pointers: Sequence[Any], maps: Sequence[Any]) -> None:
+        self.driver, self.node, self.how = driver, ctypes.c_void_p(node), KernelNode()
+        driver("cuGraphKernelNodeGetParams_v2", self.node, ctypes.byref(self.how))
+        self.function = ctypes.c_void_p(self.how.function)
+        if not self.function:
+            driver("cuKernelGetFunction", ctypes.byref(self.function), ctypes.c_void_p(self.how.kernel))
+        spans = self.spans()
+        if not self.how.parameters or len(spans) < len(pointers):
+            raise LookupError("a launch's parameters cannot be read")
+        self.memory = ctypes.create_string_buffer(max((a + n for a, n in spans), default=0) + 64)
+        base = -(-ctypes.addressof(self.memory) // 64) * 64  # tensor maps need this alignment
+        self.parameters = (ctypes.c_void_p * max(len(spans), 1))(*(base + a for a, _ in spans))
+        given = ctypes.cast(self.how.parameters, ctypes.POINTER(ctypes.c_void_p))
+        for i, (start, size) in enumerate(spans):
+            ctypes.memmove(base + start, given[i], size)
+        boxes = [base + a for a, size in spans[len(pointers) :] if size == 128]
+        if len(boxes) != len(maps):
+            raise LookupError("a launch's parameters are not those of its call")
+        self.slots, self.boxes = [], []  # (parameter, number of the caller's tensor, offset, position in the call)
+        for k, ((start, size), known) in enumerate(zip(spans, pointers)):
+            slot = ctypes.c_uint64.from_address(base + start)
+            if known is not None and (size != 8 or slot.value != known[0]):
+                raise LookupError("a launch's parameters are not those of its call")
+            if known is not None and known[1] >= 0:
+                self.slots.append((slot, known[1], known[2], k))
+        for k, (box, (_, number, offset)) in enumerate(zip(boxes, maps)):
+            if number >= 0:
+                self.boxes.append((ctypes.c_void_p(box), number, offset, k))
+        self.touches = bool(self.slots or self.boxes)
+        self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
+        self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
+        self.config = DriverConfig(self.how.grid, self.how.block, self.how.shared, None,
+                                   ctypes.addressof(self.attribute), int(early))  # fmt: skip
+        self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
+        self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(offset, bytes) of each parameter; empty if the driver does not tell."""
+        start, size = ctypes.c_size_t(), ctypes.c_size_t()
+        for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
+            found: list[tuple[int, int]] = []
+            ask = getattr(self.driver.library, name, None)
+            while ask and not ask(self.function, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
+                found.append((start.value, size.value))
+            if found:
+                return found
+        return []
+
+    def place(self, addresses: Sequence[int]) -> None:
+        """Sets the parameters that depend on the caller's tensors, given their addresses."""
+        for slot, i, offset, _ in self.slots:
+            slot.value = addresses[i] + offset
+        for box, i, offset, _ in self.boxes:
+            if code := self.replace(box, ctypes.c_void_p(addresses[i] + offset)):
+                raise RuntimeError(f"CUDA error: a tensor map cannot be moved: code {code}")
+
+    def update(self, graph: Any) -> None:
+        """Writes the parameters into an executable graph, for its next launches."""
+        self.driver("cuGraphExecKernelNodeSetParams_v2", graph, self.node, ctypes.byref(self.how))
+
+    def launch(self, stream: int) -> None:
+        """Launches the kernel."""
+        self.config.stream = stream
+        if code := self.call(*self.arguments):
+            self.driver.checked(self.call, self.arguments, code)
+
+
+class Launches:
+    """The launches of a program's generated kernels, in order. `of` wraps a kernel's function, so that its launches are
+    seen; while `direct`, they are made by the driver."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.table: list[Any] = []
+        self.sources: dict[int, Any] = {}
+        self.recording = self.direct = False
+        self.next = self.stream = self.device = 0
+        self.driver: Any = None
+
+    def of(self, kernel: Any) -> Any:
+        """The kernel, to be launched as before."""
+        return OwnKernel(self, kernel)
+
+    def begin(self, tensors: Sequence[Any], device: int) -> None:
+        """Records the launches to come, which read and write these tensors of the caller; on a stream being captured."""
+        self.driver, self.device, self.seen, self.recording = Driver(), device, [], True
+        self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
+
+    def keep(self, given: Sequence[Any], boxed: Sequence[Any], early: bool) -> None:
+        """Notes the launch that was made last."""
+        node = self.driver.last_node(torch._C._cuda_getCurrentRawStream(self.device))
+        pointers = [self.source(x) if isinstance(x, torch.Tensor) else None for x in given if not hasattr(x, "base")]
+        self.seen.append((node, early, pointers, [self.source(x) for x in boxed]))
+
+    def source(self, x: Any) -> tuple[int, int, int]:
+        """A tensor's address, the number of the caller's tensor that it lies in (-1: none), and its offset in that."""
+        where = x.data_ptr()
+        number, start = self.sources.get(x.untyped_storage()._cdata, (-1, where))
+        return where, number, where - start
+
+    def read(self) -> None:
+        """Reads the recorded launches back, once the graph is complete."""
+        self.table = [DirectLaunch(self.driver, *seen) for seen in self.seen]
+
+    def again(self, *given: Any, **options: Any) -> None:
+        """Makes the next launch of the table, on the tensors of this call."""
+        one = self.table[self.next]
+        self.next += 1
+        for slot, _, _, k in one.slots:
+            slot.value = given[k].data_ptr()
+        boxed = boxed_tensors(given, options) if one.boxes else ()
+        for box, _, _, k in one.boxes:
+            one.replace(box, ctypes.c_void_p(boxed[k].data_ptr()))
+        one.launch(self.stream)
+
+
+def boxed_tensors(given: Sequence[Any], options: Any) -> list[Any]:
+    """The tensors of a call that are read by way of tensor maps."""
+    return [b[0] for b in options["boxes"]] if "boxes" in options else [x.base for x in given if hasattr(x, "base")]
+
+
+class OwnKernel:
+    """A generated kernel of a program: Triton's function, which is indexed by its grid, or a `CudaKernel`."""
+
+    def __init__(self, launches: Any, kernel: Any) -> None:
+        self.launches, self.kernel = launches, kernel
+        self.early = getattr(kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self.launches.again if self.launches.direct else partial(self.made, self.kernel[grid])
+
+    def __call__(self, *given: Any, **options: Any) -> None:
+        (self.launches.again if self.launches.direct else partial(self.made, self.kernel))(*given, **options)
+
+    def made(self, launch: Any, *given: Any, **options: Any) -> None:
+        """Launches through the kernel's own interface."""
+        launch(*given, **options)
+        if self.launches.recording:
+            early = self.early or options.get("launch_pdl", False)
+            self.launches.keep(given, boxed_tensors(given, options), early)
+
+
+#: helper name -> source
+HELPERS: dict[str, str] = {
+    name: inspect.getsource(value).rstrip()
+    for name, value in list(globals().items())
+    if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == __name__
+}

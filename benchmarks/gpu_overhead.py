@@ -1,0 +1,253 @@
+"""What a call costs beyond its kernels on a GPU: `python -m benchmarks.gpu_overhead [--budget S] [--only NAME ...] [--out FILE]`.
+
+For each module: µs a call (wall clock, calls issued back to back, inputs at new addresses each call), medians of rounds in turn,
+for eager PyTorch, torch.compile (default, reduce-overhead) and our program in each way to launch; and the kernels' own time, from
+a CUDA graph of many calls. `latency`: one call and the wait for its results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+WAYS = ("flat", "graph", "copying")
+SETS, ROUNDS, ROUND_S, KEPT = 8, 15, 0.01, 4
+Build = Callable[[], tuple[nn.Module, list[torch.Tensor]]]
+CASES: dict[str, Build] = {}
+
+
+def case(make: Build) -> Build:
+    """Put a case into the table."""
+    CASES[make.__name__] = make
+    return make
+
+
+def _randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float32).to(dtype)
+
+
+class Of(nn.Module):
+    """A function of inputs alone."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        return self.function(*given)
+
+
+@case
+def product_4096() -> tuple[nn.Module, list[torch.Tensor]]:
+    """A product of two inputs."""
+    return Of(lambda x, y: x @ y), [_randn(4096, 4096), _randn(4096, 4096)]
+
+
+def _latent(q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    scores = (q @ cache.transpose(-1, -2)).float() * 0.07
+    return torch.softmax(scores, -1).to(q.dtype) @ cache[..., :512]
+
+
+@case
+def latent_attention() -> tuple[nn.Module, list[torch.Tensor]]:
+    """One query of 16 heads over a cache of 7168 latent rows (8 MB), which is an input."""
+    return Of(_latent), [_randn(1, 16, 576), _randn(1, 7168, 576)]
+
+
+class NormLinear(nn.Module):
+    """RMS norm and a linear layer over few rows."""
+
+    def __init__(self, width: int = 1024, inner: int = 1024) -> None:
+        super().__init__()
+        self.gain, self.down = nn.Parameter(torch.ones(width)), nn.Linear(width, inner, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.rms_norm(x, (x.shape[-1],), self.gain, 1e-6))
+
+
+@case
+def norm_linear() -> tuple[nn.Module, list[torch.Tensor]]:
+    """One token."""
+    return NormLinear().bfloat16(), [_randn(1, 1024)]
+
+
+@case
+def softmax_rows() -> tuple[nn.Module, list[torch.Tensor]]:
+    """One kernel of 8 MB."""
+    return Of(lambda x: torch.softmax(x * 0.5, -1)), [_randn(2048, 2048)]
+
+
+class Mixer(nn.Module):
+    """MLP-Mixer block."""
+
+    def __init__(self, tokens: int = 196, width: int = 512) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.rows = nn.Sequential(nn.Linear(tokens, 256), nn.GELU(), nn.Linear(256, tokens))
+        self.columns = nn.Sequential(nn.Linear(width, 2048), nn.GELU(), nn.Linear(2048, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.rows(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.columns(self.norm2(x))
+
+
+@case
+def mixer() -> tuple[nn.Module, list[torch.Tensor]]:
+    """Batch 8, fp16."""
+    return Mixer().half(), [_randn(8, 196, 512, dtype=torch.float16)]
+
+
+class Gated(nn.Module):
+    """Gated feed-forward block of an 8B model."""
+
+    def __init__(self, width: int = 4096, inner: int = 14336) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+        self.up, self.gate = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.rms_norm(x, (x.shape[-1],), self.gain, 1e-6)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+@case
+def feed_forward() -> tuple[nn.Module, list[torch.Tensor]]:
+    """Four tokens."""
+    return Gated().bfloat16(), [_randn(4, 4096)]
+
+
+def kernels_us(call: Callable[[int], Any]) -> float:
+    """µs a call of the kernels alone: a CUDA graph of twenty calls."""
+    call(0)
+    torch.cuda.synchronize()
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        for i in range(20):
+            call(i)
+    times = []
+    for _ in range(12):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        recorded.replay()
+        end.record()
+        end.synchronize()
+        times.append(1000 * start.elapsed_time(end) / 20)
+    return median(times[2:])
+
+
+def in_turn(calls: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, float]]:
+    """Medians of rounds in turn: µs a call issued back to back, and µs of a call and the wait for it."""
+    samples: dict[str, list[float]] = {n: [] for n in calls}
+    single: dict[str, list[float]] = {n: [] for n in calls}
+    counts: dict[str, int] = {}
+    for turn in range(ROUNDS + 1):
+        for name, call in calls.items():
+            kept: list[Any] = [None] * KEPT
+            count = counts.get(name, 10)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for i in range(count):
+                kept[i % KEPT] = call(i)
+            torch.cuda.synchronize()
+            took = (time.perf_counter() - start) / count
+            start = time.perf_counter()
+            kept[0] = call(turn)
+            torch.cuda.synchronize()
+            alone = time.perf_counter() - start
+            if turn:
+                samples[name].append(1e6 * took)
+                single[name].append(1e6 * alone)
+            else:
+                counts[name] = max(5, min(1000, int(ROUND_S / took)))
+    return {n: {"call_us": median(samples[n]), "latency_us": median(single[n])} for n in calls}
+
+
+def measured(name: str, budget: float) -> dict[str, Any]:
+    """All forms of one case."""
+    import tensor_graphs as tg
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    module, given = CASES[name]()
+    module = module.eval().requires_grad_(False)
+    start = time.monotonic()
+    program = tg.optimize(module, tuple(given), backend="gpu", budget=budget)
+    record: dict[str, Any] = {"name": name, "optimize_s": time.monotonic() - start, "kernels": program.manifest.kernels,
+                              "steps": [s.template.name for s in program.plan.steps if not s.is_view] if program.plan else [], "failed": {}}  # fmt: skip
+    module = module.cuda()
+    sets = [[x.cuda() for x in given] for _ in range(SETS)]
+    calls: dict[str, Callable[[int], Any]] = {"eager": lambda i: module(*sets[i % SETS])}
+    with torch.no_grad():
+        want = [x.clone() for x in (module(*sets[0]),)]
+        for mode in ("default", "reduce-overhead"):
+            compiled = torch.compile(module, mode=mode, fullgraph=True)
+            calls[mode] = lambda i, f=compiled: f(*sets[i % SETS])
+        for way in (*WAYS, ""):
+            own = program._of(replace(program.manifest, way=way), program.source, program._weights, None)
+            calls[way or "chosen"] = lambda i, f=own: f.flat(*sets[i % SETS])
+            record.setdefault("own", {})[way or "chosen"] = own
+        for label, call in list(calls.items()):
+            try:
+                for i in range(3):
+                    found = call(i)
+                torch.cuda.synchronize()
+                first = found[0] if isinstance(found, list | tuple) else found
+                distance = float((first.float() - want[0].float()).norm() / want[0].float().norm())
+                assert distance < 0.03, distance
+            except Exception as error:
+                traceback.print_exc()
+                record["failed"][label] = f"{type(error).__name__}: {error}"[:300]
+                del calls[label]
+        record["kernels_us"] = {n: kernels_us(calls[n]) for n in ("eager", "flat") if n in calls}
+        record["forms"] = in_turn(calls)
+    runs = {n: p._run for n, p in record.pop("own").items()}
+    record["ways"] = {n: getattr(r, "way", "") for n, r in runs.items()}
+    record["timed_us"] = {n: round(1e6 * s, 1) for n, s in getattr(runs["chosen"], "times", {}).items()}
+    return record
+
+
+def shown(record: dict[str, Any]) -> str:
+    """A record as lines of text."""
+    kernels = ", ".join(f"{n} {us:.1f}" for n, us in record["kernels_us"].items())
+    head = f"{record['name']}: {record['kernels']} kernels {record['steps'][:6]}; kernels alone: {kernels} µs; chosen {record['ways'].get('chosen')}"
+    forms = [
+        f"  {n:16} {f['call_us']:8.1f} µs a call, {f['latency_us']:8.1f} with the wait"
+        for n, f in record["forms"].items()
+    ]
+    return "\n".join([head, *forms, *(f"  {n}: {what}" for n, what in record["failed"].items())])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--budget", type=float, default=8.0)
+    parser.add_argument("--only", nargs="*", default=list(CASES))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found = []
+    for name in options.only:
+        try:
+            found.append(measured(name, options.budget))
+            print(shown(found[-1]), flush=True)
+        except Exception:
+            traceback.print_exc()
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    sys.exit(not found)
+
+
+if __name__ == "__main__":
+    main()

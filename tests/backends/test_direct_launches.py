@@ -1,0 +1,211 @@
+"""Direct launches and graphs whose kernels use the caller's memory, with a driver that computes on the host (driver_host.c)."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensor_graphs.backends.program import gpu_calls, gpu_launches
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+N = 8
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made = tmp_path_factory.mktemp("driver") / "driver.so"
+    source = Path(__file__).with_name("driver_host.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
+    return ctypes.CDLL(str(made))
+
+
+@pytest.fixture
+def driver(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The driver and Torch's side of it: one stream, captured between `begin_capture` and `end_capture`."""
+    library.end_capture.restype = ctypes.c_void_p
+    state = SimpleNamespace(library=library, capturing=False, replays=0, streams=0)
+    for name in ("launches", "updates", "early"):
+        ctypes.c_int.in_dll(library, name).value = 0
+
+    class Graph:
+        def __init__(self, keep_graph: bool = False) -> None:
+            self.raw = 0
+
+        def raw_cuda_graph(self) -> int:
+            return self.raw
+
+        def replay(self) -> None:
+            library.cuGraphLaunch(ctypes.c_void_p(self.raw), None)
+            state.replays += 1
+
+    @contextmanager
+    def graph(recorded: Graph, capture_error_mode: str) -> Iterator[None]:
+        library.begin_capture()
+        try:
+            yield
+        finally:
+            recorded.raw = library.end_capture()
+
+    stream = SimpleNamespace(synchronize=lambda: None, wait_stream=lambda other: None)
+    for module in (gpu_calls, gpu_launches):
+        monkeypatch.setattr(module, "torch", torch, raising=False)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    return state
+
+
+class Kernel:
+    """A generated kernel of the host's driver."""
+
+    early = False
+
+    def __init__(self, library: Any, name: str) -> None:
+        self.library = library
+        self.function = ctypes.addressof(ctypes.c_char.in_dll(library, name))
+
+    def __call__(self, *given: Any, boxes: Any = ()) -> None:
+        values = [ctypes.c_uint64(x.data_ptr()) for x in given]
+        maps = [
+            ctypes.create_string_buffer(ctypes.string_at(ctypes.byref(ctypes.c_uint64(x.data_ptr())), 8), 128)
+            for x, *_ in boxes
+        ]
+        count = ctypes.c_int(N)
+        parameters = (ctypes.c_void_p * 8)(*map(ctypes.addressof, [*values, *maps, count]))
+        config = gpu_launches.DriverConfig()
+        assert not self.library.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), parameters, None)
+
+
+def calls(driver: Any, way: str = "", *, with_library: bool = False, reuse: bool = False, states: Any = None) -> Any:
+    """A program for 2 x[:N] + (x[N:] + y), given whole and as a view; with a kernel of a library, also y + y."""
+    kernels, memory = gpu_launches.Launches(), torch.zeros(2 * N)
+    fixed = torch.zeros(N)
+
+    add, twice = (kernels.of(Kernel(driver.library, name)) for name in ("add", "twice"))
+
+    def launch(x: Any, y: Any, *more: Any) -> Any:
+        out = fixed if reuse else more[0]
+        add(x[N:], y, memory[N:])
+        twice(memory[:N], boxes=[(x[:N], (1, N), (1, N))])
+        add(memory[:N], memory[N:], out)
+        results = (out, out.view(2, N // 2))
+        if with_library:
+            results = (*results, torch.empty(N))
+            Kernel(driver.library, "add")(y, y, results[2])  # not wrapped: like a library's
+        if states:
+            states["n"].add_(1)
+        return results
+
+    spec = [((2 * N,), torch.float32), ((N,), torch.float32)]
+    results = [] if reuse else [((N,), torch.float32, None)]
+    made = gpu_calls.Calls(launch, kernels, spec, results, "cpu", True, reuse=reuse, strict=False, states=states,
+                           library=[1] if with_library else [], way=way)  # fmt: skip
+    made.gpu, made.index, made.wanted = True, 0, True
+    return made
+
+
+def inputs(count: int) -> list[Any]:
+    made = torch.Generator().manual_seed(0)
+    return [(torch.randn(2 * N, generator=made), torch.randn(N, generator=made)) for _ in range(count)]
+
+
+def wanted(x: Any, y: Any) -> Any:
+    return 2 * x[:N] + (x[N:] + y)
+
+
+@pytest.mark.parametrize("way", ["flat", "graph", "copying"])
+def test_kernels_use_the_callers_memory(driver: Any, way: str) -> None:
+    run, kept = calls(driver, way), []
+    for x, y in inputs(6):
+        given = x.clone(), y.clone()
+        kept.append((x, y, run(*given)))
+        assert torch.equal(given[0], x) and torch.equal(given[1], y)
+    for x, y, (whole, halves) in kept:
+        torch.testing.assert_close(whole, wanted(x, y))
+        assert halves.data_ptr() == whole.data_ptr() or way == "copying"
+        torch.testing.assert_close(halves.reshape(-1), wanted(x, y))
+    assert len({whole.data_ptr() for _, _, (whole, _) in kept}) == 6
+    assert run.complete and [one.touches for one in run.kernels.table] == [True, True, True]
+    launches, updates = (ctypes.c_int.in_dll(driver.library, n).value for n in ("launches", "updates"))
+    assert (launches, updates) == {"flat": (18, 0), "graph": (3, 15), "copying": (3, 3)}[way]
+
+
+@pytest.mark.parametrize("way", ["flat", "graph"])
+def test_what_a_library_reads_has_its_place_in_a_graph(driver: Any, way: str) -> None:
+    run = calls(driver, way, with_library=True)
+    for x, y in inputs(4):
+        found = run(x, y)
+        torch.testing.assert_close(found[0], wanted(x, y))
+        torch.testing.assert_close(found[2], y * 2)
+    assert not run.complete
+    assert set(run.places) == ({1} if way == "graph" else set())
+
+
+def test_inputs_that_kernels_cannot_read_are_copied(driver: Any) -> None:
+    for way in ("flat", "graph"):
+        run = calls(driver, way)
+        for x, y in inputs(3):
+            wide = torch.zeros(N, 2)
+            wide[:, 0] = y
+            odd = torch.zeros(2 * N + 1)[1:].copy_(x)
+            for given in ((x, wide[:, 0]), (odd, y), (x.clone().requires_grad_(), y)):
+                torch.testing.assert_close(run(*given)[0], wanted(x, y))
+
+
+def test_the_fastest_way_is_kept_and_states_are_not_advanced(driver: Any) -> None:
+    states = {"n": torch.zeros(1)}
+    run = calls(driver, states=states)
+    (x, y), *_ = inputs(1)
+    torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+    assert set(run.times) == {"flat", "graph", "copying"} and run.way in run.times and run.ready
+
+
+def test_reused_results_are_fixed_and_may_be_given_back(driver: Any) -> None:
+    run = calls(driver, "flat", reuse=True)
+    (x, y), *_ = inputs(1)
+    want = y
+    for _ in range(3):
+        y, want = run(x, y)[0], wanted(x, want)
+        torch.testing.assert_close(y, want)
+    assert run(x, want)[0].data_ptr() == y.data_ptr()
+
+
+def test_a_thread_without_a_context_gets_the_programs(driver: Any) -> None:
+    for way in ("flat", "graph"):
+        run = calls(driver, way)
+        (x, y), *_ = inputs(1)
+        run(x, y)
+        driver.library.lose_context()
+        torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+
+
+def test_the_callers_recording_gets_plain_launches(driver: Any) -> None:
+    run = calls(driver, "graph")
+    (x, y), *_ = inputs(1)
+    run(x, y)
+    driver.capturing = True
+    before = ctypes.c_int.in_dll(driver.library, "launches").value
+    torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+    assert ctypes.c_int.in_dll(driver.library, "launches").value == before + 3
+
+
+def test_an_old_driver_means_copies_and_a_warning(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_launches.DirectLaunch, "spans", lambda self: [])
+    run = calls(driver)
+    with pytest.warns(RuntimeWarning, match="copy inputs"):
+        for x, y in inputs(3):
+            torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+    assert run.way == "copying" and driver.replays == 2

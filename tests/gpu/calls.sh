@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Calls on a GPU: tests of every way to launch, then what a call costs. tests/gpu/calls.sh [FOLDER]; about five minutes.
+set -u
+cd "$(dirname "$0")/../.." || exit 2
+out="${1:-gpu-calls}"
+python="${PYTHON:-python3}"
+mkdir -p "$out"
+pytest() { timeout -k 5 "$1" "$python" -m pytest -m gpu -q --tb=short -rf -p no:cacheprovider "${@:2}"; }
+pytest 110 tests/backends/test_cuda_graph.py tests/gpu/test_generated_programs.py >"$out/graph.log" 2>&1 &
+pytest 110 --durations=6 tests/gpu/test_calls.py >"$out/calls.log" 2>&1
+wait
+tail -n 40 "$out/graph.log"
+tail -n 90 "$out/calls.log"
+timeout -k 5 175 "$python" -m benchmarks.gpu_overhead --budget 5 --out "$out/overhead.json" 2>"$out/overhead.log"
+grep -E "Error|error" "$out/overhead.log" | tail -n 20
