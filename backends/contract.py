@@ -74,10 +74,11 @@ class Target(Backend, Protocol):
 
     def any_size(
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
-        probes: Iterable[Mapping[str, int]],
+        probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """The size-generic form (`c.any_size.Sized`) of a generated kernel; None if there is none. `numbers`: the
-        meaning of the call's generic sizes; `searched`, `probes`: sizes to price and to check the form at."""
+        """The size-generic form (`generate.free_terms.Sized`) of a generated kernel; None if there is none. `numbers`:
+        the meaning of the call's generic sizes; `searched`, `probes`: sizes to price and to check the form at; `others`:
+        backends whose kernels may serve sizes that the form leaves."""
         ...
 
 
@@ -138,7 +139,7 @@ class BackendBase:
 
     def any_size(
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
-        probes: Iterable[Mapping[str, int]],
+        probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
         """None: generated kernels hold at one choice of sizes."""
         return None

@@ -16,12 +16,13 @@ from hashlib import blake2b
 from math import prod
 
 from ...egraph.ir.dims import Dim, Expr, bind, volume
-from ...egraph.ir.graph import Tensor, make, rebuild
+from ...egraph.ir.graph import Tensor
 from ...egraph.ir.memo import memo
 from ...egraph.saturate.lift import Numbers
-from ...errors import ShapeError, TensorGraphsError
-from ...extract.model.kernel import Call, LibraryKernel, Operand, Template, contiguous, identify
+from ...errors import TensorGraphsError
+from ...extract.model.kernel import Call, LibraryKernel, identify
 from ...extract.model.sizes import bound_call, bound_terms
+from ..generate.free_terms import Sized, free_call, free_terms
 from ..generate.template import GeneratedKernel, spelled, template_of
 from ..ir.kernel import PROBE
 from ..ir.source_text import literal
@@ -47,16 +48,6 @@ class SizedTemplate(LibraryKernel):
     searched: GeneratedKernel = field(default=None)  # type: ignore[assignment]
 
 
-@dataclass(frozen=True)
-class Sized:
-    """A kernel with its call at the searched sizes, and its size-generic form with a call in free sizes."""
-
-    template: Template
-    call: Call
-    free_template: Template
-    free_call: Call
-
-
 def sized(
     template: GeneratedKernel,
     call: Call,
@@ -69,8 +60,8 @@ def sized(
     if template.backend != EMITTER.name or template.prep or template.layout is not None:
         return None
     try:
-        roots = _lifted(template.roots, numbers)
-        free = _call(call, numbers)
+        roots = free_terms(template.roots, numbers)
+        free = free_call(call, numbers)
         text, threads = _text(template, call), ""
         for sizes in (tried := list(probes)):
             there = _text(_template(roots, sizes), bound_call(free, sizes))
@@ -94,31 +85,6 @@ def sized(
 
 
 # ---------------------------------------------------------------- terms and calls
-def _lifted(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
-    """The terms in free sizes. ShapeError if a term holds at one size only."""
-
-    def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
-        if node.op == "full" and numbers.fill(node.attr("value")) is not None:
-            raise ShapeError("a constant computed from sizes")
-        made = make(node.op, args, dict(numbers.attrs(node.entry, node.attrs)), data=node.data)
-        if made.type != numbers.type(node.type):
-            raise ShapeError(f"{node.op} is valid at one size only")
-        return made
-
-    return rebuild(list(roots), change)
-
-
-def _call(call: Call, numbers: Numbers) -> Call:
-    def operand(o: Operand) -> Operand:
-        kind = numbers.type(o.type)
-        return Operand(kind, contiguous(kind.shape) if o.dense else numbers.shape(o.strides))  # type: ignore[arg-type]
-
-    return replace(
-        call, operands={n: operand(o) for n, o in call.operands.items()}, output=operand(call.output),
-        more=tuple(map(operand, call.more)), schedule={},
-    )  # fmt: skip
-
-
 def _template(roots: list[Tensor], sizes: Mapping[str, int]) -> GeneratedKernel:
     return _made(tuple(bound_terms(roots, sizes)))
 
@@ -213,4 +179,4 @@ def _parameters(head: str) -> list[str]:
     return [part.split()[-1].lstrip("*") for part in head.partition("(")[2].split(",")]
 
 
-__all__ = ["Sized", "SizedTemplate", "sized"]
+__all__ = ["SizedTemplate", "sized"]

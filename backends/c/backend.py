@@ -18,7 +18,7 @@ from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, PRODUCT_OPS, FusionPolicy
-from ...extract.model.kernel import Call, Template
+from ...extract.model.kernel import Backend, Call, Template
 from ..generate.generator import Asked, Generator, Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..ir.precision import IEEE, Precision
@@ -77,7 +77,7 @@ class C(Generator):
 
     def any_size(
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
-        probes: Iterable[Mapping[str, int]],
+        probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
         """See `Target.any_size`."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others

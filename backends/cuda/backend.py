@@ -16,6 +16,7 @@ from ..ir.tiling import Shape, shape_of
 from ..lowering.split_reduction import split
 from ..program.cuda_helpers import HELPERS
 from .emit.kernel import emit, emit_joined
+from .emit.sizes import sized_launch, with_sizes
 from .schedules import (
     FEW,
     SimtSchedule,
@@ -91,6 +92,7 @@ SKINNY = Strategy(
     legal=lambda kernel, shape, s, splits: skinny_legal(shape, s) and _emitted(kernel, shape, s, splits),
     emit=_emit_threads,
     wanted=lambda count, found: count - count // 2 if found else count,
+    masked=lambda s: True,
 )
 SIMT = Strategy(
     "SIMT",
@@ -100,6 +102,7 @@ SIMT = Strategy(
     ranked=lambda asked, count: simt_schedules(asked.kernel, asked.shape, count, asked.splits),
     legal=lambda kernel, shape, s, splits: simt_legal(shape, s) and _emitted(kernel, shape, s, splits),
     emit=_emit_threads,
+    masked=lambda s: True,
 )
 GEMM = Strategy(
     "warp-specialized GEMM",
@@ -135,6 +138,18 @@ class CudaEmitter(StrategyEmitter):
     needs: tuple[str, ...] = ("torch", "cuda.core")
     precisions: tuple[Precision, ...] = (THREE,)  # besides the dtype's own; for TF32 the library is faster
     strategies: tuple[Strategy[Any], ...] = field(default=(WINDOWS, SIMT, SKINNY, GEMM, TILED), kw_only=True)
+
+    def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """See `Emitter`."""
+        return sized_launch(launch, statement, definitions)
+
+    def size_arguments(self, names: Sequence[str]) -> str:
+        """See `Emitter`."""
+        return f", sizes=({''.join(f'{n}, ' for n in names).rstrip(' ' if len(names) == 1 else ', ')})" if names else ""
+
+    def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
+        """See `Emitter`."""
+        return with_sizes(text, name, sizes, prefix)
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:

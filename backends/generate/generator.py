@@ -19,6 +19,7 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.memo import memo
 from ...egraph.ir.ops import Type
+from ...egraph.saturate.lift import Numbers
 from ...egraph.view.view import EGraphView
 from ...errors import UsageError
 from ...extract.candidates.image_layouts import image_classes
@@ -34,6 +35,7 @@ from ..gpu_backend import GpuBackend
 from ..ir.kernel import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
 from ..machine import Machine, target
+from .any_size import sized_kernel
 from .lowering_jobs import Job, Reply, flat
 from .lowering_pool import LowerPool
 from .template import Emitter, GeneratedKernel, Lowered, across, family_of, lying, template_of
@@ -105,6 +107,15 @@ class Generator(BackendBase):
 
 class GpuGenerator(Generator, GpuBackend):
     """Defaults of generators of kernels for an NVIDIA GPU."""
+
+    def any_size(
+        self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
+        probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
+    ) -> Any:  # fmt: skip
+        """See `Target`. The kernel is priced at the generic sizes."""
+        assert isinstance(template, GeneratedKernel)  # the backend has no others
+        emitters = [b.emitter for b in others if isinstance(b, Generator | Lowering) and b.name != self.name]
+        return sized_kernel(template, call, numbers, emitters)
 
 
 class Lowering:

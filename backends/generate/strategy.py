@@ -77,7 +77,8 @@ class Strategy(Generic[S]):
     order; Unfusable if the kernel cannot be emitted.
     `precisions`: names of the input precisions of float32 products that it offers. `wanted(count, found)`: number of
     candidates that it is asked for where earlier strategies found `found`; `merge(found, own, count)`: their order.
-    `alone`: later strategies are not asked if it has candidates.
+    `alone`: later strategies are not asked if it has candidates. `masked`: whether the text for extents that a
+    schedule's tiles do not divide is also right for extents below a tile.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Strategy(Generic[S]):
     wanted: Callable[[int, int], int] = all_of
     merge: Merge = after
     alone: bool = False
+    masked: Callable[[S], bool] = lambda schedule: False
 
 
 @dataclass
@@ -167,6 +169,11 @@ class StrategyEmitter(EmitterBase):
         """Whether a stored schedule is warp specialized."""
         found = self.find(schedule)
         return found is not None and found[1].warp_specialized
+
+    def masked(self, schedule: Numbers) -> bool:
+        """See `Emitter`."""
+        found = self.find(schedule)
+        return found is not None and found[0].masked(found[1])
 
 
 __all__ = [

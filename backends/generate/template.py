@@ -157,9 +157,44 @@ class Emitter(Protocol):
         """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
         ...
 
+    def masked(self, schedule: Numbers) -> bool:
+        """Whether the text that a stored schedule emits for sizes that its tiles do not divide is also right for sizes
+        below a tile (generate/any_size.py)."""
+        ...
+
+    def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """The statement and the definitions of a launch with its grid in the statement, where it may depend on sizes, and
+        with the text `SIZES_` and the launch's name where arguments of sizes are added."""
+        ...
+
+    def size_arguments(self, names: Sequence[str]) -> str:
+        """The further arguments of a launch statement: values of these sizes."""
+        ...
+
+    def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
+        """A definition (`any_size.Text`) with parameters for the sizes that occur in it, `prefix` and the size's name;
+        and these sizes. None if a size is in a place where the compiler needs a constant."""
+        ...
+
 
 class EmitterBase:
-    """Defaults of `Emitter`: no helpers, no required modules, no reduced precision."""
+    """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, one size."""
+
+    def masked(self, schedule: Numbers) -> bool:
+        """See `Emitter`."""
+        return False
+
+    def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """See `Emitter`."""
+        return statement, definitions
+
+    def size_arguments(self, names: Sequence[str]) -> str:
+        """See `Emitter`."""
+        return "".join(f", {n}" for n in names)
+
+    def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
+        """None."""
+        return None
 
     setup: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -393,12 +428,15 @@ class GeneratedKernel(KernelBase):
             found = self.lowered[key] = Lowered(*pickle.loads(found))
         return found
 
+    def lower_for(self, call: Call) -> Lowered | None:
+        """The lowered kernel of a call with the call's schedule as the only candidate: no ranking. Cached like `lower`."""
+        read = self._read(call)
+        found = None if read is None else Lowered(read[0], read[1], (dict(call.schedule),))
+        self.lowered[lying(call)] = found
+        return found
+
     def _lower(self, call: Call) -> Lowered | None:
-        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
-        for name in self.prep:
-            buffers[name] = laid_out(buffers[name], call)
-        deep(sum(len(t.args) > 0 for t in topological(self.roots)))
-        read = _read(tuple(self.roots), tuple(buffers.items()))
+        read = self._read(call)
         if read is None:
             return None
         kernel, shape, splits = read
@@ -410,6 +448,14 @@ class GeneratedKernel(KernelBase):
         except (Unfusable, RecursionError):  # RecursionError: deeper than `deep` allows
             return None
         return found
+
+    def _read(self, call: Call) -> tuple[Kernel, Shape, bool] | None:
+        """The kernel of a call, its shape, and whether split reduction is legal; None if there is none."""
+        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
+        for name in self.prep:
+            buffers[name] = laid_out(buffers[name], call)
+        deep(sum(len(t.args) > 0 for t in topological(self.roots)))
+        return _read(tuple(self.roots), tuple(buffers.items()))
 
     def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
         if self.precision is IEEE:

@@ -223,7 +223,7 @@ class SizedEmitter(Emitter):
 
         operands = [Operand(a.type, contiguous(a.shape)) for a in node.args]  # type: ignore[arg-type]
         for template in BACKEND.templates:
-            call = _plain_call(template, node, operands)
+            call = plain_call(template, node, operands)
             if call is None or (
                 template.applies is not None and not template.applies(bound_call(call, self.plan.sizes))
             ):
@@ -276,9 +276,13 @@ class SizedEmitter(Emitter):
         said = "".join(f"({text!r}, {text}), " for text in conditions(self.plan.graph))
         yield f"check_sizes({given}, {literal(tuple(map(tuple, shapes)))}, ({said}))"
 
+    def _sized_names(self) -> set[str]:
+        """Variables that depend on sizes."""
+        return {*self.plan.sizes, "memory", "offsets", *self.written}
+
     def _scopes(self) -> tuple[list[str], list[str]]:
         """(lines of `bind` that are size-independent, lines of `at`)."""
-        sized = {*self.plan.sizes, "memory", "offsets", *self.written}
+        sized = self._sized_names()
         fixed: list[str] = []
         each: list[str] = []
         for line in self.once:
@@ -299,7 +303,7 @@ def atoms_of(plan: Plan) -> dict[str, Atom]:
     }  # fmt: skip
 
 
-def _plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) -> Call | None:
+def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) -> Call | None:
     """The call of a template that is exactly the node's op, without weight preparation and scratch; None if it is
     not."""
     term = template.term
@@ -312,4 +316,4 @@ def _plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) -
     return Call(dict(zip(names, operands)), Operand(node.type, contiguous(node.shape)), attrs)  # type: ignore[arg-type]
 
 
-__all__ = ["SizedEmitter", "Source", "atoms_of", "renamed_sizes", "sources", "substituted"]
+__all__ = ["SizedEmitter", "Source", "atoms_of", "plain_call", "renamed_sizes", "sources", "substituted"]

@@ -9,9 +9,13 @@ from ...errors import TensorGraphsError
 from ...extract.model.kernel import Plan
 from .. import gpu
 from ..runtime.marshalling import Exchange, OnTensors
+from .any_size_gpu_helpers import HELPERS as ANY_SIZE_HELPERS
+from .any_size_helpers import SIZED_HELPERS
 from .device_programs import DevicePrograms, Run
+from .emit_any_size import renamed_sizes
 from .emit_cpu import Emitted
 from .emit_gpu import emit_cuda
+from .emit_gpu_any_size import SizedCudaEmitter
 from .gpu_helpers import HELPERS
 
 __all__ = ["PROGRAMS", "GpuPrograms"]
@@ -20,10 +24,17 @@ __all__ = ["PROGRAMS", "GpuPrograms"]
 class GpuPrograms(DevicePrograms):
     """See `DevicePrograms`. A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors."""
 
-    helpers = HELPERS
+    helpers = {
+        **HELPERS,
+        **ANY_SIZE_HELPERS,
+        "check_sizes": SIZED_HELPERS["check_sizes"],
+        "SizeError": SIZED_HELPERS["SizeError"],
+    }
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
         """See `DevicePrograms`."""
+        if plan.sizes:
+            return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
         return emit_cuda(plan, reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Exchange:

@@ -14,6 +14,7 @@ from ..generate.template import CARRYING, COUNTING, GeneratedKernel, Launch, Low
 from ..ir.precision import IEEE, PRECISIONS, TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
 from ..ir.tiling import shape_of
 from .emit.kernel import emit, emit_joined
+from .emit.sizes import sized_launch, with_sizes
 from .schedules.candidates import rounding_schedules, schedules
 from .schedules.legality import FEW, facts_of, legal
 from .schedules.parameters import AttentionSchedule, ConvolutionSchedule, TileSchedule
@@ -94,6 +95,7 @@ TILE = Strategy(
     precisions=tuple(p.name for p in PRECISIONS),
     wanted=rest_of,
     merge=alternating,
+    masked=lambda s: not s.boxes,
 )
 ATTENTION = Strategy(
     "warp-specialized attention",
@@ -130,6 +132,14 @@ class TritonEmitter(StrategyEmitter):
     #: precision if it is as exact.
     across: Mapping[Precision, Precision] = field(default_factory=lambda: {THREE: THREE_BRAINS, TF32: TF32})
     strategies: tuple[Strategy[Any], ...] = field(default=(ATTENTION, CONVOLUTION, TILE), kw_only=True)
+
+    def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """See `Emitter`."""
+        return sized_launch(launch, statement), definitions
+
+    def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
+        """See `Emitter`."""
+        return with_sizes(text, name, sizes, prefix)
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:

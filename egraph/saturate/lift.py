@@ -79,24 +79,26 @@ def telling(n: int) -> bool:
     return n > 1
 
 
-def _choices(atom: Atom, wanted: int) -> list[int]:
-    """Generic sizes for a dimension, nearest to the wanted size first; if its range has no prime, up to 65 of its
-    smallest sizes, largest first.
+def _choices(atom: Atom, wanted: int, below: bool = False) -> list[int]:
+    """Generic sizes for a dimension, nearest to the wanted size first, with `below` those that are not larger before
+    the others; if its range has no prime, up to 65 of its smallest sizes, largest first.
     """
     low, high = max(atom.min, LEAST), min(atom.max, max(4 * wanted, 64))
-    primes = sorted((n for n in range(low, high + 1) if is_prime(n)), key=lambda n: (abs(n - wanted), n))
+    primes = sorted(
+        (n for n in range(low, high + 1) if is_prime(n)), key=lambda n: (below and n > wanted, abs(n - wanted), n)
+    )
     return primes or sorted(range(atom.min, min(atom.max, atom.min + 64) + 1), reverse=True)
 
 
-def generic_sizes(graph: Graph, wanted: Mapping[str, int]) -> dict[str, int]:
+def generic_sizes(graph: Graph, wanted: Mapping[str, int], *, below: bool = False) -> dict[str, int]:
     """Sizes near the wanted ones at which the graph's expressions are distinguishable from its numbers and from each
     other.
 
     Returns the assignment with fewest ambiguities among ATTEMPTS tries. ShapeError if the graph is invalid at all tried
-    sizes.
+    sizes. `below`: prefer sizes that are not larger than the wanted ones, which fill as many tiles.
     """
     plain, known = factored(numbers(graph))
-    options = {name: _choices(atom, wanted[name]) for name, atom in graph.free_dims.items()}
+    options = {name: _choices(atom, wanted[name], below) for name, atom in graph.free_dims.items()}
     best: tuple[int, dict[str, int]] | None = None
     error: ShapeError | None = None
     for attempt in range(ATTEMPTS):

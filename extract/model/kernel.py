@@ -663,6 +663,7 @@ class Plan:
     lower_bound: float
     stats: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)  # free sizes -> value when the plan was chosen
+    priced: Mapping[str, int] = field(default_factory=dict)  # free sizes -> value when it was priced, if another
 
     @property
     def kernels(self) -> int:

@@ -8,31 +8,43 @@ lifted to free sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from ..backends.c.any_size import Sized
-from ..backends.registry import backend
+from ..backends.generate.free_terms import Sized
+from ..backends.generate.any_size import SizedKernel
+from ..backends.registry import backend, on_gpu
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
+from ..egraph.ir.ops import Type
 from ..egraph.ir.size_conditions import NO_LIMIT
 from ..egraph.saturate.lift import Lifted, Numbers, generic_sizes, is_prime, lifted
 from ..egraph.simplify.masks import canonical_masks
 from ..egraph.simplify.simplify import simplify
 from ..egraph.simplify.widen import widen
 from ..egraph.view.view import EGraphView
+from ..errors import NoPlanError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.gc_pause import gc_paused
-from ..extract.model.kernel import Call, Candidate, Plan, Strides, Template, Vertex, contiguous
+from ..extract.model.kernel import Backend, Call, Candidate, Plan, Strides, Template, Vertex, contiguous
 from ..extract.model.sizes import bound_call, holds_at_all_sizes, lifted_call
+from ..extract.model.storage_dtypes import narrow_types
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from .size_ranges import Sizes, range_text, ranges, within
 from .verify_sizes import SizeVerifier
 
 PROBES = (2, 63)  # sizes at which the kernels' applicability is probed
+
+
+class NoFormError(NoPlanError):
+    """A plan has kernels that have no form for every size. `kept`: the candidates without them."""
+
+    def __init__(self, message: str, kept: list[Candidate]) -> None:
+        super().__init__(message)
+        self.kept = kept
 
 
 @dataclass
@@ -46,6 +58,7 @@ class Symbolic:
     numbers: Numbers
     probes: list[Sizes]
     verifier: SizeVerifier  # of programs at other sizes
+    backends: Sequence[Backend] = ()
     lost: dict[str, int] = field(default_factory=dict)  # e-nodes that do not lift: count by op
     refused: dict[str, int] = field(default_factory=dict)  # kernels that do not lift: count by name
     _calls: dict[tuple[int, int], Sized | None] = field(default_factory=dict)
@@ -54,20 +67,35 @@ class Symbolic:
     _keyed: list[Any] = field(default_factory=list)  # keeps objects alive whose ids are keys
 
     @staticmethod
-    def of(graph: Graph, searched: Mapping[str, int], *, exact: bool) -> Symbolic:
+    def of(graph: Graph, searched: Mapping[str, int], *, exact: bool, backends: Sequence[Backend] = ()) -> Symbolic:
         """Prepare a graph. ShapeError if no generic sizes satisfy its constraints."""
         searched = {name: searched[name] for name in graph.free_dims}
         graph = within(graph, searched)
         work = simplify(graph, exact=exact)
         work = work if exact else simplify(widen(work))
-        generic = generic_sizes(work, searched)
+        generic = generic_sizes(work, searched, below=on_gpu(backends))
         bound = work.bind(generic)
         work_there = bound.with_roots(expand_all(bound.roots)) if exact else canonical_masks(bound, steady=True)
         found = Symbolic(
-            graph, searched, generic, work_there, Numbers(work, generic), [], SizeVerifier(graph, searched)
+            graph, searched, generic, work_there, Numbers(work, generic), [], SizeVerifier(graph, searched), backends
         )
         found.probes = list(found._probes())
         return found
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the program runs on a GPU. Kernels are then priced at the generic sizes: they have the masks there that
+        a kernel for every size has."""
+        return on_gpu(self.backends)
+
+    @property
+    def priced(self) -> Sizes:
+        """The sizes at which kernels are priced."""
+        return self.generic if self.on_gpu else self.searched
+
+    def narrow(self, view: EGraphView) -> Sequence[Type]:
+        """Storage types of a lifted view's classes, where they differ from its types: on a GPU."""
+        return narrow_types(view) if self.on_gpu else ()
 
     # ------------------------------------------------------------ lifting
     def view(self, view: EGraphView) -> EGraphView:
@@ -102,13 +130,13 @@ class Symbolic:
         """
         if template.roots:  # generated
             made: Sized | None = backend(template.backend).any_size(
-                template, call, self.numbers, self.searched, self._others
+                template, call, self.numbers, self.searched, self._others, self.backends
             )
             return made
         free = lifted_call(template, call, self.numbers)
         if free is None or not holds_at_all_sizes(template, free, self.probes):
             return None
-        there = bound_call(free, self.searched)
+        there = bound_call(free, self.priced)
         tuned = {name: tuple(map(int, o.type.shape)) for name, o in there.operands.items()}  # type: ignore[arg-type]
         return Sized(template, there, template, replace(free, tuned=tuned))
 
@@ -150,6 +178,7 @@ class Symbolic:
     def plan(self, choice: Choice) -> Plan:
         """The choice as a plan in free sizes."""
         found = choice.hypergraph
+        self._refuse_without_form(choice)
         made = self._lifted[id(found.view)]
         candidates = list(found.candidates)
         for i in choice.chosen:
@@ -162,9 +191,27 @@ class Symbolic:
             candidates=candidates,
             given=given,
             roots=list(map(vertex, found.roots)),
-            types=made.symbolic.types,
+            types=[self.numbers.type(t) for t in found.types] if found.types else made.symbolic.types,
         )
-        return replace(plan_of(replace(choice, hypergraph=free), self.graph), sizes=self.searched)
+        plan = plan_of(replace(choice, hypergraph=free), self.graph)
+        return replace(plan, sizes=self.searched, priced=self.generic if self.on_gpu else {})
+
+    def _refuse_without_form(self, choice: Choice) -> None:
+        """NoFormError if the text of a chosen GPU kernel has no form for every size."""
+        without: dict[int, str] = {}
+        for i in choice.chosen:
+            candidate, price = choice.hypergraph.candidates[i], choice.prices[i]
+            found = self._free.get(id(candidate.call))
+            if found is None or not isinstance(found.free_template, SizedKernel):
+                continue
+            why = found.free_template.forms_of(replace(found.free_call, schedule=dict(price.schedule)))
+            if isinstance(why, str):
+                without[i] = why
+                self.refused[candidate.template.name] = self.refused.get(candidate.template.name, 0) + 1
+        if without:
+            chosen = {id(choice.hypergraph.candidates[i].template) for i in without}
+            kept = [c for c in choice.hypergraph.candidates if id(c.template) not in chosen]
+            raise NoFormError(f"kernels without a form for every size: {'; '.join(sorted({*without.values()}))}", kept)
 
     def _candidate(self, c: Candidate, made: Lifted) -> Candidate:
         inputs = tuple([(name, self._vertex(made, v)) for name, v in c.inputs])
@@ -207,4 +254,4 @@ def _plainness(n: int) -> tuple[bool, bool, int]:
     return not is_prime(half), half < 11, n
 
 
-__all__ = ["Symbolic"]
+__all__ = ["NoFormError", "Symbolic"]

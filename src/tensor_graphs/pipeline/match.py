@@ -48,9 +48,9 @@ def match_kernels(
     exact = session.options.exact
     chosen = [exact_only(opened(b)) if exact else within_loss(opened(b), limit) for b in backends]
     if symbolic is not None:
-        return symbolic.hypergraph(
-            candidate_hypergraph(symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
-        )
+        lifted = symbolic.view(view)
+        types = symbolic.narrow(lifted) if narrow and not exact else ()
+        return symbolic.hypergraph(candidate_hypergraph(lifted, chosen, view_strides, types or None, stop, enough))
     narrow = narrow and on_gpu(backends) and not exact  # exact programs keep the model's dtypes
     return candidate_hypergraph(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
 

@@ -103,7 +103,8 @@ def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer)
 
     def match(chosen: Sequence[Backend]) -> Hypergraph:
         with clock.running("match"):
-            return match_kernels(session, view_of(task.work), chosen, pressed, generation_limit(session, backends))
+            enough = generation_limit(session, backends)
+            return match_kernels(session, view_of(task.work), chosen, pressed, enough, symbolic=task.symbolic)
 
     def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
         stop, said = (lambda: enough() or session.progress.stopped), (lambda message: begun())

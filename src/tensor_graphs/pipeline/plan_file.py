@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.c.any_size import Sized, SizedTemplate
+from ..backends.c.any_size import SizedTemplate
+from ..backends.generate.any_size import SizedKernel
+from ..backends.generate.free_terms import Sized
 from ..backends.tuning.jobs import job_of, read_job, template_of_job
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import Expr
@@ -49,11 +51,12 @@ def plan_to_json(plan: Plan) -> Json:
         "values": [[_type_out(v.type), _out(v.strides), v.origin, v.name, v.base, v.carried] for v in plan.values],
         "kernels": kernels, "steps": steps, "weights": _weights_out(plan), "outputs": list(plan.outputs),
         "updates": dict(plan.updates), "cost": plan.cost, "lower_bound": plan.lower_bound, "sizes": dict(plan.sizes),
+        **({"priced": dict(plan.priced)} if plan.priced else {}),
     }  # fmt: skip
 
 
 def _kernel_out(template: Template, call: Call) -> Json:
-    if isinstance(template, SizedTemplate):
+    if isinstance(template, SizedTemplate | SizedKernel):
         return {"identity": template.identity, "generic": job_of(template.origin, template.origin_call)}
     return {k: v for k, v in job_of(template, call).items() if k != "call"}
 
@@ -157,7 +160,7 @@ def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
         updates = {str(k): _place(v, len(values)) for k, v in data["updates"].items()}
         return Plan(
             graph, tuple(values), tuple(steps), _weights(data["weights"], graph), outputs, updates, float(data["cost"]), float(data["lower_bound"]),
-            sizes=sizes,
+            sizes=sizes, priced={str(k): _int(v) for k, v in data.get("priced", {}).items()},
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UsageError(f"not a plan: {type(error).__name__}: {error}") from None
@@ -252,10 +255,14 @@ def priced_steps(plan: Plan) -> list[tuple[Step, Call]]:
     A size-polymorphic kernel is replaced by the kernel at the searched sizes, which was measured.
     """
     found = []
+    sizes = plan.priced or plan.sizes
     for step in plan.steps:
-        if isinstance(step.template, SizedTemplate):
-            call = replace(there(plan, step.call), names={}, attrs={})
+        if isinstance(step.template, SizedKernel):
+            call = replace(step.template.origin_call, names={}, schedule=dict(step.call.schedule))
+            found.append((replace(step, template=step.template.origin), call))
+        elif isinstance(step.template, SizedTemplate):
+            call = replace(bound_call(step.call, sizes), names={}, attrs={})
             found.append((replace(step, template=step.template.searched), call))
         elif not step.is_view:
-            found.append((step, replace(there(plan, step.call), names={})))
+            found.append((step, replace(bound_call(step.call, sizes) if sizes else step.call, names={})))
     return found

@@ -88,7 +88,7 @@ def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends:
     if not why:
         try:
             with session.stage("simplify"):
-                return Symbolic.of(graph, prepared.sizes, exact=session.options.exact)
+                return Symbolic.of(graph, prepared.sizes, exact=session.options.exact, backends=backends)
         except ShapeError as error:
             why = error.message
     session.warnings.append(f"the program runs at one size only: {why}")

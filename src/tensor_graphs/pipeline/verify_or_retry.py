@@ -39,6 +39,7 @@ from ..verification.comparison import FACTORS, Tolerance, Verification
 from ..verification.diagnose import Diagnosis, diagnose
 from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
+from .any_size import NoFormError
 from .rewritten_values import as_it_came, rewritten_most
 from .run_program import renamed, run_flat
 
@@ -99,14 +100,20 @@ class Acceptance:
             if self.dropped:
                 raise _no_plan_within_tolerance() from None
             raise
+        while self.plan is not None:
+            with self.stage("build"):
+                try:
+                    return choice, Program(self.plan(choice))
+                except NoFormError as error:
+                    found = replace(choice.hypergraph, candidates=error.kept)
+                    self.say(error.message)
+            choice = self.choose(found, ())
         with self.stage("build"):
             program = self.program_of(choice)
         return (choice, program) if self.dropped else self.fastest(choice, program, self.program_of)
 
     def program_of(self, choice: Choice) -> Program:
         """The program of a choice, not bound to weights yet."""
-        if self.plan is not None:
-            return Program(self.plan(choice))
         return Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:

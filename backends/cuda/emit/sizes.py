@@ -1,0 +1,63 @@
+"""CUDA C++ kernels with sizes as integer parameters, and launches whose grid is an expression."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ....egraph.ir.dims import Expr
+from ...generate.size_fit import Fitted, Limited
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """A call's statements and the definitions of a launch with the grid as an argument of the call."""
+    head = f'CudaKernel("{launch.name}", {launch.grid}, '
+    own = definitions[launch.name].replace(head, f'CudaKernel("{launch.name}", 0, ', 1)
+    statement = re.sub(
+        rf"^({launch.name}\(.*)\)$",
+        lambda m: f"{m[1]}, grid={launch.grid}SIZES_{launch.name})",
+        statement,
+        flags=re.MULTILINE,
+    )
+    return statement, {**definitions, launch.name: own}
+
+
+def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
+    """The definition of a text (`generate.any_size.Text`) with a parameter for each size that occurs in it; these sizes.
+
+    None if a size is where the compiler needs a constant: a template argument, the length of an array, an assembler
+    operand."""
+    found = str(text.spelled(lambda value: _spelled(value, prefix)))
+    used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]
+    if not used:
+        return found, []
+    if any(_constant(line, prefix) for line in found.splitlines() if prefix in line):
+        return None
+    head = re.search(rf"\n{name}\(([^)]*)\) \{{\n", found)
+    if head is None:
+        return None
+    parameters = ", ".join([head[1], *(f"const int {prefix}{n}" for n in used)])
+    return f"{found[: head.start()]}\n{name}({parameters}) {{\n{found[head.end() :]}", used
+
+
+def _spelled(value: Fitted, prefix: str) -> str:
+    if isinstance(value, Limited):
+        return f"{value.op}({_spelled(value.value, prefix)}, {value.limit})"
+    if not isinstance(value, Expr):
+        return str(value)
+    return f"({_WORD.sub(lambda m: prefix + m[0], str(value)).replace('//', '/')})"
+
+
+def _constant(line: str, prefix: str) -> bool:
+    """Whether a line uses a size where the compiler needs a constant."""
+    if re.search(r"\b(constexpr|template|static|asm|__launch_bounds__|case|__shared__|CudaKernel)\b", line):
+        return True
+    if re.search(rf"<[^<>;&|?()]*\b{prefix}\w+[^<>;&|?]*>", line):
+        return True
+    return re.search(rf"^\s*(const )?\w[\w<>, ]* \w+\[[^\]]*\b{prefix}\w+[^\]]*\](\[[^\]]*\])*;", line) is not None
+
+
+__all__ = ["sized_launch", "with_sizes"]

@@ -1,0 +1,482 @@
+"""Generated GPU kernels for every size: the text of one schedule with its sizes as integer parameters.
+
+A `SizedKernel` emits its terms at several choices of sizes (points). The texts must be equal up to integers, and each
+integer that differs must be a known function of the sizes (generate/size_fit.py); it is replaced by that function of
+parameters of the kernel, or of variables of the program where it is in the launch. Points are sizes that no tile
+divides, so the text has all masks and its tile counts are rounded up.
+
+Which axes can be free follows from the text: axes that only occur in grids, bounds of loops, masks and addresses. An axis
+whose size fixes the shape of a tile (a reduction held whole in registers) has texts that differ, hence no such form.
+
+Where a tile is as large as the extent, or larger, emitters drop loops and masks. The text of a strategy that masks
+(`Strategy.masked`) computes such sizes as well; that of another strategy is used from the smallest size on where it
+equals the emitted one, and a masked schedule below it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from ...egraph.ir.dims import Dim, Expr, bind, volume
+from ...egraph.ir.graph import Tensor
+from ...egraph.saturate.lift import Numbers
+from ...errors import ShapeError, TensorGraphsError
+from ...extract.model.kernel import Call, KernelBase, Layout, mentions_out, output_names
+from ...extract.model.sizes import bound_call, bound_terms
+from ..ir.kernel import Unfusable
+from ..ir.source_text import literal
+from .free_terms import Sized, free_call, free_terms
+from .size_fit import Fitted, Limited, Sizes, fit, value_at
+from .template import Emitter, GeneratedKernel, launches, spelled, template_of
+
+LEAST_POINTS = 4  # points with equal text that a form needs
+NEXT_BEST = 4  # schedules of the same ranking tried if the chosen one has no form
+ALTERNATIVES = 12  # schedules tried for sizes that the chosen one leaves
+BOXES = frozenset(("boxes", "inside"))  # parameters of schedules that load through tensor maps
+LARGEST = (1 << 31) - 1  # elements of an operand: addresses are 32 bits
+PREFIX = "size_"  # of size parameters of kernels
+_NUMBER = re.compile(r"(?<![\w.])(?<!\de[-+])(\d+)(?=(?:LL|u)?(?![\w.]))")
+_REDUCED = re.compile(r"\br\d+\w*\b")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_PLACEHOLDER = "operand__{}__"
+_SIZE = "size__{}__"
+
+
+Bounds = Mapping[str, tuple[int, int]]  # size -> (least, largest)
+
+
+class NoForm(Exception):
+    """A kernel has no form for every size; the text says why."""
+
+
+# ---------------------------------------------------------------- texts
+@dataclass(frozen=True)
+class Text:
+    """A text with holes: `pieces` alternate with `values`."""
+
+    pieces: tuple[str, ...]
+    values: tuple[Fitted, ...]
+
+    def spelled(self, spell: Callable[[Fitted], str]) -> str:
+        """The text with each value as `spell` writes it."""
+        return "".join([*(p + spell(v) for p, v in zip(self.pieces, self.values)), self.pieces[-1]])
+
+    @staticmethod
+    def of(texts: Sequence[str], points: Sequence[Sizes]) -> Text:
+        """The common form of texts emitted at some points. NoForm if there is none."""
+        pieces = tuple(_NUMBER.split(texts[0])[::2])
+        rows = [list(map(int, _NUMBER.findall(t))) for t in texts]
+        values = []
+        for column in zip(*rows, strict=True):
+            found = fit(column, points)
+            if found is None:
+                raise NoForm(f"{column[:4]} is no known function of the sizes")
+            values.append(found)
+        return Text(pieces, tuple(values))
+
+
+def skeleton(text: str) -> str:
+    """The text without its integers: equal for texts with a common form."""
+    return _NUMBER.sub("#", text)
+
+
+def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
+    """A fitted function as a Python expression; `names`: size -> expression."""
+    if isinstance(value, Limited):
+        return f"{value.op}({python(value.value, names)}, {value.limit})"
+    if not isinstance(value, Expr):
+        return str(value)
+    return f"({_WORD.sub(lambda m: (names or {}).get(m[0], m[0]), str(value))})"
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What one schedule emits at one choice of sizes: the statements of a call, with placeholders for operands and
+    kernels (`kernel0_`, …), bytes of scratch memory, and definitions by name."""
+
+    statement: str
+    scratch: int
+    definitions: tuple[tuple[str, str], ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts, in an order that does not depend on the sizes."""
+        return (self.statement, str(self.scratch), *(text for _, text in self.definitions))
+
+
+@dataclass(frozen=True)
+class Form:
+    """One schedule of a kernel for sizes within `bounds` (size -> least, largest): texts with sizes in them."""
+
+    statement: Text
+    scratch: Dim
+    definitions: Mapping[str, str]  # final texts by final name
+    bounds: Bounds
+
+
+# ---------------------------------------------------------------- the template
+@dataclass(frozen=True, eq=False)
+class SizedKernel(KernelBase):
+    """A generated GPU kernel for every size.
+
+    `origin`, `origin_call`: the kernel at generic sizes, whose measurements count. `free`: its terms in free sizes;
+    `free_call`: the call. `ranges`: the free sizes. The schedule is that of the call; the sizes are attributes of the
+    call."""
+
+    origin: GeneratedKernel
+    origin_call: Call
+    free: tuple[Tensor, ...]
+    free_call: Call
+    ranges: Bounds
+    others: tuple[Emitter, ...] = ()  # emitters of kernels for sizes that the chosen schedule leaves
+    forms: dict[Any, tuple[Form, ...] | str] = field(default_factory=dict)  # by schedule; text: why there are none
+    _emitted: dict[Any, Emitted | str] = field(default_factory=dict)
+
+    applies = None
+    flops = None
+    space = None
+    fits = None
+    moves = None
+    warp_specialized = None
+    roots: Sequence[Tensor] = ()
+    combinations = 1
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """See `Template`."""
+        return self.origin.operands
+
+    @property
+    def layout(self) -> Layout | None:
+        """See `Template`."""
+        return self.origin.layout
+
+    @property
+    def code_identity(self) -> str:
+        """The kernel at the generic sizes."""
+        return f"any_size[{self.origin.identity}]"
+
+    def alike(self, call: Call) -> None:
+        """None: the kernel at the generic sizes is the one that is tuned."""
+
+    def job_fields(self) -> dict[str, Any]:
+        """Empty: see `origin`."""
+        return {}
+
+    # ------------------------------------------------------------ code
+    def write(self, call: Call) -> str:
+        """The statements of a call: the first form whose sizes are large enough."""
+        names = {n: literal(call.attrs[n]) for n in self.ranges}
+        found = self.all_forms(call)
+        if len(found) == 1:
+            return self._statement(found[0], call, names)
+        lines = []
+        for i, form in enumerate(found):
+            tests = [t for n in self.ranges for t in _within(names[n], form.bounds[n], self.ranges[n])]
+            head = "else:" if not tests or i + 1 == len(found) else f"{'el' * bool(i)}if {' and '.join(tests)}:"
+            lines += [head, *("    " + line for line in self._statement(form, call, names).split("\n"))]
+            if head == "else:":
+                break
+        return "\n".join(lines)
+
+    def _statement(self, form: Form, call: Call, names: Mapping[str, str]) -> str:
+        text = form.statement.spelled(lambda v: python(v, names))
+        for n, spelled_size in names.items():
+            text = text.replace(_SIZE.format(n), spelled_size)
+        for operand in (*call.places, "scratch"):
+            text = text.replace(_PLACEHOLDER.format(operand), call.names.get(operand, operand))
+        return text
+
+    def writes_out(self, call: Call) -> bool:
+        """See `Template`."""
+        return mentions_out(self.write, self.operands, call)
+
+    def source(self, call: Call) -> dict[str, str]:
+        """Definitions that the statements need: name -> text."""
+        return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
+
+    def scratch(self, call: Call) -> int:
+        """Bytes of scratch memory, in the sizes of the call: enough for every form."""
+        total: Dim = 0
+        for form in self.all_forms(call):
+            total = total + bind(form.scratch, {n: call.attrs[n] for n in self.ranges})
+        return total  # type: ignore[return-value]
+
+    # ------------------------------------------------------------ forms
+    def all_forms(self, call: Call) -> tuple[Form, ...]:
+        """The forms of a call's schedule, for large sizes first; the last one is for all sizes. ShapeError without."""
+        found = self.forms_of(call)
+        if isinstance(found, str):
+            raise ShapeError(f"{self.name} has no form for every size: {found}")
+        return found
+
+    def forms_of(self, call: Call) -> tuple[Form, ...] | str:
+        """The forms of a call's schedule, or why there are none."""
+        chosen = dict(call.schedule) or dict(self.origin.space(self.origin_call)[0])
+        key = tuple(sorted(chosen.items()))
+        if key not in self.forms:
+            try:
+                self.forms[key] = tuple(self._forms(chosen))
+            except NoForm as why:
+                self.forms[key] = str(why)
+        return self.forms[key]
+
+    def _forms(self, chosen: Mapping[str, int]) -> Iterator[Form]:
+        """The chosen schedule's form, and others for the sizes that it leaves. NoForm if sizes remain without."""
+        own, said = None, ""
+        space = self.origin.space(self.origin_call)
+        for schedule in [chosen, *_unique(space, chosen)[:NEXT_BEST]]:
+            try:
+                own = self.form(schedule, self.ranges)
+                yield own
+                break
+            except NoForm as why:
+                said = said or str(why)
+        if own is None:
+            yield self._other(self.ranges, chosen, said)
+            return
+        if own.bounds == self.ranges:
+            return
+        if len(self.ranges) > 1:
+            yield self._other(self.ranges, chosen, "")
+            return
+        ((name, (low, high)),) = self.ranges.items()
+        least, most = own.bounds[name]
+        for first, last in ((low, least - 1), (most + 1, high)):
+            if first <= last:
+                yield self._other({name: (first, last)}, chosen, "")
+
+    def _other(self, bounds: Bounds, chosen: Mapping[str, int], why: str) -> Form:
+        """The form of another schedule for all sizes within some bounds: of a masking strategy, the best guess for the
+        largest size first. NoForm, saying `why`, if there is none."""
+        for emitter in (self.origin.emitter, *self.others):
+            largest = self._points(bounds)[0]
+            near, _, template = self._at(largest, {}, emitter)
+            own = self.origin.space(self.origin_call) if emitter is self.origin.emitter else ()
+            found = [{k: v for k, v in s.items() if k not in BOXES} for s in (*template.space(near), *own)]
+            found = [s for s in _unique(found, chosen) if emitter.masked(s)]
+            for schedule in found[:ALTERNATIVES]:
+                if isinstance(self.emitted(schedule, largest, emitter), str):
+                    continue
+                for within in (bounds, self.ranges):
+                    try:
+                        form = self.form(schedule, within, emitter)
+                    except NoForm as error:
+                        why = why or str(error)
+                        continue
+                    if all(form.bounds[n][0] <= low and high <= form.bounds[n][1] for n, (low, high) in bounds.items()):
+                        return form
+        raise NoForm(why or f"no schedule is legal for all of {dict(bounds)}")
+
+    def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> Form:
+        """The form of one schedule for sizes within some bounds, or some of them. NoForm if its texts have nothing in
+        common."""
+        points, emitter = self._points(within), emitter or self.origin.emitter
+        tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
+        seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
+        if not seen:
+            raise NoForm(str(tried[0][1]))
+        shape = tuple(map(skeleton, seen[0][1].texts))
+        alike = [(p, e) for p, e in seen if tuple(map(skeleton, e.texts)) == shape]
+        if len(alike) < min(LEAST_POINTS, len(points)):
+            raise NoForm("its text is another one at every size")
+        points = [p for p, _ in alike]
+        texts = [Text.of(t, points) for t in zip(*(e.texts for _, e in alike), strict=True)]
+        bounds = self._bounds(schedule, texts, shape, points, within, emitter, len(seen) == len(tried))
+        (scratch,) = texts[1].values
+        if isinstance(scratch, Limited):
+            raise NoForm("scratch memory of a limited size")
+        definitions = [name for name, _ in alike[0][1].definitions]
+        return self._form(texts[0], scratch, dict(zip(definitions, texts[2:], strict=True)), bounds, emitter)
+
+    def _form(
+        self, statement: Text, scratch: Dim, definitions: Mapping[str, Text], bounds: Bounds, emitter: Emitter
+    ) -> Form:
+        made, names, given = dict[str, str](), dict[str, str](), dict[str, str]()
+        for name, text in definitions.items():
+            sized = emitter.with_sizes(text, name, sorted(self.ranges), PREFIX)
+            if sized is None:
+                raise NoForm("a size in a place that the compiler must know")
+            whole, used = sized
+            given[f"SIZES_{name}"] = emitter.size_arguments([_SIZE.format(n) for n in used])
+            if not name.startswith("kernel"):
+                made[name] = whole
+                continue
+            digest = blake2b(whole.encode(), digest_size=5).hexdigest()
+            names[name] = f"{self.family}_sized_{digest}"
+            made[names[name]] = re.sub(rf"\b{name}\b", names[name], whole)
+        pieces = (re.sub(r"SIZES_kernel\d+_", lambda m: given[m[0]], p) for p in statement.pieces)
+        pieces = (re.sub(r"\bkernel\d+_\b", lambda m: names[m[0]], p) for p in pieces)
+        return Form(Text(tuple(pieces), statement.values), scratch, made, bounds)
+
+    def _points(self, within: Bounds) -> tuple[Sizes, ...]:
+        """Points within some bounds at which no operand is too large, the largest first."""
+        shapes = [o.type.shape for o in self.free_call.places.values()]
+        return tuple(p for p in probes(within) if all(bind(volume(s), p) <= LARGEST for s in shapes))  # type: ignore[operator]
+
+    def _bounds(
+        self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], points: Sequence[Sizes],
+        within: Bounds, emitter: Emitter, all_legal: bool,
+    ) -> Bounds:  # fmt: skip
+        """The sizes that a form is for: all of `within` if the strategy masks and is legal at all points. Otherwise those
+        around the points: down to where the emitted text is no longer the inferred one, up to where it has another form."""
+        masked = emitter.masked(schedule)
+        if masked and all_legal:
+            return within
+
+        def emits(sizes: Sizes) -> tuple[str, ...]:
+            found = self.emitted(schedule, sizes, emitter)
+            return found.texts if isinstance(found, Emitted) else ()
+
+        def equal(sizes: Sizes) -> bool:
+            return bool(found := emits(sizes)) and all(
+                t.spelled(lambda v: str(value_at(v, sizes))) == f for t, f in zip(texts, found, strict=True)
+            )
+
+        def alike(sizes: Sizes) -> bool:
+            return tuple(map(skeleton, emits(sizes))) == tuple(shape)
+
+        least = {n: min(p[n] for p in points) for n in within}
+        most = {n: max(p[n] for p in points) for n in within}
+        if not all_legal and len(within) > 1:
+            raise NoForm("it is legal at some sizes only, and there are several")
+        if not masked and not equal(least):
+            raise NoForm("its tiles must fit into the sizes")
+        for n, (low, high) in within.items():
+            least[n] = low if masked else _last(least[n], low, lambda size: equal({**least, n: size}))
+            most[n] = high if all_legal else _last(most[n], high, lambda size: alike({n: size}))
+        return {n: (least[n], most[n]) for n in within}
+
+    def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted | str:
+        """What a schedule emits at some sizes, or why it cannot."""
+        key = emitter.name, tuple(sorted(schedule.items())), tuple(sorted(sizes.items()))
+        if key not in self._emitted:
+            try:
+                self._emitted[key] = self._emit(schedule, sizes, emitter)
+            except (TensorGraphsError, Unfusable, RecursionError, KeyError) as error:
+                self._emitted[key] = str(error) or type(error).__name__
+        return self._emitted[key]
+
+    def _at(
+        self, sizes: Sizes, schedule: Mapping[str, int], emitter: Emitter
+    ) -> tuple[Call, dict[str, str], GeneratedKernel]:  # fmt: skip
+        """The call at some sizes, placeholders for its operands, and the kernel's template at these sizes."""
+        origin = self.origin
+        terms = bound_terms(self.free, sizes)
+        template = template_of(emitter, terms, tuple(origin.prep), origin.last, origin.precision)
+        names = {o: _PLACEHOLDER.format(o) for o in (*self.free_call.places, "scratch")}
+        return replace(bound_call(self.free_call, sizes), schedule=dict(schedule), attrs={}), names, template
+
+    def _emit(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted:
+        call, names, template = self._at(sizes, schedule, emitter)
+        call = replace(call, names=names)
+        if template.lower_for(call) is None or not template.fits(call):
+            raise Unfusable("its schedule is not legal at every size")
+        statement, definitions = template.write(call), dict[str, str]()
+        for i, launch in enumerate(launches(template, call)):
+            own = f"kernel{i}_"
+            statement, texts = emitter.sized_launch(launch, statement, dict(launch.definitions))
+            statement = re.sub(rf"(\b|SIZES_){launch.name}\b", rf"\g<1>{own}", statement)
+            definitions |= {
+                own if name == launch.name else name: _renamed(re.sub(rf"\b{launch.name}\b", own, text))
+                for name, text in texts.items()
+            }
+        return Emitted(statement, template.scratch(call), tuple(definitions.items()))
+
+
+def sized_kernel(
+    template: GeneratedKernel, call: Call, numbers: Numbers, others: Sequence[Emitter] = ()
+) -> Sized | None:
+    """The form for every size of a kernel generated at generic sizes; None if its terms hold at these sizes only.
+    Whether a schedule's text has such a form is known once it is asked for (`SizedKernel.forms_of`). `others`: emitters
+    whose schedules may serve sizes that the chosen one leaves."""
+    ranges = {n: (atom.min, atom.max) for n, atom in sorted(numbers.graph.free_dims.items())}
+    try:
+        roots, free = free_terms(template.roots, numbers), free_call(call, numbers)
+    except (TensorGraphsError, KeyError, ValueError, TypeError):
+        return None
+    if {*ranges} & {*template.operands}:
+        return None
+    made = SizedKernel(
+        template.name, template.backend, spelled(roots), template, call, tuple(roots), free, ranges, tuple(others),
+        family=template.family, setup=tuple(dict.fromkeys((*template.setup, *(n for e in others for n in e.setup)))),
+        version=template.version, prep=template.prep,
+        inplace=template.inplace, beside=template.beside, dense=template.dense, loss=template.loss, rate=template.rate,
+    )  # fmt: skip
+    attrs = {n: Expr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
+    return Sized(template, call, made, replace(free, attrs=attrs))
+
+
+def _renamed(text: str) -> str:
+    """The text with names of reduction axes, which contain sizes, numbered in order of occurrence."""
+    names: dict[str, str] = {}
+    return _REDUCED.sub(lambda found: names.setdefault(found[0], f"r_{len(names)}"), text)
+
+
+def _unique(schedules: Iterable[Mapping[str, int]], without: Mapping[str, int]) -> list[dict[str, int]]:
+    """Different schedules, except one."""
+    found = {tuple(sorted(s.items())): dict(s) for s in schedules}
+    found.pop(tuple(sorted(without.items())), None)
+    return list(found.values())
+
+
+def _within(name: str, own: tuple[int, int], all_sizes: tuple[int, int]) -> Iterator[str]:
+    """Conditions on a size for a form's bounds."""
+    if own[0] > all_sizes[0]:
+        yield f"{name} >= {own[0]}"
+    if own[1] < all_sizes[1]:
+        yield f"{name} <= {own[1]}"
+
+
+def _last(good: int, end: int, holds: Callable[[int], bool]) -> int:
+    """The size nearest to `end` for which a condition holds, by bisection from a size where it does."""
+    if holds(end):
+        return end
+    while abs(end - good) > 1:
+        middle = (good + end) // 2
+        good, end = (middle, end) if holds(middle) else (good, middle)
+    return good
+
+
+# ---------------------------------------------------------------- points
+STEPS = (0.97, 0.72, 0.53, 0.39, 0.29, 0.21, 0.16, 0.115, 0.085, 0.062, 0.046, 0.034)  # of the largest size
+TOP = 4096  # largest size at a point, if the range allows more
+
+
+def probes(ranges: Bounds) -> list[dict[str, int]]:
+    """Choices of sizes to infer texts from: primes or near-primes spread over the ranges, the largest sizes first.
+
+    With several sizes, each point takes another step of each, so that no two sizes are proportional."""
+    ladders = {n: _ladder(low, min(high, max(TOP, 2 * low))) for n, (low, high) in ranges.items()}
+    count = max(map(len, ladders.values()))
+    found = []
+    for i in range(count):
+        point = {}
+        for j, (name, ladder) in enumerate(ladders.items()):
+            taken = ladder if j == 0 else ladder[: max(1, (2 * len(ladder)) // 3)]
+            point[name] = taken[(i * (2 * j + 1) + j) % len(taken)]
+        if point not in found:
+            found.append(point)
+    return found
+
+
+def _ladder(low: int, high: int) -> list[int]:
+    """Sizes with large prime factors, the largest first."""
+    span, found = high - low, dict[int, None]()
+    for step in STEPS:
+        wanted = low + round(span * step)
+        found[min(range(low, high + 1) if span < 64 else range(max(low, wanted - 16), min(high, wanted + 16) + 1),
+                  key=lambda n: (not _prime(n), n in found, abs(n - wanted)))] = None  # fmt: skip
+    return sorted(found, reverse=True)
+
+
+def _prime(n: int) -> bool:
+    return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
+
+
+__all__ = ["Form", "NoForm", "SizedKernel", "Text", "probes", "python", "sized_kernel"]

@@ -1,0 +1,50 @@
+"""Terms and calls of generated kernels in free sizes, lifted from generic sizes (egraph/saturate/lift.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ...egraph.ir.graph import Tensor, make, rebuild
+from ...egraph.saturate.lift import Numbers
+from ...errors import ShapeError
+from ...extract.model.kernel import Call, Operand, Template, contiguous
+
+__all__ = ["Sized", "free_call", "free_terms"]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A kernel with its call at the sizes where it is priced, and its size-generic form with a call in free sizes."""
+
+    template: Template
+    call: Call
+    free_template: Template
+    free_call: Call
+
+
+def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
+    """The terms in free sizes. ShapeError if a term holds at one size only."""
+
+    def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
+        if node.op == "full" and numbers.fill(node.attr("value")) is not None:
+            raise ShapeError("a constant computed from sizes")
+        made = make(node.op, args, dict(numbers.attrs(node.entry, node.attrs)), data=node.data)
+        if made.type != numbers.type(node.type):
+            raise ShapeError(f"{node.op} is valid at one size only")
+        return made
+
+    return rebuild(list(roots), change)
+
+
+def free_call(call: Call, numbers: Numbers) -> Call:
+    """The call in free sizes, without a schedule."""
+
+    def operand(o: Operand) -> Operand:
+        kind = numbers.type(o.type)
+        return Operand(kind, contiguous(kind.shape) if o.dense else numbers.shape(o.strides))  # type: ignore[arg-type]
+
+    return replace(
+        call, operands={n: operand(o) for n, o in call.operands.items()}, output=operand(call.output),
+        more=tuple(map(operand, call.more)), schedule={},
+    )  # fmt: skip

@@ -1,0 +1,260 @@
+"""Programs of every size on a GPU: `python -m benchmarks.gpu_sizes [--only CASE ...] [--budget S] [--seconds S]`.
+
+Each case in a process of its own: one program for all lengths T, beside eager and `torch.compile(dynamic=True)`, and beside programs
+searched for one length. Per length: µs of a call (wall clock of calls in a row, then synchronized; median of rounds), and the relative
+error against eager in float64. Then lengths that nobody has met before: µs of the first call at each, and of a call at a length that
+recurs. The results are printed, one JSON line per case, and kept in results/raw/gpu_sizes.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+import tensor_graphs as tg
+
+LENGTHS = (1, 10, 11, 64, 100, 128, 517, 1024, 2048, 4096)
+NEW = tuple(range(701, 761, 4))  # lengths that are called once
+FIXED = (128, 1024)  # lengths with a program of their own
+LARGEST = 4096
+ROUNDS, ROUND_S = 15, 0.01
+HERE = Path(__file__).parent
+
+
+class MLP(nn.Module):
+    """Norm, gated feed-forward block, residual."""
+
+    def __init__(self, width: int = 1024, inner: int = 2816) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+        self.up, self.gate = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.rms_norm(x, (x.shape[-1],), self.gain, 1e-6)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class Layer(nn.Module):
+    """Llama-like layer: norm, attention with a causal mask and rotary positions, residual, gated feed-forward block."""
+
+    def __init__(self, width: int = 1024, heads: int = 16, inner: int = 2816) -> None:
+        super().__init__()
+        self.heads, self.size = heads, width // heads
+        self.gain = nn.Parameter(torch.ones(width))
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.mlp = MLP(width, inner)
+        angles = torch.outer(torch.arange(LARGEST), 10000.0 ** -(torch.arange(0, self.size, 2) / self.size))
+        self.register_buffer("cos", torch.cat([angles.cos()] * 2, 1))
+        self.register_buffer("sin", torch.cat([angles.sin()] * 2, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.shape[0]
+        h = self.qkv(nn.functional.rms_norm(x, (x.shape[-1],), self.gain, 1e-6))
+        q, k, v = h.view(tokens, 3, self.heads, self.size).permute(1, 2, 0, 3)
+        q, k = (self.turned(z, tokens) for z in (q, k))
+        a = nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+        return self.mlp(x + self.out(a.transpose(0, 1).reshape(tokens, -1)))
+
+    def turned(self, z: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Rotary positions."""
+        a, b = z.chunk(2, -1)
+        return z * self.cos[:tokens] + torch.cat([-b, a], -1) * self.sin[:tokens]
+
+
+class Softmax(nn.Module):
+    """Softmax over T of rows of length T."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 0.125, -1)
+
+
+#: Case -> (module, shape of its input at a length, axis of the length).
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[int, ...]], int]] = {
+    "mlp": (MLP, lambda t: (t, 1024), 0),
+    "softmax": (Softmax, lambda t: (2048, t), 1),
+    "layer": (Layer, lambda t: (t, 1024), 0),
+}
+
+
+def inputs(case: str, length: int, device: str) -> torch.Tensor:
+    """The input of a case at a length; the same at every call."""
+    values = torch.Generator(device="cpu").manual_seed(length)
+    return torch.randn(CASES[case][1](length), generator=values).to(torch.bfloat16).to(device)
+
+
+def wait(device: str) -> None:
+    """Synchronize."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def call_us(call: Callable[[], Any], device: str) -> float:
+    """µs of a call in a row of calls: median of rounds."""
+    for _ in range(4):
+        call()
+    wait(device)
+    begun = time.perf_counter()
+    call()
+    wait(device)
+    count = max(3, min(200, math.ceil(ROUND_S / max(time.perf_counter() - begun, 1e-6))))
+    rounds = []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        for _ in range(count):
+            call()
+        wait(device)
+        rounds.append(1e6 * (time.perf_counter() - begun) / count)
+    return round(median(rounds), 1)
+
+
+def first_us(call: Callable[[], Any], device: str) -> tuple[float, float]:
+    """µs of one call: until it returned, and until its results were there."""
+    wait(device)
+    begun = time.perf_counter()
+    call()
+    returned = time.perf_counter()
+    wait(device)
+    return round(1e6 * (returned - begun), 1), round(1e6 * (time.perf_counter() - begun), 1)
+
+
+def new_lengths(case: str, run: Callable[[torch.Tensor], Any], device: str, lengths: Sequence[int]) -> dict[str, Any]:
+    """µs of first calls at new lengths, of a second call at each, and of the slowest first call."""
+    given = [inputs(case, t, device) for t in lengths]
+    firsts = [first_us(lambda x=x: run(x), device) for x in given]
+    seconds = [first_us(lambda x=x: run(x), device) for x in given]
+    return {
+        "first_returned": median(a for a, _ in firsts), "first": median(b for _, b in firsts),
+        "slowest_first": max(b for _, b in firsts), "second_returned": median(a for a, _ in seconds),
+        "second": median(b for _, b in seconds),
+    }  # fmt: skip
+
+
+def named(program: Any) -> list[str]:
+    """The kernels of a program."""
+    return [s.template.name for s in program.plan.steps if not s.is_view]
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Relative error in the Frobenius norm."""
+    return float(f"{((got.double() - want).norm() / want.norm()).item():.2e}")
+
+
+def measured(case: str, device: str, budget: float, lengths: Sequence[int], fixed: Sequence[int]) -> dict[str, Any]:
+    """All results of one case; a part that fails leaves its error."""
+    torch.manual_seed(0)
+    module = CASES[case][0]().to(torch.bfloat16).to(device).eval()
+    exact = CASES[case][0]().double().to(device).eval()
+    exact.load_state_dict({k: v.double() for k, v in module.state_dict().items()})
+    length = torch.export.Dim("T", min=1, max=LARGEST)
+    record: dict[str, Any] = {"case": case, "us": {}, "error": {}, "new": {}}
+    forms: dict[str, Callable[[torch.Tensor], Any]] = {}
+
+    def part(name: str, work: Callable[[], Any]) -> Any:
+        begun = time.perf_counter()
+        try:
+            return work()
+        except Exception as problem:  # the other parts go on
+            record.setdefault("failed", {})[name] = f"{type(problem).__name__}: {problem}"[:600]
+            traceback.print_exc()
+        finally:
+            record.setdefault("seconds", {})[name] = round(time.perf_counter() - begun, 1)
+        return None
+
+    def searched() -> None:
+        program = tg.optimize(
+            module, (inputs(case, 128, device),), dynamic_shapes=({CASES[case][2]: length},), dims={"T": 128},
+            budget=budget, backend="gpu" if device == "cuda" else "torch",
+        )  # fmt: skip
+        print(program.report, flush=True)
+        record["sizes"], record["kernels"] = program.report.sizes, named(program)
+        record["warnings"] = [w[:300] for w in program.report.warnings]
+        print(program.source[program.source.index("def bind") :], flush=True)
+        forms["ours"] = program
+
+    part("search", searched)
+    lengths = [t for t in lengths if t >= 2 or "T" not in CASES]
+    with torch.no_grad():
+        forms["eager"] = module
+        forms["compile"] = torch.compile(module, dynamic=True)
+        for t in lengths:
+            x, want = inputs(case, t, device), None
+            want = part(f"exact {t}", lambda x=x: exact(x.double()))
+            for name, run in forms.items():
+                key = f"{name} {t}"
+                got = part(f"{key}", lambda run=run, x=x: first_us(lambda: run(x), device))
+                record.setdefault("first_met", {})[key] = got
+                us = part(f"{key} timed", lambda run=run, x=x: call_us(lambda: run(x), device))
+                record["us"].setdefault(name, {})[t] = us
+                if want is not None and us is not None:
+                    record["error"].setdefault(name, {})[t] = error(run(x), want)
+        for name, run in forms.items():
+            if all(t <= LARGEST for t in NEW):
+                record["new"][name] = part(f"{name} new", lambda run=run: new_lengths(case, run, device, NEW))
+        print(json.dumps(record), flush=True)
+        for t in fixed:
+            x = inputs(case, t, device)
+            found = part(f"fixed {t} search", lambda x=x: tg.optimize(
+                module, (x,), budget=budget / 2, backend="gpu" if device == "cuda" else "torch"))  # fmt: skip
+            if found is not None:
+                record["us"].setdefault("fixed", {})[t] = part(
+                    f"fixed {t}", lambda found=found, x=x: call_us(lambda: found(x), device)
+                )
+                record.setdefault("fixed_kernels", {})[t] = named(found)
+    return record
+
+
+def main() -> int:
+    """Run the cases, each in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="*", default=list(CASES))
+    parser.add_argument("--budget", type=float, default=40.0, help="seconds of a search; half of it for one length")
+    parser.add_argument("--seconds", type=float, default=140.0, help="limit of a case")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS))
+    parser.add_argument("--fixed", nargs="*", type=int, default=list(FIXED))
+    parser.add_argument("--child", action="store_true")
+    options = parser.parse_args()
+    if options.child:
+        (case,) = options.only
+        print(json.dumps(measured(case, options.device, options.budget, options.lengths, options.fixed)), flush=True)
+        return 0
+    records = []
+    for case in options.only:
+        given = ["--child", "--only", case, "--budget", str(options.budget), "--device", options.device]
+        given += ["--lengths", *map(str, options.lengths), "--fixed", *map(str, options.fixed)]
+        command = [sys.executable, "-m", "benchmarks.gpu_sizes", *given]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            text, _ = child.communicate(timeout=options.seconds)
+        except subprocess.TimeoutExpired:
+            child.terminate()
+            try:
+                text, _ = child.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                text, _ = child.communicate()
+            text += f"\n{case}: ended after {options.seconds:g} s\n"
+        print(f"==== {case}: exit status {child.returncode}\n{text}", flush=True)
+        found = [json.loads(line) for line in text.splitlines() if line.startswith('{"case"')]
+        records += found[-1:]
+    target = HERE / "results" / "raw" / "gpu_sizes.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(records, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

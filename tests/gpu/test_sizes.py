@@ -1,0 +1,154 @@
+"""Programs of every size on a GPU: right at all of them, nothing compiled for a new one, saved with their ranges."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.program.program import load_program
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.errors import ShapeError
+
+torch = pytest.importorskip("torch")
+NO_GPU = backend("torch_cuda").unavailable()
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "there is a GPU")]
+gpu_only = pytest.mark.parametrize("_", [pytest.param(0, marks=on_gpu, id="gpu")])
+
+T = tg.dim("T", max=1500)
+SIZES = (
+    1,
+    2,
+    10,
+    11,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    100,
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+    509,
+    512,
+    1024,
+    1499,
+    1500,
+)
+WIDTH = 256
+
+
+def params(*shapes: tuple[int, ...]) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {f"w{i}": (rng.standard_normal(s) / np.sqrt(s[0])).astype(np.float16) for i, s in enumerate(shapes)}
+
+
+def weight(index: int, *shape: int) -> Tensor:
+    return t.param(f"w{index}", shape, "float16")
+
+
+def mlp() -> tuple[Graph, dict[str, Any]]:
+    x = t.input("x", (T, WIDTH), "float16")
+    y = c.rms_norm(x, weight(0, WIDTH), eps=1e-6)
+    y = (c.silu(y @ weight(1, WIDTH, 512)) * (y @ weight(2, WIDTH, 512))) @ weight(3, 512, WIDTH) + x
+    return Graph.of(y, name="mlp"), params((WIDTH,), (WIDTH, 512), (WIDTH, 512), (512, WIDTH))
+
+
+def attention() -> tuple[Graph, dict[str, Any]]:
+    x = t.input("x", (T, WIDTH), "float16")
+    h = x @ weight(0, WIDTH, 3 * WIDTH)
+    q, k, v = (h[:, i * WIDTH : (i + 1) * WIDTH].reshape((T, 4, 64)).permute((1, 0, 2)) for i in range(3))
+    hidden = tg.gt(tg.iota((T, T), 1), tg.iota((T, T), 0)).reshape((1, T, T))
+    scores = tg.where(hidden, tg.full((1, 1, 1), float("-inf"), "float16"), (q @ k.mT) * 0.125)
+    return Graph.of((c.softmax(scores, axis=2) @ v).permute((1, 0, 2)).reshape((T, WIDTH)) + x, name="attention"), params((WIDTH, 3 * WIDTH))  # fmt: skip
+
+
+def softmax() -> tuple[Graph, dict[str, Any]]:
+    x = t.input("x", (64, T), "float16")
+    return Graph.of(c.softmax(x * 0.5, axis=1), name="softmax"), {}
+
+
+def searched(case: str, choice: str = "gpu") -> tuple[Any, Graph, dict[str, Any]]:
+    graph, weights = {"mlp": mlp, "attention": attention, "softmax": softmax}[case]()
+    program = tg.optimize(graph, params=weights, dims={"T": 128}, backend=choice, budget=10)
+    assert program.report.sizes == {"T": "1..1500 (searched at 128)"}, program.report.warnings
+    return program, graph, weights
+
+
+def check(program: Any, graph: Graph, weights: dict[str, Any], size: int) -> None:
+    there = graph.bind({"T": size})
+    x = np.random.default_rng(size).standard_normal(there.inputs[0].shape).astype(np.float16)
+    (want,) = evaluate(there, {"x": x}, params=weights, float64=True)
+    for given in (torch.from_numpy(x).cuda(), torch.from_numpy(x).cuda().t().contiguous().t()):
+        got = program(given)
+        assert got.is_cuda and tuple(got.shape) == want.shape
+        error = np.linalg.norm(got.cpu().double().numpy() - want) / np.linalg.norm(want)
+        assert error < 3e-3, (size, error)
+
+
+@gpu_only
+@pytest.mark.parametrize("choice", ["gpu", "cuda", "triton"])
+@pytest.mark.parametrize("case", ["mlp", "attention", "softmax"])
+def test_it_is_right_at_every_size(case: str, choice: str, tmp_path: Path, _: int) -> None:
+    program, graph, weights = searched(case, choice)
+    for size in SIZES:
+        check(program, graph, weights, size)
+    for _again in range(4):  # recorded as graphs by now
+        check(program, graph, weights, 129)
+    with pytest.raises(ShapeError, match=r"T=1501 is outside 1\.\.1500"):
+        program(torch.zeros((64, 1501) if case == "softmax" else (1501, WIDTH), dtype=torch.float16, device="cuda"))
+    program.save(tmp_path / "saved")
+    loaded = load_program(tmp_path / "saved")
+    for size in (1, 77, 1500):
+        check(loaded, graph, weights, size)
+
+
+@gpu_only
+@pytest.mark.parametrize("case", ["mlp", "attention", "softmax"])
+def test_a_new_size_waits_for_no_compiler(case: str, _: int) -> None:
+    program, graph, _weights = searched(case)
+    shape = lambda n: tuple(d if isinstance(d, int) else n for d in graph.inputs[0].shape)
+    run = lambda n: program(torch.ones(shape(n), dtype=torch.float16, device="cuda"))
+    for n in SIZES:
+        run(n)
+    seconds = []
+    for n in range(300, 330):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        run(n)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    assert max(seconds) < 0.02, seconds  # a compiler takes longer
+
+
+@gpu_only
+def test_calls_on_streams_and_in_graphs_of_the_caller(_: int) -> None:
+    program, graph, weights = searched("mlp")
+    x = torch.randn((70, WIDTH), dtype=torch.float16, device="cuda")
+    want = program(x)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        other = program(x)
+        torch.cuda.current_stream().synchronize()
+    assert torch.equal(want, other)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        inside = program(x)
+    recorded.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(want, inside)
