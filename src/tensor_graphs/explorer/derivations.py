@@ -14,7 +14,19 @@ from typing import Any
 from ..egraph.explain.explain import DEFINITION, matches
 from ..egraph.ir.builders import input as placeholder
 from ..egraph.ir.graph import Tensor, topological
-from ..egraph.ir.pattern import Apply, Attr, Env, Literal, Name, PatternCall, Term, Value, Var, evaluate, variables
+from ..egraph.ir.pattern import (
+    Apply,
+    Attr,
+    AttrConstant,
+    Env,
+    Literal,
+    Name,
+    PatternCall,
+    Term,
+    Var,
+    evaluate,
+    variables,
+)
 from ..egraph.ir.recurrent import parts_of
 from ..egraph.ir.rule import Rule
 from ..egraph.view.match import Binding, Matcher, rounded
@@ -93,7 +105,7 @@ def _agrees(wanted: Sequence[tuple[str, Attr]], have: Sequence[Any], attrs: Env)
     """Whether an e-node's attribute values are those of a pattern; unbound attribute variables match anything."""
     for (_, attr), value in zip(wanted, have):
         try:
-            if isinstance(attr, Value):
+            if isinstance(attr, AttrConstant):
                 expected = attr.value
             elif isinstance(attr, Name):
                 expected = attrs.get(attr.name, value)
@@ -155,7 +167,7 @@ def _as_term(root: Tensor) -> Term:
     """A tensor expression as a pattern: its inputs are the variables."""
     made: dict[Tensor, Term] = {}
     for t in topological([root]):
-        attrs = tuple((name, Value(value)) for name, value in t.attrs)
+        attrs = tuple((name, AttrConstant(value)) for name, value in t.attrs)
         made[t] = (
             Var(str(t.attr("name"))) if t.op == "input" else PatternCall(t.op, tuple(made[a] for a in t.args), attrs)
         )
