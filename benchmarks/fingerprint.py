@@ -66,18 +66,27 @@ def library_kernels() -> Json:
     return {name: sorted(f"{t.name} {t.identity}" for t in b.templates) for name, b in backends().items()}
 
 
+def emitted_text(template: Any, call: Any) -> str:
+    """Source of a kernel with the call's schedule, or why it cannot be emitted."""
+    from tensor_graphs.backends.generate.kernel_text import kernel_text
+    from tensor_graphs.backends.ir.kernel import Unfusable
+
+    try:
+        return kernel_text(template, call).text
+    except Unfusable as reason:
+        return f"not emitted: {reason}"
+
+
 def candidate_records(graph: Any) -> Iterator[str]:
     """One line a candidate: kernel, operands, and a digest of the emitted source of its first schedules."""
     from dataclasses import replace
-
-    from tensor_graphs.backends.generate.kernel_text import kernel_text
 
     for candidate in graph.candidates:
         template, call = candidate.template, candidate.call
         operands = ", ".join(f"{n}:{o.type}{list(o.strides)}" for n, o in call.places.items())
         schedules = list(template.space(call))[:SCHEDULES] if template.space is not None else [{}]
         texts = "" if candidate.is_view else "".join(
-            kernel_text(template, replace(call, schedule=s)).text for s in schedules
+            emitted_text(template, replace(call, schedule=s)) for s in schedules
         )  # fmt: skip
         yield f"{template.backend} {template.name} {template.identity} ({operands}) {[dict(sorted(s.items())) for s in schedules]} {digest(texts)}"
 
