@@ -29,19 +29,20 @@ def smaller(one: Case) -> Iterator[Case]:
     """Graphs with less in them, those with the least first."""
     params = dict(one.graph.params)
     outputs = list(one.graph.outputs)
+    ends = set(outputs)  # membership in a list would compare elements
     if len(outputs) > 1:
         for r in outputs:
             yield case([r], one.inputs, params)  # type: ignore[arg-type]
     inner = [n for n in one.graph.nodes() if n.args]
     for n in inner:
-        if n not in outputs or len(outputs) > 1:
+        if n not in ends or len(outputs) > 1:
             yield case([n], one.inputs, params)  # type: ignore[arg-type]
     for n in reversed(inner):
         for a in n.args:
-            if a.type == n.type and not (n in outputs and a.is_leaf):
+            if a.type == n.type and not (n in ends and a.is_leaf):
                 yield replaced(one, n, a, {})
     for n in reversed(inner):
-        if n not in outputs:
+        if n not in ends:
             name = f"c{len(one.inputs)}"
             while name in one.inputs:
                 name += "_"

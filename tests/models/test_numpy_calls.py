@@ -211,7 +211,7 @@ def test_one_bound_is_enough_for_clip():
 def test_nan_is_sorted_last(side):
     x = np.array([np.nan, 1, 0.5, np.inf, -np.inf, -0.0], np.float32)
     for borders in ([-1.0, 0, 1], [-1.0, 0, 1, np.nan, np.nan]):
-        (found,) = evaluate(trace(lambda x, borders=borders: np.searchsorted(borders, x, side), [x]), {"x": x})
+        (found,) = evaluate(trace(lambda x, b=borders: np.searchsorted(b, x, side), [x]), {"x": x})
         np.testing.assert_array_equal(found, np.searchsorted(borders, x, side))
     with pytest.raises(TraceError, match="sorted"):
         trace(lambda x: np.searchsorted([0.0, np.nan, 1.0], x, side), [x])
