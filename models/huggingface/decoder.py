@@ -19,7 +19,7 @@ from .experts import routed
 from .families import FAMILIES, Family, Sizes, layer_windows, ropes_of, sizes_of, softcap
 from .layers import ACTIVATIONS, MAX_LAYERS, conv1d, dense, layer_norm, rms_norm
 from .rotary import rotated, tables
-from .sequences import TokenAccess, Scoring, WholeSequence
+from .sequences import Scoring, TokenAccess, WholeSequence
 
 Norm = Callable[[str, Tensor], Tensor]
 Outputs = dict[str, Tensor]
