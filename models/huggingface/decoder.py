@@ -1,6 +1,6 @@
 """Builders of decoder-only language models: GPT-2, and the rotary decoders of families.py.
 
-Each model is stated once over a form of its tokens (sequences.py): whole sequences [batch, sequence] with logits
+Each model is stated once over a `TokenAccess` (sequences.py): whole sequences [batch, sequence] with logits
 [batch, sequence, vocabulary], or the next tokens of cached sequences with the logits of one token each [batch,
 vocabulary]. Models without a head return `last_hidden_state`. Masks and positions are computed in the graph.
 Low-precision models compute norms in float32 and cast back, as the reference eager code does.
@@ -19,7 +19,7 @@ from .experts import routed
 from .families import FAMILIES, Family, Sizes, layer_windows, ropes_of, sizes_of, softcap
 from .layers import ACTIVATIONS, MAX_LAYERS, conv1d, dense, layer_norm, rms_norm
 from .rotary import rotated, tables
-from .sequences import Form, Scoring, WholeSequence
+from .sequences import Scoring, TokenAccess, WholeSequence
 
 Norm = Callable[[str, Tensor], Tensor]
 Outputs = dict[str, Tensor]
@@ -30,11 +30,11 @@ HEADS: Mapping[str, bool] = {"ForCausalLM": True, "LMHeadModel": True, "Model": 
 # ---------------------------------------------------------------- gpt2
 def build_gpt2(config: Config, w: Weights) -> tuple[Outputs, list[Tensor]]:
     """Return (outputs by name, inputs) of a GPT-2 model over whole sequences."""
-    form = WholeSequence.of_any_length(config.size("n_positions", 1024))
-    return gpt2(config, w, form), [form.ids]
+    access = WholeSequence.of_any_length(config.size("n_positions", 1024))
+    return gpt2(config, w, access), [access.ids]
 
 
-def gpt2(config: Config, w: Weights, form: Form) -> Outputs:
+def gpt2(config: Config, w: Weights, access: TokenAccess) -> Outputs:
     """Return the outputs of a GPT-2 model by name."""
     config.refuse(reorder_and_upcast_attn=False, add_cross_attention=False)
     hidden, n_heads, vocab = config.size("n_embd"), config.size("n_head"), config.size("vocab_size")
@@ -48,16 +48,16 @@ def gpt2(config: Config, w: Weights, form: Form) -> Outputs:
     by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
     table = w.take("wte.weight", (vocab, hidden), dtype)
     places = w.take("wpe.weight", (positions, hidden), dtype)
-    x = t.gather(table, form.ids) + form.by_position(places)
+    x = t.gather(table, access.ids) + access.by_position(places)
     for i in range(config.size("n_layer", most=MAX_LAYERS)):
         at = f"h.{i}"
         scale = (1 / sqrt(hidden // n_heads) if scaled else 1.0) / (i + 1 if by_layer else 1)
         merged = conv1d(w, f"{at}.attn.c_attn", layer_norm(w, f"{at}.ln_1", x, eps), 3 * hidden)
-        q, k, v = (form.split(part, n_heads, 0, hidden // n_heads) for part in t.split(merged, (hidden,) * 3, -1))
-        x = x + conv1d(w, f"{at}.attn.c_proj", form.attend(i, q, k, v, Scoring(scale)), hidden)
+        q, k, v = (access.split(part, n_heads, 0, hidden // n_heads) for part in t.split(merged, (hidden,) * 3, -1))
+        x = x + conv1d(w, f"{at}.attn.c_proj", access.attend(i, q, k, v, Scoring(scale)), hidden)
         inside = activation(conv1d(w, f"{at}.mlp.c_fc", layer_norm(w, f"{at}.ln_2", x, eps), inner))
         x = x + conv1d(w, f"{at}.mlp.c_proj", inside, hidden)
-    x = layer_norm(w, "ln_f", form.wanted(x), eps)
+    x = layer_norm(w, "ln_f", access.wanted(x), eps)
     if not config.by_class(HEADS, "ForCausalLM"):
         return {"last_hidden_state": x}
     return {"logits": _head(config, w, x, table, tied=True)}
@@ -73,11 +73,11 @@ def _head(config: Config, w: Weights, x: Tensor, table: Tensor, *, tied: bool) -
 # ---------------------------------------------------------------- rotary decoders
 def build_rotary(kind: str, config: Config, w: Weights) -> tuple[Outputs, list[Tensor]]:
     """Return (outputs by name, inputs) of a rotary decoder over whole sequences; `kind` is a key of FAMILIES."""
-    form = WholeSequence.of_any_length(config.size("max_position_embeddings", 131_072))
-    return rotary(kind, config, w, form), [form.ids]
+    access = WholeSequence.of_any_length(config.size("max_position_embeddings", 131_072))
+    return rotary(kind, config, w, access), [access.ids]
 
 
-def rotary(kind: str, config: Config, w: Weights, form: Form) -> Outputs:
+def rotary(kind: str, config: Config, w: Weights, access: TokenAccess) -> Outputs:
     """Return the outputs of a rotary decoder by name; `kind` is a key of FAMILIES."""
     family = FAMILIES[kind]
     config.refuse(use_bidirectional_attention=False, pretraining_tp=1)
@@ -85,11 +85,11 @@ def rotary(kind: str, config: Config, w: Weights, form: Form) -> Outputs:
     activation = ACTIVATIONS[config.choice(family.activation_field, family.activation, list(ACTIVATIONS))]
     dtype = config.dtype(w.dtype_of("embed_tokens.weight"))
     table = w.take("embed_tokens.weight", (s.vocab, s.hidden), dtype)
-    x = t.gather(table, form.ids)
+    x = t.gather(table, access.ids)
     if family.scaled_embedding:
         x = x * sqrt(s.hidden)
     full, local = (
-        tuple(form.table(wave, s.each > 0) for wave in tables(form.positions(), rope, form.length, dtype))
+        tuple(access.table(wave, s.each > 0) for wave in tables(access.positions(), rope, access.length, dtype))
         for rope in ropes_of(config, family, s)
     )
     norm: Norm = lambda name, value: rms_norm(w, name, value, s.eps, family.gain)
@@ -98,7 +98,7 @@ def rotary(kind: str, config: Config, w: Weights, form: Form) -> Outputs:
         after, before = ("post_attention_layernorm", "pre_feedforward_layernorm") if family.post_norms else (
             "", "post_attention_layernorm")  # fmt: skip
         waves = local if window else full
-        y = _self_attention(w, i, norm(f"{at}.input_layernorm", x), s, family, form, window, waves, norm)
+        y = _self_attention(w, i, norm(f"{at}.input_layernorm", x), s, family, access, window, waves, norm)
         x = x + (norm(f"{at}.{after}", y) if after else y)
         y = norm(f"{at}.{before}", x)
         if family.experts is not None and routes(config, family, i):
@@ -106,7 +106,7 @@ def rotary(kind: str, config: Config, w: Weights, form: Form) -> Outputs:
         else:
             y = _gated(w, f"{at}.mlp", y, s, activation, fused=family.fused)
         x = x + (norm(f"{at}.post_feedforward_layernorm", y) if family.post_norms else y)
-    x = norm("norm", form.wanted(x))
+    x = norm("norm", access.wanted(x))
     if not config.by_class(HEADS, "ForCausalLM"):
         return {"last_hidden_state": x}
     logits = _head(config, w, x, table, tied=family.tied)
@@ -125,7 +125,7 @@ def routes(config: Config, family: Family, layer: int) -> bool:
 
 
 def _self_attention(
-    w: Weights, layer: int, x: Tensor, s: Sizes, family: Family, form: Form, window: int,
+    w: Weights, layer: int, x: Tensor, s: Sizes, family: Family, access: TokenAccess, window: int,
     waves: tuple[Tensor, ...], norm: Norm,
 ) -> Tensor:  # fmt: skip
     """Causal self-attention with rotary positions.
@@ -141,13 +141,13 @@ def _self_attention(
         flat = {n: dense(w, f"{at}.{n}_proj", x, k, bias=s.qkv_bias, dtype=x.dtype) for n, k in widths.items()}
 
     def turned(name: str, per: int) -> Tensor:
-        split = form.split(flat[name], s.kv, per, s.head)
+        split = access.split(flat[name], s.kv, per, s.head)
         return rotated(norm(f"{at}.{name}_norm", split) if family.qk_norm else split, *waves)
 
     q, k = turned("q", s.each), turned("k", min(s.each, 1))
-    v = form.split(flat["v"], s.kv, min(s.each, 1), s.head)
+    v = access.split(flat["v"], s.kv, min(s.each, 1), s.head)
     sinks = w.take(f"{at}.sinks", (s.heads,), x.dtype) if family.sinks else None
-    out = form.attend(layer, q, k, v, Scoring(s.scale, window, s.softcap, sinks))
+    out = access.attend(layer, q, k, v, Scoring(s.scale, window, s.softcap, sinks))
     return dense(w, f"{at}.o_proj", out, s.hidden, bias=s.out_bias, dtype=x.dtype)
 
 

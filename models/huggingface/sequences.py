@@ -1,7 +1,7 @@
-"""Two forms in which a decoder sees its tokens: a whole sequence, or the next tokens of sequences in key-value caches.
+"""Two ways in which a decoder sees its tokens: a whole sequence, or the next tokens of sequences in key-value caches.
 
-A form gives the token ids and their positions, splits and merges attention heads, and attends. Layers are stated once
-in terms of a form (decoder.py).
+A `TokenAccess` gives the token ids and their positions, splits and merges attention heads, and attends. Layers are stated once
+in terms of it (decoder.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Scoring:
     sinks: Tensor | None = None
 
 
-class Form(Protocol):
+class TokenAccess(Protocol):
     """Access of a decoder to its tokens."""
 
     ids: Tensor
@@ -82,23 +82,23 @@ class WholeSequence:
         return self.ids.shape[1]
 
     def positions(self) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         return t.iota((self.length, 1), 0)
 
     def by_position(self, x: Tensor) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         return t.slice_axis(x, 0, 0, self.length)
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         return t.with_rank(x, 5 if grouped else 4)
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         return heads(x, groups, each, size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         s = scoring
         if s.sinks is None:
             return joined(c.attention(q, k, v, scale=s.scale, causal=True, window=s.window, softcap=s.softcap))
@@ -107,7 +107,7 @@ class WholeSequence:
         return joined(weighted(q, k, v, t.with_rank(mask, q.rank), Scoring(s.scale, sinks=sinks)))
 
     def wanted(self, x: Tensor) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         return x
 
 
@@ -143,7 +143,7 @@ class Cached:
         return self.capacity
 
     def positions(self) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         here = t.iota((1, self.tokens, 1), 1)
         if self.start is None:
             return here
@@ -151,13 +151,13 @@ class Cached:
         return start if self.tokens == 1 else start + here
 
     def by_position(self, x: Tensor) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         if self.start is None:
             return t.slice_axis(x, 0, 0, self.tokens)
         return t.gather(x, t.squeeze(self.positions(), 2))
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         between = (1, 1) if grouped and not self._as_rows else (1,)
         return t.reshape(x, (x.shape[0], *between, self.tokens, x.shape[-1]))
 
@@ -167,11 +167,11 @@ class Cached:
         return self.tokens == 1 and self.start is not None
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
-        """See `Form`. With one token: [B, groups, each or 1, size]."""
+        """See `TokenAccess`. With one token: [B, groups, each or 1, size]."""
         return t.reshape(x, (self.batch, groups, max(each, 1), size)) if self._as_rows else heads(x, groups, each, size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         s = scoring
         keys, values = (self._written(f"{name}.{layer}", x, s.window) for name, x in (("keys", k), ("values", v)))
         if self.start is None:
@@ -187,7 +187,7 @@ class Cached:
         return t.reshape(out, (self.batch, 1, -1)) if self._as_rows else joined(out)
 
     def wanted(self, x: Tensor) -> Tensor:
-        """See `Form`."""
+        """See `TokenAccess`."""
         if self.last is None:
             return t.squeeze(t.slice_axis(x, 1, self.tokens - 1, self.tokens), 1)
         place = t.broadcast_to(t.reshape(self.last, (self.batch, 1, 1)), (self.batch, 1, x.shape[-1]))

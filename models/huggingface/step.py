@@ -17,10 +17,10 @@ from . import decoder
 from .checkpoint import Config, Weights
 from .families import FAMILIES, layer_windows
 from .load import opened, weights_of
-from .sequences import Cached, Form
+from .sequences import Cached, TokenAccess
 
-#: model_type -> builder of a model's outputs over a form of its tokens.
-MODELS: Mapping[str, Callable[[Config, Weights, Form], decoder.Outputs]] = {
+#: model_type -> builder of a model's outputs over a `TokenAccess`.
+MODELS: Mapping[str, Callable[[Config, Weights, TokenAccess], decoder.Outputs]] = {
     "gpt2": decoder.gpt2,
     **{kind: partial(decoder.rotary, kind) for kind in FAMILIES},
 }
@@ -63,13 +63,13 @@ def build_step(
     if not fresh and start is None:
         start = t.input("start", shape[:1], "int64")
     last = t.input("last", shape[:1], "int64") if tokens > 1 else None
-    form = Cached(ids, caches.capacity, caches.most, None if fresh else start, last)
-    outputs = MODELS[kind](config, weights, form)
+    access = Cached(ids, caches.capacity, caches.most, None if fresh else start, last)
+    outputs = MODELS[kind](config, weights, access)
     if "logits" not in outputs:
         raise UnsupportedError(f"the class {config.model_class[:80]!r} has no logits", where=config.where)
     weights.finish()
     inputs = [leaf for leaf in (ids, start, last) if leaf is not None and leaf.op == "input"]
-    return Graph.of(outputs, params=weights.params, inputs=inputs, updates=form.updates, name=f"{kind}-step")
+    return Graph.of(outputs, params=weights.params, inputs=inputs, updates=access.updates, name=f"{kind}-step")
 
 
 def positions_of(config: Config) -> int:
