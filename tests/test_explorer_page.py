@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -229,6 +230,18 @@ def test_files_have_pages_too(explorer: Explorer, tmp_path: Path) -> None:
     }
     (tmp_path / "f.json").write_text(json.dumps({"nodes": nodes, "root_eclasses": ["1"]}))
     assert inner_data(file_page(tmp_path / "f.json"))["node.op"] == [HOSTILE.replace("\udc80", "?"), "x"]
+    document = json.loads(gzip.decompress((tmp_path / "e.json.gz").read_bytes()))
+    for name, wrong in (
+        ("computes", {"k0": True}),
+        ("computes", {"k0": [10**6]}),
+        ("limits", {"k0": "1"}),
+        ("age", [1]),
+        ("age", 3),
+    ):
+        bad = {**document, "tensor_graphs": {**document["tensor_graphs"], name: wrong}}
+        (tmp_path / "bad.json").write_text(json.dumps(bad))
+        with pytest.raises(ExtractionError):
+            file_page(tmp_path / "bad.json")
     (tmp_path / "g.json").write_text("{}")
     with pytest.raises(ExtractionError):
         file_page(tmp_path / "g.json")

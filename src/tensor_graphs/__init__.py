@@ -24,6 +24,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "optimize": ("pipeline.optimize", "optimize"),
     "Progress": ("progress", "Progress"),
     **{n: ("explorer.explain_rewrites", n) for n in ("explain_equality", "explain_rewrites")},
+    "pareto": ("explorer.pareto", "pareto"),
     "equivalent": ("explorer.equivalence", "equivalent"),
     "extract": ("extract", ""),
     "load_program": ("backends.program.program", "load_program"),
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from .explorer.equivalence import equivalent as equivalent
     from .explorer.explain_rewrites import explain_equality as explain_equality
     from .explorer.explain_rewrites import explain_rewrites as explain_rewrites
+    from .explorer.pareto import pareto as pareto
     from .explorer.saturate import paths as paths
     from .explorer.saturate import saturate as saturate
     from .generation import Generator as Generator

@@ -89,15 +89,15 @@ def _kernels(found: EGraphFile, solution: Extraction, nodes: int, classes: int) 
     kept = [n for n in range(problem.n_nodes) if found.ops[n] not in (GIVEN, PART)]
     places: dict[str, int] = {}
     outs, ins, covers, limits, prices = [], [], [], [], []
-    computes, bounds = _object(record, "computes", where), _object(record, "limits", where)
+    computes, bounds = _object(record, "computes", list, where), _object(record, "limits", float, where)
     for n in kept:
         made, read_ = problem.class_name(int(problem.cls[n])).split(JOINED), _OPERAND.findall(found.ops[n])
         name = problem.node_name(n)
         outs.append([places.setdefault(p, len(places)) for p in made])
         ins.append([places.setdefault(p, len(places)) for _, p in read_])
         covers.append([_index(x, nodes, where) for x in computes.get(name, [])])
-        limit, price = bounds.get(name, math.nan), record.get("sources", {}).get(name, "")
-        limits.append(float(limit) if isinstance(limit, int | float) else math.nan)
+        price = record.get("sources", {}).get(name, "")
+        limits.append(bounds.get(name, math.nan))
         prices.append(price if price in SOURCES else "unknown")
     steps = _steps(problem, solution)
     order = {int(n): i for i, n in enumerate(sorted((n for n in kept if steps[n] >= 0), key=lambda n: steps[n]))}
@@ -115,10 +115,11 @@ def _kernels(found: EGraphFile, solution: Extraction, nodes: int, classes: int) 
     }  # fmt: skip
 
 
-def _object(record: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+def _object(record: Mapping[str, Any], name: str, kind: type, where: str) -> Mapping[str, Any]:
+    """A member of the record that maps names to values of one type. ExtractionError if it is something else."""
     found = record.get(name, {})
-    if not isinstance(found, Mapping) or not all(isinstance(v, int | float | list) for v in found.values()):
-        raise ExtractionError(f"{name} must be an object of numbers or lists", where=where)
+    if not isinstance(found, Mapping) or not all(type(v) is kind for v in found.values()):
+        raise ExtractionError(f"{name} must be an object of {kind.__name__} values", where=where)
     return found
 
 

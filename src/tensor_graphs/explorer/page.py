@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WEB = Path(__file__).with_name("web")
 SCRIPTS = ("data.js", "board.js", "viewer.js")
 QUESTION_SECONDS = 5.0  # for what-if answers that are stored in a page
-EXPLAINED_NODES = 4_000  # e-nodes above which the rewriting steps are not reconstructed for a page
+EXPLAINED_NODES = 2_500  # e-nodes above which the rewriting steps are not reconstructed for a page
 
 _START = """
 const bytes = bytesOfBase64(document.getElementById("data").textContent);

@@ -79,7 +79,7 @@ def describe_plan(
             OperationReport(n.op, str(dict(n.attrs).get("name", ""))[:200], str(n.type), [number[a] for a in n.args])
             for n in nodes
         ]
-    report.curve = [[round(t - began, 3), round(low, 3), round(us, 3)] for t, low, us in choice.curve]
+    report.curve = [(round(t - began, 3), round(low, 3), round(us, 3)) for t, low, us in choice.curve]
 
 
 def _searched_with(options: Options, blocks: Sequence[BlockReport]) -> dict[str, Any]:

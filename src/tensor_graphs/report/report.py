@@ -192,7 +192,7 @@ class Report:
     workspace: int = 0  # bytes
     operations: list[OperationReport] = field(default_factory=list)  # the simplified model, if it is not large
     # the best plan over time: seconds since the call, µs at optimistic prices, µs at current prices
-    curve: list[list[float]] = field(default_factory=list)
+    curve: list[tuple[float, float, float]] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
 
     @classmethod
@@ -225,6 +225,7 @@ class Report:
             "steps": [StepReport(**x) for x in data.get("steps", [])],
             "buffers": [BufferReport(**x) for x in data.get("buffers", [])],
             "operations": [OperationReport(**x) for x in data.get("operations", [])],
+            "curve": [(float(t), float(low), float(us)) for t, low, us in data.get("curve", [])],
         }
         finalists = [FinalistReport(**f) for f in data.get("finalists", ())]
         lists = {"blocks": blocks, "kernels": kernels, "finalists": finalists, "omitted": list(data["omitted"])}
@@ -240,6 +241,10 @@ class Report:
             if (v := found.verification) is not None:
                 found.verification = v | {k: float(v[k]) for k in ("error_before", "error_after", "allowed")}
                 found.verification |= {"passed": bool(v["passed"]), "seeds": int(v["seeds"])}
+            if any(not 0 <= r < i for i, o in enumerate(found.operations) for r in o.reads):
+                raise ValueError("an operation reads none before it")
+            if any(len(span) != 2 for spans in found.timeline.values() for span in spans):
+                raise ValueError("a span of the timeline has no begin and end")
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise BadModelError(f"this is no report: {error!r}"[:300], where=str(path)) from None
         return found
