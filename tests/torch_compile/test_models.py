@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import torch_compile_models as record  # noqa: E402
-from benchmarks.torch_architectures import by_hand  # noqa: E402
+from benchmarks import torch_compile_models as record
+from benchmarks.torch_architectures import by_hand
 
 
 @pytest.mark.parametrize("name", ["convnext", "swin", "graph attention", "recommender"])
