@@ -136,6 +136,38 @@ def test_a_search_that_crashes_or_hangs_leaves_eager_with_a_warning(
         called(compiled, a)
 
 
+def test_processes_share_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second search, in a process of its own, finds the plan of the first."""
+    monkeypatch.setattr(judge, "timed", timed(2.0, 1.0))
+    a, states = torch.randn(3, 7), []
+    for options in ({**QUICK, "measure": True}, {**BEHIND, "measure": True}):
+        torch._dynamo.reset()
+        module = nn.Sequential(nn.Linear(7, 9), nn.Sigmoid(), nn.Linear(9, 5)).eval()  # other weights
+        compiled = tg.compile(module, **options)
+        called(compiled, a)
+        assert tg.torch_compile.wait(100)
+        torch.testing.assert_close(called(compiled, a), called(module, a))
+        states.append(report().traced[0].parts[0].state)
+    assert "cache" not in states[0] and states[1] == f"{states[0]}, its plan from the cache"
+
+
+def test_a_saved_program_that_is_damaged_leaves_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = search.load_program
+
+    def damaged(folder: Path, **named: Any) -> Any:
+        (folder / "weights.safetensors").write_bytes(b"damaged")
+        return load(folder, **named)
+
+    monkeypatch.setattr(search, "load_program", damaged)
+    module, a = model(), torch.randn(3, 8)
+    compiled = tg.compile(module, **BEHIND)
+    called(compiled, a)
+    assert tg.torch_compile.wait(100)
+    with pytest.warns(UserWarning, match="graph"):
+        torch.testing.assert_close(called(compiled, a), called(module, a))
+    assert report().runs == "eager" and "no program" in report().traced[0].parts[0].state
+
+
 def test_unknown_options_have_a_named_error() -> None:
     with pytest.raises(UsageError, match="no_such_option"):
         tg.compile(model(), no_such_option=1)

@@ -50,6 +50,7 @@ class Search:
         self._program: Program | None = None
         self._folder: Path | None = None
         self._error = ""
+        self.remembered = False  # whether the plan cache had a plan, so that nothing was searched
 
     @property
     def ended(self) -> bool:
@@ -70,6 +71,7 @@ class Search:
             assert self._folder is not None
             with _plain_mode():
                 self._program = load_program(self._folder, device=None if self.device == "cpu" else self.device).bind()
+            self.remembered = _remembered(self._folder)
             shutil.rmtree(self._folder.parent, ignore_errors=True)
         return self._program
 
@@ -78,6 +80,7 @@ class Search:
         try:
             with _plain_mode():
                 self._program = optimize(self.graph, dims=self.sizes, **self.options.search).bind()
+            self.remembered = bool(self._program.report.remembered)
         except Exception as error:  # any failure of a search leaves the graph eager
             self._error = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         finally:
@@ -118,6 +121,14 @@ class Search:
             return ""
         last = (folder / "log").read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
         return f"the search process ended with code {process.returncode}: {' '.join(last[-3:])[-TAIL:]}"
+
+
+def _remembered(folder: Path) -> bool:
+    """Whether the plan of a saved program came from the plan cache."""
+    try:
+        return bool(json.loads((folder / "report.json").read_text(encoding="utf-8"))["remembered"])
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 @contextmanager

@@ -146,7 +146,8 @@ class Variant:
                 report.state = f"no program: {error.message}"
                 said.append(report.state)
                 continue
-            report.state, bound = f"program of {program.manifest.kernels} kernels", True
+            recalled = ", its plan from the cache" if search.remembered else ""
+            report.state, bound = f"program of {program.manifest.kernels} kernels{recalled}", True
             self._runners.append(make_runner(part, program, positions, _refusing(report, said)))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
@@ -182,7 +183,6 @@ class TracedGraph:
         self._frozen = list(frozen) if options.freeze else []
         self.split, self.report = split(module, kind, options.least, self._frozen)
         report.traced.append(self.report)
-        self.name = f"{report.name}_{kind}"
         self.variants: list[Variant] = []
         self.trial = False  # whether ready variants run although they are not in use yet
         self._sized = bool(sizes_of(module))
@@ -220,7 +220,7 @@ class TracedGraph:
         on_gpu = str(device_of(self.module)).startswith("cuda")
         fixed = dict(sizes) if on_gpu else {}
         guard = Frozen(frozen, args or ())
-        made = Variant(self.split, self.report.parts, guard, fixed, sizes, self.options, self.name)
+        made = Variant(self.split, self.report.parts, guard, fixed, sizes, self.options, self.kind)
         self.report.frozen = len(frozen)
         self.variants.insert(0, made)
         return made

@@ -1,0 +1,21 @@
+"""Architectures of several kinds under the backend: the short form of `benchmarks.torch_compile_models`."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks import torch_compile_models as record
+from benchmarks.torch_architectures import by_hand
+
+
+@pytest.mark.parametrize("name", ["convnext", "swin", "graph attention", "recommender"])
+def test_an_architecture_is_a_program_with_eager_results(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = record.recorded(name, by_hand()[name], verify=False, budget=1)
+    assert row["right"] and row["in_programs"] == row["operators"] and row["breaks"] == 0, row
+    assert f"| {name} | yes |" in record.table([row])
