@@ -20,6 +20,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.saturate.union import saturate_in_stages
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.options import Options
+from tensor_graphs.pipeline import timing
 from tensor_graphs.pipeline.match import hypergraph
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.prepare import prepare
@@ -419,6 +420,17 @@ def test_a_deterministic_rewriting_does_not_end_by_the_budget(tmp_path: Path, mo
         assert any("another plan" in w for w in made.report.warnings) == (short < 1)
     (seconds, deadline), (patient, later), _ = asked
     assert deadline <= 0.2 < seconds < patient <= later
+
+
+@pytest.mark.parametrize(("deterministic", "runs"), [(True, "program"), (False, "as written")])
+def test_deterministic_choices_do_not_depend_on_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool, runs: str
+) -> None:
+    """A machine that is busy while a program is timed, so that the unfused baseline seems faster."""
+    monkeypatch.setattr(timing, "is_surely_faster", lambda *samples: True)
+    x = tg.input("x", (8,))
+    options: Any = {"deterministic": deterministic, "costdb": tmp_path, "backend": "numpy", "budget": 10.0}
+    assert tg.optimize(tg.exp(x) + 1.0, **options).report.runs == runs
 
 
 def test_deterministic_does_not_measure(tmp_path: Path) -> None:

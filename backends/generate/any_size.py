@@ -26,7 +26,7 @@ from ...egraph.ir.dims import Dim, Expr, bind, volume
 from ...egraph.ir.graph import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
-from ...extract.model.kernel import Call, KernelBase, Layout, mentions_out, output_names
+from ...extract.model.kernel import Call, KernelBase, Layout, mentions_out
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.kernel import Unfusable
 from ..ir.source_text import literal
