@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from ..backends.generate.free_terms import Sized
 from ..backends.generate.any_size import SizedKernel
+from ..backends.generate.free_terms import Sized
 from ..backends.registry import backend, on_gpu
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
