@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
 
@@ -285,9 +285,9 @@ class SizedKernel(KernelBase):
         alike = [(p, e) for p, e in seen if tuple(map(skeleton, e.texts)) == shape]
         if len(alike) < min(LEAST_POINTS, len(points)):
             raise NoForm("its text is another one at every size")
-        points = [p for p, _ in alike]
-        texts = [Text.of(t, points) for t in zip(*(e.texts for _, e in alike), strict=True)]
-        bounds = self._bounds(schedule, texts, shape, points, within, emitter, len(seen) == len(tried))
+        alike_points = [p for p, _ in alike]
+        texts = [Text.of(t, alike_points) for t in zip(*(e.texts for _, e in alike), strict=True)]
+        bounds = self._bounds(schedule, texts, shape, alike_points, within, emitter, len(seen) == len(tried))
         (scratch,) = texts[1].values
         if isinstance(scratch, Limited):
             raise NoForm("scratch memory of a limited size")
@@ -338,8 +338,11 @@ class SizedKernel(KernelBase):
                 t.spelled(lambda v: str(value_at(v, sizes))) == f for t, f in zip(texts, found, strict=True)
             )
 
-        def alike(sizes: Sizes) -> bool:
-            return tuple(map(skeleton, emits(sizes))) == tuple(shape)
+        def equal_with(name: str, size: int) -> bool:
+            return equal({**least, name: size})
+
+        def alike_with(name: str, size: int) -> bool:
+            return tuple(map(skeleton, emits({name: size}))) == tuple(shape)
 
         least = {n: min(p[n] for p in points) for n in within}
         most = {n: max(p[n] for p in points) for n in within}
@@ -348,8 +351,8 @@ class SizedKernel(KernelBase):
         if not masked and not equal(least):
             raise NoForm("its tiles must fit into the sizes")
         for n, (low, high) in within.items():
-            least[n] = low if masked else _last(least[n], low, lambda size: equal({**least, n: size}))
-            most[n] = high if all_legal else _last(most[n], high, lambda size: alike({n: size}))
+            least[n] = low if masked else _last(least[n], low, partial(equal_with, n))
+            most[n] = high if all_legal else _last(most[n], high, partial(alike_with, n))
         return {n: (least[n], most[n]) for n in within}
 
     def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted | str:

@@ -1,4 +1,5 @@
-"""Helper functions of emitted GPU programs with free sizes: one workspace for all sizes, calls by shape.
+"""Helper functions of emitted GPU programs with free sizes: one workspace for all sizes, calls by shape, launches with
+sizes.
 
 Their source is copied into emitted programs: each may use `torch` and the other helpers only.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import inspect
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+
+from .cuda_helpers import CudaKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +23,8 @@ class Workspace:
     than asked for; `grown` counts how often, because views of the memory before are then out of date."""
 
     def __init__(self, device: Any) -> None:
-        self.device, self.size, self.grown, self.views = device, -1, 0, {}
+        self.device, self.size, self.grown = device, -1, 0
+        self.views: dict[Any, Any] = {}
 
     def take(self, size: int) -> dict[Any, Any]:
         """The memory as flat tensors by dtype, of at least `size` bytes."""
@@ -33,113 +37,144 @@ class Workspace:
         return self.views
 
 
-def device_arrays(weights: Any, device: Any) -> dict[str, Any]:
-    """A mapping whose arrays are uploaded when they are first asked for, once for all plans of a program."""
-
-    class Arrays(dict[str, Any]):
-        def __missing__(self, name: str) -> Any:
-            self[name] = found = uploaded(weights[name], device)  # noqa: F821  (a helper of emitted programs)
-            return found
-
-    return Arrays()
-
-
 class CallsBySize:
-    """A program's calls. `at(*shapes)` makes the launches for one choice of sizes: a function of the inputs that runs the
-    kernels on the current stream and returns new results. Nothing is compiled for it, because kernels take their sizes
-    as arguments.
+    """A program's calls at every size. `at(*shapes)` prepares one choice of sizes: its `Calls`. Nothing is compiled for
+    it, because kernels take their sizes as arguments. `warm` lists shapes at which, together, all kernels run: they are
+    compiled there at once.
 
-    The launches of the last `KEPT` choices are kept. From the third call at a choice on, its launches are replayed as a
-    CUDA graph, with the inputs copied to fixed places and the results copied out; a size that occurs once or twice is
-    launched kernel by kernel. While the caller records a graph, the kernels become part of that.
+    The last `KEPT` choices are kept. Calls at a choice launch kernel by kernel until it occurs for the `SEEN`th time;
+    then they are recorded, and run the way that was fastest at the first choice that was recorded, unless `way` names
+    one.
 
-    Inputs that are dense, on the device and at addresses divisible by 16 are read in place; others are copied.
+    Calls that a graph of the caller contains are kept for as long as the program lives: the graph uses their memory.
     """
 
     KEPT, SEEN = 64, 2
 
-    def __init__(self, at: Callable[..., Any], workspace: Any, device: Any, graph: bool) -> None:
-        self.at, self.workspace, self.device = at, workspace, torch.device(device)
-        self.gpu = self.device.type == "cuda"
-        if self.gpu and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        self.wanted, self.stream, self.grown = graph and self.gpu, None, 0
-        self.kept: dict[Any, list[Any]] = {}  # shapes -> [launch, calls, recorded graph, its inputs, its results]
+    def __init__(
+        self, at: Callable[..., Any], workspace: Any, device: Any, graph: bool, warm: Sequence[Any] = (), *,
+        states: Any = None, way: str = "",
+    ) -> None:  # fmt: skip
+        self.at, self.workspace, self.graph, self.way = at, workspace, graph, way
+        self.gpu, self.index = torch.device(device).type == "cuda", torch.device(device).index
+        if self.gpu and self.index is None:
+            self.index = torch.cuda.current_device()
+        self.kept: dict[Any, Any] = {}  # shapes -> calls, the last ones used at the end
+        self.held: dict[int, Any] = {}  # calls that a graph of the caller contains
+        self.last: Any = None  # the calls that ran last
+        self.streams: set[int] = set()
+        self.grown = 0
+        self.lock = Lock()
+        if self.gpu and not torch.cuda.is_current_stream_capturing():
+            self.warm(warm, states or {})
 
     def __call__(self, *given: Any) -> Any:
-        if self.gpu and torch.cuda.current_device() != self.device.index:
-            with torch.cuda.device(self.device):
-                return self(*given)
-        with torch.no_grad():
-            found = self.found(tuple([x.shape for x in given]))
+        with self.lock:
+            shapes = tuple([x.shape for x in given])
+            calls = self.kept.get(shapes)
             capturing = self.gpu and torch.cuda.is_current_stream_capturing()
-            if self.gpu and not capturing:
-                self.follow()
-            found[1] += 1
-            if not self.wanted or capturing or found[1] <= self.SEEN:
-                return self.launched(found[0], [self.readable(x) for x in given])
-            if found[2] is None:
-                self.record(found, given)
-            for place, x in zip(found[3], given):
-                place.copy_(x)
-            found[2].replay()
-            return tuple([r.clone() for r in found[4]])
+            if capturing or calls is None or not calls.ready or calls is not self.last:
+                calls = self.prepared(shapes, calls, capturing)
+            results = calls(*given)
+            self.streams.add(calls.stream)
+            if calls.ready:
+                self.way = calls.way
+            return results
 
-    def found(self, shapes: Any) -> list[Any]:
-        """The entry of a choice of sizes, made if there is none. Entries are dropped if the workspace has grown: their
-        launches hold the memory before."""
-        found = self.kept.get(shapes)
-        if found is None:
-            while len(self.kept) >= self.KEPT:
-                del self.kept[next(iter(self.kept))]
-            launch = self.at(*shapes)
-            if self.workspace is not None and self.workspace.grown != self.grown:
-                self.kept.clear()
-                self.grown = self.workspace.grown
-            found = self.kept[shapes] = [launch, 0, None, (), ()]
-        return found
+    def prepared(self, shapes: Any, calls: Any, capturing: bool) -> Any:
+        """The calls of a choice of sizes, made if there are none, to follow the call that ran last."""
+        if calls is None:
+            calls = self.made(shapes, capturing)
+        if capturing:
+            self.held[id(calls)] = calls
+            return calls
+        self.kept[shapes] = self.kept.pop(shapes)
+        if not calls.ready:
+            calls.seen += 1
+            calls.wanted, calls.way = self.graph and calls.gpu and calls.seen >= self.SEEN, self.way
+        if self.last is not None and self.last is not calls:  # they share the workspace
+            calls.stream, calls.stream_object = self.last.stream, self.last.stream_object
+        self.last = calls
+        return calls
 
-    def readable(self, x: Any) -> Any:
-        """An input as kernels read it."""
-        if x.device != self.device or not x.is_contiguous():
-            x = x.to(self.device).contiguous()
-        return x.clone() if x.data_ptr() % 16 else x
+    def made(self, shapes: Any, capturing: bool) -> Any:
+        """New calls. While a graph is captured, values of weights that `at` computes become part of the graph: the calls
+        are for that graph only."""
+        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):
+            calls = self.at(*shapes)
+        calls.seen = 0
+        if self.workspace is not None and self.workspace.grown != self.grown:
+            self.drop(len(self.kept), capturing)  # their launches use the memory before
+            self.grown = self.workspace.grown
+        if not capturing:
+            self.drop(len(self.kept) - self.KEPT + 1, capturing)
+            self.kept[shapes] = calls
+        return calls
 
-    def follow(self) -> None:
-        """Calls share memory: on another stream than the last one, wait for it."""
-        stream = torch.cuda.current_stream()
-        if self.stream is not None and stream != self.stream:
-            stream.wait_stream(self.stream)
-        self.stream = stream
+    def drop(self, count: int, capturing: bool) -> None:
+        """Forget the oldest choices of sizes, when no other stream than that of their memory uses it."""
+        if count > 0 and len(self.streams) > 1 and not capturing:
+            torch.cuda.synchronize(self.index)
+        for shapes in list(self.kept)[: max(count, 0)]:
+            del self.kept[shapes]
 
-    def launched(self, launch: Any, given: Sequence[Any]) -> Any:
-        """One run of the kernels. A library rounds no operands of float32 products here but where a kernel asks for it,
-        whatever the caller's rule is; that rule is the process' own, so one program at a time launches under it."""
-        settings = torch.backends.cuda.matmul
-        name, strict = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
-        with vars(torch.cuda).setdefault("_programs_launching", Lock()):
-            before = getattr(settings, name)
-            setattr(settings, name, strict)
+    def warm(self, choices: Sequence[Any], states: Any) -> None:
+        """Run the kernels once at some choices of sizes, on zeros; states are as they were afterwards."""
+        saved = {name: x.clone() for name, x in states.items()}
+        for shapes in choices:
             try:
-                return launch(*given)
-            finally:
-                setattr(settings, name, before)
+                calls = self.made(shapes, False)
+                calls.plain([torch.zeros(s, dtype=t, device=calls.device) for s, t, _ in calls.types[: calls.count]])
+            except torch.cuda.OutOfMemoryError:
+                continue
+        for name, x in saved.items():
+            states[name].copy_(x)
+        torch.cuda.synchronize(self.index)
+        self.drop(len(self.kept), False)
 
-    def record(self, found: list[Any], given: Sequence[Any]) -> None:
-        """Record the launches of a choice of sizes as a graph. Torch records one graph at a time in a process."""
-        places = [torch.empty(x.shape, dtype=x.dtype, device=self.device) for x in given]
-        recorded = torch.cuda.CUDAGraph()
-        alone = vars(torch.cuda).setdefault("_programs_recording", Lock())
-        with alone, torch.cuda.graph(recorded, capture_error_mode="thread_local"):
-            results = self.launched(found[0], places)
-        found[2:] = [recorded, places, results]
+
+class SizedCudaKernel(CudaKernel):
+    """A CUDA C++ kernel whose calls give the number of blocks, `grid`, and integers that follow the addresses, `sizes`."""
+
+    def __init__(self, name: str, block: int, **options: Any) -> None:
+        super().__init__(name, 1, block, **options)
+        self.configs: dict[Any, Any] = {}  # the last ones, by device and grid
+
+    def __call__(self, *tensors: Any, grid: int, sizes: Any = (), boxes: Any = ()) -> None:  # type: ignore[override]
+        from cuda.core import launch
+
+        places = [x.data_ptr() for x in tensors]
+        aligned = min([16, *(x & -x for x in places if x)])
+        device = [*tensors, *(x for x, *_ in boxes)][0].device.index
+        if (device, aligned) not in self.ready:
+            self.ready[device, aligned] = self.made(device, aligned)
+        kernel, _ = self.ready[device, aligned]
+        self.grid = grid
+        if boxes:
+            self.launch_described(kernel, [*places, *sizes], [self.described(*b) for b in boxes])
+        else:
+            launch(self, self.config(device), kernel, *places, *sizes)
+
+    def config(self, device: int) -> Any:
+        """The launch configuration."""
+        found = self.configs.get((device, self.grid))
+        if found is None:
+            from cuda.core import LaunchConfig
+
+            if len(self.configs) >= 256:  # sizes come and go
+                self.configs.clear()
+            major, _ = torch.cuda.get_device_capability(device)
+            early = {"programmatic_stream_serialization": True} if self.early and major >= 9 else {}
+            found = LaunchConfig(grid=self.grid, block=self.block, shmem_size=self.room, **early)
+            self.configs[device, self.grid] = found
+        return found
 
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for name, value in list(globals().items())
-    if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == __name__
+    if inspect.isclass(value) and value.__module__ == __name__
 }
 
-__all__ = ["HELPERS", "CallsBySize", "Workspace", "device_arrays"]
+__all__ = ["HELPERS", "CallsBySize", "SizedCudaKernel", "Workspace"]

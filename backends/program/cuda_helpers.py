@@ -58,7 +58,7 @@ class CudaKernel:
     where the GPU supports it; the kernel then waits for its predecessor before it reads. `room` is the dynamic shared
     memory in bytes, `beside` further library texts that the kernel includes. In a call, `boxes` are the operands
     accessed by TMA: (tensor of 16-bit elements, matrix shape, box shape, row stride in elements if it differs from the
-    number of columns); `grid` replaces the number of blocks, and `sizes` are integers that follow all other arguments.
+    number of columns).
     """
 
     known: ClassVar[dict[str, Any]] = {}
@@ -73,7 +73,7 @@ class CudaKernel:
         self.maps: dict[Any, Any] = {}
         self.known[name] = self
 
-    def __call__(self, *tensors: Any, boxes: Any = (), grid: int = 0, sizes: Any = ()) -> None:
+    def __call__(self, *tensors: Any, boxes: Any = ()) -> None:
         from cuda.core import launch
 
         places = [x.data_ptr() for x in tensors]
@@ -83,25 +83,9 @@ class CudaKernel:
             self.ready[key] = self.made(*key)
         kernel, config = self.ready[key]
         if boxes:
-            self.launch_described(kernel, places, [self.described(*b) for b in boxes], grid or self.grid, sizes)
+            self.launch_described(kernel, places, [self.described(*b) for b in boxes])
         else:
-            if grid and grid != self.grid:
-                config = self.with_grid(config, key[0], grid)
-            launch(self, config, kernel, *places, *sizes)
-
-    def with_grid(self, config: Any, device: int, grid: int) -> Any:
-        """The launch configuration with another number of blocks, kept for the last ones."""
-        found = self.maps.get((device, grid))
-        if found is None:
-            from cuda.core import LaunchConfig
-
-            if len(self.maps) >= 256:
-                self.maps.clear()
-            major, _ = torch.cuda.get_device_capability(device)
-            early = {"programmatic_stream_serialization": True} if self.early and major >= 9 else {}
-            found = LaunchConfig(grid=grid, block=self.block, shmem_size=self.room, **early)
-            self.maps[device, grid] = found
-        return found
+            launch(self, config, kernel, *places)
 
     def described(self, x: Any, shape: tuple[int, int], box: tuple[int, int], apart: int = 0) -> Any:
         """Tensor map of a matrix for TMA boxes that are 128 bytes wide (cuTensorMapEncodeTiled, 128B swizzle). `apart`
@@ -126,20 +110,17 @@ class CudaKernel:
             self.maps[key] = found
         return self.maps[key]
 
-    def launch_described(self, kernel: Any, places: list[int], maps: list[Any], grid: int, sizes: Any = ()) -> None:
-        """Launch with tensor maps, then sizes, as further arguments after the addresses."""
+    def launch_described(self, kernel: Any, places: list[int], maps: list[Any]) -> None:
+        """Launch with tensor maps as further arguments after the addresses."""
         import ctypes
 
         from cuda.bindings import driver
 
         numbers = [ctypes.c_uint64(p) for p in places]
-        whole = [ctypes.c_int(n) for n in sizes]
-        given = (
-            [ctypes.addressof(n) for n in numbers] + [m.getPtr() for m in maps] + [ctypes.addressof(n) for n in whole]
-        )
+        given = [*(ctypes.addressof(n) for n in numbers), *(m.getPtr() for m in maps)]
         arguments = (ctypes.c_void_p * len(given))(*given)
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
         config.sharedMemBytes, config.hStream = self.room, driver.CUstream(self.__cuda_stream__()[1])
         if self.early:
@@ -201,7 +182,7 @@ class CudaKernel:
 def cuda_text(source: str) -> str:
     """The complete CUDA C++ of an emitted source as one file for readers and compilers; empty if the source has no CUDA
     kernels."""
-    kernels = re.findall(r'= CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
+    kernels = re.findall(r'= (?:Sized)?CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
     beside = re.findall(r'^CUDA_(?:ROLES|TILES)\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
     return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""
 

@@ -34,6 +34,21 @@ from ..ir.source_text import RESERVED, dtype_text, identifier, indented, literal
 from .emit_cpu import Emitter
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
+#: Variables of emitted programs.
+_OWN = {
+    "memory",
+    "offsets",
+    "size",
+    "take",
+    "at",
+    "workspace",
+    "spaces",
+    "launch",
+    "kernels",
+    "inputs",
+    "results",
+    "warm",
+}
 
 
 # ---------------------------------------------------------------- names of sizes
@@ -41,7 +56,7 @@ def renamed_sizes(plan: Plan) -> Plan:
     """The plan with sizes renamed that clash with keywords, builtins or names in emitted source."""
     from .helper_functions import all_helpers
 
-    taken = RESERVED | set(all_helpers()) | {"memory", "offsets", "size", "take", "at"}
+    taken = RESERVED | set(all_helpers()) | _OWN
     clash = sorted(n for n in plan.sizes if n in taken)
     if not clash:
         return plan

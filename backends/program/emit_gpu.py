@@ -68,8 +68,9 @@ class CudaEmitter(Emitter):
 
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
         text = super()._written(step, names)
-        started = [_LAUNCH.match(statement) for statement in STATEMENTS.split(text)]
-        known = self.definitions if step.template.roots else {}
+        statements = [s.strip() for s in STATEMENTS.split(text)]
+        started = [_LAUNCH.match(s) for s in statements if not s.endswith(":")]  # without conditions on sizes
+        known = self.definitions if step.template.source is not None else {}
         self.own |= {found[1] for found in started if found and found[1] in known}
         if not all(found and found[1] in known for found in started):
             self.by_library |= {self.root[v] for v in (*step.outputs, *(v for _, v in step.inputs))}
@@ -81,8 +82,8 @@ class CudaEmitter(Emitter):
     def _strided_empty(self, value: int) -> str:
         """Shape, dtype and strides of a result, as text; None for row-major strides."""
         v = self.plan.values[value]
-        shape = concrete(v.type.shape)
-        strides = "None" if v.strides == contiguous(shape) else literal(v.strides)
+        shape = v.type.shape
+        strides = "None" if v.strides == contiguous(shape) else literal(v.strides)  # type: ignore[arg-type]
         return f"({literal(shape)}, {torch_dtype(v.type.dtype)}, {strides})"
 
     def _view(self, value: int, kind: str) -> str:
@@ -151,32 +152,38 @@ class CudaEmitter(Emitter):
         return max(super()._fresh_bytes() + places + copies + max(again, 0), *turned, 0)
 
     def _function(self) -> list[str]:
-        self._use("Calls")
-        self._use("Launches")
         fixed = [f"memory = device_bytes({self.layout.size}, device)"] if "device_bytes" in self.helpers else []
         states = ["states = {} if states is None else states"] if self._state_types() else []
         updates = ", and states, which calls update" if states else ""
+        launch, calls = self._calls()
+        return [
+            'def bind(weights, states=None, device="cuda", graph=True, way=""):',
+            f'    """Makes the program for given weights{updates}. With `graph`, launches are recorded; see `Calls` for `way`."""',
+            *indented([*states, *fixed, *self.once, *launch], 4),
+            f"    return {calls}, way=way)",
+        ]  # fmt: skip
+
+    def _calls(self) -> tuple[list[str], str]:
+        """Lines that define `launch`, and the text of `Calls` up to its last argument, `way`."""
+        self._use("Calls")
+        self._use("Launches")
         read = {v.name: v.id for v in self.plan.values if v.origin == "input"}
         results = sorted(self.fresh_outputs)
         given = [*self.inputs.values(), *(self.names[v, "torch"] for v in results)]
         own = sorted(self.own)
         kernels = [*(["*"] if own else []), *(f"{name}=kernels.of({name})" for name in own)]
         library = [i for i, v in enumerate((*map(read.get, self.inputs), *results)) if v in self.by_library]
-        types = [
-            f"({literal(concrete(leaf.type.shape))}, {torch_dtype(leaf.type.dtype)})" for leaf in self.plan.graph.inputs
-        ]
+        types = [f"({literal(leaf.shape)}, {torch_dtype(leaf.dtype)})" for leaf in self.plan.graph.inputs]
         options = [f"reuse={self.reuse_outputs}", f"library={library}", f"strict={self.strict}"]
-        options += ["states=states"] if states else []
-        return [
-            'def bind(weights, states=None, device="cuda", graph=True, way=""):',
-            f'    """Makes the program for given weights{updates}. With `graph`, launches are recorded; see `Calls` for `way`."""',
-            *indented([*states, *fixed, *self.once, "kernels = Launches()"], 4), "",
-            f"    def launch({', '.join([*given, *kernels])}):",
-            f'        """{signature(self.plan)}"""', *indented(self.each, 8), "",
-            f"    inputs = [{', '.join(types)}]",
-            f"    results = [{', '.join(map(self._strided_empty, results))}]",
-            f"    return Calls(launch, kernels, inputs, results, device, graph, {', '.join(options)}, way=way)",
+        options += ["states=states"] if self._state_types() else []
+        lines = [
+            "kernels = Launches()", "",
+            f"def launch({', '.join([*given, *kernels])}):",
+            f'    """{signature(self.plan)}"""', *indented(self.each, 4), "",
+            f"inputs = [{', '.join(types)}]",
+            f"results = [{', '.join(map(self._strided_empty, results))}]",
         ]  # fmt: skip
+        return lines, f"Calls(launch, kernels, inputs, results, device, graph, {', '.join(options)}"
 
 
 _LAUNCH = re.compile(r"(\w+)[\[(]")

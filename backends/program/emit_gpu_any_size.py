@@ -8,11 +8,12 @@
             size0 = max(2048*T, 4096*T)                the memory plan, as expressions
             spaces = workspace.take(size0 + …)
             v3 = spaces[torch.float16].as_strided((T, 1024), (1024, 1), 0)
-            def launch(x):                             kernels take sizes as arguments
+            def launch(x, v7):                         kernels take sizes as arguments
                 reduction_sized_…[(T,)](x, w0, v3, T, num_warps=4)
                 …
-            return launch
-        return CallsBySize(at, workspace, device, graph)
+            return Calls(launch, …)                    see gpu_calls.py
+        warm = [((1, 1024),), …]                       shapes at which all kernels are compiled
+        return CallsBySize(at, workspace, device, graph, warm, way=way)
 
 The memory plan assigns values to slots by liveness, once; the bytes of a slot are the largest of its values' at a size.
 """
@@ -21,22 +22,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.dims import Dim, concrete, parse
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.graph import Tensor, structural_digest
-from ...errors import UsageError
+from ...errors import ShapeError, UsageError
 from ...extract.model.kernel import Operand, Step, Value, contiguous
 from ...extract.model.sizes import bound_call
-from ..ir.source_text import identifier, indented, literal, signature
+from ..generate.any_size import SizedKernel
+from ..ir.source_text import identifier, indented, literal
 from ..runtime.views import torch_view
 from . import memory_plan as memory
-from .emit_any_size import SizedEmitter, plain_call
+from .emit_any_size import SizedEmitter, atoms_of, plain_call
 from .emit_cpu import Emitter
 from .emit_gpu import CudaEmitter, torch_dtype
 
 ALIGNMENT = 256  # bytes: alignment of CUDA's allocator, sufficient for tensor maps
+MOST_WARM = 24  # choices of sizes at which kernels are compiled ahead
 
 
 @dataclass
@@ -46,15 +50,9 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
 
     # ------------------------------------------------------------ where values are
     def _reserve(self) -> None:
-        self.taken |= {"workspace", "spaces"}
-        SizedEmitter._reserve(self)
+        self.taken |= {"workspace", "spaces", "kernels", "inputs", "results", "warm"}
+        super()._reserve()
         self.slot_of, self.slot_sizes = slots(self.spans, self.plan.sizes)
-
-    def _dynamic(self, value: int) -> bool:
-        return Emitter._dynamic(self, value)
-
-    def _fresh_outputs(self) -> set[int]:
-        return Emitter._fresh_outputs(self)
 
     def _definition(self, value: int, kind: str) -> str:
         return SizedEmitter._definition(self, value, kind)
@@ -62,11 +60,6 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
     def _buffer(self, v: Value) -> str:
         if v.id in self.layout.pinned:
             return self.ref(self.layout.pinned[v.id], "torch")
-        shape, dtype = literal(v.type.shape), torch_dtype(v.type.dtype)
-        if v.id in self.fresh_outputs:
-            made = "torch.empty(" if v.strides == contiguous(v.type.shape) else f"torch.empty_strided({{}}, {literal(v.strides)}, "  # type: ignore[arg-type]  # fmt: skip
-            head = f"{made}{shape}, " if "{}" not in made else made.format(shape)
-            return f"{head}dtype={dtype}, device=device)"
         return self._space(self.slots[self.layout.buffer[v.id]], v.type.shape, v.strides, v.type.dtype)
 
     def _space(self, span: int, shape: Sequence[Dim], strides: Sequence[Dim], dtype: str) -> str:
@@ -137,9 +130,6 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
         return self._value(expand(node))
 
     # ------------------------------------------------------------ results, the file
-    def _finish(self) -> None:
-        Emitter._finish(self)
-
     def _fresh_bytes(self) -> int:
         """Peak allocation of a call at the sizes of the plan: new outputs, and copies of inputs and outputs of a graph."""
         places = sum(memory.nbytes(leaf.type, self.plan.sizes) for leaf in self.plan.graph.inputs)
@@ -149,23 +139,46 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
     def _function(self) -> list[str]:
         for helper in ("CallsBySize", "check_sizes"):
             self._use(helper)
+        if any("SizedCudaKernel(" in text for text in self.definitions.values()):
+            self._use("SizedCudaKernel")
         fixed, each = self._scopes()
-        lines, space = list(self._offsets()), "None"
+        space = "None"
         if "Workspace" in self.helpers:
             fixed, space = [*fixed, "workspace = Workspace(device)"], "workspace"
-            each = [*lines, *each]
+            each = [*self._offsets(), *each]
         states = ["states = {} if states is None else states"] if self._state_types() else []
         updates = ", and states, which calls update" if states else ""
+        launch, calls = self._calls()
         return [
-            'def bind(weights, states=None, device="cuda", graph=True):',
-            f'    """Makes the program for given weights{updates}; it runs at every size. With `graph`, sizes that recur '
-            'are recorded as CUDA graphs."""',
+            'def bind(weights, states=None, device="cuda", graph=True, way=""):',
+            f'    """Makes the program for given weights{updates}; it runs at every size. With `graph`, launches at sizes '
+            'that recur are recorded; see `Calls` for `way`."""',
             *indented([*states, *fixed], 4), "", f"    def at({', '.join(self.shape_names.values())}):",
-            *indented([*self._sizes(), *each], 8), "",
-            f"        def launch({', '.join(self.inputs.values())}):", f'            """{signature(self.plan)}"""',
-            *indented(self.each, 12), "", "        return launch", "",
-            f"    return CallsBySize(at, {space}, device, graph)",
+            *indented([*self._sizes(), *each, *launch], 8), f"        return {calls})", "",
+            f"    warm = [{', '.join(map(literal, self._warm()))}]",
+            f"    return CallsBySize(at, {space}, device, graph, warm, {'states=states, ' if states else ''}way=way)",
         ]  # fmt: skip
+
+    def _warm(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Shapes of the inputs at which, together, each form of each kernel runs: at the least sizes of forms, and at one
+        more, where pointers into values may be aligned less."""
+        atoms, graph = atoms_of(self.plan), self.plan.graph
+        cuts = {n: {atom.min, atom.min + 1} for n, atom in atoms.items()}
+        for step in self.plan.steps:
+            if isinstance(step.template, SizedKernel):
+                for form in step.template.all_forms(step.call):
+                    for n, (least, most) in form.bounds.items():
+                        cuts[n] |= {least, least + 1, most + 1, most + 2}
+        kept = [sorted(s for s in cuts[n] if atom.min <= s <= atom.max) for n, atom in atoms.items()]
+        found = []
+        for sizes in product(*kept):
+            try:
+                found.append(tuple(concrete(x.shape) for x in graph.bind(dict(zip(atoms, sizes))).inputs))
+            except ShapeError:
+                continue
+            if len(found) == MOST_WARM:
+                break
+        return found
 
     def _sized_names(self) -> set[str]:
         return {*self.plan.sizes, "spaces", *(f"offset{i}" for i in range(len(self.slot_sizes))), *self.written}

@@ -67,7 +67,7 @@ template <class F> bool block(int threads, F body) {
 // An argument of a kernel: an address, or a size that is passed as one.
 template <class A> A argument(void* x) {
     if constexpr (std::is_pointer_v<A>) return static_cast<A>(x);
-    else return static_cast<A>(reinterpret_cast<intptr_t>(x));
+    else return static_cast<A>(reinterpret_cast<size_t>(x));
 }
 template <class... A, size_t... I> bool grid(void (*kernel)(A...), void** args, int blocks, int threads, std::index_sequence<I...>) {
     for (int b = 0; b < blocks; ++b) {

@@ -139,7 +139,7 @@ def test_a_new_size_waits_for_no_compiler(case: str, _: int) -> None:
 
 @gpu_only
 def test_calls_on_streams_and_in_graphs_of_the_caller(_: int) -> None:
-    program, graph, weights = searched("mlp")
+    program, _graph, _weights = searched("mlp")
     x = torch.randn((70, WIDTH), dtype=torch.float16, device="cuda")
     want = program(x)
     with torch.cuda.stream(torch.cuda.Stream()):

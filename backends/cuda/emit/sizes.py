@@ -15,7 +15,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
     """A call's statements and the definitions of a launch with the grid as an argument of the call."""
     head = f'CudaKernel("{launch.name}", {launch.grid}, '
-    own = definitions[launch.name].replace(head, f'CudaKernel("{launch.name}", 0, ', 1)
+    own = definitions[launch.name].replace(head, f'SizedCudaKernel("{launch.name}", ', 1)
     statement = re.sub(
         rf"^({launch.name}\(.*)\)$",
         lambda m: f"{m[1]}, grid={launch.grid}SIZES_{launch.name})",
@@ -39,7 +39,9 @@ def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple
     head = re.search(rf"\n{name}\(([^)]*)\) \{{\n", found)
     if head is None:
         return None
-    parameters = ", ".join([head[1], *(f"const int {prefix}{n}" for n in used)])
+    addresses = [p for p in head[1].split(", ") if "CUtensorMap" not in p]
+    maps = [p for p in head[1].split(", ") if "CUtensorMap" in p]
+    parameters = ", ".join([*addresses, *(f"const int {prefix}{n}" for n in used), *maps])
     return f"{found[: head.start()]}\n{name}({parameters}) {{\n{found[head.end() :]}", used
 
 

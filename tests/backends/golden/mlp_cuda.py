@@ -434,6 +434,8 @@ class Launches:
         """Notes the launch that was made last."""
         node = self.driver.last_node(torch._C._cuda_getCurrentRawStream(self.device))
         pointers = [self.source(x) if isinstance(x, torch.Tensor) else None for x in given if not hasattr(x, "base")]
+        while pointers and pointers[-1] is None:  # numbers after tensor maps
+            pointers.pop()
         self.seen.append((node, early, pointers, [self.source(x) for x in boxed]))
 
     def source(self, x: Any) -> tuple[int, int, int]:
