@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import linecache
 import os
@@ -38,7 +37,6 @@ from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.gc_pause import gc_paused
 
 from .fuzz.soak import LIMITS, graph, slope, soak
-from .fuzz.soak import optimized as soaked
 
 T = TypeVar("T")
 FILES = 3  # descriptors that a saturation worker takes: two pipes, and the file of its messages
@@ -284,23 +282,6 @@ def test_the_lines_of_a_program_s_text_go_with_it(tmp_path: Path) -> None:
     del program
     gc.collect()
     assert file not in linecache.cache
-
-
-def cached() -> dict[str, int]:
-    """Entries of each function's cache in this package."""
-    tables = {id(o): o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper}.values()
-    ours = [f for f in tables if f.__module__.startswith("tensor_graphs")]
-    return {f"{f.__module__}.{f.__qualname__}": f.cache_info().currsize for f in ours}
-
-
-def test_no_cache_grows_with_the_graphs(tmp_path: Path) -> None:
-    """Neither by their kernels nor by their prices, of which some are measured and the others predicted."""
-    for seed in range(3):
-        soaked(seed, str(tmp_path), measured=1)
-    before = cached()
-    for seed in range(3, 6):
-        soaked(seed, str(tmp_path))
-    assert {name: n for name, n in cached().items() if n > before.get(name, 0)} == {}
 
 
 def test_optimizations_keep_nothing() -> None:
