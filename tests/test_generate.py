@@ -14,11 +14,20 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.program.weights import bytes_of
 from tensor_graphs.cli import app
+from tensor_graphs.cli.generate import _Shown
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.graph import structural_digest
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.errors import BadModelError, BadWeightsError, ShapeError, TooLargeError, UnsupportedError, UsageError
-from tensor_graphs.generation import Generator, generator
+from tensor_graphs.errors import (
+    BadModelError,
+    BadWeightsError,
+    Interrupted,
+    ShapeError,
+    TooLargeError,
+    UnsupportedError,
+    UsageError,
+)
+from tensor_graphs.generation import Generator, Piece, generator
 from tensor_graphs.generation.sampling import WORD, sampler, threefry
 from tensor_graphs.generation.text import TextStream
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
@@ -343,6 +352,22 @@ def test_the_command_prints_tokens(
 def test_the_command_names_what_is_wrong(folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str) -> None:  # fmt: skip
     found = run(capsys, str(folder), *arguments)
     assert found[0] == code and words in found[1]["error"]["message"]
+
+
+def test_a_signal_after_the_search_ends_the_generation(made: Generator) -> None:
+    progress = tg.Progress()
+    progress.stopped = True  # a signal during the search
+    shown = _Shown(progress, live=False)
+
+    def show(piece: Piece) -> None:
+        shown(piece)
+        progress.stopped = progress.stopped or len(seen) == 3
+        seen.append(piece.token)
+
+    seen: list[int] = []
+    with pytest.raises(Interrupted):
+        made.generate(prompt(3), 8, show=show)
+    assert len(seen) == 4 and len(made.generate(prompt(3), 2).tokens[0]) == 2
 
 
 def test_it_is_public() -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError
+from ..errors import Interrupted, UsageError
 from ..options import Options, summary
+from ..progress import Progress
 from .console import Answer, Json, Verbose, working
+
+if TYPE_CHECKING:
+    from ..generation import Piece
 
 Prompt = Annotated[str | None, typer.Option("--prompt", help="text of the prompt (needs the package tokenizers)")]
 Tokens = Annotated[str | None, typer.Option("--prompt-tokens", help="token ids of the prompt, separated by commas")]
@@ -45,10 +49,10 @@ def generate(
             folder, budget=budget, max_length=max_length, backend=backend, trust=trust_model, costdb=costdb, measure=measure,
             progress=progress,
         )  # fmt: skip
-        live = not as_json and sys.stdout.isatty()
+        live = not as_json and sys.stdout.isatty() and generator.decodes()
         found = generator.generate(
             given, max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop or None,
-            show=_show if live else None,
+            show=_Shown(progress, live),
         )  # fmt: skip
     document: dict[str, Any] = {
         "tokens": found.tokens[0], "text": None if found.texts is None else found.texts[0], "end": found.ends[0],
@@ -62,9 +66,19 @@ def generate(
     return Answer(document, text)
 
 
-def _show(piece: Any) -> None:
-    """Print a piece of text, or a token if there is no text, as soon as it is known."""
-    print(piece.text or "", end="", flush=True)
+class _Shown:
+    """Shows pieces as they come, if `live`. A Ctrl-C during the search ended that; one after it ends the generation."""
+
+    def __init__(self, progress: Progress, live: bool) -> None:
+        self.progress, self.live, self.begun = progress, live, False
+
+    def __call__(self, piece: Piece) -> None:
+        if not self.begun:
+            self.begun, self.progress.stopped = True, False
+        if self.progress.stopped:
+            raise Interrupted("stopped on request")
+        if self.live:
+            print(piece.text, end="", flush=True)
 
 
 def _numbers(text: str) -> list[int]:

@@ -194,7 +194,7 @@ class Generator:
         ends, texts = stops_of(stop, self.stops, self.vocabulary)
         if texts:
             assert self.tokenizer
-        has_text = texts or any(isinstance(p, str) for p in prompts) or self._can_decode()
+        has_text = texts or any(isinstance(p, str) for p in prompts) or self.decodes()
         rows = [_Row(TextStream(self.tokenizer) if has_text else None) for _ in ids]
         with self._lock:
             self._turn += 1
@@ -204,8 +204,8 @@ class Generator:
     def _ids(self, prompt: Prompt) -> list[int]:
         return token_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, self.vocabulary)
 
-    def _can_decode(self) -> bool:
-        """Whether there is a tokenizer; text of token ids is not required."""
+    def decodes(self) -> bool:
+        """Whether there is a tokenizer: then results have text, also those of token ids."""
         try:
             return (self._path / FILE).is_file() and bool(self.tokenizer)
         except UnsupportedError:
