@@ -1,4 +1,4 @@
-"""The viewer's page in headless Chromium: seconds to open, frames per second while moving, by size of the e-graph.
+"""The viewer's page in headless Chromium: seconds to open, frames per second while moving (the better of two runs), by size of the e-graph.
 
     python -m benchmarks.explorer_page [--nodes 100000] [--shots FOLDER]
 
@@ -46,6 +46,12 @@ _OPEN = """(() => {
   const begin = performance.now(); main.arrange(); main.board.fit();
   return performance.now() - begin;
 })()"""
+# Milliseconds of the main thread for one frame, which a busy machine disturbs less than frames per second.
+_DRAW = """(() => {
+  const board = window.viewer.main.board, begin = performance.now();
+  for (let i = 0; i < 60; i++) { board.view.x += i % 2 ? 3 : -3; board.draw(performance.now()); }
+  return (performance.now() - begin) / 60;
+})()"""
 _SEARCH = """(() => {
   const main = window.viewer.main, begin = performance.now();
   main.search.value = "softmax"; main.find(); main.search.value = "nothing like it"; main.find();
@@ -74,14 +80,15 @@ def measure(target: Path, shots: Path | None = None) -> dict[str, Any]:
             "page": target.stem,
             "MiB": target.stat().st_size / 2**20,
             "open_s": seconds,
-            "frames": browser.run(_MOVE),
+            "frames": max(browser.run(_MOVE) for _ in range(2)),
         }
         for count in (300, 2000):
             found[f"layout_{count}_ms"] = browser.run(_OPEN.replace("COUNT", str(count)))
             time.sleep(0.3)
             if shots is not None:
                 browser.screenshot(shots / f"{target.stem}-{count}.png")
-            found[f"frames_{count}"] = browser.run(_MOVE)
+            found[f"frames_{count}"] = max(browser.run(_MOVE) for _ in range(2))
+            found[f"draw_{count}_ms"] = browser.run(_DRAW)
         found["search_ms"] = browser.run(_SEARCH)
         if errors := browser.messages():
             raise RuntimeError(f"{target}: {errors}")

@@ -31,7 +31,7 @@ def widget(explorer: Explorer) -> Any:
         data = traitlets.Bytes().tag(sync=True)
 
         def __repr__(self) -> str:
-            return f"widget: {explorer!r}"
+            return f"viewer of the e-graph of {explorer.graph.name[:80]}: {len(explorer.view)} e-nodes"
 
     made = EGraphWidget(data=explorer_data(explorer, seconds=ADVANCE_SECONDS))
     made.on_msg(lambda _, message, buffers: made.send(answer(explorer, message)))

@@ -100,7 +100,7 @@ class Board {
       const was = this.boxes.get(id) ?? old;
       if (was) this.moved.from.set(id, { x: was.x + shift.x, y: was.y + shift.y });
     }
-    Object.assign(this, { boxes, edges });
+    Object.assign(this, { boxes, edges, kept: null });
     this.redraw();
   }
   // Zoom so that the given boxes (all, if none) fill the canvas, at a scale of `least` to `most`; their top stays in view.
@@ -138,6 +138,17 @@ class Board {
     const ease = part * (2 - part);
     return { x: from.x + (box.x - from.x) * ease, y: from.y + (box.y - from.y) * ease, w: box.w, h: box.h };
   }
+  // The edges with their ends, [edge, x1, y1, x2, y2]; kept until boxes move.
+  lines(now) {
+    if (this.kept && !this.moved) return this.kept;
+    const found = [];
+    for (const edge of this.edges) {
+      const a = this.at(edge.from, now), b = this.at(edge.to, now);
+      if (a && b) found.push([edge, a.x + (edge.x ?? a.w / 2), a.y + (edge.y ?? a.h), b.x + b.w / 2, b.y]);
+    }
+    this.kept = this.moved ? null : found;
+    return found;
+  }
   draw(now) {
     const { context: g, view, ratio } = this;
     this.frames++;
@@ -148,18 +159,15 @@ class Board {
     const outside = (x, y, w, h) => x > seen.c || x + w < seen.a || y > seen.d || y + h < seen.b;
     const styles = new Map(); // edges of one look are one path
     let drawn = 0;
-    for (const edge of this.edges) {
-      const a = this.at(edge.from, now), b = this.at(edge.to, now);
-      if (!a || !b) continue;
-      const x1 = a.x + (edge.x ?? a.w / 2), y1 = a.y + (edge.y ?? a.h), x2 = b.x + b.w / 2, y2 = b.y;
+    for (const [edge, x1, y1, x2, y2] of this.lines(now)) {
       if (outside(Math.min(x1, x2), Math.min(y1, y2), Math.abs(x1 - x2), Math.abs(y1 - y2))) continue;
-      const name = `${edge.color ?? "edge"} ${edge.width ?? 1}`, style = styles.get(name) ?? { edge, path: new Path2D() };
-      styles.set(name, style);
-      style.path.moveTo(x1, y1);
+      const name = edge.color ?? "edge";
+      let style = styles.get(name);
+      if (!style) styles.set(name, style = { edge, path: new Path2D() });
       if (drawn++ < MOST_CURVES && view.k > 0.2) {
         const bend = Math.max(20, Math.abs(y2 - y1) / 2);
-        style.path.bezierCurveTo(x1, y1 + bend, x2, y2 - bend, x2, y2);
-      } else if (drawn < MOST_LINES || (edge.width ?? 1) > 1) style.path.lineTo(x2, y2);
+        style.path.moveTo(x1, y1); style.path.bezierCurveTo(x1, y1 + bend, x2, y2 - bend, x2, y2);
+      } else if (drawn < MOST_LINES || (edge.width ?? 1) > 1) { style.path.moveTo(x1, y1); style.path.lineTo(x2, y2); }
     }
     for (const { edge, path } of styles.values()) {
       g.strokeStyle = this.color(edge.color ?? "edge"); g.lineWidth = edge.width ?? 1; g.setLineDash(edge.dash ?? []);
@@ -168,7 +176,7 @@ class Board {
     g.setLineDash([]);
     for (const id of this.boxes.keys()) {
       const box = this.at(id, now);
-      if (!outside(box.x, box.y, box.w, box.h)) { g.save(); g.translate(box.x, box.y); this.paint(g, id, box, view.k); g.restore(); }
+      if (!outside(box.x, box.y, box.w, box.h)) { g.translate(box.x, box.y); this.paint(g, id, box, view.k); g.translate(-box.x, -box.y); }
     }
     if (this.moved && now - this.moved.start < 160) this.redraw(); else this.moved = null;
   }

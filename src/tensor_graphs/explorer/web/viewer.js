@@ -204,8 +204,10 @@ class EGraphTab {
     const covered = this.kernel >= 0 && g.covers(this.kernel).some((n) => g.owner[n] === id);
     c.fillStyle = color("box"); c.strokeStyle = color(this.marked.has(id) ? "warn" : id === this.selected ? "accent" : covered ? "warn" : made !== undefined ? "good" : "line");
     c.lineWidth = id === this.selected || this.marked.has(id) ? 2.5 : covered || made !== undefined ? 1.8 : 1;
+    if (k <= 0.18) { c.fillRect(0, 0, box.w, box.h); c.strokeRect(0, 0, box.w, box.h); return; }
     c.beginPath(); c.roundRect(0, 0, box.w, box.h, 6); c.fill();
-    if (k > 0.18) { c.fillStyle = color(covered ? "warn-fill" : g.weight[id] ? "panel" : "accent-fill"); c.beginPath(); c.roundRect(1, 1, box.w - 2, HEAD - 2, [5, 5, 0, 0]); c.fill(); }
+    c.fillStyle = color(covered ? "warn-fill" : g.weight[id] ? "panel" : "accent-fill");
+    c.beginPath(); c.roundRect(1, 1, box.w - 2, HEAD - 2, [5, 5, 0, 0]); c.fill();
     c.beginPath(); c.roundRect(0, 0, box.w, box.h, 6); c.stroke();
     if (k <= 0.3) return;
     c.textBaseline = "middle";
