@@ -61,7 +61,7 @@ class Frozen:
             if args[i] is not x or x._version != version or x.data_ptr() != address:
                 return False
         # read after the addresses: the memory of other addresses may have been freed
-        return all([word.value == value for word, value in self._elements])
+        return all(word.value == value for word, value in self._elements)
 
 
 class Variant:
