@@ -52,21 +52,16 @@ class Frozen:
     def __init__(self, positions: Sequence[int], args: Sequence[Any]) -> None:
         self.positions = list(positions)
         self.tensors = [args[i] for i in positions]
-        self._state = self._read(args)
-        self._words = [w for x in self.tensors for w in _samples(x)]
-        self._values = [w.value for w in self._words]
-
-    def _read(self, args: Sequence[Any]) -> list[int]:
-        found = [args[i] for i in self.positions]
-        return [x._version for x in found] + [x.data_ptr() for x in found]
+        self._known = [(i, x, x._version, x.data_ptr()) for i, x in zip(self.positions, self.tensors)]
+        self._elements = [(w, w.value) for x in self.tensors for w in _samples(x)]
 
     def hold(self, args: Sequence[Any]) -> bool:
         """Whether a call's arguments have these weights, unchanged."""
-        for i, x in zip(self.positions, self.tensors):
-            if args[i] is not x:
+        for i, x, version, address in self._known:
+            if args[i] is not x or x._version != version or x.data_ptr() != address:
                 return False
-        # the addresses are compared first: the memory of other addresses may have been freed
-        return self._read(args) == self._state and [w.value for w in self._words] == self._values
+        # read after the addresses: the memory of other addresses may have been freed
+        return all(word.value == value for word, value in self._elements)
 
 
 class Variant:
