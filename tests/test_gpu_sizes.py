@@ -1,0 +1,108 @@
+"""Programs of every size for a GPU, rehearsed on the CPU: Triton's interpreter, and CUDA C++ compiled for the host."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends import gpu as gpu_facts
+from tensor_graphs.backends import registry
+from tensor_graphs.backends.cuda.backend import Cuda
+from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
+from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.triton.backend import Triton
+from tensor_graphs.backends.tuning import single_kernel as single
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.errors import ShapeError
+from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.verification import diagnose
+
+from .backends.cuda_host import compiler, cuda_core
+
+torch = pytest.importorskip("torch")
+T = tg.dim("T", max=1500)
+SIZES = (1, 16, 17, 65)
+
+
+@pytest.fixture
+def rehearsal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU's backends on the CPU."""
+    if not backend("torch_cuda").unavailable():
+        pytest.skip("there is a GPU: see tests/gpu/test_sizes.py")
+    for kind in (TorchCudaBackend, Triton):
+        monkeypatch.setattr(kind, "unavailable", lambda self: "")
+    monkeypatch.setattr(gpu_facts, "hardware", lambda: "rehearsal")
+    monkeypatch.setattr(accept, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr(diagnose, "run_outputs", partial(single.run_outputs, device="cpu"))
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """cuda-core, compiling for and launching on this CPU."""
+    compiler()
+    for name, module in cuda_core(tmp_path).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(Cuda, "unavailable", lambda self: "")
+    monkeypatch.setitem(registry.CHOICES, "generated", ("nvrtc", "torch_cuda"))
+
+
+def mlp() -> tuple[Graph, dict[str, Any]]:
+    x = t.input("x", (T, 32), "float16")
+    g, w, v = (t.param(n, s, "float16") for n, s in (("g", (32,)), ("w", (32, 64)), ("v", (64, 32))))
+    y = c.silu(c.rms_norm(x, g, eps=1e-6) @ w) @ v + x
+    rng = np.random.default_rng(0)
+    data = {
+        n: (rng.standard_normal(s) / 6).astype(np.float16) for n, s in (("g", 32), ("w", (32, 64)), ("v", (64, 32)))
+    }
+    return Graph.of(y, name="mlp"), data
+
+
+def softmax() -> tuple[Graph, dict[str, Any]]:
+    return Graph.of(c.softmax(t.input("x", (4, T), "float16") * 0.5, axis=1), name="softmax"), {}
+
+
+def check(program: Any, graph: Graph, params: dict[str, Any], size: int) -> None:
+    there = graph.bind({"T": size})
+    x = np.random.default_rng(size).standard_normal(there.inputs[0].shape).astype(np.float16)
+    (want,) = evaluate(there, {"x": x}, params=params, float64=True)
+    got = program(torch.from_numpy(x))
+    assert tuple(got.shape) == want.shape
+    assert np.linalg.norm(got.double().numpy() - want) / np.linalg.norm(want) < 3e-3, size
+
+
+@pytest.mark.parametrize(("build", "choice"), [(mlp, "gpu"), (softmax, "triton-only")])
+@pytest.mark.usefixtures("rehearsal")
+def test_a_program_runs_at_every_size(build: Any, choice: str, tmp_path: Path) -> None:
+    graph, params = build()
+    program = tg.optimize(graph, params=params, dims={"T": 33}, backend=choice, measure=False, budget=20)
+    assert program.report.sizes == {"T": "1..1500 (searched at 33)"}, program.report.warnings
+    assert program.report.verification["passed"]
+    for size in SIZES:
+        check(program, graph, params, size)
+    with pytest.raises(ShapeError, match=r"T=1501 is outside 1\.\.1500"):
+        program(np.zeros([d if isinstance(d, int) else 1501 for d in graph.inputs[0].shape], np.float16))
+    program.save(tmp_path / "saved")
+    loaded = load_program(tmp_path / "saved", device="cpu")
+    check(loaded, graph, params, 7)
+
+
+@pytest.mark.usefixtures("rehearsal", "emulated")
+def test_cuda_kernels_get_their_grid_and_sizes_at_each_call() -> None:
+    graph, params = softmax()
+    graph = Graph.of(graph.outputs[0] * 2.0, name="softmax")
+    program = tg.optimize(graph, params=params, dims={"T": 33}, backend="generated", measure=False, budget=20)
+    assert program.report.sizes == {"T": "1..1500 (searched at 33)"}, program.report.warnings
+    assert "SizedCudaKernel(" in program.source and "sizes=(T,)" in program.source
+    for size in (1, 33, 64, 130):
+        check(program, graph, params, size)
