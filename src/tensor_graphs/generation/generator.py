@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedError, UsageError
+from ..errors import TooLargeError, UnsupportedError, UsageError
 from ..models.huggingface.step import Caches, Folder, eos_of, positions_of, refuse_wrong_weights
 from .bandwidth import memory_bandwidth
 from .programs import Programs
@@ -55,6 +56,16 @@ class Generated:
     first_token_s: float
     tokens_per_second: float
     step_us: float = float("nan")  # time of a decode step
+
+
+@contextmanager
+def _memory_named() -> Iterator[None]:
+    """Raise TooLargeError in place of a MemoryError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise TooLargeError(f"memory ran out: {error or 'an allocation failed'}",
+                            hint="fewer rows (batch), or a smaller max_length") from error  # fmt: skip
 
 
 @dataclass
@@ -198,7 +209,8 @@ class Generator:
         rows = [_Row(TextStream(self.tokenizer) if has_text else None) for _ in ids]
         with self._lock:
             self._turn += 1
-            self._ready(longest, limit, sampling)
+            with _memory_named():
+                self._ready(longest, limit, sampling)
             return rows, self._pieces(self._turn, ids, rows, limit, sampling, ends, texts)
 
     def _ids(self, prompt: Prompt) -> list[int]:
@@ -218,13 +230,14 @@ class Generator:
         with self._lock:
             self._check_turn(turn)
             sample = self._programs.sample(sampling.kind)
-            self._prefill(ids)
+            with _memory_named():
+                self._prefill(ids)
             for name, (value, dtype) in sampling.states(self.vocabulary).items():
                 self._programs.set(name, value, dtype)
         poll = POLL if sample.tensors.startswith("cuda") else 1
         made = 0
         while made < limit and not all(r.end for r in rows):
-            with self._lock:
+            with self._lock, _memory_named():
                 self._check_turn(turn)
                 ahead = []
                 for _ in range(min(poll if made else 1, limit - made)):
