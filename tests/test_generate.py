@@ -238,7 +238,7 @@ def test_a_failing_program_leaves_the_generator_usable(made: Generator, monkeypa
     decode = made._programs.decode()
     with monkeypatch.context() as patch:
         patch.setattr(decode, "_run", lambda: (_ for _ in ()).throw(MemoryError("no more")))
-        with pytest.raises(MemoryError):
+        with pytest.raises(TooLargeError, match="memory ran out: no more"):
             made.generate(prompt(3), 3)
     assert made.generate(prompt(3), 3).tokens == before
 

@@ -5,6 +5,7 @@ Out: tokens and text.
 Imports: backends, backends.program, egraph.ir, errors, models.huggingface, pipeline.
 """
 
-from .generator import Generated, Generator, Piece
+from .generator import Generator
+from .results import Generated, Piece
 
 __all__ = ["Generated", "Generator", "Piece"]

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedError, UsageError
+from ..errors import TooLargeError, UnsupportedError, UsageError
 from ..models.huggingface.step import Caches, Folder, eos_of, positions_of, refuse_wrong_weights
 from .bandwidth import memory_bandwidth
 from .programs import Programs
+from .results import Generated, Piece, Row
 from .settings import Prompt, Sampling, prompts_of, stops_of, token_ids, whole
 from .text import FILE, TextStream, Tokenizer
 
@@ -32,39 +33,14 @@ NEW = 128  # default of `max_new_tokens`, where so many fit
 POLL = 8  # decode steps between looks at their tokens on a GPU, where each look waits for the device
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A new token of one row: its prompt's number, the token id, the text that it completes ("" without a tokenizer),
-    and why the row ends here: "stop", "length" or ""."""
-
-    row: int
-    token: int
-    text: str = ""
-    end: str = ""
-
-
-@dataclass
-class Generated:
-    """The result of `generate`, one entry per prompt in each list: new `tokens`, their `texts` (None without a
-    tokenizer), and `ends`: "stop" or "length". `first_token_s`: seconds from the programs being there until the first tokens;
-    `tokens_per_second`: of all rows together, after the first tokens (nan if there are no further ones)."""
-
-    tokens: list[list[int]]
-    texts: list[str] | None
-    ends: list[str]
-    first_token_s: float
-    tokens_per_second: float
-    step_us: float = float("nan")  # time of a decode step
-
-
-@dataclass
-class _Row:
-    """Progress of one row."""
-
-    stream: TextStream | None
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    end: str = ""
+@contextmanager
+def _memory_named() -> Iterator[None]:
+    """Raise TooLargeError in place of a MemoryError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise TooLargeError(f"memory ran out: {error or 'an allocation failed'}",
+                            hint="fewer rows (batch), or a smaller max_length") from error  # fmt: skip
 
 
 class Generator:
@@ -175,7 +151,7 @@ class Generator:
     def _run(
         self, prompts: Sequence[Prompt], max_new_tokens: int | None, *, temperature: float = 0.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0, stop: Any = None,
-    ) -> tuple[list[_Row], Iterator[list[Piece]]]:  # fmt: skip
+    ) -> tuple[list[Row], Iterator[list[Piece]]]:  # fmt: skip
         """Check all arguments and make the programs now; return the rows and an iterator that runs the programs."""
         sampling = Sampling(temperature, top_k, top_p, seed)
         if not prompts:
@@ -195,10 +171,11 @@ class Generator:
         if texts:
             assert self.tokenizer
         has_text = texts or any(isinstance(p, str) for p in prompts) or self.decodes()
-        rows = [_Row(TextStream(self.tokenizer) if has_text else None) for _ in ids]
+        rows = [Row(TextStream(self.tokenizer) if has_text else None) for _ in ids]
         with self._lock:
             self._turn += 1
-            self._ready(longest, limit, sampling)
+            with _memory_named():
+                self._ready(longest, limit, sampling)
             return rows, self._pieces(self._turn, ids, rows, limit, sampling, ends, texts)
 
     def _ids(self, prompt: Prompt) -> list[int]:
@@ -212,19 +189,20 @@ class Generator:
             return False
 
     def _pieces(
-        self, turn: int, ids: list[list[int]], rows: list[_Row], limit: int, sampling: Sampling, ends: frozenset[int],
+        self, turn: int, ids: list[list[int]], rows: list[Row], limit: int, sampling: Sampling, ends: frozenset[int],
         texts: tuple[str, ...],
     ) -> Iterator[list[Piece]]:  # fmt: skip
         with self._lock:
             self._check_turn(turn)
             sample = self._programs.sample(sampling.kind)
-            self._prefill(ids)
+            with _memory_named():
+                self._prefill(ids)
             for name, (value, dtype) in sampling.states(self.vocabulary).items():
                 self._programs.set(name, value, dtype)
         poll = POLL if sample.tensors.startswith("cuda") else 1
         made = 0
         while made < limit and not all(r.end for r in rows):
-            with self._lock:
+            with self._lock, _memory_named():
                 self._check_turn(turn)
                 ahead = []
                 for _ in range(min(poll if made else 1, limit - made)):
@@ -236,7 +214,7 @@ class Generator:
                 found = [np.asarray(x.cpu() if hasattr(x, "cpu") else x) for x in ahead]
             for step, tokens in enumerate(found, made - len(found) + 1):
                 pieces = [
-                    self._piece(i, row, int(tokens[i]), step == limit, ends, texts)
+                    row.add(i, int(tokens[i]), step == limit, ends, texts)
                     for i, row in enumerate(rows) if not row.end
                 ]  # fmt: skip
                 if pieces:
@@ -245,24 +223,6 @@ class Generator:
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:
             raise UsageError("another generation has begun", hint="a generator continues one stream at a time")
-
-    def _piece(
-        self, number: int, row: _Row, token: int, last: bool, ends: frozenset[int], texts: tuple[str, ...]
-    ) -> Piece:
-        """Add a token to a row."""
-        row.tokens.append(token)
-        row.end = "stop" if token in ends else "length" if last else ""
-        if row.stream is None:
-            return Piece(number, token, "", row.end)
-        piece = row.stream.add(token)
-        if row.end:
-            piece += row.stream.finish()
-        before = len(row.text)
-        row.text += piece
-        cuts = [at for at in (row.text.find(s) for s in texts) if at >= 0]
-        if cuts:
-            row.text, row.end = row.text[: min(cuts)], "stop"
-        return Piece(number, token, row.text[before:], row.end)
 
     # ------------------------------------------------------------ prefill
     def _ready(self, longest: int, limit: int, sampling: Sampling) -> None:

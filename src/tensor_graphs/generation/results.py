@@ -1,0 +1,58 @@
+"""What a generation gives: pieces as they come, the whole result, and the progress of each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .text import TextStream
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A new token of one row: its prompt's number, the token id, the text that it completes ("" without a tokenizer),
+    and why the row ends here: "stop", "length" or ""."""
+
+    row: int
+    token: int
+    text: str = ""
+    end: str = ""
+
+
+@dataclass
+class Generated:
+    """The result of `generate`, one entry per prompt in each list: new `tokens`, their `texts` (None without a
+    tokenizer), and `ends`: "stop" or "length". `first_token_s`: seconds from the programs being there until the first tokens;
+    `tokens_per_second`: of all rows together, after the first tokens (nan if there are no further ones)."""
+
+    tokens: list[list[int]]
+    texts: list[str] | None
+    ends: list[str]
+    first_token_s: float
+    tokens_per_second: float
+    step_us: float = float("nan")  # time of a decode step
+
+
+@dataclass
+class Row:
+    """Progress of one row."""
+
+    stream: TextStream | None
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    end: str = ""
+
+    def add(self, number: int, token: int, last: bool, ends: frozenset[int], texts: tuple[str, ...]) -> Piece:
+        """Add a token; `ends` and `texts` end the row, of which a text is cut off."""
+        self.tokens.append(token)
+        self.end = "stop" if token in ends else "length" if last else ""
+        if self.stream is None:
+            return Piece(number, token, "", self.end)
+        piece = self.stream.add(token)
+        if self.end:
+            piece += self.stream.finish()
+        before = len(self.text)
+        self.text += piece
+        cuts = [at for at in (self.text.find(s) for s in texts) if at >= 0]
+        if cuts:
+            self.text, self.end = self.text[: min(cuts)], "stop"
+        return Piece(number, token, self.text[before:], self.end)
