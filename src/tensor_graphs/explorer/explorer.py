@@ -25,6 +25,9 @@ class Explorer(StaticPages):
     In a notebook it shows the chosen kernels in execution order and the e-classes page by page: e-nodes and kernels
     with price in µs (measured, predicted or a bound), chosen ones highlighted. `page(n)` renders page n, `show(cls)`
     one e-class with its operands and users.
+
+    `widget()` and `save_html(path)` give the interactive viewer, `what_if(...)` extracts again under other conditions,
+    `to_arrow()`, `to_json()`, `to_networkx()` and `to_dot()` give everything as data (docs/explore.md).
     """
 
     facts: Mapping[int, KernelFacts] = field(default_factory=dict)  # per candidate; views are left out

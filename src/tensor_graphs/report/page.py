@@ -94,23 +94,39 @@ def _kernels(report: Report) -> str:
     parts = [
         (s.name, s.us, f"{i + 1}. {s.name}: {us(s.us)}, {100 * s.us / total:.1f} %") for i, s in enumerate(report.steps)
     ]
-    ranked = sorted(enumerate(report.steps, 1), key=lambda r: -r[1].us)
-    longest = ranked[0][1].us or 1.0
+    ranked = alike(report.steps)
+    longest = max(len(same) * same[0][1].us for same in ranked) or 1.0
     calls: list[Sequence[str]] = [
-        (str(i), Markup(f"{escape(s.name)}<div class='soft'>{escape(s.computes[:110])}</div>{_meter(s, longest)}"), us(s.us),
-         f"{100 * s.us / total:.1f} %", _share_text(s), s.source)
-        for i, s in ranked[:MOST_ROWS]
+        (_numbers([i for i, _ in same]), Markup(f"{escape(s.name)}<div class='soft'>{escape(s.computes[:110])}</div>{_meter(s, longest, len(same))}"),
+         us(len(same) * s.us), "" if len(same) == 1 else f"{len(same)} × {us(s.us)}", f"{100 * len(same) * s.us / total:.1f} %", _share_text(s), s.source)
+        for same in ranked[:MOST_ROWS] for s in [same[0][1]]
     ]  # fmt: skip
-    if len(ranked) > MOST_ROWS:
-        rest = math.fsum(s.us for _, s in ranked[MOST_ROWS:])
-        calls.append(("", f"{len(ranked) - MOST_ROWS} further calls", us(rest), f"{100 * rest / total:.1f} %", "", ""))
-    return charts.strip(parts) + table(("step", "kernel", "time", "share", "of limit", "price"), calls, (0, 2, 3, 4))
+    if rest := [s for same in ranked[MOST_ROWS:] for _, s in same]:
+        spent = math.fsum(s.us for s in rest)
+        calls.append(("", f"{len(rest)} further calls", us(spent), "", f"{100 * spent / total:.1f} %", "", ""))
+    head = ("step", "kernel", "time", "calls", "share", "of limit", "price")
+    return charts.strip(parts) + table(head, calls, (0, 2, 3, 4, 5))
 
 
-def _meter(step: StepReport, longest: float) -> str:
-    limit = min(step.limit_us or 0.0, step.us)
+def alike(steps: Sequence[StepReport]) -> list[list[tuple[int, StepReport]]]:
+    """Equal calls, with their numbers from 1, as repeated layers make them; by falling time of all together."""
+    found: dict[tuple[object, ...], list[tuple[int, StepReport]]] = {}
+    for i, s in enumerate(steps, 1):
+        key = (s.name, s.computes, s.type, s.source, round(s.us, 3), s.flops, s.bytes)
+        found.setdefault(key, []).append((i, s))
+    return sorted(found.values(), key=lambda same: -len(same) * same[0][1].us)
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    """Step numbers as text: the first two, and how many more."""
+    shown = ", ".join(map(str, steps[:2]))
+    return shown if len(steps) <= 2 else f"{shown}, …"
+
+
+def _meter(step: StepReport, longest: float, count: int) -> str:
+    limit = min(step.limit_us or 0.0, step.us) * count
     return (
-        f'<div class="meter" title="shaded: time; solid: limit"><i style="width:{100 * step.us / longest:.1f}%"></i>'
+        f'<div class="meter" title="shaded: time; solid: limit"><i style="width:{100 * count * step.us / longest:.1f}%"></i>'
         f'<b style="width:{100 * limit / longest:.1f}%"></b></div>'
     )
 
@@ -131,26 +147,33 @@ def _limits(report: Report) -> str:
     known = [(s, share) for s in report.steps if (share := share_of_limit(s)) is not None]
     if not known:
         return "<p class=soft>No kernel has both a time and a known limit.</p>" if report.steps else ""
-    lost = sorted(((s.us - (s.limit_us or 0.0), i, s) for i, (s, _) in enumerate(known)), reverse=True)[:8]
+    lost = sorted(
+        ((len(same) * (s.us - (s.limit_us or 0.0)), len(same), s.name) for same in alike([s for s, _ in known]) for s in [same[0][1]]), reverse=True
+    )[:8]  # fmt: skip
     lost = [row for row in lost if row[0] > 0]
     total = math.fsum(s.us for s, _ in known)
     whole = math.fsum(s.us * share for s, share in known) / total if total else 1.0
     said = f"<p>The kernels reach {100 * whole:.0f} % of the limits of launch, traffic and arithmetic; {us(total * (1 - whole))} are lost.</p>"
-    bars = charts.bars([(s.name, gap, f"{us(gap)} above its limit") for gap, _, s in lost]) if lost else ""
+    bars = (
+        charts.bars([(f"{n} × {name}" if n > 1 else name, gap, f"{us(gap)} above limit") for gap, n, name in lost])
+        if lost
+        else ""
+    )
     return said + _roofline([s for s, _ in known]) + (f"<h3>Lost against the limit</h3>{bars}" if bars else "")
 
 
 def _roofline(steps: Sequence[StepReport]) -> str:
     """Roofline plot. The machine's rates are those that the kernels' limits imply: the best traffic and arithmetic."""
-    found = [(s, s.flops, s.bytes, s.limit_us) for s in steps if s.flops and s.bytes and s.limit_us and s.us]
+    groups = [(len(same), s, s.flops, s.bytes, s.limit_us) for same in alike(steps) for s in [same[0][1]]]
+    found = [(n, s, f, b, t) for n, s, f, b, t in groups if f and b and t and s.us]
     if not found:
         return ""
-    rates = [(f / t, b / t) for _, f, b, t in found if f and b and t]
-    total = math.fsum(s.us for s, *_ in found)
+    total = math.fsum(n * s.us for n, s, *_ in found)
     points = [
-        charts.Point(f / b, f / s.us, s.us / total, f"{s.name}: {us(s.us)}, {100 * (t or 0) / s.us:.0f} % of its limit")
-        for s, f, b, t in found if f and b
+        charts.Point(f / b, f / s.us, n * s.us / total, f"{s.name}: {n} × {us(s.us)}, {100 * t / s.us:.0f} % of its limit")
+        for n, s, f, b, t in found
     ]  # fmt: skip
+    rates = [(f / t, b / t) for _, _, f, b, t in found]
     note = "<p class=soft>Points: kernels, larger with more time. Lines: the fastest traffic and arithmetic among the kernels' own limits.</p>"
     return charts.roofline(points, max(b for _, b in rates), max(f for f, _ in rates)) + note
 
