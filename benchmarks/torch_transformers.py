@@ -41,7 +41,7 @@ OWN: dict[str, dict[str, Any]] = {
     "phi3": {"pad_token_id": 0}, "falcon": {"multi_query": True}, "mpt": {"max_seq_len": 64, "expansion_ratio": 2},
     "funnel": {"block_sizes": [1, 1]}, "mobilebert": {"true_hidden_size": 32, "intra_bottleneck_size": 32, "embedding_size": 32},
     "xlnet": {"d_inner": 64, "d_head": 8}, "squeezebert": {"q_groups": 1, "k_groups": 1, "v_groups": 1, "post_attention_groups": 1, "intermediate_groups": 1, "output_groups": 1},
-    "nystromformer": {"num_landmarks": 4, "segment_means_seq_len": 12}, "megatron-bert": {}, "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "nystromformer": {"num_landmarks": 12, "segment_means_seq_len": 12}, "megatron-bert": {}, "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8},
     "swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 4},
     "swinv2": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 4},

@@ -21,7 +21,7 @@ from . import aten_layout as layout
 from .arrays import dtype_name, to_numpy
 from .aten_layout import Missing
 from .aten_ops import IGNORED, TABLE
-from .aten_pointwise import number
+from .aten_pointwise import log_sigmoid_forward, number
 from .writes import Writes, functional
 
 #: Lifted constants up to this many bytes become graph constants, visible to the optimizer; larger ones become params.
@@ -47,11 +47,13 @@ _HINTS = {
 MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 
-#: Operators whose results depend on the strides of their first operand -> builders that take its traced value in addition.
-STRIDED: dict[str, Callable[..., Tensor]] = {
+#: Operators whose results depend on the strides or the device of their first operand -> builders that take its traced value
+#: in addition.
+BY_PLACE: dict[str, Callable[..., Any]] = {
     "as_strided.default": lambda v, x, *given, **named: layout.as_strided(x, v.stride(), v.storage_offset(), *given, **named),
     "as_strided_scatter.default": lambda v, x, source, size, stride, offset=None: layout.as_strided(
         source, stride, offset or 0, v.shape, v.stride(), v.storage_offset()),
+    "log_sigmoid_forward.default": lambda v, x: log_sigmoid_forward(x, v.device.type == "cpu"),
 }  # fmt: skip
 
 
@@ -294,10 +296,10 @@ class ExportReader:
             return self._run(args[first], args[first + 1 :])
         if overload in IGNORED:
             return None
-        if overload in STRIDED:
-            if not self.guards_strides and node.args[0].op == "placeholder":
+        if overload in BY_PLACE:
+            if overload.startswith("as_strided") and not self.guards_strides and node.args[0].op == "placeholder":
                 raise UnsupportedError("the strides of an argument differ by call")
-            return STRIDED[overload](node.args[0].meta["val"], *args, **kwargs)
+            return BY_PLACE[overload](node.args[0].meta["val"], *args, **kwargs)
         named = {k: v for k, v in kwargs.items() if k not in _PLACEMENT}
         builder = self._builder(overload, (args, named), value)
         if builder is None:

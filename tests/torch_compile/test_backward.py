@@ -63,6 +63,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "layer norm": (lambda a, g, b: F.layer_norm(a, (4, 5), g, b), (x(3, 4, 5), x(4, 5), x(4, 5))),
     "loss": (lambda a, i: F.cross_entropy(a, i, label_smoothing=0.1), (x(3, 4), torch.tensor([1, 0, 2]))),
     "indexing": (lambda a, i: a[i].cumsum(0).amax(1), (x(3, 4), torch.tensor([0, 2, 0]))),
+    "log sigmoid": (F.logsigmoid, (x(3, 4),)),
     "strides": (lambda a: torch.as_strided(a.transpose(0, 1) * 2, (2, 6), (1, 2)), (x(3, 4),)),
     "products": (lambda a: a.prod(1) + a.sort(1).values[:, 0] + a.norm(dim=1), (x(3, 4),)),
 }  # fmt: skip
