@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
 from ...errors import BadModelError, ShapeError, UsageError
@@ -311,9 +312,23 @@ class Program:
 
     # ------------------------------------------------------------ inspection
     def memory(self) -> dict[str, int]:
-        """Bytes per device: weights, states, workspace and peak allocation of a call."""
-        fixed = sum(bytes_of(s) for s in (*self.manifest.weights, *self.manifest.states))
-        return {self.manifest.device: fixed + self.manifest.workspace + self.manifest.fresh}
+        """Bytes per device: the sum of `memory_by_kind`."""
+        return {self.manifest.device: sum(self.memory_by_kind().values())}
+
+    def memory_by_kind(self) -> dict[str, int]:
+        """Bytes on the program's device, by purpose, known before anything is allocated.
+
+        weights, states: held from binding to `unbind`; workspace: intermediate values, held as long; results: outputs of
+        one call; staging: the most that binding or a call needs besides, for copies of inputs, packed weights and results
+        that library kernels allocate. For programs with free sizes, at the sizes that the plan was chosen for.
+        """
+        m = self.manifest
+        results = sum(bytes_of((n, concrete(bound_value(shape, m.chosen)), d)) for n, shape, d in m.outputs)
+        results = min(results, m.fresh)  # outputs in reused memory are part of the workspace
+        return {
+            "weights": sum(map(bytes_of, m.weights)), "states": sum(map(bytes_of, m.states)), "workspace": m.workspace,
+            "results": results, "staging": m.fresh - results,
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         m = self.manifest
