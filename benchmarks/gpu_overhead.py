@@ -129,23 +129,26 @@ def feed_forward() -> tuple[nn.Module, list[torch.Tensor]]:
     return Gated().bfloat16(), [_randn(4, 4096)]
 
 
-def kernels_us(call: Callable[[int], Any]) -> float:
-    """µs a call of the kernels alone: a CUDA graph of twenty calls."""
-    call(0)
-    torch.cuda.synchronize()
-    recorded = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recorded):
-        for i in range(20):
-            call(i)
-    times = []
+def kernels_us(calls: dict[str, Callable[[int], Any]]) -> dict[str, float]:
+    """µs a call of the kernels alone: CUDA graphs of twenty calls, replayed in turn, since clocks change meanwhile."""
+    recorded = {}
+    for name, call in calls.items():
+        call(0)
+        torch.cuda.synchronize()
+        recorded[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded[name]):
+            for i in range(20):
+                call(i)
+    times: dict[str, list[float]] = {n: [] for n in calls}
     for _ in range(12):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        recorded.replay()
-        end.record()
-        end.synchronize()
-        times.append(1000 * start.elapsed_time(end) / 20)
-    return median(times[2:])
+        for name, graph in recorded.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(1000 * start.elapsed_time(end) / 20)
+    return {name: median(found[2:]) for name, found in times.items()}
 
 
 def in_turn(calls: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, float]]:
@@ -211,7 +214,7 @@ def measured(name: str, budget: float) -> dict[str, Any]:
                 traceback.print_exc()
                 record["failed"][label] = f"{type(error).__name__}: {error}"[:300]
                 del calls[label]
-        record["kernels_us"] = {n: kernels_us(calls[n]) for n in ("eager", "flat") if n in calls}
+        record["kernels_us"] = kernels_us({n: calls[n] for n in ("eager", "flat") if n in calls})
         record["forms"] = in_turn(calls)
     runs = {n: p._run for n, p in record.pop("own").items()}
     record["ways"] = {n: getattr(r, "way", "") for n, r in runs.items()}

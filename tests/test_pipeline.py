@@ -19,6 +19,7 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.options import Options
+from tensor_graphs.pipeline import timing
 from tensor_graphs.pipeline.match import hypergraph
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.prepare import prepare
@@ -399,6 +400,17 @@ def test_the_same_plan_twice(tmp_path: Path) -> None:
     ]
     assert made[0].source == made[1].source
     assert made[0].report.snapshot == made[1].report.snapshot
+
+
+@pytest.mark.parametrize(("deterministic", "runs"), [(True, "program"), (False, "as written")])
+def test_deterministic_choices_do_not_depend_on_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool, runs: str
+) -> None:
+    """A machine that is busy while a program is timed, so that the unfused baseline seems faster."""
+    monkeypatch.setattr(timing, "is_surely_faster", lambda *samples: True)
+    x = tg.input("x", (8,))
+    options: Any = {"deterministic": deterministic, "costdb": tmp_path, "backend": "numpy", "budget": 10.0}
+    assert tg.optimize(tg.exp(x) + 1.0, **options).report.runs == runs
 
 
 def test_deterministic_does_not_measure(tmp_path: Path) -> None:

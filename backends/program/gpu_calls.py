@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import warnings
+from functools import partial
 from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -51,13 +52,14 @@ class Calls:
             self.device = torch.device("cuda", self.index)
         self.types = [*((s, t, None) for s, t in inputs), *results]
         self.count, self.library, self.strict, self.states = len(inputs), frozenset(library), strict, states or {}
-        self.wanted, self.way, self.ready = graph and self.gpu, way, False
+        self.wanted, self.way, self.ready, self.flat_ready = graph and self.gpu, way, False, False
         self.places: dict[int, Any] = {}  # number of an input or result -> its fixed memory
         self.recorded: Any = None
         self.executable: Any = None
         self.handed: list[Any] = []  # recorded results: (number, view of it or None) or (-1, tensor)
         self.private: set[int] = {x.untyped_storage()._cdata for x in self.states.values()}
         self.complete = False  # whether all nodes of the graph are launches of generated kernels
+        self.fresh = [self.maker(i) for i in range(self.count, len(self.types))]  # functions that allocate results
         self.last: list[int] = []  # addresses in the executable graph
         self.stream = -1
         self.stream_object: Any = None
@@ -66,14 +68,17 @@ class Calls:
     def __call__(self, *given: Any) -> Any:
         if not self.gpu:
             return self.plain([self.dense(x) for x in given])
-        if torch.cuda.current_device() != self.index:
+        if torch._C._cuda_getDevice() != self.index:
             with torch.cuda.device(self.device):
                 return self(*given)
         with self.lock:
-            read = [x if self.fits(x) else self.dense(x) for x in given]
+            fits = self.fits
+            read = [x if fits(x) else self.dense(x) for x in given]
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+            if self.flat_ready and stream == self.stream:  # what the caller records, too
+                return self.flat(read, stream)
             if torch.cuda.is_current_stream_capturing():
                 return self.plain(read)
-            stream = torch._C._cuda_getCurrentRawStream(self.index)
             if stream != self.stream:
                 self.follow(stream)
             if self.ready:
@@ -87,7 +92,7 @@ class Calls:
     def fits(self, x: Any) -> bool:
         """Whether kernels can read a tensor where it is."""
         return (
-            x.is_contiguous() and x.data_ptr() % 16 == 0 and x.device == self.device and not x.requires_grad
+            x.is_contiguous() and not x.data_ptr() & 15 and x.get_device() == self.index and not x.requires_grad
             and not x.is_neg() and not (self.private and x.untyped_storage()._cdata in self.private)
         )  # fmt: skip
 
@@ -97,12 +102,11 @@ class Calls:
         moved = x.data_ptr() % 16 or (self.private and x.untyped_storage()._cdata in self.private)
         return x.clone() if moved else x
 
-    def empty(self, number: int) -> Any:
-        """Memory of an input or result."""
+    def maker(self, number: int) -> Any:
+        """A function that allocates memory of an input or result."""
         shape, dtype, strides = self.types[number]
-        if strides is None:
-            return torch.empty(shape, dtype=dtype, device=self.device)
-        return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        strides = torch.empty(shape, device="meta").stride() if strides is None else strides
+        return partial(torch.empty_strided, shape, strides, dtype=dtype, device=self.device)
 
     def follow(self, stream: int) -> None:
         """Calls share memory: on another stream than the last one, wait for it."""
@@ -114,7 +118,7 @@ class Calls:
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:
         """Runs `launch` on inputs and fresh results."""
-        results = self.launched([*given, *(self.empty(i) for i in range(self.count, len(self.types)))])
+        results = self.launched([*given, *[make() for make in self.fresh]])
         if self.reuse:  # the next call writes over them
             self.private |= {x.untyped_storage()._cdata for x in results}
         return results
@@ -137,15 +141,12 @@ class Calls:
 
     def flat(self, given: Sequence[Any], stream: int) -> Any:
         """Launches each kernel, generated ones by the driver."""
-        tensors = [*given, *(self.empty(i) for i in range(self.count, len(self.types)))]
+        tensors = [*given, *[make() for make in self.fresh]]
+        self.kernels.on(stream)
         if self.complete:
-            addresses = [x.data_ptr() for x in tensors]
-            for one in self.kernels.table:
-                if one.touches:
-                    one.place(addresses)
-                one.launch(stream)
+            self.kernels.run([x.data_ptr() for x in tensors])
             return self.results(tensors, ())
-        self.kernels.direct, self.kernels.next, self.kernels.stream = True, 0, stream
+        self.kernels.direct, self.kernels.next = True, 0
         try:
             return self.launched(tensors)
         finally:
@@ -165,7 +166,7 @@ class Calls:
         for i, x in enumerate(given):
             if i in fixed:
                 tensors[i] = self.places[i].copy_(x)
-        tensors += [self.places[i] if i in fixed else self.empty(i) for i in range(self.count, len(self.types))]
+        tensors += [self.places[i] if i in fixed else make() for i, make in enumerate(self.fresh, self.count)]
         if self.executable is None:
             self.recorded.replay()
         else:
@@ -197,7 +198,7 @@ class Calls:
     def record(self, given: Sequence[Any], stream: int) -> None:
         """Records the launches as a CUDA graph, which computes nothing, and chooses the way of later calls."""
         with torch.inference_mode(False), torch.no_grad():
-            places = [self.empty(i) for i in range(len(self.types))]
+            places = [self.maker(i)() for i in range(len(self.types))]
         try:
             direct, why = self.captured(places, True), ""
         except (LookupError, TypeError, OSError) as error:  # an old driver, an old PyTorch
@@ -215,7 +216,7 @@ class Calls:
             self.handed = self.handed if self.complete else []
         if self.way != "copying":
             self.places = {i: x for i, x in self.places.items() if i in self.library and self.way == "graph"}
-        self.ready = True
+        self.ready, self.flat_ready = True, self.way == "flat"
 
     def captured(self, places: Sequence[Any], direct: bool) -> bool:
         """Records the launches on fixed memory; `direct`: reads them back. Torch records one graph at a time: a second one, in

@@ -148,9 +148,8 @@ class DirectLaunch:
         """Writes the parameters into an executable graph, for its next launches."""
         self.driver("cuGraphExecKernelNodeSetParams_v2", graph, self.node, ctypes.byref(self.how))
 
-    def launch(self, stream: int) -> None:
-        """Launches the kernel."""
-        self.config.stream = stream
+    def launch(self) -> None:
+        """Launches the kernel, on the stream that its configuration names."""
         if code := self.call(*self.arguments):
             self.driver.checked(self.call, self.arguments, code)
 
@@ -162,6 +161,8 @@ class Launches:
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.table: list[Any] = []
+        self.slots: list[Any] = []  # of all launches: (parameter, number of the caller's tensor, offset)
+        self.boxes: list[Any] = []
         self.sources: dict[int, Any] = {}
         self.recording = self.direct = False
         self.next = self.stream = self.device = 0
@@ -193,6 +194,26 @@ class Launches:
     def read(self) -> None:
         """Reads the recorded launches back, once the graph is complete."""
         self.table = [DirectLaunch(self.driver, *seen) for seen in self.seen]
+        self.slots = [x[:3] for one in self.table for x in one.slots]
+        self.boxes = [one for one in self.table if one.boxes]
+        self.stream = 0
+
+    def on(self, stream: int) -> None:
+        """Sets the stream of the launches to come."""
+        if stream != self.stream:
+            for one in self.table:
+                one.config.stream = stream
+            self.stream = stream
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """Makes all launches of the table, on the caller's tensors at these addresses."""
+        for slot, i, offset in self.slots:
+            slot.value = addresses[i] + offset
+        for one in self.boxes:
+            one.place(addresses)
+        for one in self.table:
+            if code := one.call(*one.arguments):
+                self.driver.checked(one.call, one.arguments, code)
 
     def again(self, *given: Any, **options: Any) -> None:
         """Makes the next launch of the table, on the tensors of this call."""
@@ -203,7 +224,7 @@ class Launches:
         boxed = boxed_tensors(given, options) if one.boxes else ()
         for box, _, _, k in one.boxes:
             one.replace(box, ctypes.c_void_p(boxed[k].data_ptr()))
-        one.launch(self.stream)
+        one.launch()
 
 
 def boxed_tensors(given: Sequence[Any], options: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,34 +60,37 @@ class OnCpu:
 
     def quick(self, specs: Sequence[Spec]) -> Quick:
         """For arrays or tensors of the CPU that are contiguous."""
-        shapes = [shape for _, shape, _ in specs]
-        kinds = [dtypes.numpy_dtype(dtype) for _, _, dtype in specs]
-        names = [f"torch.{dtype}" for _, _, dtype in specs]
-        torch_dtypes: list[Any] = []
+        wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count = np.ndarray, len(specs)
 
         def of_tensors(given: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Any], Any]] | None:
             torch = sys.modules.get("torch")
-            if torch is None or "torch.bfloat16" in names or any(type(x) is not torch.Tensor for x in given):
+            if torch is None:
                 return None
-            if not torch_dtypes:
-                torch_dtypes.extend(getattr(torch, name[6:]) for name in names)
-            for x, shape, dtype in zip(given, shapes, torch_dtypes):
-                if (
-                    x.dtype is not dtype
-                    or x.shape != shape
-                    or x.is_cuda
-                    or x.requires_grad
-                    or not x.is_contiguous()
-                    or x.is_neg()
-                ):
-                    return None
-            return [x.numpy() for x in given], tensor_of
+            tensor, from_numpy, found = torch.Tensor, torch.from_numpy, []
+            try:
+                for x, (shape, kind) in zip(given, wanted):
+                    if type(x) is not tensor:
+                        return None
+                    a = x.numpy()
+                    if a.shape != shape or a.dtype != kind or not a.flags.c_contiguous:
+                        return None
+                    found.append(a)
+            except (TypeError, RuntimeError):  # on another device, with gradients, negated lazily, bfloat16
+                return None
+
+            def converted(x: Array) -> Any:
+                try:
+                    return from_numpy(x) if x.flags.writeable else tensor_of(x)
+                except (TypeError, ValueError):  # bfloat16, negative strides
+                    return tensor_of(x)
+
+            return found, converted
 
         def arguments(given: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Any], Any] | None] | None:
             if len(given) != count:
                 return None
-            for x, shape, kind in zip(given, shapes, kinds):
+            for x, (shape, kind) in zip(given, wanted):
                 if type(x) is not array:
                     return of_tensors(given)
                 if x.shape != shape or x.dtype != kind or not x.flags.c_contiguous:
@@ -139,13 +143,13 @@ class OnTensors:
         import torch
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
-        count, tensor, kind = len(specs), torch.Tensor, self.kind
+        count, tensor, on_device = len(specs), torch.Tensor, attrgetter(f"is_{self.kind}")
 
         def arguments(given: Sequence[Any]) -> tuple[Sequence[Any], None] | None:
             if len(given) != count:
                 return None
             for x, (shape, dtype) in zip(given, wanted):
-                if type(x) is not tensor or x.dtype is not dtype or x.shape != shape or x.device.type != kind:
+                if type(x) is not tensor or x.dtype is not dtype or x.shape != shape or not on_device(x):
                     return None
             return given, None
 

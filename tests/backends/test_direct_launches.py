@@ -60,7 +60,7 @@ def driver(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(module, "torch", torch, raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
@@ -113,7 +113,7 @@ def calls(driver: Any, way: str = "", *, with_library: bool = False, reuse: bool
     results = [] if reuse else [((N,), torch.float32, None)]
     made = gpu_calls.Calls(launch, kernels, spec, results, "cpu", True, reuse=reuse, strict=False, states=states,
                            library=[1] if with_library else [], way=way)  # fmt: skip
-    made.gpu, made.index, made.wanted = True, 0, True
+    made.gpu, made.index, made.wanted = True, -1, True
     return made
 
 

@@ -38,9 +38,11 @@ from .verify_program import verify_program
 
 # ---------------------------------------------------------------- the unfused baseline
 def faster_unoptimized(session: Session, task: Task, program: Program, report: Report) -> Program | None:
-    """Time a program against the unfused baseline; return the latter if it is to be run instead, else None."""
+    """Time a program against the unfused baseline; return the latter if it is to be run instead, else None.
+
+    With `deterministic`, the program is kept: the times of a busy machine choose nothing."""
     unoptimized = time_program(session, task, program, report)
-    if unoptimized is None or task.symbolic is not None or session.options.limited:
+    if unoptimized is None or task.symbolic is not None or session.options.limited or session.options.deterministic:
         return None
     if session.options.verify:
         try:

@@ -14,9 +14,9 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
+_ThreadLock: Any = type(threading.RLock())
 P = TypeVar("P", bound="subprocess.Popen[Any]")
 F = TypeVar("F", bound=Callable[[], None])
 
@@ -40,24 +40,15 @@ def in_forked_child(renew: F) -> F:
     return renew
 
 
-class Lock:
+class Lock(_ThreadLock):  # type: ignore[misc]
     """A reentrant lock that is free in a forked child, whoever held it in the parent."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         _locks.add(self)
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
     def renew(self) -> None:
-        """Replace the lock by a free one."""
-        self._lock = threading.RLock()
+        """Free the lock; only in a forked child."""
+        self._at_fork_reinit()
 
 
 def _forked() -> None:

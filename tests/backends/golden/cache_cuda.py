@@ -46,13 +46,14 @@ class Calls:
             self.device = torch.device("cuda", self.index)
         self.types = [*((s, t, None) for s, t in inputs), *results]
         self.count, self.library, self.strict, self.states = len(inputs), frozenset(library), strict, states or {}
-        self.wanted, self.way, self.ready = graph and self.gpu, way, False
+        self.wanted, self.way, self.ready, self.flat_ready = graph and self.gpu, way, False, False
         self.places: dict[int, Any] = {}  # number of an input or result -> its fixed memory
         self.recorded: Any = None
         self.executable: Any = None
         self.handed: list[Any] = []  # recorded results: (number, view of it or None) or (-1, tensor)
         self.private: set[int] = {x.untyped_storage()._cdata for x in self.states.values()}
         self.complete = False  # whether all nodes of the graph are launches of generated kernels
+        self.fresh = [self.maker(i) for i in range(self.count, len(self.types))]  # functions that allocate results
         self.last: list[int] = []  # addresses in the executable graph
         self.stream = -1
         self.stream_object: Any = None
@@ -61,14 +62,17 @@ class Calls:
     def __call__(self, *given: Any) -> Any:
         if not self.gpu:
             return self.plain([self.dense(x) for x in given])
-        if torch.cuda.current_device() != self.index:
+        if torch._C._cuda_getDevice() != self.index:
             with torch.cuda.device(self.device):
                 return self(*given)
         with self.lock:
-            read = [x if self.fits(x) else self.dense(x) for x in given]
+            fits = self.fits
+            read = [x if fits(x) else self.dense(x) for x in given]
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+            if self.flat_ready and stream == self.stream:  # what the caller records, too
+                return self.flat(read, stream)
             if torch.cuda.is_current_stream_capturing():
                 return self.plain(read)
-            stream = torch._C._cuda_getCurrentRawStream(self.index)
             if stream != self.stream:
                 self.follow(stream)
             if self.ready:
@@ -82,7 +86,7 @@ class Calls:
     def fits(self, x: Any) -> bool:
         """Whether kernels can read a tensor where it is."""
         return (
-            x.is_contiguous() and x.data_ptr() % 16 == 0 and x.device == self.device and not x.requires_grad
+            x.is_contiguous() and not x.data_ptr() & 15 and x.get_device() == self.index and not x.requires_grad
             and not x.is_neg() and not (self.private and x.untyped_storage()._cdata in self.private)
         )  # fmt: skip
 
@@ -92,12 +96,11 @@ class Calls:
         moved = x.data_ptr() % 16 or (self.private and x.untyped_storage()._cdata in self.private)
         return x.clone() if moved else x
 
-    def empty(self, number: int) -> Any:
-        """Memory of an input or result."""
+    def maker(self, number: int) -> Any:
+        """A function that allocates memory of an input or result."""
         shape, dtype, strides = self.types[number]
-        if strides is None:
-            return torch.empty(shape, dtype=dtype, device=self.device)
-        return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        strides = torch.empty(shape, device="meta").stride() if strides is None else strides
+        return partial(torch.empty_strided, shape, strides, dtype=dtype, device=self.device)
 
     def follow(self, stream: int) -> None:
         """Calls share memory: on another stream than the last one, wait for it."""
@@ -109,7 +112,7 @@ class Calls:
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:
         """Runs `launch` on inputs and fresh results."""
-        results = self.launched([*given, *(self.empty(i) for i in range(self.count, len(self.types)))])
+        results = self.launched([*given, *[make() for make in self.fresh]])
         if self.reuse:  # the next call writes over them
             self.private |= {x.untyped_storage()._cdata for x in results}
         return results
@@ -132,15 +135,12 @@ class Calls:
 
     def flat(self, given: Sequence[Any], stream: int) -> Any:
         """Launches each kernel, generated ones by the driver."""
-        tensors = [*given, *(self.empty(i) for i in range(self.count, len(self.types)))]
+        tensors = [*given, *[make() for make in self.fresh]]
+        self.kernels.on(stream)
         if self.complete:
-            addresses = [x.data_ptr() for x in tensors]
-            for one in self.kernels.table:
-                if one.touches:
-                    one.place(addresses)
-                one.launch(stream)
+            self.kernels.run([x.data_ptr() for x in tensors])
             return self.results(tensors, ())
-        self.kernels.direct, self.kernels.next, self.kernels.stream = True, 0, stream
+        self.kernels.direct, self.kernels.next = True, 0
         try:
             return self.launched(tensors)
         finally:
@@ -160,7 +160,7 @@ class Calls:
         for i, x in enumerate(given):
             if i in fixed:
                 tensors[i] = self.places[i].copy_(x)
-        tensors += [self.places[i] if i in fixed else self.empty(i) for i in range(self.count, len(self.types))]
+        tensors += [self.places[i] if i in fixed else make() for i, make in enumerate(self.fresh, self.count)]
         if self.executable is None:
             self.recorded.replay()
         else:
@@ -192,7 +192,7 @@ class Calls:
     def record(self, given: Sequence[Any], stream: int) -> None:
         """Records the launches as a CUDA graph, which computes nothing, and chooses the way of later calls."""
         with torch.inference_mode(False), torch.no_grad():
-            places = [self.empty(i) for i in range(len(self.types))]
+            places = [self.maker(i)() for i in range(len(self.types))]
         try:
             direct, why = self.captured(places, True), ""
         except (LookupError, TypeError, OSError) as error:  # an old driver, an old PyTorch
@@ -210,7 +210,7 @@ class Calls:
             self.handed = self.handed if self.complete else []
         if self.way != "copying":
             self.places = {i: x for i, x in self.places.items() if i in self.library and self.way == "graph"}
-        self.ready = True
+        self.ready, self.flat_ready = True, self.way == "flat"
 
     def captured(self, places: Sequence[Any], direct: bool) -> bool:
         """Records the launches on fixed memory; `direct`: reads them back. Torch records one graph at a time: a second one, in
@@ -343,9 +343,8 @@ class DirectLaunch:
         """Writes the parameters into an executable graph, for its next launches."""
         self.driver("cuGraphExecKernelNodeSetParams_v2", graph, self.node, ctypes.byref(self.how))
 
-    def launch(self, stream: int) -> None:
-        """Launches the kernel."""
-        self.config.stream = stream
+    def launch(self) -> None:
+        """Launches the kernel, on the stream that its configuration names."""
         if code := self.call(*self.arguments):
             self.driver.checked(self.call, self.arguments, code)
 
@@ -416,6 +415,8 @@ class Launches:
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.table: list[Any] = []
+        self.slots: list[Any] = []  # of all launches: (parameter, number of the caller's tensor, offset)
+        self.boxes: list[Any] = []
         self.sources: dict[int, Any] = {}
         self.recording = self.direct = False
         self.next = self.stream = self.device = 0
@@ -447,6 +448,26 @@ class Launches:
     def read(self) -> None:
         """Reads the recorded launches back, once the graph is complete."""
         self.table = [DirectLaunch(self.driver, *seen) for seen in self.seen]
+        self.slots = [x[:3] for one in self.table for x in one.slots]
+        self.boxes = [one for one in self.table if one.boxes]
+        self.stream = 0
+
+    def on(self, stream: int) -> None:
+        """Sets the stream of the launches to come."""
+        if stream != self.stream:
+            for one in self.table:
+                one.config.stream = stream
+            self.stream = stream
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """Makes all launches of the table, on the caller's tensors at these addresses."""
+        for slot, i, offset in self.slots:
+            slot.value = addresses[i] + offset
+        for one in self.boxes:
+            one.place(addresses)
+        for one in self.table:
+            if code := one.call(*one.arguments):
+                self.driver.checked(one.call, one.arguments, code)
 
     def again(self, *given: Any, **options: Any) -> None:
         """Makes the next launch of the table, on the tensors of this call."""
@@ -457,7 +478,7 @@ class Launches:
         boxed = boxed_tensors(given, options) if one.boxes else ()
         for box, _, _, k in one.boxes:
             one.replace(box, ctypes.c_void_p(boxed[k].data_ptr()))
-        one.launch(self.stream)
+        one.launch()
 
 
 class OwnKernel:
@@ -484,12 +505,6 @@ class OwnKernel:
 def boxed_tensors(given: Sequence[Any], options: Any) -> list[Any]:
     """The tensors of a call that are read by way of tensor maps."""
     return [b[0] for b in options["boxes"]] if "boxes" in options else [x.base for x in given if hasattr(x, "base")]
-
-
-def empty(shape, dtype, strides):
-    """A fresh array whose axes lie in memory in the order of their strides."""
-    order = sorted(range(len(shape)), key=lambda i: -strides[i])
-    return np.empty([shape[i] for i in order], dtype).transpose(np.argsort(order))
 
 
 def kept(states: Any, name: str, shape: Sequence[int], dtype: Any, device: Any) -> Any:
