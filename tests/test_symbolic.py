@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -253,12 +254,14 @@ def test_ranges_are_narrowed_to_what_the_ops_allow() -> None:
         program(normal(1, 257, 48))
 
 
-def test_on_a_gpu_a_program_is_of_one_size() -> None:
-    session = Session(Options(measure=False))
+def test_devices_without_kernels_of_every_size_are_named() -> None:
     graph = Graph.of(X * 2.0)
+    session = Session(Options(measure=False))
     prepared = prepare(session, graph, {"B": 1, "T": 8})
-    assert for_every_size(session, graph, prepared, [backend("torch_cuda")]) is None
-    assert session.warnings == ["the program runs at one size only: programs on a GPU do"]
+    assert for_every_size(session, graph, prepared, [backend("torch_cuda")]) is not None and not session.warnings
+    other: Any = SimpleNamespace(device=SimpleNamespace(on_gpu=False, any_size=False, name="a TPU"))
+    assert for_every_size(session, graph, prepared, [other]) is None
+    assert session.warnings == ["the program runs at one size only: programs on a TPU do"]
 
 
 def test_a_plan_that_is_wrong_elsewhere_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

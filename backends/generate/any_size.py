@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 from ...egraph.ir.dims import Dim, Expr, bind, volume
@@ -65,6 +66,10 @@ class Text:
     def spelled(self, spell: Callable[[Fitted], str]) -> str:
         """The text with each value as `spell` writes it."""
         return "".join([*(p + spell(v) for p, v in zip(self.pieces, self.values)), self.pieces[-1]])
+
+    def at(self, sizes: Sizes) -> str:
+        """The text at some sizes."""
+        return self.spelled(lambda value: str(value_at(value, sizes)))
 
     @staticmethod
     def of(texts: Sequence[str], points: Sequence[Sizes]) -> Text:
@@ -288,6 +293,7 @@ class SizedKernel(KernelBase):
         alike_points = [p for p, _ in alike]
         texts = [Text.of(t, alike_points) for t in zip(*(e.texts for _, e in alike), strict=True)]
         bounds = self._bounds(schedule, texts, shape, alike_points, within, emitter, len(seen) == len(tried))
+        self._confirm(schedule, texts, shape, bounds, emitter)
         (scratch,) = texts[1].values
         if isinstance(scratch, Limited):
             raise NoForm("scratch memory of a limited size")
@@ -316,8 +322,16 @@ class SizedKernel(KernelBase):
 
     def _points(self, within: Bounds) -> tuple[Sizes, ...]:
         """Points within some bounds at which no operand is too large, the largest first."""
-        shapes = [o.type.shape for o in self.free_call.places.values()]
-        return tuple(p for p in probes(within) if all(bind(volume(s), p) <= LARGEST for s in shapes))  # type: ignore[operator]
+        return tuple(filter(self._addressable, probes(within)))
+
+    def _addressable(self, sizes: Sizes) -> bool:
+        """Whether all operands have addresses of 32 bits."""
+        return all(bind(v, sizes) <= LARGEST for v in self.volumes)  # type: ignore[operator]
+
+    @cached_property
+    def volumes(self) -> tuple[Dim, ...]:
+        """Elements of each operand, in free sizes; a kernel is right where all are at most `LARGEST`."""
+        return tuple(volume(o.type.shape) for o in self.free_call.places.values())
 
     def _bounds(
         self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], points: Sequence[Sizes],
@@ -334,9 +348,7 @@ class SizedKernel(KernelBase):
             return found.texts if isinstance(found, Emitted) else ()
 
         def equal(sizes: Sizes) -> bool:
-            return bool(found := emits(sizes)) and all(
-                t.spelled(lambda v: str(value_at(v, sizes))) == f for t, f in zip(texts, found, strict=True)
-            )
+            return bool(found := emits(sizes)) and all(t.at(sizes) == f for t, f in zip(texts, found, strict=True))
 
         def equal_with(name: str, size: int) -> bool:
             return equal({**least, name: size})
@@ -354,6 +366,20 @@ class SizedKernel(KernelBase):
             least[n] = low if masked else _last(least[n], low, partial(equal_with, n))
             most[n] = high if all_legal else _last(most[n], high, partial(alike_with, n))
         return {n: (least[n], most[n]) for n in within}
+
+    def _confirm(
+        self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], bounds: Bounds, emitter: Emitter
+    ) -> None:
+        """Compares the inferred texts with what is emitted at sizes that they were not inferred from. NoForm if one
+        differs, or if the schedule is not legal there."""
+        for sizes in islice(filter(self._addressable, held_out(bounds)), HELD_OUT):
+            found = self.emitted(schedule, sizes, emitter)
+            if isinstance(found, str):
+                raise NoForm(f"not legal at {dict(sizes)}: {found}")
+            if tuple(map(skeleton, found.texts)) != tuple(shape):  # without loops or masks
+                continue
+            if any(t.at(sizes) != f for t, f in zip(texts, found.texts, strict=True)):
+                raise NoForm(f"its text at {dict(sizes)} is not the one inferred from other sizes")
 
     def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted | str:
         """What a schedule emits at some sizes, or why it cannot."""
@@ -448,11 +474,13 @@ def _last(good: int, end: int, holds: Callable[[int], bool]) -> int:
 
 # ---------------------------------------------------------------- points
 STEPS = (0.97, 0.72, 0.53, 0.39, 0.29, 0.21, 0.16, 0.115, 0.085, 0.062, 0.046, 0.034)  # of the largest size
+HELD_OUT = 3  # choices of sizes at which a form is compared with emitted text
+HELD_OUT_STEPS = (1.0, 0.61, 0.33, 0.13, 0.05, 0.02)  # of the largest size
 TOP = 4096  # largest size at a point, if the range allows more
 
 
 def probes(ranges: Bounds) -> list[dict[str, int]]:
-    """Choices of sizes to infer texts from: primes or near-primes spread over the ranges, the largest sizes first.
+    """Choices of sizes to infer texts from: primes and their doubles spread over the ranges, the largest sizes first.
 
     With several sizes, each point takes another step of each, so that no two sizes are proportional."""
     ladders = {n: _ladder(low, min(high, max(TOP, 2 * low))) for n, (low, high) in ranges.items()}
@@ -468,13 +496,23 @@ def probes(ranges: Bounds) -> list[dict[str, int]]:
     return found
 
 
+def held_out(ranges: Bounds) -> Iterator[dict[str, int]]:
+    """Choices of sizes over whole ranges, others than `probes`, the largest first."""
+    for i in range(len(HELD_OUT_STEPS)):
+        found = {}
+        for j, (name, (low, high)) in enumerate(ranges.items()):
+            step = HELD_OUT_STEPS[(i + j) % len(HELD_OUT_STEPS)]
+            found[name] = next((n for n in range(low + int((high - low) * step), low, -1) if n % 2 and n % 3), high)
+        yield found
+
+
 def _ladder(low: int, high: int) -> list[int]:
-    """Sizes with large prime factors, the largest first."""
+    """Sizes with large prime factors, the largest first; a third of them are even, which tells tiles of two."""
     span, found = high - low, dict[int, None]()
-    for step in STEPS:
-        wanted = low + round(span * step)
-        found[min(range(low, high + 1) if span < 64 else range(max(low, wanted - 16), min(high, wanted + 16) + 1),
-                  key=lambda n: (not _prime(n), n in found, abs(n - wanted)))] = None  # fmt: skip
+    for i, step in enumerate(STEPS):
+        wanted, even = low + round(span * step), 1 + (i % 3 == 1)
+        found[min(range(low, high + 1) if span < 64 else range(max(low, wanted - 32), min(high, wanted + 32) + 1),
+                  key=lambda n: (n % even or not _prime(n // even), n in found, abs(n - wanted)))] = None  # fmt: skip
     return sorted(found, reverse=True)
 
 
@@ -482,4 +520,4 @@ def _prime(n: int) -> bool:
     return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
 
 
-__all__ = ["Form", "NoForm", "SizedKernel", "Text", "probes", "python", "sized_kernel"]
+__all__ = ["LARGEST", "Form", "NoForm", "SizedKernel", "Text", "held_out", "probes", "python", "sized_kernel"]

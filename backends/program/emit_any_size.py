@@ -288,8 +288,12 @@ class SizedEmitter(Emitter):
             text = text if not s.shift else f"({text} - {s.shift})"
             yield f"{s.name} = {text}{'' if s.scale == 1 else f' // {s.scale}'}"
         given = "(" + "".join(f"{n}, " for n in names) + ")"
-        said = "".join(f"({text!r}, {text}), " for text in conditions(self.plan.graph))
+        said = "".join(f"({text!r}, {text}), " for text in self._conditions())
         yield f"check_sizes({given}, {literal(tuple(map(tuple, shapes)))}, ({said}))"
+
+    def _conditions(self) -> list[str]:
+        """Python expressions over the sizes that must be true."""
+        return conditions(self.plan.graph)
 
     def _sized_names(self) -> set[str]:
         """Variables that depend on sizes."""

@@ -25,13 +25,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ...egraph.ir.composite_ops import expand
-from ...egraph.ir.dims import Dim, concrete, parse
+from ...egraph.ir.dims import Dim, bounds, concrete, parse, volume
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.graph import Tensor, structural_digest
 from ...errors import ShapeError, UsageError
 from ...extract.model.kernel import Operand, Step, Value, contiguous
 from ...extract.model.sizes import bound_call
-from ..generate.any_size import SizedKernel
+from ..generate.any_size import LARGEST, SizedKernel
 from ..ir.source_text import identifier, indented, literal
 from ..runtime.views import torch_view
 from . import memory_plan as memory
@@ -179,6 +179,15 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
             if len(found) == MOST_WARM:
                 break
         return found
+
+    def _conditions(self) -> list[str]:
+        """Also: generated kernels have addresses of 32 bits."""
+        found = dict.fromkeys(SizedEmitter._conditions(self))
+        for step in self.plan.steps:
+            if isinstance(step.template, SizedKernel):
+                elements = [volume(o.type.shape) for o in step.call.places.values()]
+                found |= dict.fromkeys(f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST)
+        return list(found)
 
     def _sized_names(self) -> set[str]:
         return {*self.plan.sizes, "spaces", *(f"offset{i}" for i in range(len(self.slot_sizes))), *self.written}

@@ -77,7 +77,14 @@ class Symbolic:
         bound = work.bind(generic)
         work_there = bound.with_roots(expand_all(bound.roots)) if exact else canonical_masks(bound, steady=True)
         found = Symbolic(
-            graph, searched, generic, work_there, Numbers(work, generic), [], SizeVerifier(graph, searched), backends
+            graph,
+            searched,
+            generic,
+            work_there,
+            Numbers(work, generic),
+            [],
+            SizeVerifier(graph, searched, on_gpu(backends)),
+            backends,
         )
         found.probes = list(found._probes())
         return found

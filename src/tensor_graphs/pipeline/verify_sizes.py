@@ -35,12 +35,15 @@ class SizeVerifier:
 
     graph: Graph
     searched: Sizes  # the sizes that `verify` covers
+    largest: bool = (
+        False  # whether programs are also verified at the largest sizes possible: kernels have forms by size
+    )
     failed: list[str] = field(default_factory=list)  # sizes at which a program failed, with the error
     _references: dict[tuple[int, ...], dict[int, Any]] = field(default_factory=dict)
 
     def required(self) -> list[Sizes]:
-        """Sizes at which a program is verified besides the searched ones: minimal, small odd, small even, larger; only
-        valid ones.
+        """Sizes at which a program is verified besides the searched ones: minimal, small odd, small even, larger, largest;
+        only valid ones.
         """
         atoms = ranges(self.graph)
         found: list[Sizes] = []
@@ -49,6 +52,7 @@ class SizeVerifier:
             self._from_list(atoms, ODD),
             self._from_list(atoms, EVEN),
             self._larger(atoms),
+            self._largest(atoms) if self.largest else (),
         ):
             sizes = next((s for s in wanted if self._is_valid(s)), None)
             if sizes is not None and sizes not in found and sizes != self.searched:
@@ -81,6 +85,14 @@ class SizeVerifier:
                 yield sizes
         for name, size in self.searched.items():  # large models: one dimension plus one, the others minimal
             yield {n: min(size + 1, a.max) if n == name else min(a.min, self.searched[n]) for n, a in atoms.items()}
+
+    def _largest(self, atoms: Mapping[str, Atom]) -> Iterator[Sizes]:
+        """The largest sizes that are not slow to verify."""
+        high = {name: atom.max for name, atom in atoms.items()}
+        while any(s > self.searched[n] for n, s in high.items()):
+            if self._is_valid(high) and self._is_small(high):
+                yield dict(high)
+            high = {n: max(s // 2, self.searched[n]) for n, s in high.items()}
 
     def _random(self, seed: int) -> Iterator[Sizes]:
         """Additional random sizes, mostly small; only valid ones with little computation."""
