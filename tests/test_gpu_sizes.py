@@ -72,26 +72,36 @@ def softmax() -> tuple[Graph, dict[str, Any]]:
     return Graph.of(c.softmax(t.input("x", (4, T), "float16") * 0.5, axis=1), name="softmax"), {}
 
 
+def attention() -> tuple[Graph, dict[str, Any]]:
+    q, k, v = (t.input(n, (2, T, 16), "float16") for n in "qkv")
+    hidden = tg.gt(tg.iota((T, T), 1), tg.iota((T, T), 0)).reshape((1, T, T))
+    scores = tg.where(hidden, tg.full((1, 1, 1), float("-inf"), "float16"), (q @ k.mT) * 0.25)
+    return Graph.of(c.softmax(scores, axis=2) @ v, name="attention"), {}
+
+
 def check(program: Any, graph: Graph, params: dict[str, Any], size: int) -> None:
     there = graph.bind({"T": size})
-    x = np.random.default_rng(size).standard_normal(there.inputs[0].shape).astype(np.float16)
-    (want,) = evaluate(there, {"x": x}, params=params, float64=True)
-    got = program(torch.from_numpy(x))
+    rng = np.random.default_rng(size)
+    given = {str(x.attr("name")): rng.standard_normal(x.shape).astype(np.float16) for x in there.inputs}
+    (want,) = evaluate(there, given, params=params, float64=True)
+    got = program(**{name: torch.from_numpy(x) for name, x in given.items()})
     assert tuple(got.shape) == want.shape
     assert np.linalg.norm(got.double().numpy() - want) / np.linalg.norm(want) < 3e-3, size
 
 
-@pytest.mark.parametrize(("build", "choice"), [(mlp, "gpu"), (softmax, "triton-only")])
+@pytest.mark.parametrize(("build", "choice"), [(mlp, "gpu"), (softmax, "triton-only"), (attention, "triton-only")])
 @pytest.mark.usefixtures("rehearsal")
 def test_a_program_runs_at_every_size(build: Any, choice: str, tmp_path: Path) -> None:
     graph, params = build()
     program = tg.optimize(graph, params=params, dims={"T": 33}, backend=choice, measure=False, budget=20)
     assert program.report.sizes == {"T": "1..1500 (searched at 33)"}, program.report.warnings
     assert program.report.verification["passed"]
+    if build is attention:  # scores stay on the chip
+        assert [s.template.name for s in program.plan.steps if not s.is_view] == ["triton.attention"]
     for size in SIZES:
         check(program, graph, params, size)
     with pytest.raises(ShapeError, match=r"T=1501 is outside 1\.\.1500"):
-        program(np.zeros([d if isinstance(d, int) else 1501 for d in graph.inputs[0].shape], np.float16))
+        program(*(np.zeros([d if isinstance(d, int) else 1501 for d in x.shape], np.float16) for x in graph.inputs))
     program.save(tmp_path / "saved")
     loaded = load_program(tmp_path / "saved", device="cpu")
     check(loaded, graph, params, 7)

@@ -134,10 +134,11 @@ def _sums(values: Sequence[int], points: Sequence[Sizes], names: Sequence[str]) 
 
 
 def _rounded(values: Sequence[int], points: Sequence[Sizes], products: Sequence[Sequence[str]]) -> Iterator[Dim]:
-    """a * n * ceil(k * m / c) + b with b >= 0.
+    """a * n * ceil(k * m / c) + b with b >= 0, or b = -a: all tiles before the last one.
 
-    Sizes that the tile divides have other text, so the points do not tell `ceil(x) - 1` from `floor(x)`: negative b
-    are refused."""
+    Sizes that the tile divides have other text, so the points do not tell `ceil(x) - 1` from `floor(x)`. The first is the
+    index of the last tile, which has masks in this text; where a text means the number of whole tiles, it has the last
+    one computed with masks too. Other negative b are refused."""
     if len(values) < 2 + CHECKS:
         return
     for outer in ((), *products):
@@ -160,7 +161,7 @@ def _rounded(values: Sequence[int], points: Sequence[Sizes], products: Sequence[
                         continue
                     tiles = [-(-times * _at(names, p) // divisor) for p in points]
                     shift = inner[low] - factor * tiles[low]
-                    if shift >= 0 and all(factor * t + shift == v for t, v in zip(tiles, inner)):
+                    if (shift >= 0 or shift == -factor) and all(factor * t + shift == v for t, v in zip(tiles, inner)):
                         rounded = (times * _product(names) + (divisor - 1)) // divisor
                         yield (factor * rounded + shift) * _product(outer)
 
