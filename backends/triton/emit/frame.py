@@ -101,3 +101,15 @@ class Frame(Writer[Scope]):
     def ragged(self, dim: str) -> bool:
         """Whether the last tile along a dimension is partial."""
         return self.extent[dim] % self.block[dim] != 0
+
+
+@dataclass(eq=False)
+class Part:
+    """A part of an emitter, such as loads or stores. Parts of one emitter share its frame, and write into its open scope."""
+
+    frame: Frame
+
+    def __post_init__(self) -> None:
+        frame = self.frame
+        self.kernel, self.shape, self.tiling = frame.kernel, frame.shape, frame.tiling
+        self.line, self.fresh, self.inside = frame.line, frame.fresh, frame.inside

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...ir.index import WIDE, Axis, Division, Index, index
-from .frame import Frame
+from ...ir.kernel import Unfusable
+from .frame import Part
 from .spelling import Tile
 
 
-class Positions(Frame):
+@dataclass(eq=False)
+class Positions(Part):
     """Index expressions of a kernel over its tiles."""
 
     def axis_text(self, axis: Axis) -> str:
         """The variable that holds an axis' values."""
-        dim = self.dim_of(axis)
+        dim = self.frame.dim_of(axis)
         if axis in self.shape.batch:
             return axis.name
         group = self.shape.rows if dim == "m" else self.shape.cols if dim == "n" else (axis,)
-        if axis in self.joined or len(group) == 1:
+        if axis in self.frame.joined or len(group) == 1:
             return dim
         return f"{axis.name}_"
 
     def _atom(self, atom: Axis | Division) -> tuple[tuple[str, ...], str]:
         """Dimensions and text of an atom of an index."""
+        frame = self.frame
         if isinstance(atom, Axis):
-            return () if atom in self.shape.batch or atom in self.single else (self.dim_of(atom),), self.axis_text(atom)
-        for axis in self.walked & atom.index.axes:
-            step, others = self.block[axis.name], atom.index - index(axis)
+            return () if atom in self.shape.batch or atom in frame.single else (frame.dim_of(atom),), self.axis_text(
+                atom
+            )
+        for axis in frame.walked & atom.index.axes:
+            step, others = frame.block[axis.name], atom.index - index(axis)
             if step > 1 and atom.by % step == 0 and _multiple(others, step, self.shape.batch):
                 # no tile crosses a multiple of the divisor: the quotient is a scalar
                 start = Index(((Axis(f"{axis.name}_", axis.size), 1),)) + others
@@ -51,29 +57,47 @@ class Positions(Frame):
         if index.const:
             parts.setdefault((), []).append(str(index.const))
         tiles = [Tile(" + ".join(texts), dims, "int32") for dims, texts in parts.items()]
-        all_dims = self.union(tiles)
+        all_dims = self.frame.union(tiles)
         if len(tiles) == 1:
             return tiles[0]
-        text = " + ".join(self.spread(t, all_dims) if t.dims != all_dims else t.text for t in tiles)
+        text = " + ".join(self.frame.spread(t, all_dims) if t.dims != all_dims else t.text for t in tiles)
         return Tile(text or "0", all_dims, "int32")
 
     def mask(self, dims: Sequence[str], over: Sequence[str], more: Sequence[Tile] = ()) -> str:
         """Text of the condition that elements of tiles over `over` exist; empty if all do."""
-        parts = [Tile(f"{d} < {self.extent[d]}", (d,), "bool") for d in dims if self.ragged(d)] + list(more)
+        frame = self.frame
+        parts = [Tile(f"{d} < {frame.extent[d]}", (d,), "bool") for d in dims if frame.ragged(d)] + list(more)
         alike: dict[tuple[str, ...], list[str]] = {}
         for p in parts:
             alike.setdefault(p.dims, []).append(p.atom if len(parts) > 1 else p.text)
         joined = [Tile(" & ".join(texts), kept, "bool") for kept, texts in alike.items()]  # before broadcasting
-        return " & ".join(self.spread(p, over) if p.dims else p.text for p in joined)
+        return " & ".join(frame.spread(p, over) if p.dims else p.text for p in joined)
 
     def origin(self, axis: Axis, dim: str) -> str:
         """Text of the first position of a tile along an axis."""
-        if axis in self.walked:
+        frame = self.frame
+        if axis in frame.walked:
             return f"{axis.name}_"
-        if dim == "n" and self.n_loop:
+        if dim == "n" and frame.n_loop:
             return "n_"
-        tiled = dim in ("m", "n") and self.extent[dim] > self.block[dim]
-        return f"tile_{dim} * {self.block[dim]}" if tiled else "0"
+        tiled = dim in ("m", "n") and frame.extent[dim] > frame.block[dim]
+        return f"tile_{dim} * {frame.block[dim]}" if tiled else "0"
+
+    def extreme(self, at: Index, side: str) -> str:
+        """Text of the minimum or maximum of an index over a tile."""
+        tile = self.position(at)
+        for _ in tile.dims[1:]:
+            raise Unfusable("a bound over two dimensions")
+        return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"
+
+    def unravel(self, dim: str, group: tuple[Axis, ...]) -> None:
+        """Emit the indices of the axes of a dimension."""
+        step = 1
+        for a in reversed(group):
+            if len(group) > 1:
+                text = f"{dim} // {step}" if step > 1 else dim
+                self.line(f"{a.name}_ = {text}" if a is group[0] else f"{a.name}_ = {text} % {a.size}")
+            step *= a.size
 
 
 def _multiple(i: Index, of: int, batch: Sequence[Axis]) -> bool:

@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ....egraph.ir.dtypes import HALVES
 from ...ir.index import Axis
 from ...ir.kernel import Expr, Unfusable, factors, walk
 from ...ir.tiling import Dot
-from .frame import Scope
+from .frame import Part, Scope
 from .loads import Loads
 from .spelling import TRITON, Tile
+from .values import Values
 
 FEW = 32  # maximum rows of sums of products that are taken from the diagonal of a matrix product
 TALL = 64  # rows from which a product is asynchronous (wgmma)
 
 
-class Products(Loads):
-    """Emitter of matrix products."""
+@dataclass(eq=False)
+class Products(Part):
+    """Matrix products."""
+
+    values: Values
+    loads: Loads
 
     def dot(self, e: Expr, dot: Dot, acc: str | None) -> Tile | None:
         """The tile of a product on tensor cores, or None if its tiles are too small."""
-        k = self.dim_of(e.axis)
+        frame = self.frame
+        k = frame.dim_of(e.axis)
         a, b = self.side(dot.left), self.side(dot.right)
         if len(a.dims) != 2 or len(b.dims) != 2 or {*a.dims} & {*b.dims} != {k}:
             return None
-        if min(self.block[d] for d in (*a.dims, *b.dims)) < 16:
+        if min(frame.block[d] for d in (*a.dims, *b.dims)) < 16:
             return None
         ends = [next(d for d in side.dims if d != k) for side in (a, b)]
-        if self.order.index(ends[0]) > self.order.index(ends[1]):
+        if frame.order.index(ends[0]) > frame.order.index(ends[1]):
             (a, b), ends = (b, a), ends[::-1]
         a, b = self.matched(a, b)
         a, b = _turned(a, (ends[0], k)), _turned(b, (k, ends[1]))
         dims = (ends[0], ends[1])
-        if self.ragged(k) and not vanishes(e.args[0], e.axis):  # both sides: one may be infinite where the other is 0
+        if frame.ragged(k) and not vanishes(e.args[0], e.axis):  # both sides: one may be infinite where the other is 0
             a, b = (self._ended(side, k) for side in (a, b))
         precision = (
             f", input_precision='{self.tiling.options.get('precision', 'ieee')}'" if a.dtype == "float32" else ""
@@ -44,7 +51,7 @@ class Products(Loads):
 
     def _ended(self, side: Tile, k: str) -> Tile:
         """One side of a product, masked to 0 beyond the end of K."""
-        there = self.spread(Tile(f"({k} < {self.extent[k]})", (k,), "bool"), side.dims)
+        there = self.frame.spread(Tile(f"({k} < {self.frame.extent[k]})", (k,), "bool"), side.dims)
         return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
 
     def overtaken(self, dot: Dot, rows: str, scaled: bool) -> bool:
@@ -61,8 +68,10 @@ class Products(Loads):
         statistics of a norm do, Triton 3.6 allocates as many buffers as it prefetches, without one for the tile that
         wgmma still reads: the copy for a later iteration overwrites that tile.
         """
-        left, right = (dot.left, dot.right) if rows in {self.dim_of(a) for a in dot.rows} else (dot.right, dot.left)
-        tall = self.block[rows] >= TALL and self.tiling.warps >= 4 and self.tiling.stages > 1
+        left, right = (
+            (dot.left, dot.right) if rows in {self.frame.dim_of(a) for a in dot.rows} else (dot.right, dot.left)
+        )
+        tall = self.frame.block[rows] >= TALL and self.tiling.warps >= 4 and self.tiling.stages > 1
         tall &= (
             self.narrowest() != "float32" or self.tiling.options.get("precision", "ieee") != "ieee"
         )  # on CUDA cores: synchronous
@@ -81,10 +90,10 @@ class Products(Loads):
     def side(self, parts: Sequence[Expr]) -> Tile:
         """The tile of one side of a product."""
         found = self.kernel.builder.product(list(parts), [])
-        self.uses.setdefault(found, 2)
+        self.frame.uses.setdefault(found, 2)
         if self.tiling.options.get("inside") and found.op == "load":
-            self.read_inside(found)
-        return self.value(found)
+            self.loads.read_inside(found)
+        return self.values.value(found)
 
     def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
         """Both operands in one dtype: the 16-bit one in memory, else float32. Computed values are rounded to it, as the
@@ -99,27 +108,28 @@ class Products(Loads):
         """The dtype of products of computed values: that of the narrowest operand in memory."""
         floats = {b.dtype for name, b in self.kernel.buffers.items() if b.dtype in HALVES}
         inputs = {e.value[3] for e in self.kernel.exprs if e.op == "load"}
-        return next(iter(sorted(floats & inputs)), self.wide)
+        return next(iter(sorted(floats & inputs)), self.frame.wide)
 
-    def _row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
+    def row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
         """The two tiles of a row-wise sum of products, if one of them is also an operand on tensor cores; else None.
 
         The tile is then already in place for tensor cores, and for few rows a second product costs next to nothing.
         """
+        frame = self.frame
         over, under = factors(e.args[0])
         if e.value[0] != "sum" or under or len(over) != 2 or any(f.op != "load" or f.kind != "float" for f in over):
             return None
         if not any(d.left == (f,) for d in self.shape.dots.values() for f in over):
             return None
-        a, b = (self.value(f) for f in over)
+        a, b = (self.values.value(f) for f in over)
         narrow = a.dtype == b.dtype and a.dtype in HALVES
-        if not narrow or {a.dims, b.dims} != {("m", self.dim_of(axis))}:
+        if not narrow or {a.dims, b.dims} != {("m", frame.dim_of(axis))}:
             return None
-        return (a, b) if 16 <= self.block["m"] <= FEW and self.block[self.dim_of(axis)] >= 16 else None
+        return (a, b) if 16 <= frame.block["m"] <= FEW and frame.block[frame.dim_of(axis)] >= 16 else None
 
-    def _on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: Scope | None) -> Callable[[], Tile]:
+    def on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: Scope | None) -> Callable[[], Tile]:
         """Row-wise sums of products as the diagonal of a matrix product."""
-        size = self.block["m"]
+        size = self.frame.block["m"]
         self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")
         if outer is not None:
             self.line(f"{name} = tl.zeros(({size}, {size}), tl.float32)", outer)

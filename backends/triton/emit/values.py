@@ -3,53 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ...ir.index import index
 from ...ir.kernel import Expr, Unfusable, below_maximum, unknown
 from ...ir.loop_fusion import at_least_one
 from ...ir.op_texts import op_text
 from ...ir.short_erf import COARSE, FINE
+from .frame import Part
 from .index import Positions
 from .spelling import TRITON, Tile, widest
 
 LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minutes and registers spill
 
 
-class Values(Positions):
-    """Emitter of elementwise expressions; subclasses add loads and reductions."""
+@dataclass(eq=False)
+class Values(Part):
+    """Elementwise expressions. `makers` emit the others: op ("load", "reduce") -> function that returns an expression's tile."""
 
-    def load(self, e: Expr) -> Tile:
-        """The tile of a load."""
-        raise NotImplementedError
-
-    def reduction(self, e: Expr) -> Tile:
-        """The tile of a reduction."""
-        raise NotImplementedError
+    positions: Positions
+    makers: dict[str, Callable[[Expr], Tile]] = field(default_factory=dict, init=False)
 
     def value(self, e: Expr) -> Tile:
         """The tile of an expression, computed in the outermost possible scope."""
-        found = self.scope.find(e)
+        frame = self.frame
+        found = frame.scope.find(e)
         if found is not None:
             return found
         if e.op == "const":
             return self.constant(e)
-        if self.long:  # without recursion, operands first
-            for x in unknown(e, lambda a: self.scope.find(a) is not None or not a.axes <= self.scope.bound)[:-1]:
+        if frame.long:  # without recursion, operands first
+            for x in unknown(e, lambda a: frame.scope.find(a) is not None or not a.axes <= frame.scope.bound)[:-1]:
                 self._value(x)
         return self._value(e)
 
     def _value(self, e: Expr) -> Tile:
-        found = self.scope.find(e)
+        frame = self.frame
+        found = frame.scope.find(e)
         if found is not None:
             return found
         if e.op == "const":
             return self.constant(e)
-        if e.axes & self.joined.keys() and (column := self.in_columns(e)) is not None:
+        if e.axes & frame.joined.keys() and (column := self.in_columns(e)) is not None:
             return self.value(column)
-        home, here = self.home(e), self.scope
+        home, here = frame.home(e), frame.scope
         with self.inside(home):
             tile = self._made(e)
-            short = self.uses.get(e, 0) <= 1 and len(tile.text) < 50 and e.op not in ("load", "reduce")
+            short = frame.uses.get(e, 0) <= 1 and len(tile.text) < 50 and e.op not in ("load", "reduce")
             if not short or home is not here:
                 tile = self.named(tile)
             home.known[e] = tile
@@ -58,16 +59,17 @@ class Values(Positions):
     def in_columns(self, e: Expr) -> Expr | None:
         """The value of an expression over the columns that a reduction runs over, if the kernel has it: a row whole in a tile is
         loaded and computed once."""
+        frame = self.frame
         several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
-        if e.op != "load" and not (several and e not in self.reducing):
+        if e.op != "load" and not (several and e not in frame.reducing):
             return None
-        column = {r: index(self.shape.joined[r]) for r in self.joined}
-        moved = self.columns.get(e)
+        column = {r: index(self.shape.joined[r]) for r in frame.joined}
+        moved = frame.columns.get(e)
         if moved is None:
-            exprs = self.kernel.exprs if e in self.uses else [e]
-            self.columns |= zip(exprs, self.kernel.builder.substituted(exprs, column), strict=True)
-            moved = self.columns[e]
-        return moved if e.op == "load" or moved in self.uses else None
+            exprs = self.kernel.exprs if e in frame.uses else [e]
+            frame.columns |= zip(exprs, self.kernel.builder.substituted(exprs, column), strict=True)
+            moved = frame.columns[e]
+        return moved if e.op == "load" or moved in frame.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:
         """The tile assigned to a variable."""
@@ -86,28 +88,28 @@ class Values(Positions):
 
     def floated(self, e: Expr) -> Tile:
         """The value in the compute dtype; converted once if several uses need it."""
+        frame = self.frame
         tile = self.value(e)
-        if e.kind != "float" or tile.dtype in (self.wide, "const"):
+        if e.kind != "float" or tile.dtype in (frame.wide, "const"):
             return tile
-        for scope in self.scope.outward():
+        for scope in frame.scope.outward():
             if e in scope.widened:
                 return scope.widened[e]
-        tile = Tile(f"{tile.atom}.to({TRITON[self.wide]})", tile.dims, self.wide)
-        if self.uses.get(e, 0) <= 1:
+        tile = Tile(f"{tile.atom}.to({TRITON[frame.wide]})", tile.dims, frame.wide)
+        if frame.uses.get(e, 0) <= 1:
             return tile
-        home = self.home(e)
+        home = frame.home(e)
         with self.inside(home):
             home.widened[e] = self.named(tile)
         return home.widened[e]
 
     def _made(self, e: Expr) -> Tile:
         """The tile of an expression, from the tiles of its operands."""
+        frame = self.frame
         if e.op == "index":
-            return self.position(e.value)
-        if e.op == "load":
-            return self.load(e)
-        if e.op == "reduce":
-            return self.reduction(e)
+            return self.positions.position(e.value)
+        if e.op in self.makers:
+            return self.makers[e.op](e)
         if e.op == "cast":
             x = self.value(e.args[0])
             small = e.args[0].kind == "bool" or e.args[0].op == "index"
@@ -115,11 +117,13 @@ class Values(Positions):
             if e.args[0].kind == "bool" and target == "float32":
                 return Tile(f"tl.where({x.text}, 1.0, 0.0)", x.dims, "float32")
             return Tile(f"{x.atom}.to({TRITON[target]})", x.dims, target)
-        if e.op == "erf" and self.narrow and self.wide == "float32":
+        if e.op == "erf" and frame.narrow and frame.wide == "float32":
             return self.short_erf(e)
         if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
             return safe
-        if e.op == "div" and self.narrow and at_least_one(e.args[1]):  # one division per row instead of one per element
+        if (
+            e.op == "div" and frame.narrow and at_least_one(e.args[1])
+        ):  # one division per row instead of one per element
             b = self.kernel.builder
             e = b.make("mul", (e.args[0], b.make("recip", (e.args[1],))))
         text = op_text(e.op, "triton")
@@ -132,38 +136,40 @@ class Values(Positions):
             return tiles[tiles[0].text == "1.0"]
         if e.op == "pow":
             text = _power(tiles[1])
-        dims = self.union(tiles)
-        dtype = "bool" if e.kind == "bool" else self.wide if e.kind == "float" else widest(t.dtype for t in tiles)
-        if dtype == self.wide and all(t.dtype == "const" for t in tiles):
+        dims = frame.union(tiles)
+        dtype = "bool" if e.kind == "bool" else frame.wide if e.kind == "float" else widest(t.dtype for t in tiles)
+        if dtype == frame.wide and all(t.dtype == "const" for t in tiles):
             raise Unfusable("arithmetic on numbers alone")
-        if math.prod(self.block[d] for d in dims) > LARGEST:
-            raise Unfusable(f"a tile of {' x '.join(str(self.block[d]) for d in dims)}")
+        if math.prod(frame.block[d] for d in dims) > LARGEST:
+            raise Unfusable(f"a tile of {' x '.join(str(frame.block[d]) for d in dims)}")
         *steps, text = text.split("; ")
-        values = [self.spread(t, dims) for t in tiles]
+        values = [frame.spread(t, dims) for t in tiles]
         if steps:
             values = [self.named(Tile(v, dims, t.dtype)).text for v, t in zip(values, tiles)]
         for step in steps:
-            values.append(self.named(Tile(step.format(*values), dims, self.wide)).text)
+            values.append(self.named(Tile(step.format(*values), dims, frame.wide)).text)
         return Tile(text.format(*values), dims, dtype)
 
     def short_erf(self, e: Expr) -> Tile:
         """erf with the accuracy that 16-bit results need (short_erf.py)."""
+        frame = self.frame
         x = self.floated(e.args[0])
         stored = {self.kernel.buffers[s.buffer].dtype for s in self.kernel.stores}
         short = COARSE if stored == {"bfloat16"} else FINE
-        y = self.named(Tile(f"tl.minimum(tl.maximum({x.text}, {-short.limit}), {short.limit})", x.dims, self.wide))
-        u = self.named(Tile(f"{y.text} * {y.text} * {short.scale!r} - 1.0", x.dims, self.wide))
-        return Tile(f"{y.text} * ({short.horner(u.text)})", x.dims, self.wide)
+        y = self.named(Tile(f"tl.minimum(tl.maximum({x.text}, {-short.limit}), {short.limit})", x.dims, frame.wide))
+        u = self.named(Tile(f"{y.text} * {y.text} * {short.scale!r} - 1.0", x.dims, frame.wide))
+        return Tile(f"{y.text} * ({short.horner(u.text)})", x.dims, frame.wide)
 
     def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
         """exp(a - max(a)) where part of a row may be masked out completely (maximum -inf; see `below_maximum`); None if
         the maximum is safe already."""
+        frame = self.frame
         low, top = self.floated(a), self.value(m)
         if top.text.endswith("_safe"):
             return None
-        dims = self.union([low, top])
+        dims = frame.union([low, top])
         safe = self.named(Tile(f"tl.where({top.text} == float('-inf'), 0.0, {top.text})", top.dims, top.dtype), "safe")
-        return Tile(f"tl.{e.op}({self.spread(low, dims)} - {self.spread(safe, dims)})", dims, self.wide)
+        return Tile(f"tl.{e.op}({frame.spread(low, dims)} - {frame.spread(safe, dims)})", dims, frame.wide)
 
 
 def _power(exponent: Tile) -> str:

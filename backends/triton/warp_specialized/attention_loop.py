@@ -9,55 +9,20 @@ the maximum in one FMA.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...ir.index import Axis, index
 from ...ir.kernel import Expr, Unfusable, walk
-from ...ir.loop_fusion import power_of, rolled
+from ...ir.loop_fusion import power_of
 from ...machine import target
 from ..emit.frame import Scope
+from ..emit.loops import Loops
 from ..emit.spelling import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Tile
+from .attention_frame import AttentionFrame, numbered
+from .attention_parts import Parts, parts_of
 from .spelling import GROUP
-from .tiles import AttentionTiles, numbered
-
-
-def _positive(e: Expr) -> bool:
-    """Whether a value is certainly not negative, so that the factor may be applied after the maximum."""
-    if e.op in ("mul", "div"):
-        return all(map(_positive, e.args))
-    return e.op in ("rsqrt", "sqrt", "exp", "exp2") or (e.op == "const" and e.value > 0)
-
-
-def _scales(e: Expr, score: Expr) -> bool:
-    """Whether the argument of the softmax is the score, possibly masked, so that a factor of the score is a factor of
-    the argument."""
-    if e is score:
-        return True
-    hidden = (-math.inf, 0.0)
-    if e.op == "add":
-        masks = [
-            x for x in e.args if x.op == "where" and all(a.op == "const" and a.value in hidden for a in x.args[1:])
-        ]
-        return len(masks) == 1 and any(_scales(x, score) for x in e.args if x is not masks[0])
-    if e.op == "where":
-        kept = [x for x in e.args[1:] if not (x.op == "const" and x.value == -math.inf)]
-        return len(kept) == 1 and _scales(kept[0], score)
-    return False
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Components of a loop over keys: all reductions that are ready after the loop; among them the product with the
-    values and the maximum (`top`); the scores; and `own`, the per-row factors of the scores that are left out of their
-    product."""
-
-    ready: Sequence[Expr]
-    product: Expr
-    score: Expr
-    top: Expr
-    own: Sequence[Expr]
+from .tiles import AttentionLoads, SharedTiles
 
 
 @dataclass(frozen=True)
@@ -73,26 +38,47 @@ class KeyLoop:
     narrow: str
 
 
-class AttentionLoop(AttentionTiles):
-    """Emitter of a consumer group's computation for a tile of rows."""
+@dataclass(eq=False)
+class AttentionLoops(Loops):
+    """Reductions of a consumer group's tile of rows: those over keys share one loop."""
+
+    frame: AttentionFrame
+    loads: AttentionLoads
+    tiles: SharedTiles
+    key_range: list[str] = field(default_factory=list, init=False)  # code: the key tiles of a program's tile
+    cut: bool = field(default=False, init=False)  # whether tiles beyond the last one are masked
+    factor: Tile | None = field(default=None, init=False)  # per-row factor of the scores, left out of their product
+
+    def whole(self, e: Expr) -> Tile:
+        """The tile of an expression; per-row results are converted to the layout of score rows."""
+        tile = super().whole(e)
+        return (
+            replace(tile, text=f"tl.convert_layout({tile.text}, tl.SliceLayout(1, S))") if tile.dims == ("m",) else tile
+        )
+
+    def _begin_at(self, name: str, dims: Sequence[str], fill: str, dtype: str) -> str:
+        """The line that initializes a per-row accumulator."""
+        if tuple(dims) != ("m",):
+            raise Unfusable("an accumulator that is not one value a row")
+        return f"{name} = tl.full({[GROUP]}, {fill}, {TRITON[dtype]}, layout=tl.SliceLayout(1, S))"
 
     def loop(self, wanted: Expr) -> None:
         """Emit the loop that computes a maximum, sums relative to the maximum and a product with the values."""
-        parts, outer = self._parts(self.together(wanted)), self.scope
+        parts, outer = parts_of(self.frame, self.together(wanted)), self.frame.scope
         keys, values, narrow = self._sides(parts)
         masks = self._bounds(parts.ready, parts.top)
         names = {e: self.fresh("max" if e is parts.top else "acc") for e in parts.ready}
         loop = KeyLoop(parts, names, self.fresh("score"), keys, values, narrow)
         self.sums, self.weights = numbered(names[parts.product], len(values)), numbered("weights", len(values))
         first = self._first_tile(loop)
-        for acc, (_, columns), layout in zip(self.sums, self.piece("n"), numbered("O", len(values))):
+        for acc, (_, columns), layout in zip(self.sums, self.frame.piece("n"), numbered("O", len(values))):
             self.line(f"{acc} = tl.zeros([{GROUP}, {columns}], tl.float32, layout={layout})", outer)
         outer.lines += first.lines
         inner = self._next_tiles(loop, masks or {})
         self.line("for block in range(1, blocks):", outer)
         outer.lines += inner.lines
         for text in (
-            *([] if self.through else self._done_with_queries()),
+            *([] if self.tiles.through else self.tiles.done_with_queries()),
             "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
             *self._weighted(values),
             self._arrived(),
@@ -103,62 +89,48 @@ class AttentionLoop(AttentionTiles):
         for e in parts.ready:
             outer.known[e] = Tile(names[e], ("m", "n") if e is parts.product else ("m",), "float32")
 
-    def _parts(self, ready: Sequence[Expr]) -> Parts:
-        """The components of the loop over some reductions. Unfusable unless they form attention."""
-        dots, axis = self.shape.dots, self.axis
-        products = [e for e in ready if e in dots]
-        scores = [e for e in walk(x for r in ready for x in r.args) if e in dots and axis in e.axes]
-        maxima = [e for e in ready if e.value[0] == "max"]
-        if self.rings or len(products) != 1 or len(scores) != 1 or len(maxima) != 1:
-            raise Unfusable("not one product inside another one")
-        (product,), (score,), (top,) = products, scores, maxima
-        if any(rolled(e, axis) is not top for e in ready if e is not top) or score.axis in self.walked:
-            raise Unfusable("sums that do not follow a maximum")
-        if any(e.op == "reduce" and e not in (score, *ready) and axis in e.axes for r in ready for e in walk(r.args)):
-            raise Unfusable("statistics of keys in the loop")
-        own: list[Expr] = []
-        if _scales(top.args[0], score):
-            own = [f for f in dots[score].left if score.axis not in f.axes and _positive(f)]
-        return Parts(ready, product, score, top, own if any(f.axes for f in own) else [])
-
     def _sides(self, parts: Parts) -> tuple[list[str], list[str], str]:
         """Put the queries into shared memory. Returns the texts of key and of value tiles of a slot (by width piece),
         and the operands' dtype."""
-        dots, axis, score = self.shape.dots, self.axis, parts.score
-        deep = self.dim_of(score.axis)
-        self.width = self.block[deep]
+        frame = self.frame
+        dots, axis, score = self.shape.dots, frame.axis, parts.score
+        deep = frame.dim_of(score.axis)
+        self.tiles.width = frame.block[deep]
         queries = tuple(f for f in dots[score].left if f not in parts.own)
         raw = self._copied_queries(queries, parts.own, deep)
         self._operands_first([e for e in parts.ready if not parts.own], axis)
-        left = self.side(queries)
-        keys, dtype = self.ring(dots[score].right, (deep, axis.name), deep)
-        values, other = self.ring(dots[parts.product].right, (axis.name, "n"), "n")
+        left = self.products.side(queries)
+        keys, dtype = self.tiles.ring(dots[score].right, (deep, axis.name), deep)
+        values, other = self.tiles.ring(dots[parts.product].right, (axis.name, "n"), "n")
         if left.dims != ("m", deep) or dtype != other:
             raise Unfusable("queries that are no rows, or two dtypes")
         narrow = TRITON[dtype]
         if left.text != raw:
             if len(keys) > 1:
                 raise Unfusable("queries in pieces that are computed")
-            self.line(f"{self.mine[0]}.store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})")
+            self.line(
+                f"{self.tiles.mine[0]}.store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})"
+            )
             self.line("fence_async_shared()")
         return keys, values, narrow
 
     def _first_tile(self, loop: KeyLoop) -> Scope:
         """The peeled first iteration, on the last keys: only their tile may be masked or go beyond the end."""
-        outer, axis, parts = self.scope, self.axis, loop.parts
+        frame = self.frame
+        outer, axis, parts = frame.scope, frame.axis, loop.parts
         first = Scope(outer.indent, outer.bound | {axis}, outside=outer)
         for text in (
             "slot = step % STAGES",
             "mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)",
             *self._scores(loop.keys, "slot"),
-            f"{axis.name}_ = begin + (blocks - 1) * {self.block[axis.name]}",
+            f"{axis.name}_ = begin + (blocks - 1) * {frame.block[axis.name]}",
         ):
             self.line(text, first)
-        self.edge = True
+        frame.edge = True
         self._read_beside(first, parts.ready)
         if parts.own:
             before = len(outer.lines)
-            factor = self.floated(self.kernel.builder.product(parts.own, []))
+            factor = self.values.floated(self.kernel.builder.product(parts.own, []))
             first.lines += outer.lines[before:]  # here, not before the product
             del outer.lines[before:]
             self.line(f"factor = {factor.text}", first)
@@ -167,13 +139,14 @@ class AttentionLoop(AttentionTiles):
         self.line("mbarrier.arrive(keys_empty.index(slot))", first)
         first.known[parts.score] = Tile(loop.scores, ("m", axis.name), "float32")
         self._body(first, loop, {}, outer)
-        self.edge = False
+        frame.edge = False
         return first
 
     def _next_tiles(self, loop: KeyLoop, masks: dict[Expr, Expr]) -> Scope:
         """The body of the other iterations: their scores are in flight together with the product of the previous
         weights."""
-        outer, axis, parts = self.scope, self.axis, loop.parts
+        frame = self.frame
+        outer, axis, parts = frame.scope, frame.axis, loop.parts
         inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
         inner.known[parts.score] = Tile(loop.scores, ("m", axis.name), "float32")
         for text in (
@@ -182,7 +155,7 @@ class AttentionLoop(AttentionTiles):
             *self._scores(loop.keys, "ahead"),
             "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
             *self._weighted(loop.values),
-            f"{axis.name}_ = begin + (blocks - 1 - block) * {self.block[axis.name]}",
+            f"{axis.name}_ = begin + (blocks - 1 - block) * {frame.block[axis.name]}",
         ):
             self.line(text, inner)
         self._read_beside(inner, parts.ready)
@@ -209,7 +182,7 @@ class AttentionLoop(AttentionTiles):
 
     def _scores(self, keys: Sequence[str], slot: str) -> list[str]:
         """The asynchronous product of queries with keys, accumulated over width pieces."""
-        first, *others = [(q, k.format(slot)) for q, k in zip(self.mine, keys, strict=True)]
+        first, *others = [(q, k.format(slot)) for q, k in zip(self.tiles.mine, keys, strict=True)]
         return [
             f"coming = warpgroup_mma({first[0]}, {first[1]}, {self._zeros()}, use_acc=False, is_async=True)",
             *(f"coming = warpgroup_mma({q}, {k}, coming, is_async=True)" for q, k in others),
@@ -218,33 +191,31 @@ class AttentionLoop(AttentionTiles):
     def _copied_queries(self, left: Sequence[Expr], own: Sequence[Expr], deep: str) -> str:
         """Load the queries by TMA ahead of their tile, if they are 16-bit boxes. Returns the variable of the loaded
         tile, "" if there is none."""
+        frame = self.frame
         (row,) = self.shape.rows
         loads = [e for e in walk([*left, *own]) if e.op == "load" and row in e.axes and not e.args]
         if len(loads) != 1 or ITEMSIZE.get(loads[0].value[3]) != 2:
             return ""
-        for begin, columns in self.piece(deep):
-            with self.resized(deep, columns, begin):
-                named = self.box_of(loads[0].value[0], loads[0].value[1], loads[0].value[3])
-            if named is None or tuple(self.dim_of(a) for a in named[1].axes) != ("m", deep):
+        for begin, columns in frame.piece(deep):
+            with frame.resized(deep, columns, begin):
+                named = self.loads.box_of(loads[0].value[0], loads[0].value[1], loads[0].value[3])
+            if named is None or tuple(frame.dim_of(a) for a in named[1].axes) != ("m", deep):
                 return ""
-            self.asked.append(named[0])
+            frame.asked.append(named[0])
         for e in walk(left):  # issue other loads while waiting for the queries
-            if e.op == "load" and e is not loads[0] and e.axes <= self.top.bound:
-                self.value(e)
-        self.slots = 2 if self.turn != "0" and self.shared(2) <= target().shared_per_block else 1
-        self.line(f"mbarrier.wait(queries_full.index({self.slot}), {self.phase})")
+            if e.op == "load" and e is not loads[0] and e.axes <= frame.top.bound:
+                self.values.value(e)
+        self.tiles.slots = 2 if self.tiles.turn != "0" and self.tiles.shared(2) <= target().shared_per_block else 1
+        self.line(f"mbarrier.wait(queries_full.index({self.tiles.slot}), {self.tiles.phase})")
         if left != (loads[0],) or own:
-            if len(self.asked) > 1:
+            if len(frame.asked) > 1:
                 raise Unfusable("queries in pieces that are computed")
-            self.line(f"raw = {self.mine[0]}.load(Q)")
-        self.top.known[loads[0]] = Tile("raw", ("m", deep), loads[0].value[3])
+            self.line(f"raw = {self.tiles.mine[0]}.load(Q)")
+        frame.top.known[loads[0]] = Tile("raw", ("m", deep), loads[0].value[3])
         return "raw"
 
-    def _done_with_queries(self) -> list[str]:
-        return [f"mbarrier.arrive(queries_empty.index({self.slot}))"] if self.asked else []
-
     def _zeros(self) -> str:
-        return f"tl.zeros([{GROUP}, {self.block[self.axis.name]}], tl.float32, layout=S)"
+        return f"tl.zeros([{GROUP}, {self.frame.block[self.frame.axis.name]}], tl.float32, layout=S)"
 
     def _bounds(self, ready: Sequence[Expr], top: Expr) -> dict[Expr, Expr] | None:
         """Emit the range of key tiles, iterated from last to first, so that masked tiles come first.
@@ -252,15 +223,16 @@ class AttentionLoop(AttentionTiles):
         Returns the masks that are redundant in the other tiles (all but the first if there is no `cut`), None if any
         tile may be masked.
         """
-        here, step = Scope(1, set(self.scope.bound)), self.block[self.axis.name]
+        frame = self.frame
+        here, step = Scope(1, set(frame.scope.bound)), frame.block[frame.axis.name]
         with self.inside(here):
-            parts = self.segments(ready, self.axis)
+            parts = self.bounds.segments(ready, frame.axis)
         begin, end = parts[0][0], parts[-1][1]
         texts = [line.strip() for line in here.lines]
         texts += [f"begin = {begin}", f"blocks = tl.maximum(({end} - begin + {step - 1}) // {step}, 1)"]
         if len(parts) == 2 and not self._one_cut(top):
             texts.append(f"cut = blocks - {parts[1][0]} // {step}")
-        self.bounds = texts
+        self.key_range = texts
         for text in texts:
             self.line(text)
         self.cut = texts[-1].startswith("cut")
@@ -268,15 +240,16 @@ class AttentionLoop(AttentionTiles):
 
     def _one_cut(self, top: Expr) -> bool:
         """Whether the mask cuts the last tile only: causal, with a program's rows aligned to the key tiles."""
+        frame = self.frame
         (row,) = self.shape.rows
-        rooms = [r.rest for r in self._rooms(top, self.axis) if r.side == -1]
-        return self.block[self.axis.name] % self.tall == 0 and rooms == [index(row)]
+        rooms = [r.rest for r in self.bounds.rooms(top, frame.axis) if r.side == -1]
+        return frame.block[frame.axis.name] % frame.tall == 0 and rooms == [index(row)]
 
     def _read_beside(self, scope: Scope, ready: Sequence[Expr]) -> None:
         """Emit the key indices of a tile and its other loads (such as per-key biases), in flight while the products are
         waited for."""
-        axis, seen, stack = self.axis, set[Expr](), [a for e in ready for a in e.args]
-        keys = f"tl.arange(0, {self.block[axis.name]}, layout=tl.SliceLayout(0, S))"
+        axis, seen, stack = self.frame.axis, set[Expr](), [a for e in ready for a in e.args]
+        keys = f"tl.arange(0, {self.frame.block[axis.name]}, layout=tl.SliceLayout(0, S))"
         self.line(f"{axis.name} = {axis.name}_ + {keys}", scope)
         while stack:
             e = stack.pop()
@@ -286,20 +259,21 @@ class AttentionLoop(AttentionTiles):
             stack += e.args
             if e.op == "load" and not e.args and axis in e.axes <= {*self.shape.batch, axis}:
                 with self.inside(scope):
-                    self.value(e)
+                    self.values.value(e)
 
     def _running_max(
         self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None
     ) -> tuple[Callable[[], Tile], Tile]:
         """The running maximum; with a per-row factor, of scores without the factor."""
+        frame = self.frame
         if self.factor is None:
             return super()._running_max(e, axis, name, inner, outer)
         power, scale = power_of(self.kernel, e), self.fresh("scale")
         with self.inside(inner):
             body, _ = self._factored(e.args[0], inner)
-            a = self.floated(body)
-            a = self.named(replace(a, text=self.neutral(e, a, self.dim_of(axis))))
-            peak = f"{ACROSS['max'].format(a.text, a.dims.index(self.dim_of(axis)))} * {self.factor.text}"
+            a = self.values.floated(body)
+            a = self.values.named(replace(a, text=self.neutral(e, a, frame.dim_of(axis))))
+            peak = f"{ACROSS['max'].format(a.text, a.dims.index(frame.dim_of(axis)))} * {self.factor.text}"
             for text in (
                 f"{name}_new = {COMBINE['max'].format(name, peak)}",
                 f"{name}_safe = tl.where({name}_new == float('-inf'), 0.0, {name}_new)",
@@ -307,16 +281,17 @@ class AttentionLoop(AttentionTiles):
                 f"{name} = {name}_new",
             ):
                 self.line(text)
-            inner.known[e.args[0]] = Tile(f"{a.text} * {self.spread(self.factor, a.dims)}", a.dims, a.dtype)
-            inner.known[e] = Tile(f"{name}_safe", ("m",), self.wide)
+            inner.known[e.args[0]] = Tile(f"{a.text} * {frame.spread(self.factor, a.dims)}", a.dims, a.dtype)
+            inner.known[e] = Tile(f"{name}_safe", ("m",), frame.wide)
         if outer is not None:
-            self.line(self._begin_at(name, ("m",), NEUTRAL["max"], self.wide), outer)
-        return (lambda: Tile(name, ("m",), self.wide)), Tile(scale, ("m",), self.wide)
+            self.line(self._begin_at(name, ("m",), NEUTRAL["max"], frame.wide), outer)
+        return (lambda: Tile(name, ("m",), frame.wide)), Tile(scale, ("m",), frame.wide)
 
     def _body(self, inner: Scope, loop: KeyLoop, masks: dict[Expr, Expr], outer: Scope | None) -> None:
         """Emit the softmax update: maximum, sums, and the rescaling of the output accumulator. `outer` is where
         accumulators begin (first tile), None in other tiles."""
-        axis = self.axis
+        frame = self.frame
+        axis = frame.axis
         parts, top = loop.parts, loop.parts.top
         body = top.args[0]
         if masks and self.cut:
@@ -324,28 +299,28 @@ class AttentionLoop(AttentionTiles):
             for head, known in (("if block < cut:", {}), ("else:", masks)):
                 branch = Scope(inner.indent + 1, inner.bound | {axis}, outside=inner)
                 with self.inside(branch):
-                    branch.known.update({e: self.value(kept) for e, kept in known.items()})
-                    self.line(f"logits = {self.floated(body).text}")
+                    branch.known.update({e: self.values.value(kept) for e, kept in known.items()})
+                    self.line(f"logits = {self.values.floated(body).text}")
                 self.line(head, inner)
                 inner.lines += branch.lines
             inner.bound.add(axis)
             inner.known[body] = Tile("logits", ("m", axis.name), "float32")
         elif masks:
             with self.inside(inner):
-                inner.known.update({e: self.value(kept) for e, kept in masks.items()})
+                inner.known.update({e: self.values.value(kept) for e, kept in masks.items()})
         _, scale = self._running_max(top, axis, loop.names[top], inner, outer)
         for e in parts.ready:
             if e not in (top, parts.product):
                 self._accumulate(e, axis, loop.names[e], inner, outer, scale)
         with self.inside(inner):
-            weights = self.side(self.shape.dots[parts.product].left)
+            weights = self.products.side(self.shape.dots[parts.product].left)
             if weights.dims != ("m", axis.name):
                 raise Unfusable("weights that are not those of scores")
             if outer is None:
                 self.line(self._arrived())
                 self.line("mbarrier.arrive(values_empty.index(slot))")
             for i, (acc, taken) in enumerate(zip(self.sums, self.weights)):
-                self.layouts["m", "n"], operand = (numbered(x, len(self.sums))[i] for x in "OP")
+                frame.layouts["m", "n"], operand = (numbered(x, len(self.sums))[i] for x in "OP")
                 if outer is None:
-                    self.line(f"{acc} = {acc} * {self.spread(scale, ('m', 'n'))}")
+                    self.line(f"{acc} = {acc} * {frame.spread(scale, ('m', 'n'))}")
                 self.line(f"{taken} = tl.convert_layout({weights.atom}.to({loop.narrow}), {operand})")

@@ -22,7 +22,8 @@ from ...ir.index import Axis, Division, Index, atom_range, index
 from ...ir.kernel import Expr, Kernel, Unfusable
 from ...ir.tensor_maps import describable
 from ...ir.tiling import Shape, Tiling
-from ..emit.kernel import Function
+from ..emit.frame import Frame
+from ..emit.kernel import TileEmitter
 from ..emit.spelling import ITEMSIZE, TRITON, Launch, Tile, names_it
 from ..schedules.parameters import ConvolutionSchedule
 from .spelling import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout
@@ -164,8 +165,8 @@ def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
     return found
 
 
-class Piece(Function):
-    """Emitter of the epilogue for one group's positions and one filter piece."""
+class EpilogueFrame(Frame):
+    """Frame of the epilogue for one group's positions and one filter piece."""
 
     def ragged(self, dim: str) -> bool:
         """False: tiles divide the output."""
@@ -280,23 +281,24 @@ class Convolution:
         """The epilogue's code for one filter piece."""
         size, layout = self.pieces[j], f"B{j}"
         shape = replace(self.shape, rows=self.positions, cols=self.filters, inner=(), outer=(), dots={})
-        piece = Piece(self.kernel, Tiling(GROUP, size, {}, 4, 1), self.name, shape)
-        piece.top.known[self.product] = Tile("done", ("m", "n"), "float32")
+        frame = EpilogueFrame(self.kernel, Tiling(GROUP, size, {}, 4, 1), self.name, shape)
+        piece = TileEmitter(frame)
+        frame.top.known[self.product] = Tile("done", ("m", "n"), "float32")
         first = sum(self.pieces[:j])
-        piece.line(f"{layout}: gl.constexpr = {self._rows(size)}")
+        frame.line(f"{layout}: gl.constexpr = {self._rows(size)}")
         for text in self._first("W"):
-            piece.line(text)
+            frame.line(text)
         local, step = f"gl.arange(0, {GROUP}, layout=gl.SliceLayout(1, {layout}))", 1
         if len(self.positions) > 1:
-            piece.line(f"m = {local}")
+            frame.line(f"m = {local}")
         for a in reversed(self.positions):
             own = local if len(self.positions) == 1 else f"m // {step} % {self.spans[a]}"
-            piece.line(f"{piece.axis_text(a)} = {a.name}_first + {own}")
+            frame.line(f"{piece.positions.axis_text(a)} = {a.name}_first + {own}")
             step *= self.spans[a]
-        piece.line(f"n = tile_n * {self.wide} + {first} + gl.arange(0, {size}, layout=gl.SliceLayout(0, {layout}))")
-        piece.line(f"done = gl.convert_layout(acc{j}, {layout})")
-        piece._stores(self.kernel.stores)
-        return piece.top.lines
+        frame.line(f"n = tile_n * {self.wide} + {first} + gl.arange(0, {size}, layout=gl.SliceLayout(0, {layout}))")
+        frame.line(f"done = gl.convert_layout(acc{j}, {layout})")
+        piece.stores.write_all(self.kernel.stores)
+        return frame.top.lines
 
     def _first(self, group: str) -> list[str]:
         """Code of a patch's origin along each axis."""

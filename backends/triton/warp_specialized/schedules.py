@@ -15,9 +15,10 @@ from ...ir.tiling import Shape, padded
 from ...machine import target
 from ..schedules.parameters import AttentionSchedule, ConvolutionSchedule
 from .attention import emit_attention
+from .attention_frame import WIDEST, widths
 from .convolution import DEPTHS, convolution_of
 from .spelling import GROUP
-from .tiles import WIDE_RESULT, WIDEST, widths
+from .tiles import WIDE_RESULT
 
 SCORES = 128  # maximum keys per tile: registers of a thread beside as many result columns
 MOST_TURNS = 2  # programs per SM up to which shorter programs are tried as well

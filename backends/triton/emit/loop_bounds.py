@@ -1,0 +1,86 @@
+"""Ranges of loops over an axis: where masks make every body neutral, nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ir.index import Axis, index
+from ...ir.kernel import Expr
+from ...ir.loop_fusion import Bound, Room, rolled, seen_by, up_to
+from .frame import Part
+from .index import Positions
+from .values import Values
+
+
+@dataclass(eq=False)
+class LoopBounds(Part):
+    """Ranges of a kernel's loops."""
+
+    positions: Positions
+    values: Values
+
+    def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
+        """Loop ranges over an axis: (start, end, masks that are redundant there).
+
+        Where a mask makes every body neutral beyond a bound, the loop ends at the bound. A causal mask is applied only
+        in the last tiles.
+        """
+        own = [e for e in ready if rolled(e, axis) not in ready]
+        found = [self.rooms(e, axis) for e in own if axis not in self.frame.single]
+        if not all(found) or not found:
+            return [("0", self._last_seen(own, axis) or str(axis.size), {})]
+        step = self.frame.block[axis.name]
+        lows, highs = (
+            set.intersection(*({r.rest for r in rooms if r.side == side} for rooms in found)) for side in (1, -1)
+        )
+        first = [f"tl.maximum({self.positions.extreme(i * -1, 'min')}, 0) // {step} * {step}" for i in lows][:1] or [
+            "0"
+        ]
+        last = [f"tl.minimum({self.positions.extreme(i, 'max')} + 1, {axis.size})" for i in highs][:1] or [
+            str(axis.size)
+        ]
+        masks = {r.mask: r.kept for rooms in found for r in rooms}
+        alone = all(len(rooms) == 1 and rooms[0].alone for rooms in found)
+        if lows or len(highs) != 1 or not alone or axis.size <= step:
+            return [(first[0], last[0], {})]
+        (bound,) = highs
+        free = self.fresh("free")
+        seen = f"tl.minimum({self.positions.extreme(bound, 'min')} + 1, {axis.size})"
+        seen = f"tl.maximum({seen}, 0)" if bound.range[0] < -1 else seen  # a part may begin beyond all that a row sees
+        self.line(f"{free} = {seen} // {step} * {step}")
+        return [("0", free, masks), (free, last[0], {})]
+
+    def _last_seen(self, own: Sequence[Expr], axis: Axis) -> str:
+        """End of the loop if a number in memory (such as the current position in a KV cache) masks every maximum beyond
+        it; else ""."""
+        if axis in self.frame.single or any(e.value[0] != "max" for e in own) or not own:
+            return ""
+        first, *others = ([b for b in up_to(e.args[0]) if self._ends(b, axis)] for e in own)
+        for at, number, strict in (b for b in first if all(b in o for o in others)):
+            bound, begin = self.values.value(number), self.positions.position(at - index(axis))
+            if not bound.dims and not begin.dims:
+                count = f"{bound.atom} - ({begin.text})" if strict else f"{bound.atom} + 1 - ({begin.text})"
+                return f"tl.minimum(tl.maximum({count}, 0), {axis.size}).to(tl.int32)"
+        return ""
+
+    def _ends(self, bound: Bound, axis: Axis) -> bool:
+        """Whether a bound limits this axis by loop-invariant values."""
+        at, number, _ = bound
+        rest = at - index(axis) * at.coefficient(axis)
+        return (
+            at.coefficient(axis) == 1
+            and axis not in rest.axes | number.axes
+            and rest.axes | number.axes <= self.frame.scope.bound
+        )
+
+    def rooms(self, e: Expr, axis: Axis) -> list[Room]:
+        """The masks of a reduction's body that bound an axis from one side."""
+        found = []
+        for room, mask, kept, alone in seen_by(e, self.kernel.builder.const(1.0)):
+            side = room.coefficient(axis)
+            rest = room - index(axis) * side
+            across = {self.frame.dim_of(a) for a in rest.axes if a not in self.shape.batch}
+            if side in (1, -1) and axis not in rest.axes and rest.axes <= self.frame.scope.bound and len(across) <= 1:
+                found.append(Room(rest, side, mask, kept, alone))
+        return found

@@ -1,0 +1,86 @@
+"""Frame of warp-specialized attention: queries, keys and values are in shared memory, scores and results in registers.
+
+A width that is no power of two may be split in two powers of two (96 is 64 and 32): products along the width then are
+two, and so are results. Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, head width), P
+weights as an mma operand, B stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ...ir.kernel import Kernel, Unfusable
+from ...ir.tiling import Shape, Tiling, padded
+from ..emit.frame import Frame
+from ..emit.spelling import Tile
+from .spelling import GROUP
+
+GRAIN = 16  # elements of the smallest width piece
+WIDEST = 256  # N of one wgmma instruction
+
+
+def widths(extent: int) -> list[tuple[int, int]]:
+    """(start, width) of the pieces of a width: two powers of two if they waste less than one."""
+    large = 1 << (max(extent, GRAIN).bit_length() - 1)
+    small = max(GRAIN, padded(extent - large))
+    if extent <= large or large + small >= padded(extent):
+        return [(0, max(GRAIN, padded(extent)))]
+    return [(0, large), (large, small)]
+
+
+def numbered(stem: str, count: int) -> list[str]:
+    """Variable names of pieces; a single piece has the plain name."""
+    return [stem] if count == 1 else [f"{stem}_{i}" for i in range(count)]
+
+
+class AttentionFrame(Frame):
+    """Frame of a warp-specialized attention program: register layouts, width pieces, operands loaded by TMA. `tall` is its
+    number of rows, `groups` its number of consumer warp groups."""
+
+    def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape, groups: int) -> None:
+        super().__init__(kernel, tiling, name, shape)
+        self.groups, self.tall = groups, groups * GROUP
+        self.edge = False  # whether the current tile of the looped axis may go beyond the end
+        if len(self.walked) != 1 or self.n_loop or tiling.n > WIDEST:
+            raise Unfusable("roles walk one axis")
+        (self.axis,) = self.walked
+        self.layouts: dict[tuple[str, ...], str] = {("m", self.axis.name): "S", ("m", "n"): "O"}
+        self.away = False  # whether positions are those of stores
+        self.pieces = bool(tiling.options.get("pieces"))  # whether widths may be split in two powers of two
+        self.first: dict[str, int] = {}  # start of the current piece along a dimension
+        self.stored = "B"
+        self.rings: list[tuple[str, list[str]]] = []  # keys and values, with the tensor-map names of their pieces
+        self.asked: list[str] = []  # tensor maps of queries loaded by TMA
+
+    def ragged(self, dim: str) -> bool:
+        """Whether a tile may be partial. Tiles of the looped axis run from last to first, and only the last may be
+        partial."""
+        if dim == "m":
+            return self.extent["m"] % self.tall != 0
+        return super().ragged(dim) and (self.edge or dim not in {a.name for a in self.walked})
+
+    def parent(self, dims: Sequence[str]) -> str:
+        """Variable of the Gluon register layout of tiles over two dimensions."""
+        return self.stored if self.away else self.layouts.get(tuple(dims), "Q")
+
+    def spread(self, tile: Tile, dims: Sequence[str]) -> str:
+        """Text of a tile spread to more dimensions; per-row values have the layout of score rows and are converted to other layouts."""
+        if tile.dims == ("m",) and len(dims) == 2 and self.parent(dims) not in ("S", self.stored):
+            return f"tl.convert_layout({tile.text}, tl.SliceLayout(1, {self.parent(dims)}))[:, None]"
+        return super().spread(tile, dims)
+
+    def piece(self, dim: str) -> list[tuple[int, int]]:
+        """(start, width) of the pieces of a dimension."""
+        extent, block = self.extent[dim], self.block[dim]
+        return widths(extent) if self.pieces and extent < block else [(0, block)]
+
+    @contextmanager
+    def resized(self, dim: str, size: int, begin: int) -> Iterator[None]:
+        """Use a piece of a dimension in place of its whole tile."""
+        before, self.block[dim] = self.block[dim], size
+        if size != before:
+            self.first[dim] = begin
+        yield
+        self.block[dim] = before
+        self.first.pop(dim, None)

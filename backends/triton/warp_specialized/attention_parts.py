@@ -1,0 +1,67 @@
+"""Components of attention in the reductions of a kernel: scores, their maximum, sums relative to it, the product with values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ir.kernel import Expr, Unfusable, walk
+from ...ir.loop_fusion import rolled
+from .attention_frame import AttentionFrame
+
+
+def _positive(e: Expr) -> bool:
+    """Whether a value is certainly not negative, so that the factor may be applied after the maximum."""
+    if e.op in ("mul", "div"):
+        return all(map(_positive, e.args))
+    return e.op in ("rsqrt", "sqrt", "exp", "exp2") or (e.op == "const" and e.value > 0)
+
+
+def _scales(e: Expr, score: Expr) -> bool:
+    """Whether the argument of the softmax is the score, possibly masked, so that a factor of the score is a factor of
+    the argument."""
+    if e is score:
+        return True
+    hidden = (-math.inf, 0.0)
+    if e.op == "add":
+        masks = [
+            x for x in e.args if x.op == "where" and all(a.op == "const" and a.value in hidden for a in x.args[1:])
+        ]
+        return len(masks) == 1 and any(_scales(x, score) for x in e.args if x is not masks[0])
+    if e.op == "where":
+        kept = [x for x in e.args[1:] if not (x.op == "const" and x.value == -math.inf)]
+        return len(kept) == 1 and _scales(kept[0], score)
+    return False
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Components of a loop over keys: all reductions that are ready after the loop; among them the product with the
+    values and the maximum (`top`); the scores; and `own`, the per-row factors of the scores that are left out of their
+    product."""
+
+    ready: Sequence[Expr]
+    product: Expr
+    score: Expr
+    top: Expr
+    own: Sequence[Expr]
+
+
+def parts_of(frame: AttentionFrame, ready: Sequence[Expr]) -> Parts:
+    """The components of the loop over some reductions. Unfusable unless they form attention."""
+    dots, axis = frame.shape.dots, frame.axis
+    products = [e for e in ready if e in dots]
+    scores = [e for e in walk(x for r in ready for x in r.args) if e in dots and axis in e.axes]
+    maxima = [e for e in ready if e.value[0] == "max"]
+    if frame.rings or len(products) != 1 or len(scores) != 1 or len(maxima) != 1:
+        raise Unfusable("not one product inside another one")
+    (product,), (score,), (top,) = products, scores, maxima
+    if any(rolled(e, axis) is not top for e in ready if e is not top) or score.axis in frame.walked:
+        raise Unfusable("sums that do not follow a maximum")
+    if any(e.op == "reduce" and e not in (score, *ready) and axis in e.axes for r in ready for e in walk(r.args)):
+        raise Unfusable("statistics of keys in the loop")
+    own: list[Expr] = []
+    if _scales(top.args[0], score):
+        own = [f for f in dots[score].left if score.axis not in f.axes and _positive(f)]
+    return Parts(ready, product, score, top, own if any(f.axes for f in own) else [])
