@@ -31,7 +31,7 @@ from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.registry import select
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer, Measured, Try
+from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer, Measured, Trial
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.extract.candidates.candidates import Hypergraph
@@ -153,7 +153,7 @@ class Rehearsed(GpuMeasurer):
         with self.alone:
             time.sleep(self.seconds * (seconds + LEAST * us / 1e6 + min(MOST_S, 100 * us / 1e6)))
 
-    def _try(self, kernel: Measured, one: Try) -> None:
+    def _try(self, kernel: Measured, one: Trial) -> None:
         us, process = self.times.of(kernel.template, one.call), self._process_of(kernel)
         if kernel.number not in self.open:
             self.open.add(kernel.number)

@@ -69,7 +69,7 @@ def _crop(axis: int) -> Rule:
     pads = f"replace(replace(p, {n}, max(0, p[{n}] - {lo})), {last}, max(0, p[{last}] - {hi}))"
     return Rule(f"crop-kernel-{line}s", f"conv(x, pad(w, axis={axis}, lo=l, hi=h), strides=s, pads=p, dilations=d, groups=g)",
                 f"conv(slice(x, axis={axis}, start={before}, stop=size(x, {axis}) - {behind}), w, strides=s, pads={pads}, dilations=d, groups=g)",
-                when=(f"{before} + {behind} < size(x, {axis})",),
+                when=(f"{before} + {behind} < size(x, {axis})", f"0 < size(w, {axis})"),
                 doc=f"zeros around a kernel reduce the padding, or crop the {line}s of the image that only these zeros read")  # fmt: skip
 
 

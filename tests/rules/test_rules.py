@@ -107,12 +107,27 @@ def test_rows_of_a_convolution_by_nothing() -> None:
     assert "0 < size(w, 2)" in rule.when
 
 
+def test_a_padded_kernel_without_elements_is_not_cropped() -> None:
+    rule = BY_NAME["crop-kernel-rows"]
+    empty = Instance({"x": Type((1, 1, 4, 4), "float32"), "w": Type((1, 1, 0, 1), "float32")},
+                     {"s": (1, 1), "p": (0, 0, 0, 0), "d": (1, 1), "g": 1, "l": 1, "h": 1}, frozenset())  # fmt: skip
+    assert judge(rule, empty).status == "refuted"
+    assert "0 < size(w, 2)" in rule.when
+
+
 def guarded() -> list[Rule]:
     """One rule of each schema: those of a family with the same conditions differ in the op only."""
     first: dict[object, Rule] = {}
     for rule in rules.EVERY:
         if rule.when and not rule.name.startswith(
-            ("group-queries", "is-masked-attention", "mean-of-product", "rows-of-conv", "columns-of-conv")
+            (
+                "group-queries",
+                "is-masked-attention",
+                "mean-of-product",
+                "rows-of-conv",
+                "columns-of-conv",
+                "crop-kernel",
+            )
         ):
             first.setdefault((rule.family, rule.when), rule)
     return list(first.values())
