@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.program import program as program_module
 from tensor_graphs.backends.program import weights as program_weights
@@ -488,3 +489,37 @@ def test_weights_that_are_only_moved_about_are_not_cast(
     np.testing.assert_array_equal(found, evaluate([term], {}, params={"w": w})[0])
     assert found.dtype == w.dtype and found.flags.c_contiguous
     assert moves == all(node.op != "cast" for node in topological(seen))
+
+
+ALONE = """
+import importlib.abc, sys
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name[0] != "_" and name.partition(".")[0] not in {"numpy", *sys.stdlib_module_names}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocked())
+import numpy as np
+space = {"__name__": "alone"}
+exec(open(sys.argv[1] + "/program.py", encoding="utf-8").read(), space)
+values = dict(np.load(sys.argv[1] + "/values.npz"))
+x, want = values.pop("x"), values.pop("want")
+(found,) = space["bind"](values)(x)
+np.testing.assert_allclose(found, want, rtol=1e-5)
+"""
+
+
+@pytest.mark.parametrize("name", ["numpy", "c"])
+def test_the_source_of_a_saved_program_needs_numpy_alone(name: str, tmp_path: Path) -> None:
+    """NumPy's kernels, and generated ones in C, which the program compiles."""
+    x, w = t.input("x", (8, 16)), t.param("w", (16,))
+    weights = {"w": np.arange(16, dtype=np.float32)}
+    graph = Graph.of(t.exp(x * 0.1) + w, params=weights, inputs=[x])
+    given = {"backend": name, "budget": 5.0, "measure": False, "deterministic": True}
+    program = tg.optimize(graph, costdb=tmp_path / "costs", **given)
+    values = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    folder = program.save(tmp_path / "program")
+    kept = {key: program._weights[key] for key in program._weights}
+    assert ("C_SOURCE" in program.source) == (name == "c")
+    np.savez(folder / "values.npz", x=values, want=program(values), **kept)
+    done = subprocess.run([sys.executable, "-c", ALONE, str(folder)], capture_output=True, text=True, timeout=60)
+    assert not done.returncode, done.stderr
