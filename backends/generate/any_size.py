@@ -16,6 +16,7 @@ equals the emitted one, and a masked schedule below it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -286,7 +287,8 @@ class SizedKernel(KernelBase):
         seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
         if not seen:
             raise NoForm(str(tried[0][1]))
-        shape = tuple(map(skeleton, seen[0][1].texts))
+        shapes = Counter(tuple(map(skeleton, e.texts)) for _, e in seen)
+        ((shape, _),) = shapes.most_common(1)
         alike = [(p, e) for p, e in seen if tuple(map(skeleton, e.texts)) == shape]
         if len(alike) < min(LEAST_POINTS, len(points)):
             raise NoForm("its text is another one at every size")
