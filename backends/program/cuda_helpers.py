@@ -71,6 +71,7 @@ class CudaKernel:
         self.beside = beside
         self.ready: dict[Any, Any] = {}
         self.maps: dict[Any, Any] = {}
+        self.used: Any = None  # key in `modules` of the last launch
         self.known[name] = self
 
     def __call__(self, *tensors: Any, boxes: Any = ()) -> None:
@@ -81,6 +82,7 @@ class CudaKernel:
         key = [*tensors, *(x for x, *_ in boxes)][0].device.index, aligned
         if key not in self.ready:
             self.ready[key] = self.made(*key)
+        self.used = key
         kernel, config = self.ready[key]
         if boxes:
             self.launch_described(kernel, places, [self.described(*b) for b in boxes])

@@ -48,6 +48,10 @@ class DevicePrograms:
         """Name of the hardware that programs are made for; "" if they run on any."""
         return ""
 
+    def present(self, place: str) -> str:
+        """Name of the hardware at a place, as `hardware`; "" if programs have no code of its own."""
+        return ""
+
     def check_hardware(self, wanted: str, where: str = "") -> None:
         """DeviceUnavailableError unless the hardware that a saved program was made for is present."""
 

@@ -11,6 +11,7 @@ from ...errors import UsageError
 from ...extract.model.kernel import Plan
 from .. import gpu
 from ..device import HOST
+from .binaries import Binaries, without_compilers
 from .device_programs import DevicePrograms
 from .emit_cpu import Emitted
 from .execute import execute
@@ -43,14 +44,18 @@ def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
     return programs_of(device_of(plan)).emit(plan, reuse_outputs=reuse_outputs)
 
 
-def executed(source: str, name: str) -> dict[str, Any]:
-    """Execute emitted source and return its namespace. Its compiled C library is unloaded once the namespace is
+def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[str, Any]:
+    """Execute emitted source and return its namespace; with compiled kernels, without importing their compiler. Its compiled C library is unloaded once the namespace is
     garbage."""
-    if "triton" in source:
+    if binaries is None and "triton" in source:
         gpu.keep_compiled()
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
     space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}"}
+    if binaries is not None:
+        space["__builtins__"] = without_compilers()
     execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
+    if binaries is not None:
+        space["Launches"].stored = binaries.files, binaries.launches
     library = space.get("kernels")
     if (
         isinstance(library, ctypes.CDLL) and dlclose is not None

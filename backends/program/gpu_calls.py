@@ -126,6 +126,8 @@ class Calls:
     def launched(self, tensors: Sequence[Any]) -> Any:
         """Runs `launch`. Whatever the caller's rule for products of float32 is, a library rounds no operands here but where a
         kernel asks for it. The rule is the process' own: one program at a time launches library kernels under its own."""
+        if self.kernels is not None:
+            self.kernels.next = 0
         if not self.strict:
             with torch.no_grad():
                 return self.launch(*tensors)
@@ -146,7 +148,7 @@ class Calls:
         if self.complete:
             self.kernels.run([x.data_ptr() for x in tensors])
             return self.results(tensors, ())
-        self.kernels.direct, self.kernels.next = True, 0
+        self.kernels.direct = True
         try:
             return self.launched(tensors)
         finally:

@@ -58,6 +58,15 @@ class GpuPrograms(DevicePrograms):
         """Name and compute capability of the GPU that plans target."""
         return gpu.planned_for()
 
+    def present(self, place: str) -> str:
+        """See `DevicePrograms`."""
+        if place == "cpu":
+            return ""
+        import torch
+
+        with torch.cuda.device(place):
+            return gpu.hardware()
+
     def check_hardware(self, wanted: str, where: str = "") -> None:
         """See `DevicePrograms`."""
         gpu.check_hardware(wanted, where=where)

@@ -53,6 +53,7 @@ class Manifest:
         ""  # how calls launch kernels ("flat", "graph", "copying": see gpu_calls.py); "": timed at the first call
     )
 
+    binaries: Mapping[str, str] = field(default_factory=dict)  # file of a compiled kernel -> its checksum
     compared: str = ""  # report text with both times, if the caller's own function was faster than the program
 
     @property
@@ -166,6 +167,7 @@ class _File:
     compared: str = ""
     way: Literal["", "flat", "graph", "copying"] = ""
     sizes: dict[str, tuple[Natural, Natural, Natural]] = field(default_factory=dict)
+    binaries: dict[str, str] = field(default_factory=dict)
 
 
 def read_manifest(text: str, source: str) -> Manifest:
@@ -206,7 +208,7 @@ def _manifest(record: _File) -> Manifest:
     return Manifest(
         record.name, structure=structure, sizes=record.sizes, workspace=record.workspace, fresh=record.fresh,
         kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
-        hardware=record.hardware, compared=record.compared, way=record.way, **specs,
+        hardware=record.hardware, compared=record.compared, way=record.way, binaries=record.binaries, **specs,
     )  # fmt: skip
 
 

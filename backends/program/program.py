@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
 from ...errors import BadModelError, ShapeError, UsageError
@@ -29,6 +31,7 @@ from ...writing import recover, replacing_folder
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
+from .binaries import Binaries, collected, read_binaries, write_binaries
 from .cuda_helpers import cuda_text
 from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
@@ -84,6 +87,7 @@ class Program:
         self._programs = programs_of(manifest.device)
         self._exchange = self._programs.exchange(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
+        self._binaries: Binaries | None = None  # compiled kernels: saved ones, or those of the last calls
         self._quick: Quick | None = None  # set while bound, for programs without free sizes
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], Sequence[Spec]] = {}  # shapes of a call -> inputs at those sizes
@@ -123,15 +127,35 @@ class Program:
 
     def _bind(self) -> None:
         self.check_room()
-        bind = executed(self.source, self.manifest.name)["bind"]
+        bind = executed(self.source, self.manifest.name, self._usable())["bind"]
         self.states = {spec[0]: self._exchange.zeros(spec) for spec in self.manifest.states}
         self._reset()
         self._quick = None if self.manifest.sizes else self._exchange.quick(self.manifest.inputs)  # type: ignore[arg-type]
         self._run = self._programs.bound(bind, self._weights, self.states, self.device, self.manifest.way)
 
+    def _usable(self) -> Binaries | None:
+        """The compiled kernels, if this is the kind of GPU that they are for."""
+        if self._binaries is None or self.device == "cpu":
+            return None
+        here = self._programs.present(self.device)
+        if here == self._binaries.gpu:
+            return self._binaries
+        warnings.warn(
+            f"{self.manifest.name}: kernels are compiled again: saved for {self._binaries.gpu}, here is {here or 'no GPU'}",
+            RuntimeWarning, stacklevel=2,
+        )  # fmt: skip
+        self._binaries = None
+        return None
+
+    def _collect(self) -> None:
+        """Keep the compiled kernels of a program that was called."""
+        if self._run is not None and self._binaries is None:
+            self._binaries = collected(self._run, self._programs.present(self.device))
+
     def unbind(self) -> None:
         """Release prepared weights and states; the next call reads the weights again."""
         with self._lock:
+            self._collect()
             self._run, self.states = None, {}
         trim()
 
@@ -271,9 +295,23 @@ class Program:
 
     # ------------------------------------------------------------ inspection
     def memory(self) -> dict[str, int]:
-        """Bytes per device: weights, states, workspace and peak allocation of a call."""
-        fixed = sum(bytes_of(s) for s in (*self.manifest.weights, *self.manifest.states))
-        return {self.manifest.device: fixed + self.manifest.workspace + self.manifest.fresh}
+        """Bytes per device: the sum of `memory_by_kind`."""
+        return {self.manifest.device: sum(self.memory_by_kind().values())}
+
+    def memory_by_kind(self) -> dict[str, int]:
+        """Bytes on the program's device, by purpose, known before anything is allocated.
+
+        weights, states: held from binding to `unbind`; workspace: intermediate values, held as long; results: outputs of
+        one call; staging: the most that binding or a call needs besides, for copies of inputs, packed weights and results
+        that library kernels allocate. For programs with free sizes, at the sizes that the plan was chosen for.
+        """
+        m = self.manifest
+        results = sum(bytes_of((n, concrete(bound_value(shape, m.chosen)), d)) for n, shape, d in m.outputs)
+        results = min(results, m.fresh)  # outputs in reused memory are part of the workspace
+        return {
+            "weights": sum(map(bytes_of, m.weights)), "states": sum(map(bytes_of, m.states)), "workspace": m.workspace,
+            "results": results, "staging": m.fresh - results,
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -294,7 +332,8 @@ class Program:
     # ------------------------------------------------------------ saving
     def save(self, folder: str | Path) -> Path:
         """Write the program as a folder and return its path. An existing program is replaced atomically. States are
-        saved with their initial values, not their current ones.
+        saved with their initial values, not their current ones. For a GPU, the kernels that were compiled for calls so far
+        are saved, too: loaded on the same kind of GPU, the program needs no compiler.
 
         UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
         then.
@@ -302,12 +341,14 @@ class Program:
         target = Path(folder)
         refuse_occupied(target)
         manifest = replace(self.manifest, way=getattr(self._run, "way", "") or self.manifest.way)
+        self._collect()
         stored = (*self.manifest.weights, *self.manifest.initial)
         with replacing_folder(target, needed=len(self.source) + sum(map(bytes_of, stored))) as part:
             (part / "program.py").write_text(self.source, encoding="utf-8")
             if text := cuda_text(self.source):
                 (part / "kernels.cu").write_text(text, encoding="utf-8")
             write_weights(part / "weights.safetensors", stored, self._weights)
+            manifest = replace(manifest, binaries=write_binaries(part, self._binaries))
             (part / "manifest.json").write_text(manifest_json(manifest, self.source), encoding="utf-8")
             if self.report is not None:
                 (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
@@ -336,7 +377,9 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     if device is None:
         programs_of(manifest.device).check_hardware(manifest.hardware, where=str(path))
     stored = StoredWeights(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
-    return Program._of(manifest, source, stored, device)
+    found = Program._of(manifest, source, stored, device)
+    found._binaries = read_binaries(path, manifest.binaries)
+    return found
 
 
 def _texts(path: Path) -> tuple[str, str]:

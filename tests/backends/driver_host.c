@@ -69,3 +69,6 @@ int cuGraphLaunch(Graph *graph, void *stream) {
 }
 int cuGraphExecDestroy(Graph *graph) { return 0; }
 int cuTensorMapReplaceAddress(void **map, void *address) { *map = address; return 0; }
+int cuModuleLoadData(Function **module, const char *image) { *module = strcmp(image, "add") ? &twice : &add; return 0; }
+int cuModuleGetFunction(Function **found, Function *module, const char *name) { *found = module; return 0; }
+int cuModuleUnload(Function *module) { return 0; }

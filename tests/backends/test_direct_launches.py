@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.program import gpu_calls, gpu_launches
+from tensor_graphs.backends.program import binaries, gpu_calls, gpu_launches
+from tensor_graphs.backends.program.emission import executed
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -74,10 +75,10 @@ class Kernel:
     early = False
 
     def __init__(self, library: Any, name: str) -> None:
-        self.library = library
+        self.library, self.name = library, name
         self.function = ctypes.addressof(ctypes.c_char.in_dll(library, name))
 
-    def __call__(self, *given: Any, boxes: Any = ()) -> None:
+    def __call__(self, *given: Any, boxes: Any = ()) -> Any:
         values = [ctypes.c_uint64(x.data_ptr()) for x in given]
         maps = [
             ctypes.create_string_buffer(ctypes.string_at(ctypes.byref(ctypes.c_uint64(x.data_ptr())), 8), 128)
@@ -87,6 +88,7 @@ class Kernel:
         parameters = (ctypes.c_void_p * 8)(*map(ctypes.addressof, [*values, *maps, count]))
         config = gpu_launches.DriverConfig()
         assert not self.library.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), parameters, None)
+        return SimpleNamespace(asm={"cubin": self.name.encode()}, metadata=SimpleNamespace(name=self.name))
 
 
 def calls(driver: Any, way: str = "", *, with_library: bool = False, reuse: bool = False, states: Any = None) -> Any:
@@ -200,6 +202,54 @@ def test_the_callers_recording_gets_plain_launches(driver: Any) -> None:
     before = ctypes.c_int.in_dll(driver.library, "launches").value
     torch.testing.assert_close(run(x, y)[0], wanted(x, y))
     assert ctypes.c_int.in_dll(driver.library, "launches").value == before + 3
+
+
+@pytest.mark.parametrize("way", ["flat", "graph", "copying"])
+def test_stored_launches_need_no_kernels(
+    driver: Any, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Launches, written to a folder and read back, are made without the kernels' own interface."""
+    first = calls(driver, way)
+    (x, y), *more = inputs(4)
+    first(x, y)
+    kept = binaries.collected(first, "GPU sm_90")
+    assert kept is not None and len(kept.files) == 2 and len(kept.launches) == 3
+    checksums = binaries.write_binaries(tmp_path, kept)
+    read = binaries.read_binaries(tmp_path, checksums)
+    assert read is not None and read.texts() == kept.texts()
+
+    def fails(*given: Any, **options: Any) -> None:
+        raise AssertionError("a kernel's own interface was used")
+
+    monkeypatch.setattr(Kernel, "__call__", fails)
+    run = calls(driver, way)
+    run.kernels.stored = read.files, read.launches
+    for x, y in more:
+        whole, halves = run(x, y)
+        torch.testing.assert_close(whole, wanted(x, y))
+        torch.testing.assert_close(halves.reshape(-1), wanted(x, y))
+    assert run.complete and run.way == way
+    (tmp_path / binaries.FOLDER / "0.cubin").write_bytes(b"other")
+    with pytest.warns(RuntimeWarning, match=r"compiled again: 0.cubin is not the file that was saved"):
+        assert binaries.read_binaries(tmp_path, checksums) is None
+
+
+def test_a_source_runs_without_its_compilers() -> None:
+    text = """import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+@triton.jit
+def kernel(x, N: tl.constexpr):
+    tl.store(x, N)
+
+class Launches:
+    stored = None
+
+box = TensorDescriptor([1], [2], [3])
+"""
+    space = executed(text, "p", binaries.Binaries("g", {"0.cubin": b""}, []))
+    assert space["Launches"].stored == ({"0.cubin": b""}, []) and space["box"].base == [1] and not space["kernel"]
 
 
 def test_an_old_driver_means_copies_and_a_warning(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:

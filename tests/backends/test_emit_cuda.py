@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,6 +218,48 @@ def test_memory_is_known_before_anything_is_allocated() -> None:
     program = Program(plan(graph))
     weights, values = (16 * 16 + 16 + 16) * 4, 2 * 8 * 16 * 4
     assert weights + 3 * values < program.memory()["cuda"] < weights + 20 * values + 20 * 256
+    kinds = program.memory_by_kind()
+    assert kinds["weights"] == weights and kinds["states"] == 0 and kinds["workspace"] > 0 < kinds["staging"]
+    assert kinds["results"] == sum(int(np.prod(s)) * 4 for _, s, _ in program.manifest.outputs)
+    assert sum(kinds.values()) == program.memory()["cuda"]
+
+
+@everywhere
+@pytest.mark.parametrize("released", ["unbind", "del"])
+def test_released_programs_hold_no_memory(device: str, released: str) -> None:
+    graph, params = encoder()
+    program = Program(plan(graph), params, device=device)
+    freed, names = list[str](), [n for n, _, _ in program.manifest.weights]
+    program._weights = Watched(program._weights, device, freed)
+    program(*[np.zeros(s, numpy_dtype(d)) for _, s, d in program.manifest.inputs])
+    assert not freed
+    gc.disable()  # without the collector
+    try:
+        if released == "unbind":
+            program.unbind()
+        else:
+            del program
+        assert sorted(freed) == sorted(names)
+    finally:
+        gc.enable()
+
+
+class Watched(Mapping[str, Any]):
+    """Weights as tensors of a device, whose release is noted."""
+
+    def __init__(self, weights: Mapping[str, Any], device: str, freed: list[str]) -> None:
+        self.weights, self.device, self.freed = weights, device, freed
+
+    def __getitem__(self, key: str) -> Any:
+        made = torch.from_numpy(np.array(self.weights[key])).to(self.device)
+        weakref.finalize(made, self.freed.append, key)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
 
 
 def test_weights_that_are_laid_out_anew_are_counted() -> None:

@@ -118,6 +118,8 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     saved = _report(folder / "report.json")
     ranges = [f"{name}: {range_text(*spread)}" for name, spread in program.manifest.sizes.items()]
     memory = "memory: " + ", ".join(f"{n / 2**20:.3g} MiB on {device}" for device, n in program.memory().items())
+    kinds = program.memory_by_kind()
+    memory += f" ({', '.join(f'{n / 2**20:.3g} {kind}' for kind, n in kinds.items() if n)})"
     lines = [repr(program), *([f"sizes: {', '.join(ranges)}"] if ranges else []), memory]
     for kernel in saved.get("kernels", []):
         lines.append(f"{kernel['us']:>10.1f} µs  {kernel['count']:>4} x {kernel['name']} ({kernel['source']})")
@@ -136,6 +138,7 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     document = {
         "program": program.manifest.to_json(),
         "memory": program.memory(),
+        "memory_by_kind": kinds,
         "report": saved,
         "source": str(folder / "program.py"),
     }

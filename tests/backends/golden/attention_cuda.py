@@ -120,6 +120,8 @@ class Calls:
     def launched(self, tensors: Sequence[Any]) -> Any:
         """Runs `launch`. Whatever the caller's rule for products of float32 is, a library rounds no operands here but where a
         kernel asks for it. The rule is the process' own: one program at a time launches library kernels under its own."""
+        if self.kernels is not None:
+            self.kernels.next = 0
         if not self.strict:
             with torch.no_grad():
                 return self.launch(*tensors)
@@ -140,7 +142,7 @@ class Calls:
         if self.complete:
             self.kernels.run([x.data_ptr() for x in tensors])
             return self.results(tensors, ())
-        self.kernels.direct, self.kernels.next = True, 0
+        self.kernels.direct = True
         try:
             return self.launched(tensors)
         finally:
@@ -292,9 +294,8 @@ class DirectLaunch:
         spans = self.spans()
         if not self.how.parameters or len(spans) < len(pointers):
             raise LookupError("a launch's parameters cannot be read")
-        self.memory = ctypes.create_string_buffer(max((a + n for a, n in spans), default=0) + 64)
-        base = -(-ctypes.addressof(self.memory) // 64) * 64  # tensor maps need this alignment
-        self.parameters = (ctypes.c_void_p * max(len(spans), 1))(*(base + a for a, _ in spans))
+        self.layout, self.early = spans, early
+        self.memory, base, self.parameters = parameter_memory(spans)
         given = ctypes.cast(self.how.parameters, ctypes.POINTER(ctypes.c_void_p))
         for i, (start, size) in enumerate(spans):
             ctypes.memmove(base + start, given[i], size)
@@ -410,9 +411,13 @@ class KernelNode(ctypes.Structure):
 
 class Launches:
     """The launches of a program's generated kernels, in order. `of` wraps a kernel's function, so that its launches are
-    seen; while `direct`, they are made by the driver."""
+    seen; while `direct`, they are made by the driver. `stored`: (binaries, launches) of a saved program, or None."""
+
+    stored: Any = None
 
     def __init__(self) -> None:
+        self.loaded: list[Any] = []  # launches of a saved program
+        self.binaries: list[Any] = []  # (binary, name of its function) of each launch; None if it is not known
         self.seen: list[Any] = []
         self.table: list[Any] = []
         self.slots: list[Any] = []  # of all launches: (parameter, number of the caller's tensor, offset)
@@ -429,10 +434,12 @@ class Launches:
     def begin(self, tensors: Sequence[Any], device: int) -> None:
         """Records the launches to come, which read and write these tensors of the caller; on a stream being captured."""
         self.driver, self.device, self.seen, self.recording = Driver(), device, [], True
+        self.binaries, self.next = [], 0
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
-    def keep(self, given: Sequence[Any], boxed: Sequence[Any], early: bool) -> None:
+    def keep(self, given: Sequence[Any], boxed: Sequence[Any], early: bool, binary: Any) -> None:
         """Notes the launch that was made last."""
+        self.binaries.append(binary)
         node = self.driver.last_node(torch._C._cuda_getCurrentRawStream(self.device))
         pointers = [self.source(x) if isinstance(x, torch.Tensor) else None for x in given if not hasattr(x, "base")]
         while pointers and pointers[-1] is None:  # numbers after tensor maps
@@ -469,6 +476,40 @@ class Launches:
             if code := one.call(*one.arguments):
                 self.driver.checked(one.call, one.arguments, code)
 
+    def load(self) -> None:
+        """Loads the binaries of a saved program into the current device."""
+        driver, modules = Driver(), {}
+        binaries, launches = self.stored
+        for name, binary in binaries.items():
+            modules[name] = ctypes.c_void_p()
+            driver("cuModuleLoadData", ctypes.byref(modules[name]), binary)
+            unload = driver.library.cuModuleUnload
+            finalize(self, unload, ctypes.c_void_p(modules[name].value)).atexit = False
+        self.loaded = [StoredLaunch(driver, modules[one["binary"]], one) for one in launches]
+
+    def make(self, *given: Any, **options: Any) -> None:
+        """Makes the next launch of a saved program, with its compiled kernel."""
+        if not self.loaded:
+            self.load()
+        one = self.loaded[self.next]
+        self.next += 1
+        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+        one.launch(given, boxed_tensors(given, options), stream)
+
+    def compiled(self) -> list[Any] | None:
+        """All recorded launches as (binary, `stored` of a `StoredLaunch`); None if one is not known as a whole."""
+        if len(self.binaries) != len(self.table) or not all(self.binaries):
+            return None
+        return [
+            (binary, {
+                "name": name, "grid": list(one.how.grid), "block": list(one.how.block), "shared": one.how.shared,
+                "early": bool(one.early), "layout": one.layout, "count": len(seen[2]),
+                "values": [ctypes.string_at(one.parameters[i], size).hex() for i, (_, size) in enumerate(one.layout)],
+                "pointers": [k for k, known in enumerate(seen[2]) if known is not None],
+            })
+            for (binary, name), one, seen in zip(self.binaries, self.table, self.seen)
+        ]  # fmt: skip
+
     def again(self, *given: Any, **options: Any) -> None:
         """Makes the next launch of the table, on the tensors of this call."""
         one = self.table[self.next]
@@ -489,17 +530,67 @@ class OwnKernel:
         self.early = getattr(kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
 
     def __getitem__(self, grid: Any) -> Any:
-        return self.launches.again if self.launches.direct else partial(self.made, self.kernel[grid])
+        if self.launches.direct:
+            return self.launches.again
+        return partial(self.made, self.launches.make if self.launches.stored else self.kernel[grid])
 
     def __call__(self, *given: Any, **options: Any) -> None:
-        (self.launches.again if self.launches.direct else partial(self.made, self.kernel))(*given, **options)
+        if self.launches.direct:
+            self.launches.again(*given, **options)
+        else:
+            self.made(self.launches.make if self.launches.stored else self.kernel, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
-        """Launches through the kernel's own interface."""
-        launch(*given, **options)
+        """Launches through the kernel's own interface, or with its stored binary."""
+        compiled = launch(*given, **options)
         if self.launches.recording:
             early = self.early or options.get("launch_pdl", False)
-            self.launches.keep(given, boxed_tensors(given, options), early)
+            self.launches.keep(given, boxed_tensors(given, options), early, self.binary(compiled))
+
+    def binary(self, compiled: Any) -> Any:
+        """The binary that was launched and the name of its function; None if it cannot be stored."""
+        if hasattr(compiled, "asm"):  # Triton's
+            facts = compiled.metadata
+            scratch = any(getattr(facts, name, 0) for name in ("global_scratch_size", "profile_scratch_size"))
+            return None if scratch or "cubin" not in compiled.asm else (compiled.asm["cubin"], facts.name)
+        used = getattr(self.kernel, "modules", {}).get(getattr(self.kernel, "used", None))
+        return (used.code, self.kernel.name) if used is not None and isinstance(used.code, bytes) else None
+
+
+class StoredLaunch:
+    """One launch of a saved program, whose kernel was compiled when it was saved.
+
+    `stored` has the configuration, (offset, bytes) and values of the parameters, which of them are addresses of the call's
+    tensors, and the number of tensor maps, which come last. `module` is the loaded binary.
+    """
+
+    def __init__(self, driver: Any, module: Any, stored: Any) -> None:
+        self.driver, self.function = driver, ctypes.c_void_p()
+        driver("cuModuleGetFunction", ctypes.byref(self.function), module, stored["name"].encode())
+        if stored["shared"] > 48 << 10:
+            driver("cuFuncSetAttribute", self.function, ctypes.c_int(8), ctypes.c_int(stored["shared"]))
+        spans = [(start, size) for start, size in stored["layout"]]
+        self.memory, base, self.parameters = parameter_memory(spans)
+        for (start, size), value in zip(spans, stored["values"]):
+            ctypes.memmove(base + start, bytes.fromhex(value), size)
+        self.slots = [(ctypes.c_uint64.from_address(base + spans[k][0]), k) for k in stored["pointers"]]
+        maps = [base + start for start, size in spans[stored["count"] :] if size == 128]
+        self.boxes = [ctypes.c_void_p(a) for a in maps]
+        self.attribute = DriverAttribute(key=6, value=1)
+        grid, block = ((ctypes.c_uint * 3)(*stored[n]) for n in ("grid", "block"))
+        self.config = DriverConfig(
+            grid, block, stored["shared"], None, ctypes.addressof(self.attribute), int(stored["early"])
+        )
+        self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
+
+    def launch(self, given: Sequence[Any], boxed: Sequence[Any], stream: int) -> None:
+        """Launches the kernel on a call's tensors."""
+        for slot, k in self.slots:
+            slot.value = given[k].data_ptr()
+        for box, x in zip(self.boxes, boxed):
+            self.driver("cuTensorMapReplaceAddress", box, ctypes.c_void_p(x.data_ptr()))
+        self.config.stream = stream
+        self.driver("cuLaunchKernelEx", *self.arguments)
 
 
 def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kernel: str, rows: bool) -> Any:
@@ -533,6 +624,13 @@ def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
         q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
         mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
     return q, k, v, mask
+
+
+def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:
+    """Memory for parameters at (offset, bytes): the buffer, the address of its beginning, and the array of addresses."""
+    memory = ctypes.create_string_buffer(max((a + n for a, n in spans), default=0) + 64)
+    base = -(-ctypes.addressof(memory) // 64) * 64  # tensor maps need this alignment
+    return memory, base, (ctypes.c_void_p * max(len(spans), 1))(*(base + a for a, _ in spans))
 
 
 def place(memory, offset, shape, dtype, strides=None):

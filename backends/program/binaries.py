@@ -1,0 +1,111 @@
+"""Compiled kernels of a saved program: cubins and the metadata of launches, so that loading needs no compiler.
+
+`binaries/launches.json` names the GPU and has a record for each launch of a generated kernel (see `StoredLaunch` in
+gpu_launches.py); `binaries/N.cubin` are the kernels' code. The manifest has the checksum of each file. They are used on
+the same kind of GPU; otherwise, or if one is missing or damaged, kernels are compiled from source, with a warning.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ...plain import read_bytes
+
+FOLDER, LAUNCHES = "binaries", "launches.json"
+LARGEST = 1 << 28  # maximum bytes of one file
+COMPILERS = ("triton",)  # packages that a program with compiled kernels does not import
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """Code by file name, and launches in the order of a call, for one kind of GPU ("NVIDIA H200 sm_90")."""
+
+    gpu: str
+    files: Mapping[str, bytes]
+    launches: list[dict[str, Any]]
+
+    def texts(self) -> dict[str, bytes]:
+        """File name -> content."""
+        return {**self.files, LAUNCHES: json.dumps({"gpu": self.gpu, "launches": self.launches}).encode()}
+
+
+def collected(run: Any, gpu: str) -> Binaries | None:
+    """The compiled kernels of a bound program that was called on this GPU; None if there are none, or not all are known."""
+    launches = getattr(run, "kernels", None)
+    found = launches.compiled() if launches is not None and launches.table and gpu else None
+    if found is None:
+        return None
+    names: dict[bytes, str] = {}
+    records = [{**one, "binary": names.setdefault(code, f"{len(names)}.cubin")} for code, one in found]
+    return Binaries(gpu, {name: code for code, name in names.items()}, records)
+
+
+def write_binaries(folder: Path, binaries: Binaries | None) -> dict[str, str]:
+    """Write the files into a program's folder; return the checksum of each."""
+    if binaries is None:
+        return {}
+    (folder / FOLDER).mkdir()
+    texts = binaries.texts()
+    for name, text in texts.items():
+        (folder / FOLDER / name).write_bytes(text)
+    return {name: sha256(text).hexdigest() for name, text in texts.items()}
+
+
+def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None:
+    """The compiled kernels of a saved program; None without any. RuntimeWarning and None if a file is missing or damaged."""
+    if not checksums:
+        return None
+    try:
+        texts = {}
+        for name, checksum in checksums.items():
+            texts[name] = read_bytes(folder / FOLDER / Path(name).name, LARGEST)
+            if sha256(texts[name]).hexdigest() != checksum:
+                raise ValueError(f"{name} is not the file that was saved")
+        record = json.loads(texts.pop(LAUNCHES))
+        return Binaries(record["gpu"], texts, record["launches"])
+    except (OSError, ValueError, KeyError) as error:
+        warnings.warn(f"{folder}: kernels are compiled again: {error}", RuntimeWarning, stacklevel=3)
+        return None
+
+
+class Absent:
+    """Stands for a compiler, and for what a program asks of it, where kernels are compiled already: any attribute, any call.
+    `base`: the first argument, a tensor for tensor maps."""
+
+    def __init__(self, base: Any = None) -> None:
+        self.base = base
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent()
+
+    def __getitem__(self, key: Any) -> Any:
+        return Absent()
+
+    def __call__(self, base: Any = None, *given: Any, **named: Any) -> Any:
+        return Absent(base)
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def without_compilers() -> dict[str, Any]:
+    """Builtins for a program's namespace in which imports of compilers give `Absent`."""
+
+    def imported(name: str, *given: Any, **named: Any) -> Any:
+        if name.partition(".")[0] in COMPILERS:
+            return Absent()
+        return builtins.__import__(name, *given, **named)
+
+    return {**vars(builtins), "__import__": imported}
+
+
+__all__ = ["Binaries", "collected", "read_binaries", "without_compilers", "write_binaries"]
