@@ -24,7 +24,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-from ...egraph.ir.dims import Dim, Expr, bind, volume
+from ...egraph.ir.dims import Dim, Expr, bind, bounds, volume
 from ...egraph.ir.graph import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
@@ -220,6 +220,15 @@ class SizedKernel(KernelBase):
         if isinstance(found, str):
             raise ShapeError(f"{self.name} has no form for every size: {found}")
         return found
+
+    def bounds_of(self, call: Call) -> list[Bounds]:
+        """The sizes of each form."""
+        return [form.bounds for form in self.all_forms(call)]
+
+    def conditions_of(self, call: Call) -> list[str]:
+        """Python expressions that must be true: addresses have 32 bits."""
+        elements = [volume(o.type.shape) for o in call.places.values()]
+        return [f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST]
 
     def forms_of(self, call: Call) -> tuple[Form, ...] | str:
         """The forms of a call's schedule, or why there are none."""
