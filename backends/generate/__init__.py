@@ -2,6 +2,6 @@
 
 In: fusion groups.
 Out: kernel templates.
-Imports: backends, backends.ir, backends.lowering, backends.program, costdb.keys, egraph.ir, egraph.view, errors,
-    extract.candidates, extract.fusion, extract.model, processes.
+Imports: backends, backends.ir, backends.lowering, backends.program, costdb.keys, egraph.ir, egraph.saturate,
+    egraph.view, errors, extract.candidates, extract.fusion, extract.model, processes.
 """

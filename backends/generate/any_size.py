@@ -16,6 +16,7 @@ equals the emitted one, and a masked schedule below it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -23,7 +24,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-from ...egraph.ir.dims import Dim, Expr, bind, volume
+from ...egraph.ir.dims import Dim, Expr, bind, bounds, volume
 from ...egraph.ir.graph import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
@@ -220,6 +221,15 @@ class SizedKernel(KernelBase):
             raise ShapeError(f"{self.name} has no form for every size: {found}")
         return found
 
+    def bounds_of(self, call: Call) -> list[Bounds]:
+        """The sizes of each form."""
+        return [form.bounds for form in self.all_forms(call)]
+
+    def conditions_of(self, call: Call) -> list[str]:
+        """Python expressions that must be true: addresses have 32 bits."""
+        elements = [volume(o.type.shape) for o in call.places.values()]
+        return [f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST]
+
     def forms_of(self, call: Call) -> tuple[Form, ...] | str:
         """The forms of a call's schedule, or why there are none."""
         chosen = dict(call.schedule) or dict(self.origin.space(self.origin_call)[0])
@@ -286,7 +296,8 @@ class SizedKernel(KernelBase):
         seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
         if not seen:
             raise NoForm(str(tried[0][1]))
-        shape = tuple(map(skeleton, seen[0][1].texts))
+        shapes = Counter(tuple(map(skeleton, e.texts)) for _, e in seen)
+        ((shape, _),) = shapes.most_common(1)
         alike = [(p, e) for p, e in seen if tuple(map(skeleton, e.texts)) == shape]
         if len(alike) < min(LEAST_POINTS, len(points)):
             raise NoForm("its text is another one at every size")

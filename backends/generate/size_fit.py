@@ -1,8 +1,8 @@
 """Integers of emitted text as expressions in free sizes, inferred from the text at several choices of sizes.
 
 A kernel emitted at several sizes with one schedule has the same text up to integers: extents, strides, tile counts. Each
-such integer is one of a few functions of the sizes, `a * n * ceil(k * m / c) + b` with products of sizes `n` and `m`,
-possibly limited by a constant. `fit` finds the function from the values at the probed sizes. Every value that it was
+such integer is one of a few functions of the sizes, `a * n * ceil(k * m / c) + b` with products of sizes `n` and `m`, or a
+product of two tile counts, possibly limited by a constant. `fit` finds the function from the values at the probed sizes. Every value that it was
 not solved from is a check: a function with two unknowns has to agree with six values or more.
 """
 
@@ -81,7 +81,8 @@ def _unlimited(values: Sequence[int], points: Sequence[Sizes]) -> Dim | None:
     for candidate in (*_sums(values, points, names), *_affine(values, points, products)):
         if _agrees(candidate, values, points):
             return candidate
-    return next((c for c in _rounded(values, points, products) if _agrees(c, values, points)), None)
+    rounded = (*_rounded(values, points, products), *_squares(values, points, names))
+    return next((c for c in rounded if _agrees(c, values, points)), None)
 
 
 def _agrees(candidate: Dim, values: Sequence[int], points: Sequence[Sizes]) -> bool:
@@ -161,9 +162,29 @@ def _rounded(values: Sequence[int], points: Sequence[Sizes], products: Sequence[
                         continue
                     tiles = [-(-times * _at(names, p) // divisor) for p in points]
                     shift = inner[low] - factor * tiles[low]
-                    if (shift >= 0 or shift == -factor) and all(factor * t + shift == v for t, v in zip(tiles, inner)):
+                    if (shift >= 0 or (shift == -factor and times == 1)) and all(
+                        factor * t + shift == v for t, v in zip(tiles, inner)
+                    ):
                         rounded = (times * _product(names) + (divisor - 1)) // divisor
                         yield (factor * rounded + shift) * _product(outer)
+
+
+def _squares(values: Sequence[int], points: Sequence[Sizes], names: Sequence[str]) -> Iterator[Dim]:
+    """a * l * ceil(m / c) * ceil(n / d): tiles of a matrix with two free extents, in a batch of l or of fixed size."""
+    if len(values) < 3 + CHECKS:
+        return
+    counts = {(n, d): [-(-p[n] // d) for p in points] for n in names for d in DIVISORS}
+    for outer in ((), *((n,) for n in names)):
+        scale = [_at(outer, p) for p in points]
+        for (m, c), first in counts.items():
+            part = [a * b for a, b in zip(scale, first)]
+            if any(v % a for v, a in zip(values, part)):
+                continue
+            for (n, d), second in counts.items():
+                factor, rest = divmod(values[0], part[0] * second[0])
+                if (m, c) <= (n, d) and not rest and all(v == factor * a * b for v, a, b in zip(values, part, second)):
+                    tiles = ((_product([x]) + (y - 1)) // y for x, y in ((m, c), (n, d)))
+                    yield factor * _product(outer) * next(tiles) * next(tiles)
 
 
 __all__ = ["Fitted", "Limited", "Sizes", "fit", "value_at"]

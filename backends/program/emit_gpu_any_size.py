@@ -25,13 +25,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ...egraph.ir.composite_ops import expand
-from ...egraph.ir.dims import Dim, bounds, concrete, parse, volume
+from ...egraph.ir.dims import Dim, concrete, parse
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.graph import Tensor, structural_digest
 from ...errors import ShapeError, UsageError
 from ...extract.model.kernel import Operand, Step, Value, contiguous
 from ...extract.model.sizes import bound_call
-from ..generate.any_size import LARGEST, SizedKernel
 from ..ir.source_text import identifier, indented, literal
 from ..runtime.views import torch_view
 from . import memory_plan as memory
@@ -165,10 +164,9 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
         atoms, graph = atoms_of(self.plan), self.plan.graph
         cuts = {n: {atom.min, atom.min + 1} for n, atom in atoms.items()}
         for step in self.plan.steps:
-            if isinstance(step.template, SizedKernel):
-                for form in step.template.all_forms(step.call):
-                    for n, (least, most) in form.bounds.items():
-                        cuts[n] |= {least, least + 1, most + 1, most + 2}
+            for form_bounds in getattr(step.template, "bounds_of", lambda call: ())(step.call):
+                for n, (least, most) in form_bounds.items():
+                    cuts[n] |= {least, least + 1, most + 1, most + 2}
         kept = [sorted(s for s in cuts[n] if atom.min <= s <= atom.max) for n, atom in atoms.items()]
         found = []
         for sizes in product(*kept):
@@ -184,9 +182,7 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
         """Also: generated kernels have addresses of 32 bits."""
         found = dict.fromkeys(SizedEmitter._conditions(self))
         for step in self.plan.steps:
-            if isinstance(step.template, SizedKernel):
-                elements = [volume(o.type.shape) for o in step.call.places.values()]
-                found |= dict.fromkeys(f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST)
+            found |= dict.fromkeys(getattr(step.template, "conditions_of", lambda call: ())(step.call))
         return list(found)
 
     def _sized_names(self) -> set[str]:

@@ -42,6 +42,8 @@ def test_functions_of_two_sizes_are_found() -> None:
         lambda s: 48 * s["B"] * s["T"],
         lambda s: s["B"] + s["T"],
         lambda s: s["B"] * ceil(s["T"], 64),
+        lambda s: 4 * s["B"] * ceil(s["T"], 32) * ceil(s["T"], 128),
+        lambda s: ceil(s["T"], 32) - 1,
         lambda s: min(s["T"], 777),
     ]
     for f in functions:
