@@ -32,7 +32,8 @@ from .schedules import (
 from .tiled_fp32.kernel import TiledSchedule, emit_tiles
 from .tiled_fp32.schedules import applies as tiles_apply
 from .tiled_fp32.schedules import tile_schedules, tiles_fit
-from .warp_specialized.kernel import GemmSchedule, emit_gemm
+from .warp_specialized.kernel import emit_gemm
+from .warp_specialized.parameters import GemmSchedule
 from .warp_specialized.schedules import applies as gemm_applies
 from .warp_specialized.schedules import gemm_fits, gemm_schedules
 from .windows.kernel import WindowSchedule, emit_windows

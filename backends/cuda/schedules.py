@@ -66,7 +66,7 @@ class SimtSchedule(Schedule):
 
 @dataclass(frozen=True)
 class SkinnyGemmSchedule(Schedule):
-    """Schedule of a skinny GEMM on tensor cores (emit/tensor_cores.py)."""
+    """Schedule of a skinny GEMM on tensor cores (emit/fragments.py)."""
 
     warps: int = number("warps along K", POWERS)
     n: int = number("columns of a block", Domain(8, 256, powers=True))

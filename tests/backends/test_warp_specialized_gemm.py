@@ -28,7 +28,7 @@ from tensor_graphs.backends.cuda.warp_specialized.device_library import (
     ROLE_LIBRARY,
     product_text,
 )
-from tensor_graphs.backends.cuda.warp_specialized.kernel import GemmSchedule
+from tensor_graphs.backends.cuda.warp_specialized.parameters import GemmSchedule
 from tensor_graphs.backends.cuda.warp_specialized.schedules import gemm_schedules
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...ir.index import Axis, index
-from ...ir.kernel import Expr, Kernel, Unfusable
+from ...ir.kernel import Buffer, Expr, Kernel, Unfusable
 from ...ir.scopes import Block, Writer
 from ...ir.tiling import Shape
-from .spelling import SPELLINGS
+from .spelling import CTYPES, SPELLINGS
 from .thread_layout import Along, Layout
 
 WRITTEN = 2000  # limit of operations over all loop nests: values needed by several nests are emitted in each
@@ -126,7 +126,7 @@ class Frame(Writer[Scope]):
         """Whether a maximum is known not to be -inf."""
         return any(e in scope.safe for scope in self.scope.outward())
 
-    def _thread(self, dim: str) -> str:
+    def thread(self, dim: str) -> str:
         """Text of the thread's first element along a dimension, relative to the block."""
         along, stride = self.along[dim], self.layout.stride(dim)
         if along.threads == 1:
@@ -137,11 +137,31 @@ class Frame(Writer[Scope]):
         return f"{text} * {along.vector}" if along.vector > 1 and not above else (
             f"({text}) * {along.vector}" if along.vector > 1 else text)  # fmt: skip
 
-    def _lane(self, dim: str) -> str:
+    def lane(self, dim: str) -> str:
         """Text of the thread's index along a dimension."""
         stride, threads = self.layout.stride(dim), self.layout.dims[dim].threads
         text = f"thread / {stride}" if stride > 1 else "thread"
         return f"{text} % {threads}" if self.layout.threads > stride * threads else text
+
+    def parameter(self, name: str, buffer: Buffer, written: bool) -> str:
+        """Parameter declaration. `__restrict__` allows the read-only cache, but not under programmatic dependent
+        launch, where the previous kernel may still write."""
+        plain = self.layout.early or name.startswith("part")
+        return (
+            f"{'' if written else 'const '}{CTYPES[buffer.dtype]}* {'' if plain else '__restrict__ '}{self.param[name]}"
+        )
+
+
+@dataclass(eq=False)
+class Part:
+    """A part of an emitter, such as loads or stores. Parts of one emitter share its frame, and write into its open scope."""
+
+    frame: Frame
+
+    def __post_init__(self) -> None:
+        frame = self.frame
+        self.kernel, self.shape, self.layout = frame.kernel, frame.shape, frame.layout
+        self.line, self.fresh, self.inside = frame.line, frame.fresh, frame.inside
 
 
 def nest_of(root: Expr) -> list[Expr]:

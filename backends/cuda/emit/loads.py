@@ -3,13 +3,14 @@ says so."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from ....egraph.ir.dtypes import itemsize
 from ...ir.index import Index
 from ...ir.kernel import Expr, Unfusable, unknown
 from ...ir.op_texts import costly
-from .frame import Frame, Local, Scope, nest_of
+from .frame import Local, Part, Scope, nest_of
 from .nest import Nest
 from .spelling import CTYPES, all_of, span
 from .thread_layout import steady, together
@@ -17,51 +18,57 @@ from .thread_layout import steady, together
 HELD = 512  # limit in bytes of one value in a thread's registers
 
 
-class Loads(Frame):
-    """Loads and hoisted values of a kernel; reductions are added by subclasses."""
+def no_reduction(e: Expr) -> None:
+    """Raise Unfusable: the kernel has reductions besides its products."""
+    raise Unfusable("a reduction beside products")
 
-    def reduction(self, e: Expr) -> None:
-        """Compute a reduction into registers."""
-        raise NotImplementedError
+
+@dataclass(eq=False)
+class Loads(Part):
+    """Loads and hoisted values of a kernel. `reduce` computes a reduction into registers."""
+
+    reduce: Callable[[Expr], None] = field(default=no_reduction, init=False)
 
     def need(self, e: Expr) -> None:
         """Load or compute everything that the loop nest of an expression reads."""
-        for x in unknown(e, lambda a: self.scope.find(a) is not None or a.op in ("const", "index")):
-            if self.scope.find(x) is not None:  # computed along with another reduction
+        frame = self.frame
+        for x in unknown(e, lambda a: frame.scope.find(a) is not None or a.op in ("const", "index")):
+            if frame.scope.find(x) is not None:  # computed along with another reduction
                 continue
             if x.op == "reduce":
-                self.reduction(x)
+                self.reduce(x)
                 continue
             if x.op == "load":
                 for a in x.args:
                     self.need(a)
-            home = self.home(x)
+            home = frame.home(x)
             if x.op == "load":
                 with self.inside(home):
                     home.known[x] = self.load(x)
-            elif costly(x.op) and home is self.top and self.stages.get(x, 0) > 1 and self.count(self.spans(x)) > 1:
+            elif costly(x.op) and home is frame.top and frame.stages.get(x, 0) > 1 and frame.count(frame.spans(x)) > 1:
                 with self.inside(home):
                     home.known[x] = self.kept(x)
 
     def load(self, e: Expr) -> Local:
         """Emit a load of this thread's elements, vectorized where they are contiguous."""
+        frame = self.frame
         operand, at, steps, dtype = e.value
-        dims = self.spans(e)
-        lanes = next((d for d in dims if self._vector(at, d, dtype, e.args, steps)), "")
-        width = self.along[lanes].vector if lanes else 1
+        dims = frame.spans(e)
+        lanes = next((d for d in dims if self.vectorized(at, d, dtype, e.args, steps)), "")
+        width = frame.along[lanes].vector if lanes else 1
         ctype = CTYPES[dtype]
         whole = f"Pack<{ctype}, {width}>" if lanes else ctype
-        count = self.count(dims, lanes)
-        self._check_held(
+        count = frame.count(dims, lanes)
+        self.check_held(
             count * width * (8 if dtype in ("float64", "int64") else 4 if dtype in ("float32", "int32") else 2)
         )
         name = self.fresh("v")
-        nest = Nest(self, dims, lanes)
+        nest = Nest(frame, dims, lanes)
         place = nest.position(at, [*zip(e.args, steps)], span(at, steps))
-        recent = self.fresh_loads and operand.startswith("part")
-        read = f"read{'_recent' if recent else ''}<{width}>({self.param[operand]} + {place})" if lanes else (
-            f"recent({self.param[operand]} + {place})" if recent else f"{self.param[operand]}[{place}]")  # fmt: skip
-        conditions = [*nest.masks(dims), *(nest.scalar(g, nest.depth(self.spans(g))) for g in e.args[len(steps) :])]
+        recent = frame.fresh_loads and operand.startswith("part")
+        read = f"read{'_recent' if recent else ''}<{width}>({frame.param[operand]} + {place})" if lanes else (
+            f"recent({frame.param[operand]} + {place})" if recent else f"{frame.param[operand]}[{place}]")  # fmt: skip
+        conditions = [*nest.masks(dims), *(nest.scalar(g, nest.depth(frame.spans(g))) for g in e.args[len(steps) :])]
         if conditions:
             nothing = f"{whole}{{}}" if lanes or ctype in ("bf16", "f16") else "0"
             read = f"{all_of(conditions)} ? {read} : {nothing}"
@@ -71,56 +78,59 @@ class Loads(Frame):
         nest.close()
         return local
 
-    def _vector(self, at: Index, dim: str, dtype: str, args: Sequence[Expr], steps: Sequence[int]) -> bool:
+    def vectorized(self, at: Index, dim: str, dtype: str, args: Sequence[Expr], steps: Sequence[int]) -> bool:
         """Whether a load can be vectorized along a dimension."""
-        width, group = self.along[dim].vector, self.groups[dim]
+        frame = self.frame
+        width, group = frame.along[dim].vector, frame.groups[dim]
         picks, guards = args[: len(steps)], args[len(steps) :]
-        if width == 1 or not group or any(dim in self.spans(a) for a in picks):
+        if width == 1 or not group or any(dim in frame.spans(a) for a in picks):
             return False
-        if any(dim in self.spans(g) and not steady(g, group[-1], width) for g in guards):
+        if any(dim in frame.spans(g) and not steady(g, group[-1], width) for g in guards):
             return False
         return together(at, group[-1], width, itemsize(dtype)) and all(s % width == 0 for s in steps)
 
     def kept(self, e: Expr) -> Local:
         """Compute an expression into registers once, for use in several loop nests."""
-        dims = self.spans(e)
-        count = self.count(dims)
-        self._check_held(4 * count)
-        local = Local(self.fresh("t"), dims, self.wide if e.kind == "float" else "")
+        frame = self.frame
+        dims = frame.spans(e)
+        count = frame.count(dims)
+        self.check_held(4 * count)
+        local = Local(self.fresh("t"), dims, frame.wide if e.kind == "float" else "")
         if e.kind != "float":
             raise Unfusable("integers kept in registers")
-        nest = Nest(self, dims)
+        nest = Nest(frame, dims)
         nest.line(f"{nest.at(local)} = {nest.scalar(e, nest.deepest)};")
-        self.line(f"{CTYPES[self.wide]} {local.name}[{count}];")
+        self.line(f"{CTYPES[frame.wide]} {local.name}[{count}];")
         nest.close()
         return local
 
-    def _check_held(self, nbytes: int) -> None:
+    def check_held(self, nbytes: int) -> None:
         """Unfusable if one value needs more than `HELD` bytes of registers per thread."""
         if nbytes > HELD:
             raise Unfusable(f"{nbytes} bytes of one value in a thread")
 
-    def _fetch(self, e: Expr, inner: Scope, fetched: Scope) -> None:
+    def fetch(self, e: Expr, inner: Scope, fetched: Scope) -> None:
         """Prefetch a load's 16-byte vectors with cp.async into a ring in shared memory, private slots per thread; other
         loads are left alone."""
+        frame = self.frame
         operand, at, _, dtype = e.value
-        dims = self.spans(e)
-        lanes = next((d for d in dims if self._vector(at, d, dtype, (), ())), "")
-        if not lanes or self.along[lanes].vector * itemsize(dtype) != 16:
+        dims = frame.spans(e)
+        lanes = next((d for d in dims if self.vectorized(at, d, dtype, (), ())), "")
+        if not lanes or frame.along[lanes].vector * itemsize(dtype) != 16:
             return
-        count, threads = self.count(dims, lanes), self.layout.threads
-        name, whole = self.fresh("v"), f"Pack<{CTYPES[dtype]}, {self.along[lanes].vector}>"
+        count, threads = frame.count(dims, lanes), self.layout.threads
+        name, whole = self.fresh("v"), f"Pack<{CTYPES[dtype]}, {frame.along[lanes].vector}>"
         ring, local = f"ring{name[1:]}", Local(name, dims, dtype, lanes)
-        self.ring_bytes += 16 * (self.layout.ahead + 1) * count * threads
-        self.rings.append(f"    __shared__ {whole} {ring}[{(self.layout.ahead + 1) * count * threads}];")
+        frame.ring_bytes += 16 * (self.layout.ahead + 1) * count * threads
+        frame.rings.append(f"    __shared__ {whole} {ring}[{(self.layout.ahead + 1) * count * threads}];")
         for scope in (fetched, inner):
             with self.inside(scope):
-                nest = Nest(self, dims, lanes)
+                nest = Nest(frame, dims, lanes)
                 own = f"{ring}[(round * {count} + {nest.slot(local)}) * {threads} + thread]"
                 masks = all_of(nest.masks(dims)) if nest.masks(dims) else ""
                 if scope is fetched:
                     place = nest.position(at, (), span(at, ()))
-                    nest.line(f"{f'if ({masks}) ' if masks else ''}fetch({own}, {self.param[operand]} + {place});")
+                    nest.line(f"{f'if ({masks}) ' if masks else ''}fetch({own}, {frame.param[operand]} + {place});")
                 else:
                     self.line(f"{whole} {name}{f'[{count}]' if count > 1 else ''};")
                     nest.line(
@@ -129,11 +139,12 @@ class Loads(Frame):
                 nest.close()
         inner.known[e] = local
 
-    def _early_loads(self) -> None:
+    def early_loads(self) -> None:
         """Issue independent loads of the epilogue before the main loop, where they need few registers (at most 8
         values)."""
+        frame = self.frame
         for store in self.kernel.stores:
             for e in nest_of(store.value):
-                small = e.op == "load" and e.axes <= self.top.bound and self.count(self.spans(e)) <= 8
+                small = e.op == "load" and e.axes <= frame.top.bound and frame.count(frame.spans(e)) <= 8
                 if small and all(a.op in ("const", "index") for a in e.args):
                     self.need(e)

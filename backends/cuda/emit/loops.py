@@ -2,89 +2,100 @@
 
 from __future__ import annotations
 
-from ...ir.kernel import Expr, Unfusable
-from .frame import Local, Scope, nest_of
+from dataclasses import dataclass
+
+from ...ir.kernel import Expr, Unfusable, walk
+from ...ir.loop_fusion import sharing
+from .frame import Local, Part, Scope, nest_of
+from .loads import Loads
 from .reductions import Reductions, rolls_on
 from .spelling import plus
 
 
-class Loops(Reductions):
-    """Emitter of reductions, in a loop where a block does not cover their axis."""
+@dataclass(eq=False)
+class Loops(Part):
+    """Reductions of a kernel, in a loop where a block does not cover their axis."""
+
+    loads: Loads
+    accumulators: Reductions
 
     def reduction(self, e: Expr) -> None:
         """Compute a reduction into registers, with all others along its axis that are ready; in a loop if a block does
         not cover the axis."""
-        dim = self.dim_of[e.axis]
-        if dim in self.walked:
-            if set(self.groups[dim]) & self.scope.bound:
+        frame = self.frame
+        dim = frame.dim_of[e.axis]
+        if dim in frame.walked:
+            if set(frame.groups[dim]) & frame.scope.bound:
                 raise Unfusable("a reduction inside the loop over its own axis")
             self.loop(e)
             return
         found: dict[str, list[str]] = {}
         for x in self._ready(e, dim, rolls=False):
-            body = self.in_column(x.args[0])
-            self.need(body)
-            name, kept = self.fresh("acc"), self._kept_dims(x, body, dim)
-            self._begin(name, kept, x.value[0])
-            self._accumulate(x, body, dim, Local(name, kept, self.wide))
-            self.scope.known[x] = Local(name, kept, self.wide)
+            body = frame.in_column(x.args[0])
+            self.loads.need(body)
+            name, kept = self.fresh("acc"), self.accumulators.kept_dims(x, body, dim)
+            self.accumulators.begin(name, kept, x.value[0])
+            self.accumulators.accumulate(x, body, dim, Local(name, kept, frame.wide))
+            frame.scope.known[x] = Local(name, kept, frame.wide)
             found.setdefault(x.value[0], []).append(name)
         for monoid, names in found.items():
-            self._exchange(names, monoid, dim)
+            self.accumulators.exchange(names, monoid, dim)
 
     def loop(self, wanted: Expr) -> None:
         """Emit the loop that computes a reduction and all others along its dimension that are ready."""
-        dim = self.dim_of[wanted.axis]
+        frame = self.frame
+        dim = frame.dim_of[wanted.axis]
         ready = self._ready(wanted, dim)
-        bodies = {e: self.in_column(e.args[0]) for e in ready}
-        outer = self.scope
+        bodies = {e: frame.in_column(e.args[0]) for e in ready}
+        outer = frame.scope
         for body in bodies.values():  # hoist loop-invariant reductions
             for x in nest_of(body):
-                if x.op == "reduce" and x not in ready and x.axes <= outer.bound and self.scope.find(x) is None:
-                    self.need(x)
-        if outer is self.top:
-            self._early_loads()
+                if x.op == "reduce" and x not in ready and x.axes <= outer.bound and frame.scope.find(x) is None:
+                    self.loads.need(x)
+        if outer is frame.top:
+            self.loads.early_loads()
         names = {e: self.fresh("max" if e.value[0] == "max" else "acc") for e in ready}
         for e in ready:
-            self._begin(names[e], self._kept_dims(e, bodies[e], dim), e.value[0])
-        inner = Scope(outer.indent + 1, outer.bound | {e.axis for e in ready} | {*self.groups[dim]}, outside=outer)
+            self.accumulators.begin(names[e], self.accumulators.kept_dims(e, bodies[e], dim), e.value[0])
+        inner = Scope(outer.indent + 1, outer.bound | {e.axis for e in ready} | {*frame.groups[dim]}, outside=outer)
         scales: dict[Expr, Local] = {}
         fetched = Scope(outer.indent + 1, set(inner.bound), outside=outer)
-        if self.layout.ahead and outer is self.top:
+        if self.layout.ahead and outer is frame.top:
             for x in dict.fromkeys(x for body in bodies.values() for x in nest_of(body)):
-                if x.op == "load" and not x.args and {"n", dim} <= {*self.spans(x)}:
-                    self._fetch(x, inner, fetched)
+                if x.op == "load" and not x.args and {"n", dim} <= {*frame.spans(x)}:
+                    self.loads.fetch(x, inner, fetched)
         with self.inside(inner):
             for e in ready:
                 for x in nest_of(bodies[e]):
                     if x.op == "load":
-                        self.need(x)
+                        self.loads.need(x)
             for e in ready:
                 if e.value[0] == "max" and any(rolls_on(x) is e for x in ready):
-                    self.need(bodies[e])
-                    scales[e] = self._running(e, bodies[e], dim, names[e])
+                    self.loads.need(bodies[e])
+                    scales[e] = self.accumulators.running(e, bodies[e], dim, names[e])
             for e in ready:
                 if e in scales:
                     continue
-                self.need(bodies[e])
-                acc = Local(names[e], self._kept_dims(e, bodies[e], dim), self.wide)
+                self.loads.need(bodies[e])
+                acc = Local(names[e], self.accumulators.kept_dims(e, bodies[e], dim), frame.wide)
                 if (maximum := rolls_on(e)) in scales:
-                    self._rescale(acc, scales[maximum])
-                self._accumulate(e, bodies[e], dim, acc)
-        self._walk(dim, inner, outer, fetched if fetched.lines else None)
+                    self.accumulators.rescale(acc, scales[maximum])
+                self.accumulators.accumulate(e, bodies[e], dim, acc)
+        self.walk(dim, inner, outer, fetched if fetched.lines else None)
         alone = [e for e in ready if e not in scales and rolls_on(e) not in scales]
         for monoid in dict.fromkeys(e.value[0] for e in alone):
-            self._exchange([names[e] for e in alone if e.value[0] == monoid], monoid, dim)
+            self.accumulators.exchange([names[e] for e in alone if e.value[0] == monoid], monoid, dim)
         for e in scales:
-            self._joint(e, names, [x for x in ready if rolls_on(x) is e], dim, bodies)
+            self.accumulators.joint(e, names, [x for x in ready if rolls_on(x) is e], dim, bodies)
         for e in ready:
-            outer.known[e] = Local(names[e], self._kept_dims(e, bodies[e], dim), self.wide)
+            outer.known[e] = Local(names[e], self.accumulators.kept_dims(e, bodies[e], dim), frame.wide)
 
-    def _walk(self, dim: str, inner: Scope, outer: Scope, fetched: Scope | None = None) -> None:
+    def walk(self, dim: str, inner: Scope, outer: Scope, fetched: Scope | None = None) -> None:
         """Close a loop over a dimension: header, first coordinate, body. With `fetched`, loads are prefetched some
         iterations ahead (cp.async)."""
-        size, at, step, ahead = self.extent[dim], f"{dim}_block", self.along[dim].block, self.layout.ahead
-        first = f"const int {dim}_0 = {at}{plus(self._thread(dim))};"
+        frame = self.frame
+        size, at, step, ahead = frame.extent[dim], f"{dim}_block", frame.along[dim].block, self.layout.ahead
+        first = f"const int {dim}_0 = {at}{plus(frame.thread(dim))};"
         if fetched is not None:
             self.line(f"auto fetch_round = [&](int {at}, int round) {{", outer)
             self.line(f"    if ({at} >= {size}) return;", outer)
@@ -104,3 +115,24 @@ class Loops(Reductions):
             self.line(f"    await_round<{ahead}>();", outer)
         outer.lines += inner.lines
         self.line("}", outer)
+
+    def _ready(self, wanted: Expr, dim: str, rolls: bool = True) -> list[Expr]:
+        """Reductions along a dimension that are ready in this scope and can share a loop with `wanted`, inner ones
+        first.
+
+        With `rolls`, includes sums relative to a running maximum in the same loop (online softmax). Operands of
+        `wanted` that must come first are computed here.
+        """
+        frame = self.frame
+        same = [
+            e for e in self.kernel.reductions
+            if frame.dim_of.get(e.axis) == dim and e.axes <= frame.scope.bound and frame.scope.find(e) is None
+        ]  # fmt: skip
+        chosen = sharing(same, rolls_on if rolls else lambda e: None)
+        if wanted in chosen:
+            return chosen
+        first = next((x for x in walk(wanted.args) if x in same), None)  # its own operands first
+        if first is None:
+            raise Unfusable("a reduction whose axes are not all there")
+        self.reduction(first)
+        return self._ready(wanted, dim, rolls)

@@ -33,7 +33,7 @@ class Along:
 
 @dataclass(frozen=True)
 class Warps:
-    """Warp layout of a tensor-core GEMM (emit/tensor_cores.py).
+    """Warp layout of a tensor-core GEMM (emit/fragments.py).
 
     `across` warps lie along N, each with `tiles` fragments of 8 columns. `along` warps lie along K (intra-block
     split-K), each with `depth` chunks of 32 elements per iteration.

@@ -24,10 +24,12 @@ from ...ir.tensor_maps import as_one
 from ...ir.tiling import Shape, shape_of
 from ...lowering.split_reduction import split
 from ...machine import target
-from ..emit.frame import Local
-from ..emit.kernel import Function
+from ..emit.frame import Frame, Local, Part
+from ..emit.kernel import SimtEmitter
+from ..emit.loads import Loads
 from ..emit.nest import Nest
 from ..emit.spelling import CudaLaunch
+from ..emit.stores import Stores
 from ..emit.thread_layout import Along, Layout
 
 _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
@@ -99,7 +101,7 @@ class Side:
 def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> CudaLaunch:
     """The launch of a GEMM with given tiles. Unfusable unless its operands are plain float32 matrices."""
     if tiles.scratch_parts == 1:
-        return _Tiles(kernel, shape, tiles, name).tiles()
+        return TiledGemm(TiledFrame(kernel, shape, tiles, name), tiles).tiles()
     axes = {e.axis for e in shape.dots}
     if len(axes) != 1 or (kernel.reductions and {e.axis for e in kernel.reductions} != axes):
         raise Unfusable("parts of more than products along one axis")
@@ -107,8 +109,8 @@ def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) ->
     own, inner = shape_of(first), tuple(dict.fromkeys(e.axis for e in second.reductions))
     parts = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch), joined={})
     after = replace(shape, joined={}, inner=inner, outer=inner, dots={})
-    joining = Function(second, _joining(tiles), name, after)
-    return _Tiles(first, parts, tiles, name).tiles(joining)
+    joining = SimtEmitter(Frame(second, _joining(tiles), name, after))
+    return TiledGemm(TiledFrame(first, parts, tiles, name), tiles).tiles(joining)
 
 
 def _joining(t: TiledSchedule) -> Layout:
@@ -119,23 +121,38 @@ def _joining(t: TiledSchedule) -> Layout:
     return Layout({**dims, "parts": Along()}, t.early, least=t.threads)
 
 
-class _Tiles(Function):
-    """Emitter of a tiled GEMM. The inherited frame is that of the epilogue."""
+class TiledFrame(Frame):
+    """Frame of the epilogue of a tiled GEMM, in the thread layout of its accumulators. `tile` is the tile's size."""
 
-    def __init__(self, kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> None:
-        s = tiles
+    def __init__(self, kernel: Kernel, shape: Shape, schedule: TiledSchedule, name: str) -> None:
+        s = schedule
         dims = {"n": Along(4, 2, s.wide // 8), "m": Along(8, 1, s.high // 8)}
         if not s.precision:
             dims = {"n": Along(s.n // s.wide, 4, s.wide // 4), "m": Along(s.m // s.high, 4, s.high // 4)}
         super().__init__(kernel, Layout(dims, s.early, least=1), name, shape)
-        self.t, self.tile = tiles, {"m": s.m, "n": s.n}
+        self.tile = {"m": s.m, "n": s.n}
+
+    def ragged(self, dim: str) -> bool:
+        """Whether some tiles along a dimension reach beyond the end."""
+        return self.extent[dim] % self.tile[dim] != 0
+
+
+class TiledGemm(Part):
+    """Emitter of a tiled GEMM. Frame, loads and stores are those of the epilogue."""
+
+    frame: TiledFrame
+
+    def __init__(self, frame: TiledFrame, schedule: TiledSchedule) -> None:
+        super().__init__(frame)
+        self.t, shape, kernel = schedule, frame.shape, frame.kernel
+        self.stores = Stores(frame, Loads(frame))
         self.dots = list(shape.dots)
         axes = {e.axis for e in self.dots}
         if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots} or shape.joined:
             raise Unfusable("tiles are for products along one axis, with nothing beside them")
         (self.axis,) = axes
         lefts = {shape.dots[e].left for e in self.dots}
-        if len(lefts) != 1 or not shape.rows or not shape.cols or self.wide != "float32":
+        if len(lefts) != 1 or not shape.rows or not shape.cols or frame.wide != "float32":
             raise Unfusable("products of different rows, or of no matrices")
         self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
         if any({*s.at.axes}.isdisjoint(side) for s in kernel.stores for side in (shape.rows, shape.cols)):
@@ -145,21 +162,14 @@ class _Tiles(Function):
         if len({(r.step, r.along) for r in self.right}) > 1:
             raise Unfusable("right sides that lie differently")
 
-    def ragged(self, dim: str) -> bool:
-        """Whether some tiles along a dimension reach beyond the end."""
-        return self.extent[dim] % self.tile[dim] != 0
-
-    def reduction(self, e: Expr) -> None:
-        """Not supported besides the products: raises Unfusable."""
-        raise Unfusable("a reduction beside products")
-
     def _side(self, side: Sequence[Expr], dim: str) -> Side:
         """An operand of a product as strided lines. Unfusable if it is no plain float32 matrix."""
+        frame = self.frame
         e = side[0]
         if len(side) != 1 or e.op != "load" or e.args or e.value[3] != "float32":
             raise Unfusable("a side of a product that is no matrix of float32")
-        one = Axis(f"{dim}_all", self.extent[dim])
-        at = as_one(e.value[1], self.groups[dim], one)
+        one = Axis(f"{dim}_all", frame.extent[dim])
+        at = as_one(e.value[1], frame.groups[dim], one)
         if at is None:
             raise Unfusable("a side of a product whose rows are no line in memory")
         steps = {a: at.coefficient(a) for a in (one, self.axis)}
@@ -168,16 +178,17 @@ class _Tiles(Function):
             raise Unfusable("a side of a product without neighbours along it")
         along = steps[self.axis] == 1
         step = steps[one if along else self.axis]
-        base = Nest(self, ()).position(rest, (), rest.range[1])
+        base = Nest(frame, ()).position(rest, (), rest.range[1])
         together = math.gcd(step, rest.const, *(c for _, c in rest.terms))
-        place = f"{self.param[e.value[0]]} + {base}" if base != "0" else self.param[e.value[0]]
+        place = f"{frame.param[e.value[0]]} + {base}" if base != "0" else frame.param[e.value[0]]
         return Side(place, step, along, math.gcd(together, 4))
 
-    def tiles(self, last: Function | None = None) -> CudaLaunch:
+    def tiles(self, last: SimtEmitter | None = None) -> CudaLaunch:
         """The function's text and its grid. `last` emits what the last block of each tile does after its own part
         (split-K)."""
+        frame = self.frame
         t, s, rights = self.t, self.shape, len(self.rights)
-        counts = {d: -(-self.extent[d] // self.tile[d]) for d in "mn"}
+        counts = {d: -(-frame.extent[d] // frame.tile[d]) for d in "mn"}
         blocks = prod(counts.values()) * prod(a.size for a in s.batch)
         room = t.room(self.left.along, self.right[0].along, rights)
         if room > target().dynamic_shared or blocks >= 1 << 31:
@@ -188,49 +199,49 @@ class _Tiles(Function):
         )  # fmt: skip
         self._places(counts)
         for d, at in (("m", "row"), ("n", "column")):
-            self.line(f"const int {d}_0 = tile_{d} * {self.tile[d]} + Product::{at}();")
+            self.line(f"const int {d}_0 = tile_{d} * {frame.tile[d]} + Product::{at}();")
         self.line("Product::Sums sums = {};")
         self.line(f"const float* const right[{rights}] = {{{', '.join(r.place for r in self.right)}}};")
         self.line(
-            f"Product::multiply(room, sums, {self.left.place}, {self.left.step}LL, tile_m * {t.m}, {self.extent['m']}, "
-            f"right, {self.right[0].step}LL, tile_n * {t.n}, {self.extent['n']}, {self.axis.size});"
+            f"Product::multiply(room, sums, {self.left.place}, {self.left.step}LL, tile_m * {t.m}, {frame.extent['m']}, "
+            f"right, {self.right[0].step}LL, tile_n * {t.n}, {frame.extent['n']}, {self.axis.size});"
         )
         for e in self.dots:
             which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")
             self.line(f"const auto& {name} = sums[{which}];")
-            self.top.known[e] = Local(name, ("m", "n"), "float32")
+            frame.top.known[e] = Local(name, ("m", "n"), "float32")
         for store in self.kernel.stores:
-            if self.spans(store.value) != ("m", "n"):
+            if frame.spans(store.value) != ("m", "n"):
                 raise Unfusable("a result that is no tile of rows and columns")
-            self.write(store)
+            self.stores.write(store)
         buffers = dict(self.kernel.buffers)
         written = {x.buffer for x in self.kernel.stores}
         if last is not None:
             buffers |= last.kernel.buffers
             written |= {x.buffer for x in last.kernel.stores}
-            self.top.lines += self._joined(last, blocks)
+            frame.top.lines += self._joined(last, blocks)
         early = ["    begin_next();", "    await_previous();"] if t.early else []
         head = [f"    using Product = Tiles<{', '.join(map(str, numbers))}>;", "    ROOM(float, room);"]
-        body = [*early, *head, *self.top.lines]
-        used = [n for n in buffers if any(re.search(rf"\b{self.param[n]}\b", line) for line in body)]
+        body = [*early, *head, *frame.top.lines]
+        used = [n for n in buffers if any(re.search(rf"\b{frame.param[n]}\b", line) for line in body)]
         more = ["counters"] if last is not None else []
         parameters = ", ".join(
-            [*(self._parameter(n, buffers[n], n in written) for n in used), *(f"int* {n}" for n in more)]
+            [*(frame.parameter(n, buffers[n], n in written) for n in used), *(f"int* {n}" for n in more)]
         )
         text = "\n".join([
-            f'extern "C" __global__ void __launch_bounds__({t.threads}, 1)', f"{self.name}({parameters}) {{", *body, "}", "",
+            f'extern "C" __global__ void __launch_bounds__({t.threads}, 1)', f"{frame.name}({parameters}) {{", *body, "}", "",
         ])  # fmt: skip
         return CudaLaunch(
-            self.name, text, blocks, t.threads, (*used, *more), t.early, room, beside={"CUDA_TILES": TILE_LIBRARY}
+            frame.name, text, blocks, t.threads, (*used, *more), t.early, room, beside={"CUDA_TILES": TILE_LIBRARY}
         )
 
-    def _joined(self, last: Function, blocks: int) -> list[str]:
+    def _joined(self, last: SimtEmitter, blocks: int) -> list[str]:
         """The lines that combine a tile's partial sums, in their own thread layout."""
         places = [
-            f"    const int {d}_0 = {' + '.join(x for x in (f'tile_{d} * {self.tile[d]}', last._thread(d)) if x)};"
+            f"    const int {d}_0 = {' + '.join(x for x in (f'tile_{d} * {self.frame.tile[d]}', last.frame.thread(d)) if x)};"
             for d in "mn"
         ]
-        first, *lines = last.as_last(blocks, self.t.scratch_parts, self.counter, 0)
+        first, *lines = last.as_last(blocks, self.t.scratch_parts, self.frame.counter, 0)
         return [first, "    {", *places, *lines, "    }"]
 
     def _places(self, counts: Mapping[str, int]) -> None:

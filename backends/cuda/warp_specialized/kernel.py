@@ -14,88 +14,26 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
 
 from ....egraph.ir.dtypes import HALVES, itemsize
-from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.index import Axis, Index
 from ...ir.kernel import PROBE, Expr, Kernel, OutputStore, Unfusable, if_fusable
 from ...ir.tensor_maps import Box, as_one, box
 from ...ir.tiling import Shape
 from ...machine import target
-from ..emit.frame import Local, Scope, nest_of
-from ..emit.kernel import Function
+from ..emit.frame import Local, Part, Scope, nest_of
+from ..emit.loads import Loads
 from ..emit.nest import Nest
 from ..emit.spelling import CTYPES, CudaLaunch
-from ..emit.thread_layout import Along, Layout
+from ..emit.stores import Stores
+from ..emit.thread_layout import Along
 from .device_library import COLUMNS, GROUP, GROUPS, PIECE, ROLE_LIBRARY, product_text
+from .frame import GemmFrame
+from .parameters import DEPTH, GemmSchedule
 
-DEPTH = 64  # K elements per pipeline stage: 128 bytes, the span of the 128B swizzle
 REGISTERS = 24, 240  # per thread of the producer and of the consumers (setmaxnreg)
 EARLY = 176  # register budget per thread of accumulators and epilogue operands prefetched before the mainloop
 THREADS = 128 * (1 + GROUPS)
-
-
-@dataclass(frozen=True)
-class GemmSchedule(Schedule):
-    """Schedule of a warp-specialized GEMM."""
-
-    tag: ClassVar[str] = "roles"
-    warp_specialized: ClassVar[bool] = True
-
-    m: int = number("rows of a tile", Domain(64, 256, powers=True))
-    n: int = number("columns of a tile, per right-hand matrix", Domain(values=COLUMNS))
-    stages: int = number("pipeline depth", Domain(2, 8, steps="step"))
-    turns: int = number("2: consumers alternate between tiles (ping-pong), 1: they share one", Domain(1, 2), default=1)
-    down: int = number("cluster size along M: multicast of the right operand", Domain(1, 2), default=1)
-    across: int = number("cluster size along N: multicast of the left operand", Domain(1, 2), default=1)
-    parts: int = number("cluster size along K: split-K through distributed shared memory", Domain(1, 8), default=1)
-    group: int = number("rows of tiles rasterized together for L2 reuse", Domain(powers=True), default=8)
-    early: bool = flag("programmatic dependent launch", common=True)
-
-    @property
-    def beside(self) -> bool:
-        """Whether the consumer groups split a tile of 64 rows by columns."""
-        return self.turns == 1 and self.m == GROUP
-
-    @property
-    def height(self) -> int:
-        """Rows of a consumer group's tile."""
-        return self.m if self.turns > 1 or self.beside else self.m // GROUPS
-
-    @property
-    def wide(self) -> int:
-        """Columns of a consumer group's tile."""
-        return self.n // GROUPS if self.beside else self.n
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of a cluster."""
-        return self.down * self.across * self.parts
-
-    def held(self, rights: int) -> int:
-        """Accumulators per consumer thread for `rights` right-hand matrices."""
-        return rights * self.height * self.wide // 128
-
-    def taken(self, rights: int) -> int:
-        """N of one wgmma instruction: all right sides together where they are adjacent in shared memory and at most 256
-        columns."""
-        together = not self.beside and rights * self.n <= COLUMNS[-1] and self.n % PIECE == 0
-        return rights * self.n if together else self.wide
-
-    def stage(self, rights: int) -> int:
-        """Bytes of shared memory of a pipeline stage."""
-        return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
-
-    def joining(self, rights: int) -> int:
-        """Bytes of partial sums that the other blocks of a cluster send to one block, stored in its ring."""
-        pieces = -(-self.wide // PIECE)
-        return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
-
-    def waiting(self, rights: int) -> int:
-        """64-column result buffers in shared memory per consumer group, at most 2; 0 if they do not fit."""
-        left = target().dynamic_shared - self.stages * (self.stage(rights) + 64)
-        return max(0, min(2, left // (GROUPS * self.height * 2 * PIECE)))
 
 
 @dataclass(frozen=True)
@@ -110,25 +48,27 @@ class Side:
 def emit_gemm(kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> CudaLaunch:
     """The launch of a GEMM with given tiles. Unfusable unless its operands are plain 16-bit matrices that TMA can
     load."""
-    return _Gemm(kernel, shape, roles, name).roles()
+    return Gemm(GemmFrame(kernel, shape, roles, name), roles).roles()
 
 
 def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
     """Whether TMA can load the operands of a product in these tiles."""
-    return if_fusable(_Gemm, kernel, shape, roles, PROBE) is not None
+    return if_fusable(lambda: Gemm(GemmFrame(kernel, shape, roles, PROBE), roles)) is not None
 
 
-class _Gemm(Function):
-    """Emitter of a warp-specialized GEMM. The inherited frame is that of the epilogue."""
+class Gemm(Part):
+    """Emitter of a warp-specialized GEMM. Frame, loads and stores are those of the epilogue."""
 
-    def __init__(self, kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> None:
-        layout = Layout({"n": Along(4, 2, PIECE // 8), "m": Along(8, 1, 2)}, roles.early)
-        super().__init__(kernel, layout, name, shape)
-        self.r, self.tile = roles, {"m": roles.m, "n": roles.n}
+    frame: GemmFrame
+
+    def __init__(self, frame: GemmFrame, roles: GemmSchedule) -> None:
+        super().__init__(frame)
+        self.r, shape, kernel = roles, frame.shape, frame.kernel
+        self.loads = Loads(frame)
+        self.stores = Stores(frame, self.loads)
         self.boxes: dict[tuple[str, Box], str] = {}
-        self.ahead: dict[
-            Expr, tuple[str, Local]
-        ] = {}  # prefetched epilogue operands: (array over all pieces, layout within a piece)
+        # prefetched epilogue operands: (array over all pieces, layout within a piece)
+        self.ahead: dict[Expr, tuple[str, Local]] = {}
         self.dots = list(shape.dots)
         axes = {e.axis for e in self.dots}
         if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots}:
@@ -140,14 +80,7 @@ class _Gemm(Function):
         self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
         if roles.n not in COLUMNS or roles.height % GROUP or not roles.waiting(len(self.rights)):
             raise Unfusable("tiles that groups of warps cannot share, or that leave no room")
-        self.tiles = -(-shape.m // roles.m), -(-shape.n // roles.n)
-        # the last tiles are shifted back to end at the edge, and recompute elements of their neighbours
-        again = not any(s.guards or getattr(s, "parts", ()) for s in kernel.stores)
-        self.last = {
-            d: max(0, self.extent[d] - size) if again else count * size
-            for (d, size), count in zip(self.tile.items(), self.tiles, strict=True)
-        }
-        if self.tiles[0] % roles.down or self.tiles[1] % roles.across:
+        if frame.tiles[0] % roles.down or frame.tiles[1] % roles.across:
             raise Unfusable("an odd number of tiles for pairs of blocks")
         if roles.parts > 1 and (
             roles.turns * roles.down * roles.across > 1 or -(-self.axis.size // DEPTH) < roles.parts
@@ -166,17 +99,6 @@ class _Gemm(Function):
         if len({s.along for s in self.right}) > 1 or any(self._read(r).value[3] != self.dtype for r in self.rights):
             raise Unfusable("right sides that lie differently")
 
-    def ragged(self, dim: str) -> bool:
-        """Whether some tiles along a dimension reach beyond the end."""
-        if dim in self.tile and self.last[dim] + self.tile[dim] == self.extent[dim]:
-            return False
-        return self.extent[dim] % self.tile.get(dim, DEPTH) != 0
-
-    def reduction(self, e: Expr) -> None:
-        """Not supported besides the products: raises Unfusable."""
-        raise Unfusable("a reduction beside products")
-
-    # ------------------------------------------------------------ boxes
     def _read(self, side: Sequence[Expr]) -> Expr:
         """The load that a side of a product consists of. Unfusable if it is no plain 16-bit matrix."""
         if len(side) != 1 or side[0].op != "load" or side[0].args or side[0].value[3] not in HALVES:
@@ -186,14 +108,15 @@ class _Gemm(Function):
     def _box(self, at: Index, dtype: str, origins: Mapping[str, str]) -> tuple[Box, str] | None:
         """The TMA box of the tile that an index covers from `origins`, and its contiguous dimension; None if there is
         no such box."""
-        ones = {d: Axis(f"{d}_all", prod(a.size for a in self.groups[d])) for d in origins}
+        frame = self.frame
+        ones = {d: Axis(f"{d}_all", prod(a.size for a in frame.groups[d])) for d in origins}
         for d, one in ones.items():
-            moved = as_one(at, self.groups[d], one)
+            moved = as_one(at, frame.groups[d], one)
             if moved is None:
                 return None
             at = moved
-        tiles = {one: (origins[d], self.tile.get(d, DEPTH)) for d, one in ones.items()}
-        ends = {one for d, one in ones.items() if self.ragged(d)}
+        tiles = {one: (origins[d], frame.tile.get(d, DEPTH)) for d, one in ones.items()}
+        ends = {one for d, one in ones.items() if frame.ragged(d)}
         found = box(at, tiles, itemsize(dtype), lambda a: a.name, ends)
         if found is None or at.axes - {*ones.values(), *self.shape.batch}:
             return None
@@ -202,23 +125,25 @@ class _Gemm(Function):
     def _side(self, side: Sequence[Expr], dim: str, shared: int) -> Side:
         """An operand as TMA boxes, of which each block of a cluster loads its part. `shared` is the number of blocks
         that share the operand."""
+        frame = self.frame
         e, inner = self._read(side), self.axis.name
         found = self._box(e.value[1], e.value[3], {dim: f"at.{dim}", inner: "k"})
         if found is None:
             raise Unfusable("a side of a product that is no box")
         whole, fast = found
         along = fast == inner
-        size = self.tile[dim] // shared if shared > 1 else min(self.tile[dim], self.extent[dim])
+        size = frame.tile[dim] // shared if shared > 1 else min(frame.tile[dim], frame.extent[dim])
         block = (size, DEPTH) if along else (DEPTH // shared, PIECE)
         return Side(self._described(e.value[0], replace(whole, block=block)), whole, along)
 
     def _brought(self) -> int:
         """Bytes that TMA transfers per stage (the mbarrier's expected bytes); TMA clips the rows of an operand
         contiguous along K."""
+        frame = self.frame
         sides = [(self.left, "m", self.r.across), *((s, "n", self.r.down) for s in self.right)]
         rows = (
-            (min(self.tile[d], self.extent[d]) if shared == 1 else self.tile[d]) if s.along
-            else -(-self.tile[d] // PIECE) * PIECE for s, d, shared in sides
+            (min(frame.tile[d], frame.extent[d]) if shared == 1 else frame.tile[d]) if s.along
+            else -(-frame.tile[d] // PIECE) * PIECE for s, d, shared in sides
         )  # fmt: skip
         return 2 * DEPTH * sum(rows)
 
@@ -227,36 +152,36 @@ class _Gemm(Function):
         key = operand, replace(found, origin=("", ""))
         return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
 
-    # ------------------------------------------------------------ the function
     def roles(self) -> CudaLaunch:
         """The function's text and its grid."""
+        frame = self.frame
         r = self.r
-        count = prod(self.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
+        count = prod(frame.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
         clusters = min(count, target().multiprocessors // r.blocks) if r.parts == 1 else count
         self.early = self._early()
         lines = self._results()
         walk = [
             f"for (int tile = roles.first(); tile < {count}; tile += {clusters}) {{",
-            f"    const Spot at = roles.spot<{self.tiles[0]}, {self.tiles[1]}, {r.group}, {self.last['m']}, {self.last['n']}>(tile);",
+            f"    const Spot at = roles.spot<{frame.tiles[0]}, {frame.tiles[1]}, {r.group}, {frame.last['m']}, {frame.last['n']}>(tile);",
             *("    " + line for line in self._batch()),
         ]
         body = ["    " + line for line in self._body(self._copying(walk), self._multiplying(walk, lines))]
         written = {x.buffer for x in self.kernel.stores}
         used = [
-            n for n in self.kernel.buffers if any(re.search(rf"(?<![.\w]){self.param[n]}\b", line) for line in body)
+            n for n in self.kernel.buffers if any(re.search(rf"(?<![.\w]){frame.param[n]}\b", line) for line in body)
         ]
-        parameters = [self._parameter(n, self.kernel.buffers[n], n in written) for n in used]
+        parameters = [frame.parameter(n, self.kernel.buffers[n], n in written) for n in used]
         parameters += [f"DESCRIBED {name}" for name in self.boxes.values()]
         together = f" __cluster_dims__({r.blocks}, 1, 1)" if r.blocks > 1 else ""
         head = f'extern "C" __global__ void __launch_bounds__({THREADS}, 1){together}'
-        function = [head, f"{self.name}({', '.join(parameters)}) {{", *body, "}", ""]
+        function = [head, f"{frame.name}({', '.join(parameters)}) {{", *body, "}", ""]
         boxes = tuple((operand, b.shape, b.block, b.strides[0] if b.strides else 0) for operand, b in self.boxes)
         rights = len(self.rights)
         room = 1024 + r.stages * r.stage(rights) + 16 * r.stages + 8 * GROUPS
         room += r.waiting(rights) * GROUPS * r.height * 2 * PIECE
         beside = {"CUDA_ROLES": ROLE_LIBRARY, f"CUDA_ROLES_{r.taken(rights)}": product_text(r.taken(rights))}
         return CudaLaunch(
-            self.name, "\n".join(function), clusters * r.blocks, THREADS, tuple(used), r.early, room, boxes, beside
+            frame.name, "\n".join(function), clusters * r.blocks, THREADS, tuple(used), r.early, room, boxes, beside
         )
 
     @property
@@ -355,15 +280,15 @@ class _Gemm(Function):
         r, found = self.r, []
         loads = dict.fromkeys(
             e for s in self.kernel.stores for e in nest_of(s.value)
-            if e.op == "load" and not e.args and self.spans(e) == ("m", "n") and itemsize(e.value[3]) == 2
+            if e.op == "load" and not e.args and self.frame.spans(e) == ("m", "n") and itemsize(e.value[3]) == 2
         )  # fmt: skip
         each = r.height * r.wide // 256
         if not loads or r.held(len(self.rights)) + each * len(loads) > EARLY:
             return []
-        scope = Scope(3, set(self.top.bound))
+        scope = Scope(3, set(self.frame.top.bound))
         for e in loads:
             with self.inside(scope):
-                local = self.load(e)
+                local = self.loads.load(e)
                 if not local.lanes:
                     return []
                 name = self.fresh("early")
@@ -376,7 +301,7 @@ class _Gemm(Function):
         """The epilogue: results in pieces of 64 columns; threads store a narrower last piece directly."""
         found = [line for store in self.kernel.stores for line in self._written(store)]
         if rest := self.r.wide % PIECE:
-            self.along["n"] = Along(4, 2, rest // 8)
+            self.frame.along["n"] = Along(4, 2, rest // 8)
             found += [line for store in self.kernel.stores for line in self._written(store, last=True)]
         return found
 
@@ -384,7 +309,7 @@ class _Gemm(Function):
         """The pieces of one result."""
         target = None if last else self._target(store)
         lines = "" if last or target is not None else self._lines(store)
-        scope = Scope(3, set(self.top.bound) | {self.axis})
+        scope = Scope(3, set(self.frame.top.bound) | {self.axis})
         with self.inside(scope):
             for e in self.dots:
                 which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")
@@ -398,7 +323,7 @@ class _Gemm(Function):
             if target is not None or lines:
                 self._keep(store)
             else:
-                self.write(store)
+                self.stores.write(store)
         if target is not None:
             name, origin = target
             lines = f"roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"
@@ -414,12 +339,13 @@ class _Gemm(Function):
     def _lines(self, store: OutputStore) -> str:
         """The statement that stores a piece row by row where TMA cannot; empty if rows of the result are not
         contiguous."""
+        frame = self.frame
         buffer, begin = self.kernel.buffers[store.buffer], self._origins()
         if store.guards or getattr(store, "parts", ()) or itemsize(buffer.dtype) != 2:
             return ""
-        at, ones = store.at, {d: Axis(f"{d}_all", self.extent[d]) for d in begin}
+        at, ones = store.at, {d: Axis(f"{d}_all", frame.extent[d]) for d in begin}
         for d, one in ones.items():
-            moved = as_one(at, self.groups[d], one)
+            moved = as_one(at, frame.groups[d], one)
             if moved is None:
                 return ""
             at = moved
@@ -430,8 +356,8 @@ class _Gemm(Function):
             f"({next((begin[d] for d, one in ones.items() if a is one), a.name)}) * {step}LL"
             for a, step in steps.items() if isinstance(a, Axis)
         ]  # fmt: skip
-        ends = (f"{self.extent[d]} - ({begin[d]})" for d in "mn")
-        where = " + ".join([self.param[store.buffer], *places, *([str(at.const)] if at.const else [])])
+        ends = (f"{frame.extent[d]} - ({begin[d]})" for d in "mn")
+        where = " + ".join([frame.param[store.buffer], *places, *([str(at.const)] if at.const else [])])
         return f"roles.write_piece(piece, {where}, {steps[ones['m']]}LL, {', '.join(ends)});"
 
     def _target(self, store: OutputStore) -> tuple[str, tuple[str, ...]] | None:
@@ -448,11 +374,11 @@ class _Gemm(Function):
 
     def _keep(self, store: OutputStore) -> None:
         """Emit the store of a piece of a result, rounded, into shared memory."""
-        self.need(store.value)
-        if self.spans(store.value) != ("m", "n"):
+        self.loads.need(store.value)
+        if self.frame.spans(store.value) != ("m", "n"):
             raise Unfusable("a result that is no tile of rows and columns")
         ctype = CTYPES[self.kernel.buffers[store.buffer].dtype]
-        nest = Nest(self, ("m", "n"), "n", inner="n")
+        nest = Nest(self.frame, ("m", "n"), "n", inner="n")
         text = nest.scalar(store.value, nest.deepest, dtype=self.kernel.buffers[store.buffer].dtype)
         name = self.fresh("y")
         nest.before(f"Pack<{ctype}, 2> {name};")

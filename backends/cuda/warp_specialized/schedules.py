@@ -1,4 +1,4 @@
-"""Candidate schedules of warp-specialized GEMM (`GemmSchedule`, warp_specialized/kernel.py) by a cost model, and their
+"""Candidate schedules of warp-specialized GEMM (`GemmSchedule`, warp_specialized/parameters.py) by a cost model, and their
 legality."""
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from ...ir.kernel import PROBE, Kernel, if_fusable
 from ...ir.tiling import Shape
 from ...machine import per_machine, target
 from .device_library import COLUMNS, GROUP, PIECE
-from .kernel import DEPTH, GemmSchedule, emit_gemm, readable
+from .kernel import emit_gemm, readable
+from .parameters import DEPTH, GemmSchedule
 
 ROWS, COLUMNS_ = 17, 64  # least rows and columns of a GEMM that is worth warp specialization
 CLUSTERED = 120  # SMs that clusters of more than two blocks can occupy

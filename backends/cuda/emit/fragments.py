@@ -1,0 +1,328 @@
+"""Skinny GEMM on tensor cores in CUDA C++: mma.sync fragments are loaded from global memory straight into registers.
+
+A fragment of 16 rows (or 8 columns) by 32 elements along K is distributed over a warp as mma.m16n8k16 wants it: threads
+4 apart hold neighbouring rows (columns), and each thread holds 8 contiguous elements along K, one 16-byte access. The
+order of the K elements within an instruction is the same permutation for both operands, which leaves the sum unchanged.
+Matrices are therefore read once, bypassing L1 and without block-wide barriers; rows are read by every warp and hit in
+L1. Warps are laid out along N and K (intra-block split-K); their partial sums are added through shared memory. The
+epilogue continues in the kernel's thread layout (tensor_cores.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ir.index import Axis
+from ...ir.kernel import Expr, Unfusable, factors, walk
+from ...ir.tiling import Dot
+from .fragment_frame import CHUNK, HEIGHT, WIDTH, FragmentFrame
+from .frame import Local, Part, Scope
+from .loads import Loads
+from .nest import Nest
+from .reductions import Reductions
+from .spelling import CTYPES, all_of, enclosed, span
+from .thread_layout import steady
+
+
+@dataclass(frozen=True)
+class Put:
+    """Location of the warps' partial sums in shared memory, in elements: first offset, row stride, stride between
+    partial sums."""
+
+    first: int
+    row: int
+    apart: int
+
+
+class Fragments(Part):
+    """The mainloop: a kernel's operands as mma fragments, and all its sums along one axis."""
+
+    frame: FragmentFrame
+
+    def __init__(self, frame: FragmentFrame, axis: Axis) -> None:
+        super().__init__(frame)
+        self.loads = Loads(frame)
+        self.accumulators = Reductions(frame, self.loads)
+        self._operands(axis)
+
+    def _operands(self, axis: Axis) -> None:
+        """Find the products and other sums along the axis, their sides, and their loads. Unfusable where fragments do
+        not apply."""
+        frame = self.frame
+        ready = [e for e in self.kernel.reductions if e.axis == axis]
+        if any(e.value[0] != "sum" or e.kind != "float" for e in ready) or frame.wide != "float32":
+            raise Unfusable("a reduction that is no sum beside a product")
+        if any(x.op == "reduce" for e in ready for x in walk(e.args)):
+            raise Unfusable("a product of what another reduction gives")
+        if frame.extent["m"] > 2 * HEIGHT or frame.size % 8:
+            raise Unfusable("fragments do not cover the rows, or the sum")
+        b, dots = self.kernel.builder, self.shape.dots
+        self.dots = [e for e in ready if e in dots and self._sides(dots[e])]
+        self.sums = [e for e in ready if e not in self.dots]
+        self.left, self.right = (
+            {e: b.product(getattr(dots[e], side), ()) for e in self.dots} for side in ("left", "right")
+        )
+        rows = (*self.left.values(), *(e.args[0] for e in self.sums))
+        self.lefts = list(dict.fromkeys(x for body in rows for x in self.sources(body)))
+        self.rights = list(dict.fromkeys(x for body in self.right.values() for x in self.sources(body)))
+        if {*self.lefts} & {*self.rights} or any("n" in frame.spans(x) for x in self.lefts):
+            raise Unfusable("one load on both sides of a product")
+        self.squares = {e: two for e in self.sums if (two := self._rows(e)) is not None}
+        self.held: dict[Expr, Local] = {}
+        self.names: dict[Expr, Local] = {}
+
+    def _sides(self, dot: Dot) -> bool:
+        """Whether a product has only rows on the left side and other columns on the right, both with K."""
+        frame = self.frame
+        left, right = ({d for f in side for d in frame.spans(f)} for side in (dot.left, dot.right))
+        return left == {"m", frame.dim} and len(right) == 2 and frame.dim in right and "m" not in right
+
+    def _rows(self, e: Expr) -> tuple[Expr, Expr] | None:
+        """The two operands of a sum of products of equal rows (such as a sum of squares), if both are vector loads;
+        else None."""
+        over, under = factors(e.args[0])
+        whole = not under and len(over) == 2 and all(self.read_whole(f) for f in over)
+        if (
+            not whole
+            or any(self.frame.spans(f) != ("m", self.frame.dim) for f in over)
+            or len({self.dtype(f) for f in over}) > 1
+        ):
+            return None
+        return over[0], over[1]
+
+    def read_whole(self, e: Expr) -> bool:
+        """Whether vectors along K are single loads: loads, or selects between loads whose condition is uniform over a
+        vector."""
+        frame = self.frame
+        if e.op == "where":
+            c, *ways = e.args
+            apart = all(x.op not in ("load", "reduce") for x in walk([c])) and steady(c, frame.groups[frame.dim][0], 8)
+            return apart and all(map(self.read_whole, ways)) and len({self.dtype(w) for w in ways}) == 1
+        return (
+            e.op == "load" and not e.value[2] and self.loads.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
+        )
+
+    def dtype(self, e: Expr) -> str:
+        """Dtype of a vector load (or select of loads)."""
+        return str(e.value[3]) if e.op == "load" else self.dtype(e.args[1])
+
+    def sources(self, e: Expr) -> list[Expr]:
+        """The vector loads that an expression is computed from. Unfusable if it has other loads or reductions."""
+        if self.read_whole(e):
+            return [e]
+        if e.op in ("load", "reduce"):
+            raise Unfusable(f"a {e.op} that is no fragment")
+        return [x for a in e.args for x in self.sources(a)]
+
+    def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
+        """Declare registers for vectors along K of dimensions `dims`."""
+        frame = self.frame
+        if frame.dim not in dims or CTYPES[dtype] not in ("bf16", "f16"):
+            raise Unfusable("a load that is no fragment")
+        local = Local(self.fresh("v"), dims, dtype, frame.dim)
+        count = frame.count(dims, frame.dim)
+        self.loads.check_held(16 * count)
+        self.line(f"Pack<{CTYPES[dtype]}, 8> {local.name}{f'[{count}]' if count > 1 else ''};")
+        return local
+
+    def spot(self, local: Local, at: str) -> str:
+        """Text of one of the vectors that a thread holds."""
+        return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
+
+    def fill(self, nest: Nest, e: Expr, condition: str = "") -> None:
+        """Emit vector loads in a loop nest; those of columns bypass L1, which is kept for the rows.
+
+        Out-of-bounds vectors are loaded from a valid address and zeroed by a select: a branch would serialize the
+        loads.
+        """
+        local = self.held[e]
+        where, anywhere, conditions = self._source(nest, e)
+        conditions = [*nest.masks(local.dims), *conditions]
+        read = "read_once" if "n" in local.dims else "read"
+        text = f"{read}_if<8>({all_of(conditions)}, {where}, {anywhere})" if conditions else f"{read}<8>({where})"
+        nest.line(f"{f'if ({condition}) ' if condition else ''}{self.spot(local, nest.slot(local))} = {text};")
+
+    def _source(self, nest: Nest, e: Expr, known: frozenset[Expr] = frozenset()) -> tuple[str, str, list[str]]:
+        """(address of a vector, an address that is always valid, bounds conditions of the vector). `known` conditions
+        are left out."""
+        frame = self.frame
+        if e.op == "where":
+            c, yes, no = e.args
+            other = self.kernel.builder.make("not", (c,), None, "bool")
+            ways = [self._source(nest, w, known | {k}) for w, k in ((yes, c), (no, other))]
+            if any(conditions for *_, conditions in ways):
+                raise Unfusable("a choice between vectors that are not there")
+            chosen = enclosed(nest.scalar(c, nest.depth(frame.spans(c))))
+            return f"{chosen} ? {ways[0][0]} : {ways[1][0]}", ways[0][1], []
+        operand, at, _, _ = e.value
+        where = f"{frame.param[operand]} + {nest.position(at, (), span(at, ()))}"
+        return (
+            where,
+            frame.param[operand],
+            [nest.scalar(g, nest.depth(frame.spans(g))) for g in e.args if g not in known],
+        )
+
+    def read(self, loads: Sequence[Expr], condition: str = "") -> None:
+        """Emit loop nests that load vectors, each predicated by `condition` if there is one."""
+        for dims in dict.fromkeys(self.held[x].dims for x in loads):
+            nest = Nest(self.frame, dims, self.frame.dim)
+            for x in loads:
+                if self.held[x].dims == dims:
+                    self.fill(nest, x, condition)
+            nest.close()
+
+    def stage(self) -> list[str]:
+        """Emit coordinates, accumulators, the first vectors and the loop over K. Returns the lines."""
+        frame = self.frame
+        warps, chunk = frame.warps, CHUNK * frame.warps.depth
+        base = f"{enclosed(frame.place['n'])} * {frame.block} + " if frame.place["n"] else ""
+        across = f"thread / 32 % {warps.across} * {warps.tiles * WIDTH} + " if warps.across > 1 else ""
+        self.line("const int m_0 = thread / 4 % 8;")
+        self.line(f"const int n_0 = {base}{across}thread / 4 % 8;")
+        for d in dict.fromkeys(d for x in self.rights for d in frame.spans(x) if d not in ("n", frame.dim)):
+            self.line(f"const int {d}_0 = thread / 4 % 8;")
+        self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * 8;")
+        for e in (*self.dots, *self.sums):
+            self._accumulator(e)
+        self.held = {x: self.hold(frame.spans(x), self.dtype(x)) for x in (*self.rights, *self.lefts)}
+        frame.top.known |= self.held
+        self.line("{")
+        self.line(f"const int {frame.dim}_0 = own;")
+        self.read([*self.rights, *self.lefts])
+        self.line("}")
+        self._walk_sum()
+        return frame.top.lines
+
+    def _accumulator(self, e: Expr) -> None:
+        """Declare the accumulator of a product or sum."""
+        frame = self.frame
+        if e in self.dots:
+            dims = "m", next(d for d in frame.spans(self.right[e]) if d != frame.dim)
+            count = frame.heights * frame.along[dims[1]].repeat
+        else:
+            dims = tuple(d for d in frame.spans(e.args[0]) if d != frame.dim)  # type: ignore[assignment]
+            count = 2 * frame.heights
+        self.names[e] = Local(self.fresh("acc"), dims, "float32")
+        if e in self.dots or e in self.squares:
+            self.line(f"float {self.names[e].name}[{count}][4] = {{}};")
+        else:
+            self.accumulators.begin(self.names[e].name, dims, "sum")
+
+    def _walk_sum(self) -> None:
+        """The software-pipelined loop over K: each vector is multiplied and, right after its last use, loaded for the
+        next iteration."""
+        frame = self.frame
+        whole, at, outer = frame.step >= frame.size, f"{frame.dim}_block", frame.top
+        loop = Scope(2 if whole else 3, set(outer.bound), outside=outer)
+        with self.inside(loop):
+            self.line(f"const int {frame.dim}_0 = {'own' if whole else f'{at} + own'};")
+            sides = {x: self._pack(x) for x in dict.fromkeys((*self.left.values(), *self.right.values()))}
+            for e in self.sums:
+                if e in self.squares:
+                    self._square(e)
+                else:
+                    self.accumulators.accumulate(e, e.args[0], frame.dim, self.names[e])
+            if not whole:
+                self.line(f"const bool more = {at} + {frame.step} < {frame.size};")
+                self.line("{")
+                self.line(f"const int {frame.dim}_0 = {at} + {frame.step} + own;")
+            left = [] if whole else [*self.rights, *self.lefts]
+            for dims in dict.fromkeys(self.names[e].dims for e in self.dots):
+                later = [x for x in left if self.held[x].dims == (frame.dim, dims[1]) and x in self.rights]
+                self._multiply([e for e in self.dots if self.names[e].dims == dims], dims[1], sides, later)
+                left = [x for x in left if x not in later]
+            if not whole:
+                self.read(left, "more")
+                self.line("}")
+        if whole:
+            outer.lines += loop.lines
+            return
+        self.line("#pragma unroll 1")
+        self.line(f"for (int {at} = 0; {at} < {frame.size}; {at} += {frame.step}) {{")
+        outer.lines += loop.lines
+        self.line("}")
+
+    def _pack(self, e: Expr) -> Local:
+        """A side of a product as 16-bit vectors: as loaded, or computed from loaded vectors."""
+        frame = self.frame
+        if e in self.held:
+            return self.held[e]
+        kinds = {self.held[x].dtype for x in self.sources(e)}
+        if len(kinds) != 1:
+            raise Unfusable("a side of a product in two dtypes")
+        (dtype,) = kinds
+        local = self.hold(frame.spans(e), dtype)
+        nest = Nest(frame, local.dims)
+        value = nest.scalar(e, nest.deepest, dtype=dtype)
+        nest.line(f"{self.spot(local, nest.slot(local))}.at[{frame.dim}_v] = {value};")
+        nest.close()
+        return local
+
+    def _rows_of(self, local: Local, height: int) -> list[str]:
+        """Texts of the A fragment of 16 rows inside the loop over K chunks: the vectors of the upper 8 and of the lower
+        8 rows."""
+        frame = self.frame
+        depth = frame.along[frame.dim].repeat
+        k = f"{frame.dim}_i" if depth > 1 else "0"
+        return [f"{local.name}[{plus(k, (2 * height + i) * depth)}]" for i in (0, 1)]
+
+    def _multiply(self, dots: Sequence[Expr], columns: str, sides: dict[Expr, Local], later: Sequence[Expr]) -> None:
+        """The loop nest of products over the same columns. `later` are the loads for the next iteration, each emitted
+        right after its use."""
+        frame = self.frame
+        nest = Nest(frame, (frame.dim, columns), frame.dim)
+        tiles = frame.along[columns].repeat
+        tile = f"{columns}_i" if tiles > 1 else "0"
+        for e in dots:
+            a, b = sides[self.left[e]], sides[self.right[e]]
+            if a.dtype != b.dtype or a.dims != ("m", frame.dim):
+                raise Unfusable("sides of a product that the matrix unit does not take")
+            for h in range(frame.heights):
+                place = f"{self.names[e].name}[{plus(tile, h * tiles)}]"
+                nest.line(f"multiply({place}, {', '.join(self._rows_of(a, h))}, {self.spot(b, nest.slot(b))});")
+        for x in later:
+            self.fill(nest, x, "more")
+        nest.close()
+
+    def _square(self, e: Expr) -> None:
+        """Sums of products of equal rows: the diagonal of A·Bᵀ, where the rows of the other operand serve as
+        columns."""
+        frame = self.frame
+        nest = Nest(frame, (frame.dim,), frame.dim)
+        a, b = (self.held[x] for x in self.squares[e])
+        for h in range(frame.heights):
+            for i, other in enumerate(self._rows_of(b, h)):
+                nest.line(f"multiply({self.names[e].name}[{2 * h + i}], {', '.join(self._rows_of(a, h))}, {other});")
+        nest.close()
+
+    def put(self, e: Expr, first: int) -> Put:
+        """Store a warp's partial sum in shared memory. Returns where."""
+        frame = self.frame
+        warps, rows, local = frame.warps, frame.heights * HEIGHT, self.names[e]
+        tiles, across = 0, 1
+        if e in self.dots:
+            tiles, across = frame.along[local.dims[1]].repeat, warps.across if local.dims[1] == "n" else 1
+        elif local.dims not in (("m",), ()):
+            raise Unfusable("sums over columns beside products")
+        row = tiles * WIDTH * across + (8 if tiles * across > 1 else 0) if tiles else 1
+        place = f"{plus('shared', first)} + thread / {32 * warps.across} * {rows * row}"
+        place += f" + thread / 32 % {across} * {tiles * WIDTH}" if across > 1 else ""
+        alone = [f"thread / 32 % {warps.across} == 0"] if warps.across > 1 and across == 1 else []
+        if not tiles and e not in self.squares:
+            self.line(f"across_warp<Sum, 1, 4>({local.name});")
+            alone.append("thread % 4 == 0")
+        condition = f"if ({all_of(alone)}) " if alone else ""
+        if tiles:
+            self.line(f"{condition}put_product<{row}, {tiles}>({place}, {local.name});")
+        elif e in self.squares:
+            self.line(f"{condition}put_diagonal({place}, {local.name});")
+        else:
+            each = f"for (int i = 0; i < {frame.count(local.dims)}; ++i)"
+            self.line(f"{condition}{each} ({place})[thread / 4 % 8 + i * 8] = {local.name}[i];")
+        return Put(first, row, rows * row)
+
+
+def plus(text: str, number: int) -> str:
+    """Text of `text + number`."""
+    return str(number) if text == "0" else f"{text} + {number}" if number else text

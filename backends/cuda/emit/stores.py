@@ -1,0 +1,57 @@
+"""Stores of results, vectorized where their elements are contiguous."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ....egraph.ir.dtypes import itemsize
+from ...ir.kernel import OutputStore, Unfusable
+from .frame import Part
+from .loads import Loads
+from .nest import Nest
+from .spelling import CTYPES, all_of, enclosed
+from .thread_layout import together
+
+
+@dataclass(eq=False)
+class Stores(Part):
+    """Results of a kernel."""
+
+    loads: Loads
+
+    def write(self, store: OutputStore) -> None:
+        """Emit the loads, reductions and the store of one result, vectorized where its elements are contiguous."""
+        frame = self.frame
+        value, buffer = store.value, self.kernel.buffers[store.buffer]
+        for e in store.exprs:
+            self.loads.need(e)
+        axes = frozenset(store.at.axes).union(*(e.axes for e in store.exprs[1:]))
+        dims = frame.dims(axes)
+        if not set(frame.spans(value)) <= set(dims):
+            raise Unfusable("a result with more axes than its place")
+        guarded = {d for e in store.exprs[1:] for d in frame.spans(e)}
+        lanes = next((d for d in dims if d not in guarded and frame.groups[d] and together(
+            store.at, frame.groups[d][-1], frame.along[d].vector, itemsize(buffer.dtype))
+            and all(step % frame.along[d].vector == 0 for _, step in store.parts)), "")  # fmt: skip
+        nest = Nest(frame, dims, lanes, inner=lanes)
+        ctype, target = CTYPES[buffer.dtype], frame.param[store.buffer]
+        place = nest.position(store.at, store.parts, store.at.range[1], True)
+        masks = [*nest.masks(dims), *(nest.scalar(g, nest.depth(frame.spans(g))) for g in store.guards)]
+        masks += [
+            f"{enclosed(frame.lane(d))} == 0"
+            for d in self.layout.dims
+            if d not in dims and self.layout.dims[d].threads > 1
+        ]
+        if self.layout.threads > math.prod(a.threads for a in self.layout.dims.values()):
+            masks.append(f"thread < {math.prod(a.threads for a in self.layout.dims.values())}")
+        condition = f"if ({all_of(masks)}) " if masks else ""
+        text = nest.scalar(value, nest.deepest, dtype=buffer.dtype)
+        if lanes:
+            name = self.fresh("y")
+            nest.before(f"Pack<{ctype}, {frame.along[lanes].vector}> {name};")
+            nest.line(f"{name}.at[{lanes}_v] = {text};")
+            nest.after(f"{condition}write({target} + {place}, {name});")
+        else:
+            nest.line(f"{condition}{target}[{place}] = {text};")
+        nest.close()

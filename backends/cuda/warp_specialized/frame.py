@@ -1,0 +1,33 @@
+"""Frame of a warp-specialized GEMM: its epilogue in the thread layout of the wgmma accumulators."""
+
+from __future__ import annotations
+
+from ...ir.kernel import Kernel
+from ...ir.tiling import Shape
+from ..emit.frame import Frame
+from ..emit.thread_layout import Along, Layout
+from .device_library import PIECE
+from .parameters import DEPTH, GemmSchedule
+
+
+class GemmFrame(Frame):
+    """Frame of the epilogue of a warp-specialized GEMM. `tile` is the tile's size, `tiles` the number of tiles along rows and
+    columns, `last` the first row and column of the last tiles."""
+
+    def __init__(self, kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -> None:
+        layout = Layout({"n": Along(4, 2, PIECE // 8), "m": Along(8, 1, 2)}, schedule.early)
+        super().__init__(kernel, layout, name, shape)
+        self.tile = {"m": schedule.m, "n": schedule.n}
+        self.tiles = -(-shape.m // schedule.m), -(-shape.n // schedule.n)
+        # the last tiles are shifted back to end at the edge, and recompute elements of their neighbours
+        again = not any(s.guards or getattr(s, "parts", ()) for s in kernel.stores)
+        self.last = {
+            d: max(0, self.extent[d] - size) if again else count * size
+            for (d, size), count in zip(self.tile.items(), self.tiles, strict=True)
+        }
+
+    def ragged(self, dim: str) -> bool:
+        """Whether some tiles along a dimension reach beyond the end."""
+        if dim in self.tile and self.last[dim] + self.tile[dim] == self.extent[dim]:
+            return False
+        return self.extent[dim] % self.tile.get(dim, DEPTH) != 0

@@ -1,0 +1,74 @@
+"""Schedule of a warp-specialized GEMM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...generate.schedule import Domain, Schedule, flag, number
+from ...machine import target
+from .device_library import COLUMNS, GROUP, GROUPS, PIECE
+
+DEPTH = 64  # K elements per pipeline stage: 128 bytes, the span of the 128B swizzle
+
+
+@dataclass(frozen=True)
+class GemmSchedule(Schedule):
+    """Schedule of a warp-specialized GEMM."""
+
+    tag: ClassVar[str] = "roles"
+    warp_specialized: ClassVar[bool] = True
+
+    m: int = number("rows of a tile", Domain(64, 256, powers=True))
+    n: int = number("columns of a tile, per right-hand matrix", Domain(values=COLUMNS))
+    stages: int = number("pipeline depth", Domain(2, 8, steps="step"))
+    turns: int = number("2: consumers alternate between tiles (ping-pong), 1: they share one", Domain(1, 2), default=1)
+    down: int = number("cluster size along M: multicast of the right operand", Domain(1, 2), default=1)
+    across: int = number("cluster size along N: multicast of the left operand", Domain(1, 2), default=1)
+    parts: int = number("cluster size along K: split-K through distributed shared memory", Domain(1, 8), default=1)
+    group: int = number("rows of tiles rasterized together for L2 reuse", Domain(powers=True), default=8)
+    early: bool = flag("programmatic dependent launch", common=True)
+
+    @property
+    def beside(self) -> bool:
+        """Whether the consumer groups split a tile of 64 rows by columns."""
+        return self.turns == 1 and self.m == GROUP
+
+    @property
+    def height(self) -> int:
+        """Rows of a consumer group's tile."""
+        return self.m if self.turns > 1 or self.beside else self.m // GROUPS
+
+    @property
+    def wide(self) -> int:
+        """Columns of a consumer group's tile."""
+        return self.n // GROUPS if self.beside else self.n
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a cluster."""
+        return self.down * self.across * self.parts
+
+    def held(self, rights: int) -> int:
+        """Accumulators per consumer thread for `rights` right-hand matrices."""
+        return rights * self.height * self.wide // 128
+
+    def taken(self, rights: int) -> int:
+        """N of one wgmma instruction: all right sides together where they are adjacent in shared memory and at most 256
+        columns."""
+        together = not self.beside and rights * self.n <= COLUMNS[-1] and self.n % PIECE == 0
+        return rights * self.n if together else self.wide
+
+    def stage(self, rights: int) -> int:
+        """Bytes of shared memory of a pipeline stage."""
+        return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
+
+    def joining(self, rights: int) -> int:
+        """Bytes of partial sums that the other blocks of a cluster send to one block, stored in its ring."""
+        pieces = -(-self.wide // PIECE)
+        return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
+
+    def waiting(self, rights: int) -> int:
+        """64-column result buffers in shared memory per consumer group, at most 2; 0 if they do not fit."""
+        left = target().dynamic_shared - self.stages * (self.stage(rights) + 64)
+        return max(0, min(2, left // (GROUPS * self.height * 2 * PIECE)))
