@@ -27,7 +27,7 @@ from ..generate.template import Launch, LaunchBase, Lowered
 from ..ir.index import Axis, Index, unravelled
 from ..ir.kernel import PROBE, Buffer, Expr, Kernel, OutputStore, Unfusable, below_maximum
 from ..ir.tiling import Shape
-from .spelling import POINTWISE, REDUCTIONS, dtype_text, number
+from .spelling import dtype_text, number, scalar_text
 
 __all__ = ["EMITTER", "PallasEmitter", "PallasLaunch", "emit"]
 
@@ -274,8 +274,8 @@ class _Writer:
         if (shifted := below_maximum(e)) is not None:
             a, m = (self.names[x] for x in shifted)
             args = [f"({a} - jnp.where(jnp.isneginf({m}), 0, {m}))"]
-        text = POINTWISE.get(e.op)
-        if text is None:
+        text = scalar_text(e.op)
+        if not text:
             raise Unfusable(f"{e.op} has no spelling in JAX")
         return text.format(*args)
 
@@ -336,7 +336,7 @@ class _Writer:
             return self._contraction(e, body)
         x, dim = self.names[body], self.order[axis]
         full = f"jnp.broadcast_to({x}, {self._extent(body.axes | {axis})})" if axis not in body.axes else x
-        return f"{REDUCTIONS[monoid]}({full}, axis={dim}, keepdims=True)"
+        return f"jnp.{monoid}({full}, axis={dim}, keepdims=True)"
 
     def _contraction(self, e: Expr, body: Expr) -> str:
         letters = {a: chr(ord("a") + n) for a, n in self.order.items()}

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
 
-from ...egraph.ir import builders, dtypes
+from ...egraph.ir import builders
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make, topological
+from ...egraph.ir.index_maps import AffineMap
 from ...egraph.ir.interpret import expand_all
-from ...egraph.ir.ops import OPS
+from ...egraph.ir.ops import OPS, Op
 from ...extract.model.kernel import Call, LibraryKernel, identify
-from .spelling import POINTWISE, dtype_text, number
+from .spelling import dtype_text, node_text, number, wide_text
 
 __all__ = ["GAPS", "TEMPLATES"]
 
@@ -26,43 +26,13 @@ _KEYWORDS = ("and", "or", "not")
 Spell = Callable[[Tensor, Sequence[str]], str]
 
 
-def _wide(node: Tensor) -> str:
-    """The dtype in which a node accumulates."""
-    return "jnp.float32" if node.dtype in ("float16", "bfloat16") else dtype_text(node.dtype)
-
-
-def _formatted(text: str) -> Spell:
-    return lambda node, args: text.format(*args)
-
-
-def _position(function: str) -> Spell:
-    return lambda node, args: f"jnp.{function}({args[0]}, axis={node.attr('axis')}, keepdims=True)"
-
-
-def _reduction(function: str) -> Spell:
-    def text(node: Tensor, args: Sequence[str]) -> str:
-        dtype = f", dtype={_wide(node)}" if function in ("sum", "prod") else ""
-        empty = f", initial={number(_least(node, function), node.dtype)}" if function in ("max", "min") else ""
-        return f"jnp.{function}({args[0]}, axis={node.attr('axes')!r}, keepdims=True{dtype}{empty})"
-
-    return text
-
-
-def _least(node: Tensor, function: str) -> Any:
-    return (dtypes.least if function == "max" else dtypes.greatest)(node.dtype)
-
-
 def _conv(node: Tensor, args: Sequence[str]) -> str:
     n, pads = node.rank - 2, node.attr("pads")
     return (
         f"jax.lax.conv_general_dilated({args[0]}, {args[1]}, {node.attr('strides')!r}, "
         f"{[(pads[i], pads[n + i]) for i in range(n)]!r}, rhs_dilation={node.attr('dilations')!r}, "
-        f"feature_group_count={node.attr('groups')}, precision='highest', preferred_element_type={_wide(node)})"
+        f"feature_group_count={node.attr('groups')}, precision='highest', preferred_element_type={wide_text(node)})"
     )
-
-
-def _argsort(node: Tensor, args: Sequence[str]) -> str:
-    return f"jnp.argsort({args[0]}, axis={node.attr('axis')}, stable=True, descending={node.attr('descending')})"
 
 
 def _slice(node: Tensor, args: Sequence[str]) -> str:
@@ -102,30 +72,34 @@ def _scatter(node: Tensor, args: Sequence[str]) -> str:
     return f"{args[0]}.at[{', '.join(places)}].{method}({args[2]})"
 
 
-#: Atomic op -> its text, given the node and the texts of its operands.
-ATOMIC: dict[str, Spell] = {
-    **{op: _formatted(text) for op, text in POINTWISE.items()},
-    **{op: _reduction(op) for op in ("sum", "max", "min", "prod")},
-    **{op: _position(op) for op in ("argmax", "argmin")},
-    "cast": lambda n, a: a[0] if n.dtype != "bool" else f"({a[0]} != 0)",
-    "cumsum": lambda n, a: f"jnp.cumsum({a[0]}, axis={n.attr('axis')}, dtype={_wide(n)})",
-    "argsort": _argsort,
-    "matmul": lambda n, a: f"jnp.matmul({a[0]}, {a[1]}, precision='highest', preferred_element_type={_wide(n)})",
-    "conv": _conv,
-    "reshape": lambda n, a: f"jnp.reshape({a[0]}, {concrete(n.shape)})",
-    "permute": lambda n, a: f"jnp.transpose({a[0]}, {n.attr('perm')!r})",
-    "broadcast_to": lambda n, a: f"jnp.broadcast_to({a[0]}, {concrete(n.shape)})",
-    "slice": _slice,
-    "flip": lambda n, a: f"jnp.flip({a[0]}, {n.attr('axis')})",
-    "windows": _windows,
-    "concat": lambda n, a: f"jnp.concatenate(({', '.join(a)}), axis={n.attr('axis')})",
-    "pad": _pad,
-    "gather": lambda n, a: f"jnp.take({a[0]}, {a[1]}, axis={n.attr('axis')}, mode='clip')",
-    "gather_elements": _gather_elements,
-    "scatter_elements": _scatter,
-    "full": lambda n, a: f"jnp.full({concrete(n.shape)}, {number(n.attr('value'), n.dtype)})",
-    "iota": lambda n, a: f"jax.lax.broadcasted_iota({dtype_text(n.dtype)}, {concrete(n.shape)}, {n.attr('axis')})",
+def _cast(node: Tensor, args: Sequence[str]) -> str:
+    return args[0] if node.dtype != "bool" else f"({args[0]} != 0)"
+
+
+def _mapped(node: Tensor, args: Sequence[str]) -> str:
+    """A view by its index map: the operand at index arrays, one per axis."""
+    assert node.entry.index_map is not None
+    found = node.entry.index_map(dict(node.attrs), [a.shape for a in node.args])
+    assert isinstance(found, AffineMap), f"{node.op} needs a text in JAX"
+    grid = [f"jnp.arange({n}).reshape({[-1 if i == d else 1 for i in range(node.rank)]})"
+            for d, n in enumerate(concrete(node.shape))]  # fmt: skip
+    places = (" + ".join([str(a.offset), *(f"{factor} * {grid[d]}" for d, factor in a.terms)]) for a in found.axes)
+    return f"{args[0]}[{', '.join(places)}]"
+
+
+#: Type law -> text of the ops under it whose text is computed, given the node and the texts of its operands.
+COMPUTED: dict[str, Spell] = {
+    "cast": _cast, "conv": _conv, "slice": _slice, "windows": _windows, "pad": _pad,
+    "gather_elements": _gather_elements, "scatter_elements": _scatter,
 }  # fmt: skip
+
+
+def speller(entry: Op) -> Spell | None:
+    """The function of a node and the texts of its operands that spells an atomic op: the text of its entry, that of
+    its type law, or its index map; None if it has none."""
+    if entry.text.jax:
+        return node_text
+    return COMPUTED.get(entry.law) or (_mapped if entry.index_map is not None else None)
 
 
 def _definition(op: str, call: Call) -> tuple[str, str]:
@@ -139,7 +113,9 @@ def _definition(op: str, call: Call) -> tuple[str, str]:
             names[node] = str(node.attr("name"))
             continue
         names[node] = f"v{len(lines)}"
-        text = ATOMIC[node.op](node, [names[a] for a in node.args])
+        spell = speller(node.entry)
+        assert spell is not None, f"{node.op} has no text in JAX"
+        text = spell(node, [names[a] for a in node.args])
         lines.append(f"    {names[node]} = ({text}).astype({dtype_text(node.dtype)})")
     body = "\n".join([*lines, f"    return {names[root]}.astype({dtype_text(call.output.type.dtype)})"])
     head = f"({', '.join(call.operands)}):\n{body}\n"
@@ -170,7 +146,7 @@ def _row(op: str) -> LibraryKernel:
 
 def _rows() -> Iterator[LibraryKernel]:
     for op, entry in OPS.items():
-        if entry.arity and op not in GAPS and (entry.composite or op in ATOMIC):
+        if entry.arity and op not in GAPS and (entry.composite or speller(entry) is not None):
             yield _row(op)
 
 

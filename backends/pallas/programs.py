@@ -32,7 +32,7 @@ from ..program.device_programs import DevicePrograms
 from ..program.emit_cpu import Emitted
 from ..program.helper_functions import helper_source
 from ..runtime.marshalling import Exchange, OnCpu, is_torch, tensor_of
-from .library import ATOMIC
+from .spelling import node_text
 
 __all__ = ["PROGRAMS", "JaxPrograms", "OnJax"]
 
@@ -116,7 +116,7 @@ class _Emitter:
         for value, term in self.plan.weights.items():
             if term.op == "full":
                 self.names[value] = identifier(f"w{value}", self.taken)
-                self.lines.append(f"{self.names[value]} = {ATOMIC['full'](term, ())}")
+                self.lines.append(f"{self.names[value]} = {node_text(term, ())}")
                 continue
             digest = structural_digest(term)
             if digest not in known:

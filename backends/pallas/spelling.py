@@ -1,24 +1,51 @@
-"""JAX spelling of scalar operations, shared by generated kernels and library kernels, and of dtypes."""
+"""JAX text of ops, from the op table, and of dtypes and numbers; shared by generated kernels and library kernels."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from string import Formatter
+from typing import Any
 
 from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Tensor
+from ...egraph.ir.ops import OPS
 
-#: Elementwise op -> format string over its operands.
-POINTWISE = {
-    "neg": "-{0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "recip": "1 / {0}",
-    "maximum": "jnp.maximum({0}, {1})", "minimum": "jnp.minimum({0}, {1})", "where": "jnp.where({0}, {1}, {2})",
-    "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "not": "jnp.logical_not({0})",
-    "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "is_nan": "jnp.isnan({0})", "is_inf": "jnp.isinf({0})",
-    "rsqrt": "1 / jnp.sqrt({0})", "round": "jnp.round({0})", "pow": "jnp.power({0}, {1})", "atan": "jnp.arctan({0})",
-    "erf": "jax.lax.erf({0})", "floordiv": "jnp.floor_divide({0}, {1})", "mod": "jnp.mod({0}, {1})",
-    **{f: f"jnp.{f}({{0}})" for f in ("abs", "sign", "exp", "exp2", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos",
-                                      "floor", "ceil")},
-}  # fmt: skip
-#: Monoid of a reduction -> function.
-REDUCTIONS = {"sum": "jnp.sum", "max": "jnp.max", "min": "jnp.min", "prod": "jnp.prod"}
+#: Text of elementwise ops of the kernel IR that are not in the op table.
+_KERNEL_OPS = {"exp2": "jnp.exp2({0})"}
+
+
+def scalar_text(op: str) -> str:
+    """The format string of an elementwise op over its operands; "" if it has none."""
+    return OPS[op].text.jax if op in OPS else _KERNEL_OPS.get(op, "")
+
+
+def node_text(node: Tensor, args: Sequence[str]) -> str:
+    """The text of an op's entry (`TargetText.jax`) for a node, over the texts of its operands."""
+    return Formatter().vformat(node.entry.text.jax, tuple(args), _Fields(node))
+
+
+class _Fields(Mapping[str, Any]):
+    """Fields of a text: a node's attributes, with a canonical shape and value, and its dtypes."""
+
+    def __init__(self, node: Tensor) -> None:
+        self.node = node
+
+    def __getitem__(self, name: str) -> Any:
+        derived = _DERIVED.get(name)
+        return derived(self.node) if derived is not None else self.node.attr(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self.node.entry.attrs, *_DERIVED))
+
+    def __len__(self) -> int:
+        return len({*self.node.entry.attrs, *_DERIVED})
+
+
+def wide_text(node: Tensor) -> str:
+    """The dtype in which a node accumulates."""
+    return "jnp.float32" if node.dtype in ("float16", "bfloat16") else dtype_text(node.dtype)
 
 
 def dtype_text(dtype: str) -> str:
@@ -33,3 +60,13 @@ def number(value: float | int | bool, dtype: str) -> str:
     else:
         text = repr(value)
     return f"{dtype_text(dtype)}({text})"
+
+
+_DERIVED: dict[str, Callable[[Tensor], Any]] = {
+    "shape": lambda node: concrete(node.shape),
+    "dtype": lambda node: dtype_text(node.dtype),
+    "value": lambda node: number(node.attr("value"), node.dtype),
+    "wide": wide_text,
+    "least": lambda node: number(dtypes.least(node.dtype), node.dtype),
+    "greatest": lambda node: number(dtypes.greatest(node.dtype), node.dtype),
+}

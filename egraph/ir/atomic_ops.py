@@ -20,9 +20,11 @@ from .special_functions import erf
 Array = np.ndarray[Any, Any]
 
 
-def leaf(name: str, attrs: Mapping[str, str], doc: str, numpy: Callable[..., Array] | None = None) -> None:
+def leaf(
+    name: str, attrs: Mapping[str, str], doc: str, numpy: Callable[..., Array] | None = None, jax: str = ""
+) -> None:
     """Register a leaf: an op without operands, such as `input`."""
-    register(Op(name, 0, "leaf", "leaf", attrs, {}, doc, numpy=numpy))
+    register(Op(name, 0, "leaf", "leaf", attrs, {}, doc, numpy=numpy, text=TargetText(jax=jax)))
 
 
 def unary(
@@ -186,23 +188,33 @@ leaf("param", {"name": "str", **_LEAF}, "A weight, bound once; whatever depends 
 leaf("state", {"name": "str", **_LEAF}, "A persistent, mutable value such as a KV cache; read here, see Graph.updates.")
 leaf("constant", {"digest": "str", **_LEAF}, "An array known now.")
 leaf("full", {"value": "float", **_LEAF}, "One number in every place.",
-     lambda a: np.full(a["shape"], np.asarray(a["value"]).astype(dtypes.numpy_dtype(a["dtype"]))))  # fmt: skip
-leaf("iota", {"axis": "int", **_LEAF}, "Positions 0, 1, … along one axis.", _iota)
+     lambda a: np.full(a["shape"], np.asarray(a["value"]).astype(dtypes.numpy_dtype(a["dtype"]))),
+     jax="jnp.full({shape}, {value})")  # fmt: skip
+leaf("iota", {"axis": "int", **_LEAF}, "Positions 0, 1, … along one axis.", _iota,
+     jax="jax.lax.broadcasted_iota({dtype}, {shape}, {axis})")  # fmt: skip
 
 
 def _text(text: str, **more: str) -> TargetText:
-    """One text for float operands in C, CUDA and Triton; `more` are fields of `TargetText`."""
-    return TargetText(**{"c": text, "cuda": text, "triton": text, **more})
+    """One text for float operands in C, CUDA, Triton and JAX; `more` are fields of `TargetText`."""
+    return TargetText(**{"c": text, "cuda": text, "triton": text, "jax": text, **more})
 
 
 def _call(c: str, cuda: str, triton: str) -> TargetText:
-    """A function of one float. `c`: name in the C library; `cuda`: name in cuda_library.cuh; `triton`: text."""
-    return TargetText(f"__builtin_{c}f({{0}})", f"{c}({{0}})", cuda=f"op::{cuda}({{0}})", triton=triton)
+    """A function of one float. `c`: name in the C library; `cuda`: name in cuda_library.cuh and JAX; `triton`: text."""
+    jax = f"jnp.{cuda}({{0}})"
+    return TargetText(f"__builtin_{c}f({{0}})", f"{c}({{0}})", cuda=f"op::{cuda}({{0}})", triton=triton, jax=jax)
 
 
-def _vectorized(name: str, triton: str) -> TargetText:
-    """A function of one float that backends/ir/c_math.py defines for float32. `triton`: text."""
-    return TargetText(f"{name}_f({{0}})", f"{name}({{0}})", cuda=f"op::{name}({{0}})", triton=triton)
+def _vectorized(name: str, triton: str, module: str = "jnp") -> TargetText:
+    """A function of one float that backends/ir/c_math.py defines for float32. `triton`: text. `module`: that of the
+    function in JAX."""
+    jax = f"{module}.{name}({{0}})"
+    return TargetText(f"{name}_f({{0}})", f"{name}({{0}})", cuda=f"op::{name}({{0}})", triton=triton, jax=jax)
+
+
+def _reduced(name: str, more: str) -> TargetText:
+    """A reduction of JAX by name, with further arguments."""
+    return TargetText(jax=f"jnp.{name}({{0}}, axis={{axes}}, keepdims=True{more})")
 
 
 def _both(name: str, **more: Any) -> dict[str, Any]:
@@ -223,15 +235,15 @@ _TRITON_SIGN = "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))"
 _TRITON_MAXIMUM, _TRITON_MINIMUM = (f"tl.{f}({{0}}, {{1}}, tl.PropagateNan.ALL)" for f in ("maximum", "minimum"))
 
 # ---------------------------------------------------------------- elementwise
-unary("neg", np.negative, "-x", floats=False, rounding="never", linear=(0,), onnx=("Neg",), aten=("neg",),
+unary("neg", np.negative, "-x", algebra="ring", real=lambda z, x: -x, floats=False, rounding="never", linear=(0,), onnx=("Neg",), aten=("neg",),
       numpy_function=OutFunction("negative", "number"), torch_function=OutFunction("neg", "number", counted=True),
-      text=TargetText("- {0}", c_whole="- {0}", cuda="-{0}", cuda_whole="-{0}", triton="-{0}"))  # fmt: skip
-unary("abs", np.abs, "|x|", floats=False, symmetry="even", nonnegative=True, fixed=(0.0, 1.0), rounding="never", onnx=("Abs",),
+      text=TargetText("- {0}", c_whole="- {0}", cuda="-{0}", cuda_whole="-{0}", triton="-{0}", jax="-{0}"))  # fmt: skip
+unary("abs", np.abs, "|x|", real=lambda z, x: z.If(x >= 0, x, -x), floats=False, symmetry="even", nonnegative=True, fixed=(0.0, 1.0), rounding="never", onnx=("Abs",),
       aten=("abs",), numpy_function=OutFunction("absolute"), torch_function=OutFunction("abs", "number", counted=True),
       text=_call("fabs", "abs", "tl.abs({0})")._replace(c_whole="{0} < 0 ? - {0} : {0}", cuda_whole="op::abs({0})"))  # fmt: skip
 unary("sign", np.sign, "-1, 0 or 1", floats=False, rounding="never", onnx=("Sign",), aten=("sign", "sgn"),
       numpy_function=OutFunction("sign", "number"), torch_function=OutFunction("sign", "none", counted=True),
-      text=TargetText("{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)", cuda="op::sign({0})", triton=_TRITON_SIGN))  # fmt: skip
+      text=TargetText("{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)", cuda="op::sign({0})", triton=_TRITON_SIGN, jax="jnp.sign({0})"))  # fmt: skip
 unary("exp", _quiet(np.exp), "e**x", flops=8, monotone=True, nonnegative=True, rounding="always", onnx=("Exp",), aten=("exp",),
       **_both("exp"), text=_vectorized("exp", "tl.exp({0})"))  # fmt: skip
 unary("log", _quiet(np.log), "natural logarithm", flops=8, domain="positive", rounding="always", onnx=("Log",), aten=("log",),
@@ -244,126 +256,139 @@ unary("sqrt", _quiet(np.sqrt), "square root", flops=4, nonnegative=True, domain=
       aten=("sqrt",), **_both("sqrt"), text=_call("sqrt", "sqrt", "tl.sqrt({0})"))  # fmt: skip
 unary("rsqrt", _quiet(lambda x: _recip(np.sqrt(x))), "1 / sqrt(x)", flops=4, domain="positive", rounding="always",
       aten=("rsqrt",), torch_function=OutFunction("rsqrt"),
-      text=TargetText("1.0f / __builtin_sqrtf({0})", "1.0 / sqrt({0})", cuda="op::rsqrt({0})", triton="tl.rsqrt({0})"))  # fmt: skip
-unary("recip", _quiet(_recip), "1 / x", flops=2, domain="nonzero", rounding="always", onnx=("Reciprocal",), aten=("reciprocal",),
+      text=TargetText("1.0f / __builtin_sqrtf({0})", "1.0 / sqrt({0})", cuda="op::rsqrt({0})", triton="tl.rsqrt({0})",
+                      jax="1 / jnp.sqrt({0})"))  # fmt: skip
+unary("recip", _quiet(_recip), "1 / x", real=lambda z, x: 1 / x, flops=2, domain="nonzero", rounding="always", onnx=("Reciprocal",), aten=("reciprocal",),
       **_both("reciprocal"),
-      text=TargetText("1.0f / {0}", "1.0 / {0}", cuda="op::recip({0})", triton="1.0 / {0}"))  # fmt: skip
+      text=TargetText("1.0f / {0}", "1.0 / {0}", cuda="op::recip({0})", triton="1.0 / {0}", jax="1 / {0}"))  # fmt: skip
 unary("tanh", np.tanh, "hyperbolic tangent", flops=10, symmetry="odd", monotone=True, rounding="always", onnx=("Tanh",),
       aten=("tanh",), **_both("tanh"), text=_vectorized("tanh", "2.0 / (1.0 + tl.exp(-2.0 * {0})) - 1.0"))  # fmt: skip
 unary("erf", erf, "error function", flops=10, symmetry="odd", monotone=True, rounding="always", onnx=("Erf",), aten=("erf",),
-      torch_function=OutFunction("erf"), text=_vectorized("erf", "tl.erf({0})"))  # fmt: skip
+      torch_function=OutFunction("erf"), text=_vectorized("erf", "tl.erf({0})", "jax.lax"))  # fmt: skip
 unary("sin", _quiet(np.sin), "sine", flops=10, symmetry="odd", rounding="always", onnx=("Sin",), aten=("sin",), **_both("sin"),
       text=_call("sin", "sin", "tl.sin({0})"))  # fmt: skip
 unary("cos", _quiet(np.cos), "cosine", flops=10, symmetry="even", rounding="always", onnx=("Cos",), aten=("cos",), **_both("cos"),
       text=_call("cos", "cos", "tl.cos({0})"))  # fmt: skip
 unary("atan", np.arctan, "inverse tangent", flops=10, symmetry="odd", monotone=True, rounding="always", onnx=("Atan",),
       aten=("atan",), numpy_function=OutFunction("arctan"), torch_function=OutFunction("atan"),
-      text=TargetText("__builtin_atanf({0})", "atan({0})", cuda="atanf({0})", cuda_double="atan({0})", triton=_TRITON_ATAN))  # fmt: skip
+      text=TargetText("__builtin_atanf({0})", "atan({0})", cuda="atanf({0})", cuda_double="atan({0})", triton=_TRITON_ATAN,
+                      jax="jnp.arctan({0})"))  # fmt: skip
 unary("floor", np.floor, "largest whole number not above x", rounding="never", onnx=("Floor",), aten=("floor",),
       **_both("floor"), text=_call("floor", "floor", "tl.floor({0})"))  # fmt: skip
 unary("ceil", np.ceil, "smallest whole number not below x", rounding="never", onnx=("Ceil",), aten=("ceil",),
       **_both("ceil"), text=_call("ceil", "ceil", "tl.ceil({0})"))  # fmt: skip
 unary("round", np.rint, "nearest whole number, ties to even", rounding="never", onnx=("Round",), aten=("round",),
       numpy_function=OutFunction("rint"), torch_function=OutFunction("round"),
-      text=TargetText("__builtin_rintf({0})", "rint({0})", cuda="rintf({0})", cuda_double="rint({0})", triton=_TRITON_ROUND))  # fmt: skip
+      text=TargetText("__builtin_rintf({0})", "rint({0})", cuda="rintf({0})", cuda_double="rint({0})", triton=_TRITON_ROUND,
+                      jax="jnp.round({0})"))  # fmt: skip
 
-binary("add", _quiet(np.add), "x + y", commutative=True, associative=True, linear=(0, 1), fixed=(0.0,), onnx=("Add",),
+binary("add", _quiet(np.add), "x + y", algebra="ring", real=lambda z, x, y: x + y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0,), onnx=("Add",),
        aten=("add",), numpy_function=OutFunction("add"), torch_function=OutFunction("add", "number", counted=True),
        text=_text("{0} + {1}", c_whole="{0} + {1}"))  # fmt: skip
-binary("sub", _quiet(np.subtract), "x - y", linear=(0, 1), onnx=("Sub",), aten=("sub",),
+binary("sub", _quiet(np.subtract), "x - y", algebra="ring", real=lambda z, x, y: x - y, linear=(0, 1), onnx=("Sub",), aten=("sub",),
        numpy_function=OutFunction("subtract", "number"), torch_function=OutFunction("sub", "number", counted=True),
        text=_text("{0} - {1}", c_whole="{0} - {1}"))  # fmt: skip
-binary("mul", _quiet(np.multiply), "x * y", commutative=True, associative=True, linear=(0, 1), fixed=(0.0, 1.0), onnx=("Mul",),
+binary("mul", _quiet(np.multiply), "x * y", algebra="ring", real=lambda z, x, y: x * y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0, 1.0), onnx=("Mul",),
        aten=("mul",), numpy_function=OutFunction("multiply"), torch_function=OutFunction("mul", "number", counted=True),
        text=_text("{0} * {1}", c_whole="{0} * {1}"))  # fmt: skip
-binary("div", _div, "x / y of floats", linear=(0,), floats_only=True, flops=2, domain="nonzero", rounding="always",
+binary("div", _div, "x / y of floats", real=lambda z, x, y: x / y, linear=(0,), floats_only=True, flops=2, domain="nonzero", rounding="always",
        onnx=("Div",), aten=("div",), numpy_function=OutFunction("true_divide"), torch_function=OutFunction("div"),
        text=_text("{0} / {1}", cuda="op::div({0}, {1})"))  # fmt: skip
 binary("floordiv", _quiet(np.floor_divide), "floor(x / y)", domain="nonzero", aten=("floor_divide",),
-       numpy_function=OutFunction("floor_divide", "number"), torch_function=OutFunction("floor_divide", "none"))  # fmt: skip
+       numpy_function=OutFunction("floor_divide", "number"), torch_function=OutFunction("floor_divide", "none"),
+       text=TargetText(jax="jnp.floor_divide({0}, {1})"))  # fmt: skip
 binary("mod", _quiet(np.mod), "x - y * floor(x / y)", domain="nonzero", onnx=("Mod",), aten=("remainder",),
-       numpy_function=OutFunction("remainder", "number"), torch_function=OutFunction("remainder", "none"))  # fmt: skip
+       numpy_function=OutFunction("remainder", "number"), torch_function=OutFunction("remainder", "none"),
+       text=TargetText(jax="jnp.mod({0}, {1})"))  # fmt: skip
 binary("pow", _quiet(_power), "x ** y", flops=16, domain="positive", rounding="always", onnx=("Pow",), aten=("pow",),
        torch_function=OutFunction("pow", "float", counted=True),
        text=TargetText("__builtin_powf({0}, {1})", "pow({0}, {1})", cuda="op::pow({0}, {1})",
-                       triton="tl.exp2({1} * tl.log2(tl.abs({0})))"))  # for positive x; values.py handles the others  # fmt: skip
-binary("maximum", np.maximum, "the larger; NaN wins", commutative=True, associative=True, fixed=(0.0, 1.0), rounding="never",
+                       jax="jnp.power({0}, {1})", triton="tl.exp2({1} * tl.log2(tl.abs({0})))"))  # for positive x; values.py handles the others  # fmt: skip
+binary("maximum", np.maximum, "the larger; NaN wins", algebra="order", real=lambda z, x, y: z.If(x >= y, x, y), commutative=True, associative=True, fixed=(0.0, 1.0), rounding="never",
        onnx=("Max",), aten=("maximum",), numpy_function=OutFunction("maximum"), torch_function=OutFunction("maximum", counted=True),
        text=TargetText("(({0} > {1}) | ({0} != {0})) ? {0} : {1}", c_whole="{0} > {1} ? {0} : {1}", cuda="op::max({0}, {1})",
-                       cuda_whole="op::max({0}, {1})", triton=_TRITON_MAXIMUM))  # fmt: skip
-binary("minimum", np.minimum, "the smaller; NaN wins", commutative=True, associative=True, rounding="never",
+                       cuda_whole="op::max({0}, {1})", triton=_TRITON_MAXIMUM, jax="jnp.maximum({0}, {1})"))  # fmt: skip
+binary("minimum", np.minimum, "the smaller; NaN wins", algebra="order", real=lambda z, x, y: z.If(x <= y, x, y), commutative=True, associative=True, rounding="never",
        onnx=("Min",), aten=("minimum",), numpy_function=OutFunction("minimum"), torch_function=OutFunction("minimum", counted=True),
        text=TargetText("(({0} < {1}) | ({0} != {0})) ? {0} : {1}", c_whole="{0} < {1} ? {0} : {1}", cuda="op::min({0}, {1})",
-                       cuda_whole="op::min({0}, {1})", triton=_TRITON_MINIMUM))  # fmt: skip
-binary("and", np.bitwise_and, "bitwise and; logical on bool", commutative=True, associative=True, onnx=("And",),
+                       cuda_whole="op::min({0}, {1})", triton=_TRITON_MINIMUM, jax="jnp.minimum({0}, {1})"))  # fmt: skip
+binary("and", np.bitwise_and, "bitwise and; logical on bool", logic=lambda z, x, y: z.And(x, y), commutative=True, associative=True, onnx=("And",),
        aten=("logical_and", "bitwise_and"), **_both("bitwise_and", dtypes="bits"),
-       text=TargetText(c_whole="{0} & {1}", cuda_bool="{0} && {1}", triton="{0} & {1}"))  # fmt: skip
-binary("or", np.bitwise_or, "bitwise or; logical on bool", commutative=True, associative=True, onnx=("Or",),
+       text=TargetText(c_whole="{0} & {1}", cuda_bool="{0} && {1}", triton="{0} & {1}", jax="{0} & {1}"))  # fmt: skip
+binary("or", np.bitwise_or, "bitwise or; logical on bool", logic=lambda z, x, y: z.Or(x, y), commutative=True, associative=True, onnx=("Or",),
        aten=("logical_or", "bitwise_or"), **_both("bitwise_or", dtypes="bits"),
-       text=TargetText(c_whole="{0} | {1}", cuda_bool="{0} || {1}", triton="{0} | {1}"))  # fmt: skip
-binary("xor", np.bitwise_xor, "bitwise exclusive or", commutative=True, associative=True, onnx=("Xor",),
+       text=TargetText(c_whole="{0} | {1}", cuda_bool="{0} || {1}", triton="{0} | {1}", jax="{0} | {1}"))  # fmt: skip
+binary("xor", np.bitwise_xor, "bitwise exclusive or", logic=lambda z, x, y: z.Xor(x, y), commutative=True, associative=True, onnx=("Xor",),
        aten=("logical_xor", "bitwise_xor"), **_both("bitwise_xor", dtypes="bits"),
-       text=TargetText(c_whole="{0} ^ {1}", cuda_bool="{0} != {1}", triton="{0} ^ {1}"))  # fmt: skip
-binary("eq", np.equal, "x == y", law="compare", commutative=True, onnx=("Equal",), aten=("eq",),
+       text=TargetText(c_whole="{0} ^ {1}", cuda_bool="{0} != {1}", triton="{0} ^ {1}", jax="{0} ^ {1}"))  # fmt: skip
+binary("eq", np.equal, "x == y", real=lambda z, x, y: x == y, law="compare", commutative=True, onnx=("Equal",), aten=("eq",),
        numpy_function=OutFunction("equal"), torch_function=OutFunction("eq"), text=_text("{0} == {1}", c_whole="{0} == {1}"))  # fmt: skip
-binary("lt", np.less, "x < y", law="compare", onnx=("Less",), aten=("lt",),
+binary("lt", np.less, "x < y", real=lambda z, x, y: x < y, law="compare", onnx=("Less",), aten=("lt",),
        numpy_function=OutFunction("less"), torch_function=OutFunction("lt"), text=_text("{0} < {1}", c_whole="{0} < {1}"))  # fmt: skip
-binary("le", np.less_equal, "x <= y", law="compare", onnx=("LessOrEqual",), aten=("le",),
+binary("le", np.less_equal, "x <= y", real=lambda z, x, y: x <= y, law="compare", onnx=("LessOrEqual",), aten=("le",),
        numpy_function=OutFunction("less_equal"), torch_function=OutFunction("le"), text=_text("{0} <= {1}", c_whole="{0} <= {1}"))  # fmt: skip
-unary("not", np.logical_not, "logical not of a bool", law="compare", floats=False, onnx=("Not",), aten=("logical_not",),
-      **_both("logical_not"), text=_text("!{0}", c_whole="!{0}", cuda_whole="{0} == 0", triton="{0} == 0"))  # fmt: skip
+unary("not", np.logical_not, "logical not of a bool", logic=lambda z, x: z.Not(x), law="compare", floats=False, onnx=("Not",), aten=("logical_not",),
+      **_both("logical_not"), text=_text("!{0}", c_whole="!{0}", cuda_whole="{0} == 0", triton="{0} == 0", jax="jnp.logical_not({0})"))  # fmt: skip
 unary("is_nan", np.isnan, "whether NaN", law="compare", onnx=("IsNaN",), aten=("isnan",),
-      numpy_function=OutFunction("isnan"), torch_function=OutFunction("isnan", "none"), text=_text("{0} != {0}"))  # fmt: skip
+      numpy_function=OutFunction("isnan"), torch_function=OutFunction("isnan", "none"), text=_text("{0} != {0}", jax="jnp.isnan({0})"))  # fmt: skip
 unary("is_inf", np.isinf, "whether infinite", law="compare", onnx=("IsInf",), aten=("isinf",),
       numpy_function=OutFunction("isinf"), torch_function=OutFunction("isinf", "none"),
       text=TargetText("__builtin_fabsf({0}) == INFINITY", "fabs({0}) == INFINITY", cuda="op::is_inf({0})",
-                      triton="tl.abs({0}) == float('inf')"))  # fmt: skip
+                      triton="tl.abs({0}) == float('inf')", jax="jnp.isinf({0})"))  # fmt: skip
 register(Op("where", 3, "where", "pointwise", {}, {}, "x where the condition holds, else y",
             numpy=lambda a, c, x, y: np.where(c, x, y), rounding="never", linear=(1, 2), onnx=("Where",), aten=("where",),
             torch_function=OutFunction("where", "none"),
-            text=_text("{0} ? {1} : {2}", c_whole="{0} ? {1} : {2}", triton="tl.where({0}, {1}, {2})")))  # fmt: skip
+            text=_text("{0} ? {1} : {2}", c_whole="{0} ? {1} : {2}", triton="tl.where({0}, {1}, {2})",
+                       jax="jnp.where({0}, {1}, {2})")))  # fmt: skip
 register(Op("cast", 1, "cast", "pointwise", {"dtype": "dtype"}, {}, "another dtype; float to int truncates",
             numpy=_cast, linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
 
-reduction("sum", _sum, "add", "sum over axes", linear=(0,), onnx=("ReduceSum",), aten=("sum",))
+reduction("sum", _sum, "add", "sum over axes", linear=(0,), algebra="ring", onnx=("ReduceSum",), aten=("sum",),
+          text=_reduced("sum", ", dtype={wide}"))  # fmt: skip
 reduction(
     "max",
     _extreme(np.max, dtypes.least),
     "maximum",
     "largest over axes; NaN wins",
+    algebra="order",
     rounding="never",
     onnx=("ReduceMax",),
     aten=("amax",),
+    text=_reduced("max", ", initial={least}"),
 )
 reduction(
     "min",
     _extreme(np.min, dtypes.greatest),
     "minimum",
     "smallest over axes; NaN wins",
+    algebra="order",
     rounding="never",
     onnx=("ReduceMin",),
     aten=("amin",),
+    text=_reduced("min", ", initial={greatest}"),
 )
 reduction("prod", lambda x, axis, keepdims: np.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype), "mul",
-          "product over axes", onnx=("ReduceProd",), aten=("prod",))  # fmt: skip
+          "product over axes", onnx=("ReduceProd",), aten=("prod",), text=_reduced("prod", ", dtype={wide}"))  # fmt: skip
 register(Op("argmax", 1, "arg_reduce", "index", {"axis": "int"}, {}, "position of the first largest along an axis",
             numpy=lambda a, x: np.expand_dims(np.argmax(x, axis=a["axis"]), a["axis"]), onnx=("ArgMax",),
-            aten=("argmax",)))  # fmt: skip
+            aten=("argmax",), text=TargetText(jax="jnp.argmax({0}, axis={axis}, keepdims=True)")))  # fmt: skip
 register(Op("argmin", 1, "arg_reduce", "index", {"axis": "int"}, {}, "position of the first smallest along an axis",
             numpy=lambda a, x: np.expand_dims(np.argmin(x, axis=a["axis"]), a["axis"]), onnx=("ArgMin",),
-            aten=("argmin",)))  # fmt: skip
+            aten=("argmin",), text=TargetText(jax="jnp.argmin({0}, axis={axis}, keepdims=True)")))  # fmt: skip
 register(Op("cumsum", 1, "along", "reduction", {"axis": "int"}, {}, "running sums along an axis",
-            numpy=lambda a, x: np.cumsum(x, axis=a["axis"], dtype=x.dtype), linear=(0,), onnx=("CumSum",),
-            aten=("cumsum",)))  # fmt: skip
+            numpy=lambda a, x: np.cumsum(x, axis=a["axis"], dtype=x.dtype), linear=(0,), algebra="ring", onnx=("CumSum",),
+            aten=("cumsum",), text=TargetText(jax="jnp.cumsum({0}, axis={axis}, dtype={wide})")))  # fmt: skip
 register(Op("argsort", 1, "along_index", "index", {"axis": "int", "descending": "bool"}, {"descending": False},
-            "positions that sort an axis, stable", numpy=_argsort, aten=("argsort",)))  # fmt: skip
+            "positions that sort an axis, stable", numpy=_argsort, aten=("argsort",),
+            text=TargetText(jax="jnp.argsort({0}, axis={axis}, stable=True, descending={descending})")))  # fmt: skip
 
 register(Op("matmul", 2, "matmul", "contraction", {}, {}, "a[..., M, K] @ b[..., K, N] or b[K, N]",
-            numpy=lambda a, x, y: _matmul(x, y), linear=(0, 1), onnx=("MatMul",),
-            aten=("mm", "bmm", "matmul")))  # fmt: skip
+            numpy=lambda a, x, y: _matmul(x, y), linear=(0, 1), algebra="ring", onnx=("MatMul",),
+            aten=("mm", "bmm", "matmul"),
+            text=TargetText(jax="jnp.matmul({0}, {1}, precision='highest', preferred_element_type={wide})")))  # fmt: skip
 register(Op("conv", 2, "conv", "contraction",
             {"strides": "dims", "pads": "dims", "dilations": "dims", "groups": "int"}, {},
-            "convolution (cross-correlation) of x[N, C, *S] with w[O, C/groups, *K]", numpy=conv, linear=(0, 1),
+            "convolution (cross-correlation) of x[N, C, *S] with w[O, C/groups, *K]", numpy=conv, linear=(0, 1), algebra="ring",
             onnx=("Conv",), aten=("convolution",)))  # fmt: skip
 
 register(Op("recurrent", 3, "recurrent", "contraction",
@@ -376,33 +401,37 @@ register(Op("recurrent", 3, "recurrent", "contraction",
 
 register(Op("reshape", 1, "reshape", "view", {"shape": "dims"}, {}, "other sizes, same order of elements",
             numpy=lambda a, x: np.reshape(x, a["shape"]), linear=(0,), onnx=("Reshape",),
-            index_map=index_maps.reshape, methods=ViewMethods(("reshape", "shape"), ("view", "shape")), aten=("view", "reshape")))  # fmt: skip
+            index_map=index_maps.reshape, methods=ViewMethods(("reshape", "shape"), ("view", "shape")), aten=("view", "reshape"),
+            text=TargetText(jax="jnp.reshape({0}, {shape})")))  # fmt: skip
 register(Op("permute", 1, "permute", "view", {"perm": "dims"}, {}, "axes in another order",
             numpy=lambda a, x: np.transpose(x, a["perm"]), linear=(0,), onnx=("Transpose",),
-            index_map=index_maps.permute, methods=ViewMethods(("transpose", "perm"), ("permute", "perm")), aten=("permute",)))  # fmt: skip
+            index_map=index_maps.permute, methods=ViewMethods(("transpose", "perm"), ("permute", "perm")), aten=("permute",),
+            text=TargetText(jax="jnp.transpose({0}, {perm})")))  # fmt: skip
 register(Op("broadcast_to", 1, "broadcast_to", "view", {"shape": "dims"}, {}, "sizes of 1 repeated",
             numpy=lambda a, x: np.broadcast_to(x, a["shape"]), linear=(0,), onnx=("Expand",),
-            index_map=index_maps.broadcast_to, methods=ViewMethods(torch=("expand", "shape")), aten=("expand",)))  # fmt: skip
+            index_map=index_maps.broadcast_to, methods=ViewMethods(torch=("expand", "shape")), aten=("expand",),
+            text=TargetText(jax="jnp.broadcast_to({0}, {shape})")))  # fmt: skip
 register(Op("slice", 1, "slice", "view", {"axis": "int", "start": "int", "stop": "int", "step": "int"}, {"step": 1},
             "elements start, start + step, … below stop along one axis", numpy=_slice, linear=(0,),
             index_map=index_maps.slice_, aten=("slice",)))  # fmt: skip
 register(Op("flip", 1, "along", "view", {"axis": "int"}, {}, "one axis backwards",
             numpy=lambda a, x: np.flip(x, a["axis"]), linear=(0,), index_map=index_maps.flip,
-            methods=ViewMethods(torch_copy=("flip", "axis")), aten=("flip",)))  # fmt: skip
+            methods=ViewMethods(torch_copy=("flip", "axis")), aten=("flip",),
+            text=TargetText(jax="jnp.flip({0}, {axis})")))  # fmt: skip
 register(Op("windows", 1, "windows", "view", {"axis": "int", "size": "int", "stride": "int", "dilation": "int"},
             {"stride": 1, "dilation": 1}, "sliding windows along an axis, their elements in a new last axis",
             numpy=lambda a, x: sliding(x, a["axis"], a["size"], a["stride"], a["dilation"]), linear=(0,),
             index_map=index_maps.windows, aten=("unfold",)))  # fmt: skip
 register(Op("concat", 2, "concat", "layout", {"axis": "int"}, {}, "one after the other along an axis",
             numpy=lambda a, x, y: np.concatenate((x, y), axis=a["axis"]), linear=(), onnx=("Concat",),
-            index_map=index_maps.concat, aten=("cat",)))  # fmt: skip
+            index_map=index_maps.concat, aten=("cat",), text=TargetText(jax="jnp.concatenate(({0}, {1}), axis={axis})")))  # fmt: skip
 register(Op("pad", 1, "pad", "layout", {"axis": "int", "lo": "int", "hi": "int", "value": "float"}, {"value": 0.0},
             "a constant before and after along an axis", numpy=_pad, onnx=("Pad",),
             index_map=index_maps.pad, aten=("constant_pad_nd",)))  # fmt: skip
 register(Op("gather", 2, "gather", "index", {"axis": "int"}, {},
             "x's slices at the indices (0 <= index < size; others clip), their axes in place of `axis`",
             numpy=lambda a, x, i: np.take(x, i, axis=a["axis"], mode="clip"), linear=(0,), onnx=("Gather",),
-            aten=("index_select", "embedding")))  # fmt: skip
+            aten=("index_select", "embedding"), text=TargetText(jax="jnp.take({0}, {1}, axis={axis}, mode='clip')")))  # fmt: skip
 register(Op("gather_elements", 2, "gather_elements", "index", {"axis": "int"}, {},
             "x at the index along one axis, per position (negative ones count from the end, those beyond clip)",
             numpy=lambda a, x, i: x[_along(_inside(i, x.shape[a["axis"]]), a["axis"])], linear=(0,), onnx=("GatherElements",),

@@ -23,7 +23,7 @@ _HEAD = """# Ops
 - **facts**: *commutes*, *associates*; *linear* in these operands; *odd*, *even*, *monotone*, *nonnegative* functions; *folds* the
   named op; *positive* or *nonzero*: the domain of usual operands; *exact*: no rounding; *costly*: at least 8 flops an element.
 - **generated for**: languages in which generated kernels have the op: C and CUDA C++ for float32 and float64 (*integers*: for
-  integers, too), Triton. **library**: functions of NumPy and Torch with `out=` that compute the op.
+  integers, too), Triton, JAX (every dtype). **library**: functions of NumPy and Torch with `out=` that compute the op.
 - **reads**: for the result index i, j, ... the operand element that a view reads (`egraph/ir/index_maps.py`).
 """
 _KINDS = {
@@ -77,9 +77,8 @@ def _facts(op: Op) -> list[str]:
 
 def _languages(op: Op) -> str:
     text = op.text
-    found = [
-        name for name, has in (("C", text.of("c")), ("CUDA", text.of("cuda")), ("Triton", text.of("triton"))) if has
-    ]
+    texts = {"C": text.of("c"), "CUDA": text.of("cuda"), "Triton": text.triton, "JAX": text.jax}
+    found = [name for name, has in texts.items() if has]
     return ", ".join([*found, *(["integers"] if text.of("c_whole") else [])])
 
 

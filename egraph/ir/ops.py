@@ -57,13 +57,15 @@ class Type:
 
 
 class TargetText(NamedTuple):
-    """Text of an elementwise op in each language that kernels are generated in.
+    """Text of an op in each language that kernels are generated in; of other ops than elementwise ones, in JAX alone.
 
     A text is a format string of the operands `{0}`, `{1}`, `{2}`; an empty text means that the language has none. `c`: C
     over float32, and over float64 unless `c_double` is given; `c_whole`: C over integers and bools. `cuda`: CUDA C++
     over float32, and over float64 unless `cuda_double` is given; `cuda_whole` and `cuda_bool`: CUDA C++ over integers
     and over bools, `c_whole` unless given. `triton`: Triton over float32 and float64, may be several texts separated
-    by "; ": the values of all but the last are variables, which later texts use as further operands.
+    by "; ": the values of all but the last are variables, which later texts use as further operands. `jax`: JAX over
+    every dtype; of an op that is not elementwise, it may name attributes, too, and what `backends/pallas/spelling.py`
+    derives from types (`{shape}`, `{dtype}`, `{wide}`, `{least}`, `{greatest}`).
     """
 
     c: str = ""
@@ -74,6 +76,7 @@ class TargetText(NamedTuple):
     cuda_whole: str = ""
     cuda_bool: str = ""
     triton: str = ""
+    jax: str = ""
 
     def of(self, target: str) -> str:
         """The text for a target, named like a field; the text of the target that it falls back to if it has none."""
@@ -131,6 +134,12 @@ class Op:
     in every number format. `domain`: "positive" if the first operand of usual calls is positive, "nonzero" if the last
     one is; the op is undefined for some other finite operands. `rounding`: "never" if a result is exact, "always" if
     even a result of few bits may be off, "last" if the exact result is rounded once.
+
+    Facts for proofs: `algebra` is "ring" if elements of the result are sums and products of operand elements and
+    integers, "order" if they are operand elements chosen by their order, else "". `real(z, *elements)` is the value
+    over the reals, of terms with Python's arithmetic; `z.If` chooses. `logic(z, *elements)` is the value of boolean
+    terms; `z` has `And`, `Or`, `Xor` and `Not`. `definition` says what a composite is in the rule language: (names of
+    its operands, term).
     """
 
     name: str
@@ -153,6 +162,10 @@ class Op:
     fixed: tuple[float, ...] = ()
     domain: str = ""
     rounding: str = "last"
+    algebra: str = ""
+    real: Callable[..., Any] | None = None
+    logic: Callable[..., Any] | None = None
+    definition: tuple[str, str] | None = None
     # arithmetic per output element (pointwise) or per input element (reductions), for the roofline model
     flops: float = 1.0
     onnx: tuple[str, ...] = ()
@@ -172,6 +185,11 @@ class Op:
     def pointwise(self) -> bool:
         """Whether each output element depends only on operand elements at the same index."""
         return self.law in ("pointwise", "compare", "where", "cast")
+
+    @property
+    def folded(self) -> str:
+        """The binary op that a reduction folds; of other ops, their own name."""
+        return self.monoid or self.name
 
     @property
     def moves(self) -> bool:

@@ -38,10 +38,13 @@ LawText = Callable[[Op, Sequence[int]], Cases]  # function of an op and the rank
 
 
 class TypeLaw(NamedTuple):
-    """A type law in both forms."""
+    """A type law in both forms. `least_rank`: of the first operand. `keeps_rank`: whether all operands have the result's
+    rank."""
 
     infer: Law
     text: LawText
+    least_rank: int = 0
+    keeps_rank: bool = False
 
 
 #: egglog text of the operands' shapes and of the first one's dtype
@@ -573,35 +576,35 @@ def same(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 #: Type laws by name.
 LAWS: dict[str, TypeLaw] = {
     "leaf": TypeLaw(leaf, leaf_text),
-    "pointwise": TypeLaw(pointwise, pointwise_text),
-    "compare": TypeLaw(compare, compare_text),
-    "where": TypeLaw(where, where_text),
-    "cast": TypeLaw(cast, cast_text),
-    "reduce": TypeLaw(reduce, reduce_text),
+    "pointwise": TypeLaw(pointwise, pointwise_text, keeps_rank=True),
+    "compare": TypeLaw(compare, compare_text, keeps_rank=True),
+    "where": TypeLaw(where, where_text, keeps_rank=True),
+    "cast": TypeLaw(cast, cast_text, keeps_rank=True),
+    "reduce": TypeLaw(reduce, reduce_text, keeps_rank=True),
     "arg_reduce": TypeLaw(arg_reduce, arg_reduce_text),
-    "along": TypeLaw(along, same_text),
+    "along": TypeLaw(along, same_text, 1, keeps_rank=True),
     "along_index": TypeLaw(along_index, along_index_text),
-    "matmul": TypeLaw(matmul, matmul_text),
-    "conv": TypeLaw(conv, conv_text),
-    "pool": TypeLaw(pool, pool_text),
+    "matmul": TypeLaw(matmul, matmul_text, 2),
+    "conv": TypeLaw(conv, conv_text, 3),
+    "pool": TypeLaw(pool, pool_text, 3),
     "reshape": TypeLaw(reshape, requested_text),
-    "permute": TypeLaw(permute, permute_text),
-    "broadcast_to": TypeLaw(broadcast_to, requested_text),
-    "slice": TypeLaw(slice_, slice_text),
-    "concat": TypeLaw(concat, concat_text),
-    "pad": TypeLaw(pad, pad_text),
+    "permute": TypeLaw(permute, permute_text, keeps_rank=True),
+    "broadcast_to": TypeLaw(broadcast_to, requested_text, keeps_rank=True),
+    "slice": TypeLaw(slice_, slice_text, 1, keeps_rank=True),
+    "concat": TypeLaw(concat, concat_text, 1, keeps_rank=True),
+    "pad": TypeLaw(pad, pad_text, 1, keeps_rank=True),
     "windows": TypeLaw(windows, windows_text),
     "gather": TypeLaw(gather, gather_text),
     "gather_elements": TypeLaw(gather_elements, gather_elements_text),
     "scatter_elements": TypeLaw(scatter_elements, same_text),
-    "norm": TypeLaw(norm, same_text),
-    "channel_norm": TypeLaw(channel_norm, same_text),
-    "linear": TypeLaw(linear, linear_text),
-    "attention": TypeLaw(attention, attention_text),
-    "rope": TypeLaw(rope, same_text),
+    "norm": TypeLaw(norm, same_text, 1),
+    "channel_norm": TypeLaw(channel_norm, same_text, 2),
+    "linear": TypeLaw(linear, linear_text, 2),
+    "attention": TypeLaw(attention, attention_text, 3),
+    "rope": TypeLaw(rope, same_text, 1),
     "cross_entropy": TypeLaw(cross_entropy, cross_entropy_text),
     "recurrent": TypeLaw(recurrent, recurrent_text),
-    "same": TypeLaw(same, same_text),
+    "same": TypeLaw(same, same_text, 1, keeps_rank=True),
 }
 
 

@@ -26,11 +26,22 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor
-from .prime_field import _EXTREME, _FIELD, BITS, Array, Unsaid, _function, _mixed, is_exact, is_function, residue
+from .prime_field import (
+    BITS,
+    Array,
+    Law,
+    Unsaid,
+    _function,
+    _mixed,
+    extreme_sign,
+    field_law,
+    is_exact,
+    is_function,
+    residue,
+)
 
 P, G = 65537, 3  # a prime and a generator of its multiplicative group
 TRIALS = 40
-RING = ("add", "sub", "neg", "mul", "matmul", "conv", "sum", "cumsum")
 
 
 @dataclass(frozen=True)
@@ -82,20 +93,21 @@ def _node(node: Tensor, args: list[Pair], leaves: Mapping[str, Pair], key: int) 
         if not np.all(args[0].base):
             raise Zero
         return Pair(None, tables()[1][args[0].base])
-    if op in ("div", "recip"):
+    law = field_law(op)
+    if op in ("div", "recip") and law is not None:
         parts = [a.base for a in args]
         if parts[-1] is not None and not np.all(parts[-1]):
             raise Zero
-        return Pair(_FIELD[op](attrs, P, *parts) % P if all(p is not None for p in parts) else None, None)
+        return Pair(law(attrs, P, *parts) % P if all(p is not None for p in parts) else None, None)
     if is_function(op):
         (x,) = args
         seen = x.base if x.base is not None else x.exponent
         assert seen is not None
         return Pair(_function(op, seen, P, key), None)
-    if op in _EXTREME:
+    if extreme_sign(op):
         return _chosen(node, args, key)
-    if op in RING:
-        return Pair(*(_ring(op, attrs, [a.base if m == P else a.exponent for a in args], m) for m in (P, P - 1)))
+    if law is not None:
+        return Pair(*(_ring(law, attrs, [a.base if m == P else a.exponent for a in args], m) for m in (P, P - 1)))
     if is_exact(op) and node.entry.numpy is not None:
         both = zip(*((a.base, a.exponent) for a in args))
         law = node.entry.numpy
@@ -103,8 +115,8 @@ def _node(node: Tensor, args: list[Pair], leaves: Mapping[str, Pair], key: int) 
     raise Unsaid
 
 
-def _ring(op: str, attrs: dict[str, Any], parts: Sequence[Array | None], modulus: int) -> Array | None:
-    return None if any(p is None for p in parts) else np.asarray(_FIELD[op](attrs, modulus, *parts) % modulus)
+def _ring(law: Law, attrs: dict[str, Any], parts: Sequence[Array | None], modulus: int) -> Array | None:
+    return None if any(p is None for p in parts) else np.asarray(law(attrs, modulus, *parts) % modulus)
 
 
 def _chosen(node: Tensor, args: list[Pair], key: int) -> Pair:
@@ -112,8 +124,8 @@ def _chosen(node: Tensor, args: list[Pair], key: int) -> Pair:
     by = next((n for n in ("base", "exponent") if all(getattr(a, n) is not None for a in args)), None)
     if by is None:
         raise Unsaid
-    sign = _EXTREME[node.op]
-    if node.op in ("maximum", "minimum"):
+    sign = extreme_sign(node.op)
+    if node.entry.pointwise:
         x, y = np.broadcast_arrays(*(_mixed(getattr(a, by), key) for a in args))
         first = (x >= y) == (sign > 0)
         return Pair(
@@ -153,11 +165,11 @@ def weight(order: Sequence[Tensor]) -> float:
             one, two = 2 * b[0], inf
         elif op == "log":
             one, two = inf, 2 * a[0]
-        elif is_function(op) or op in _EXTREME:
+        elif is_function(op) or extreme_sign(op):
             size = prod(concrete(node.args[0].shape))
             compared += size * len(node.args)
             largest = max(largest, *(min(x, y) for x, y in zip(a, b)))
-            one, two = (max(1.0, *a), max(b)) if op in _EXTREME else (1.0, inf)
+            one, two = (max(1.0, *a), max(b)) if extreme_sign(op) else (1.0, inf)
         elif op in ("mul", "matmul", "conv"):
             whole = [abs(float(x.attr("value"))) if x.op == "full" else inf for x in node.args]
             two = min(whole[0] * b[1], whole[1] * b[0]) if op == "mul" and min(whole) < inf else inf
@@ -208,7 +220,7 @@ def sure(
         if each <= 0 or ceil((bits + 1) / each) > TRIALS:
             return 0.0
         tried, needed = 0, ceil((bits + 1) / each)
-        needed = max(needed, orders if any(n.op in _EXTREME for n in order) else 1)
+        needed = max(needed, orders if any(extreme_sign(n.op) for n in order) else 1)
         for _ in range(4 * (TRIALS + orders)):
             if tried == needed:
                 return each * tried

@@ -69,19 +69,22 @@ def _constant(x: Array, p: int) -> Array:
     return np.array([residue(float(v), p) for v in different], np.int64)[at].reshape(x.shape)
 
 
-_FIELD: dict[str, Callable[..., Array]] = {
-    "add": lambda a, p, x, y: x + y,
-    "sub": lambda a, p, x, y: x - y,
-    "mul": lambda a, p, x, y: x * y,
-    "neg": lambda a, p, x: -x,
+Law = Callable[..., Array]  # function of attributes, modulus and operands
+_MODULAR: dict[str, Law] = {  # other laws than those of integers
+    "full": lambda a, p: np.full(a["shape"], residue(a["value"], p), np.int64),
     "div": lambda a, p, x, y: x * _inverse(y, p),
     "recip": lambda a, p, x: _inverse(x, p),
-    "matmul": lambda a, p, x, y: np.matmul(x, y),
-    "conv": lambda a, p, x, w: atomic.conv(a, x, w),
-    "sum": lambda a, p, x: np.sum(x, axis=a["axes"], keepdims=True),
-    "cumsum": lambda a, p, x: np.cumsum(x, axis=a["axis"]),
-    "full": lambda a, p: np.full(a["shape"], residue(a["value"], p), np.int64),
 }
+
+
+def field_law(op: str) -> Law | None:
+    """The function that computes an op of field arithmetic on residues, up to a multiple of the modulus; None for
+    other ops."""
+    entry = OPS[op]
+    if entry.algebra != "ring" or entry.numpy is None:
+        return _MODULAR.get(op)
+    law = entry.numpy
+    return lambda attrs, p, *args: law(attrs, *args)
 
 
 def is_exact(op: str) -> bool:
@@ -89,13 +92,15 @@ def is_exact(op: str) -> bool:
     return op in ("gather", "gather_elements", "where") or (OPS[op].moves and op != "pad")
 
 
-_EXTREME = {"maximum": 1, "max": 1, "minimum": -1, "min": -1}
+def extreme_sign(op: str) -> int:
+    """1 for a maximum of two operands or over axes, -1 for a minimum, 0 for other ops."""
+    return {"maximum": 1, "minimum": -1}.get(OPS[op].folded, 0)
 
 
 def is_function(op: str) -> bool:
     """Whether an op is a function of one float that is uninterpreted here."""
     entry = OPS[op]
-    return entry.law == "pointwise" and entry.arity == 1 and not entry.composite and op not in _FIELD
+    return entry.law == "pointwise" and entry.arity == 1 and not entry.composite and field_law(op) is None
 
 
 def _mixed(x: Array, key: int) -> Array:
@@ -147,17 +152,18 @@ def _rank(x: Array, key: int) -> Array:
 
 def _extreme(node: Tensor, args: Sequence[Array], key: int) -> Array:
     """A maximum or minimum with respect to the random order."""
-    if node.op in ("maximum", "minimum"):
+    most = extreme_sign(node.op) > 0
+    if node.entry.pointwise:
         x, y = np.broadcast_arrays(*args)
         higher = _rank(x, key) >= _rank(y, key)
-        return np.where(higher == (node.op == "maximum"), x, y)
+        return np.where(higher == most, x, y)
     axes = tuple(sorted(node.attr("axes")))
     x = np.moveaxis(args[0], axes, range(-len(axes), 0))
     flat = x.reshape(*x.shape[: x.ndim - len(axes)], -1)
     if not flat.shape[-1]:
         raise Unsaid
     ranks = _rank(flat, key)
-    at = np.argmax(ranks, -1) if node.op == "max" else np.argmin(ranks, -1)
+    at = np.argmax(ranks, -1) if most else np.argmin(ranks, -1)
     return np.take_along_axis(flat, at[..., None], -1).reshape(node.shape)
 
 
@@ -168,11 +174,7 @@ def _truth(node: Tensor, args: Sequence[Array], key: int) -> Array:
         return np.asarray({"lt": x < y, "le": x <= y, "eq": args[0] == args[1]}[node.op])
     if node.op == "eq" and all(a.dtype.kind == "i" and not dtypes.is_float(n.dtype) for a, n in zip(args, node.args)):
         return np.asarray(args[0] == args[1])
-    if (
-        node.op in ("and", "or", "xor", "not")
-        and node.entry.numpy is not None
-        and all(a.dtype == "bool" for a in node.args)
-    ):
+    if node.entry.logic is not None and node.entry.numpy is not None and all(a.dtype == "bool" for a in node.args):
         return np.asarray(node.entry.numpy({}, *args))
     raise Unsaid
 
@@ -211,12 +213,12 @@ def _node(
     if node.op == "pad":
         low = key is not None and attrs["value"] == float("-inf")
         return atomic._pad({**attrs, "value": BELOW if low else residue(attrs["value"], p)}, *args)
-    if key is not None and node.op in _EXTREME:
+    if key is not None and extreme_sign(node.op):
         return _extreme(node, args, key)
     if any(a.dtype.kind == "i" and np.any(a == BELOW) for a in args):
         raise Unsaid
-    if node.op in _FIELD:
-        return np.asarray(_FIELD[node.op](attrs, p, *args) % p)
+    if (law := field_law(node.op)) is not None:
+        return np.asarray(law(attrs, p, *args) % p)
     if key is not None and node.op == "cast":
         return (_mixed(args[0], key + zlib.crc32(node.dtype.encode())) % np.uint64(p)).astype(np.int64)
     if node.op == "pow":
@@ -299,11 +301,11 @@ def weight(order: Sequence[Tensor]) -> int:
     arguments, largest = 0, 1
     for node in order:
         below = [degree[id(a)] for a in node.args]
-        if is_function(node.op) or node.op in _EXTREME or node.op in ("cast", "lt", "le", "eq"):
+        if is_function(node.op) or extreme_sign(node.op) or node.op in ("cast", "lt", "le", "eq"):
             size = prod(concrete(node.args[0].shape))
             arguments += size * len(node.args) * (2 if node.entry.symmetry else 1)
             largest = max(largest, *below)
-            degree[id(node)] = max(1, *below) if node.op in _EXTREME else 1
+            degree[id(node)] = max(1, *below) if extreme_sign(node.op) else 1
         elif node.op == "recip":
             degree[id(node)] = 2 * below[0]
         elif node.op == "pow":
@@ -357,7 +359,7 @@ def agreement(
         return 0.0
     if any(0 in n.shape for n in order):
         return 0.0
-    least = orders if any(n.op in _EXTREME for n in order) else 1
+    least = orders if any(extreme_sign(n.op) for n in order) else 1
     for trial in range(max(least, ceil((bits + 1) / each))):
         p = PRIMES[trial % 2]
         leaves = {n.attr("name"): _leaf(n, p, rng) for n in inputs}

@@ -23,7 +23,7 @@ def result_dtype(s: Sampler, term: Term) -> str:
         return "bool"
     if law in ("arg_reduce", "along_index"):
         return "int64"
-    if term.op in ("and", "or", "xor"):
+    if OPS[term.op].logic is not None:
         return s.rng.choice(("bool", "bool", *INTS)) if not _has_bool(term) else "bool"
     if law == "cast":
         return str(s.attr(term, "dtype", lambda: s.rng.choice(("float32", "float16", "float64", "int32"))))

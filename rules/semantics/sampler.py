@@ -29,7 +29,7 @@ from ...egraph.ir.pattern import (
     subterms,
 )
 from ...egraph.ir.rule import Rule
-from ...egraph.ir.type_laws import infer
+from ...egraph.ir.type_laws import LAWS, infer
 from ...errors import ShapeError
 
 Sizes = frozenset[Any] | None  # allowed sizes of one axis; None allows any
@@ -403,20 +403,8 @@ def least_rank(term: Term) -> int:
     """A lower bound on a subterm's rank that follows from its ops."""
     if not isinstance(term, PatternCall):
         return 0
-    law = OPS[term.op].law
-    own = {"matmul": 2, "linear": 2, "conv": 3, "pool": 3, "channel_norm": 2, "attention": 3, "concat": 1, "slice": 1,
-           "pad": 1, "same": 1, "along": 1, "norm": 1, "rope": 1}.get(law, 0)  # fmt: skip
-    follows = OPS[term.op].pointwise or law in (
-        "reduce",
-        "slice",
-        "pad",
-        "concat",
-        "permute",
-        "same",
-        "broadcast_to",
-        "along",
-    )
-    return int(max([own, *(map(least_rank, term.args) if follows else ())]))
+    law = LAWS[OPS[term.op].law]
+    return int(max([law.least_rank, *(map(least_rank, term.args) if law.keeps_rank else ())]))
 
 
 def is_int(dtype: str) -> bool:

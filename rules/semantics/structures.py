@@ -26,8 +26,8 @@ from .solver import Beyond, z3
 CREATED = ("full", "iota", "gather")  # layout ops without an index map
 #: Shape laws of ops with an index map that smt/layout.py knows.
 VIEW_LAWS = ("permute", "slice", "along", "concat", "pad", "broadcast_to", "reshape")
-CONTRACTIONS = ("matmul", "linear", "sum", "mean", "conv", "avg_pool", "max", "min", "max_pool")
-BITWISE = ("and", "or", "xor")
+CONTRACTIONS = ("matmul", "linear", "mean", "conv", "avg_pool", "max_pool")  # besides reductions
+FOLDS = ("add", "maximum", "minimum")  # binary ops whose reductions proofs know
 RANKS = 4
 WINDOWED = {
     "strides": 1,
@@ -46,6 +46,21 @@ def is_view(op: str) -> bool:
 def is_layout(op: str) -> bool:
     """Whether proofs know an op that moves elements or creates them without arithmetic."""
     return op in CREATED or is_view(op)
+
+
+def folds(op: str) -> bool:
+    """Whether an op is a reduction that proofs know."""
+    return OPS[op].law == "reduce" and OPS[op].monoid in FOLDS
+
+
+def is_contraction(op: str) -> bool:
+    """Whether proofs know an op as sums or maxima over indices."""
+    return op in CONTRACTIONS or folds(op)
+
+
+def _is_bitwise(op: str) -> bool:
+    """Whether an op of two operands works bit by bit."""
+    return OPS[op].logic is not None and OPS[op].arity == 2
 
 
 def booleans(rule: Rule) -> set[str]:
@@ -67,7 +82,9 @@ def bits(rule: Rule) -> set[str]:
     Else empty."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t.op for t in terms if isinstance(t, PatternCall)]
-    if not set(calls) & set(BITWISE) or any(op not in BITWISE and (op == "pad" or not is_view(op)) for op in calls):
+    if not any(map(_is_bitwise, calls)) or any(
+        not _is_bitwise(op) and (OPS[op].law == "pad" or not is_view(op)) for op in calls
+    ):
         return set()
     return set() if any(isinstance(t, Literal) for t in terms) else {t.name for t in terms if isinstance(t, Var)}
 
@@ -117,7 +134,7 @@ def _named(rule: Rule) -> int:
     if needed > RANKS and not _ranked(rule):
         raise Beyond("more axes are named than ranks are tried")
     calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, PatternCall)}
-    reshaped = any(n == "shape" for n, _ in given) or calls & set(CONTRACTIONS)
+    reshaped = any(n == "shape" for n, _ in given) or any(map(is_contraction, calls))
     return RANKS if reshaped or any(p.function in WHOLE for p in asked) else min(needed, RANKS)
 
 

@@ -13,7 +13,7 @@ from .unknowns import Reject, SizeFacts, Sym
 
 
 class Contractions(Layout):
-    """One method per op of structures.CONTRACTIONS, each returning the symbolic result."""
+    """Reductions, and one method per op of structures.CONTRACTIONS, each returning the symbolic result."""
 
     def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         z, (x, y) = self.z, args
@@ -48,7 +48,8 @@ class Contractions(Layout):
         facts.said += [b.shape[0] == w.shape[1], b.dtype == x.dtype]
         return Sym(whole.shape, x.dtype, lambda i: whole.at(i).plus(self.summand(b.at([i[-1]]), facts)))
 
-    def _sum(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts, most: bool | None = None) -> Sym:
+    def reduced(self, monoid: str, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
+        """A reduction that folds a binary op of structures.FOLDS."""
         (x,), axes = args, attrs["axes"]
         if not isinstance(axes, tuple) or any(self.z.is_expr(a) for a in axes):
             raise Beyond("a sum over unknown axes")
@@ -63,20 +64,14 @@ class Contractions(Layout):
         def at(i: Sequence[Any]) -> Any:
             indices = {a: self.index(x.shape[a]) for a in sorted(chosen)}
             where = [indices[d][0] if d in chosen else k for d, k in enumerate(i)]
-            if most is not None:
-                return self.largest(lambda: x.at(where), facts, list(indices.values()), most)
+            if monoid != "add":
+                return self.largest(lambda: x.at(where), facts, list(indices.values()), monoid == "maximum")
             return self.total(lambda: x.at(where), facts, list(indices.values()))
 
         return Sym(tuple(self.z.IntVal(1) if d in chosen else n for d, n in enumerate(x.shape)), x.dtype, at)
 
-    def _max(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        return self._sum(args, attrs, facts, most=True)
-
-    def _min(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        return self._sum(args, attrs, facts, most=False)
-
     def _mean(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        (x,), whole = args, self._sum(args, attrs, facts)
+        (x,), whole = args, self.reduced("add", args, attrs, facts)
         share = self.share()
         sizes = [x.shape[a % len(x.shape)] for a in attrs["axes"]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from typing import Any
@@ -19,20 +19,6 @@ from .unknowns import BOOL, Reject, SizeFacts, Sym
 #: Lossless conversions: widening and narrowing back is the identity.
 WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"), "float32": ("float64",)}
 STAND_INS = (0.59375, 0.71875)  # two concrete values substituted for an unknown attribute
-_REAL: dict[str, Callable[..., Any]] = {
-    "add": lambda z, x, y: x + y,
-    "sub": lambda z, x, y: x - y,
-    "mul": lambda z, x, y: x * y,
-    "neg": lambda z, x: -x,
-    "div": lambda z, x, y: x / y,
-    "recip": lambda z, x: 1 / x,
-    "maximum": lambda z, x, y: z.If(x >= y, x, y),
-    "minimum": lambda z, x, y: z.If(x <= y, x, y),
-    "abs": lambda z, x: z.If(x >= 0, x, -x),
-    "lt": lambda z, x, y: x < y,
-    "le": lambda z, x, y: x <= y,
-    "eq": lambda z, x, y: x == y,
-}
 
 
 def fixed_points(entry: Op) -> tuple[float, ...]:
@@ -146,16 +132,15 @@ class Elements(Sums):
                 return found
             x = [self.name(v, facts) for v in x]
         if all(v.sort() == z.BoolSort() for v in x):
-            logic = {"and": z.And, "or": z.Or, "xor": z.Xor, "not": z.Not}
-            if name not in logic:
+            if entry.logic is None:
                 raise Beyond(f"{name} of booleans")
-            return logic[name](*x)
+            return entry.logic(z, *x)
         if entry.composite and (self.real or self.opened):
             return self.decomposed(entry, x, attrs, facts, dtype)
-        if self.real and name in _REAL:
-            if name in ("div", "recip"):
-                return self.quotient(x[0] if name == "div" else z.RealVal(1), x[-1], facts)
-            return _REAL[name](z, *x)
+        if self.real and name in ("div", "recip"):
+            return self.quotient(x[0] if name == "div" else z.RealVal(1), x[-1], facts)
+        if self.real and entry.real is not None:
+            return entry.real(z, *x)
         if (
             self.real
             and name == "pow"

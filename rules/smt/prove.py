@@ -21,7 +21,7 @@ for any number. A sum whose terms vanish at all indices but one equals that term
 those of sets: two are equal if each contains the other's terms; summands, nonnegative factors and increasing functions
 move inside. Where an op that is neither linear nor increasing reads a sum or a maximum, it reads a name (an
 uninterpreted function of the free indices) instead; sums that are equal everywhere share a name. semantics/function_facts.py holds the
-axioms about elementwise functions over the reals; `DEFINITIONS` defines norms, softmax and attention. Gathers are not
+axioms about elementwise functions over the reals; the op table defines norms, softmax and attention. Gathers are not
 supported, nor are sums whose terms are not finite everywhere.
 
 Modules: smt/unknowns.py (unknowns and attributes), smt/equal_sums.py (equality of sums and maxima), smt/sum_arithmetic.py (their
@@ -35,40 +35,19 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.ops import OPS, Op, Type
 from ...egraph.ir.pattern import Apply, AttrConstant, Literal, PatternCall, Term, Var, parse_term, subterms
 from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import is_whole
 from ..semantics.sampler import Instance
 from ..semantics.solver import Beyond
-from ..semantics.structures import CONTRACTIONS, CREATED, bound, is_layout, is_view, structures
+from ..semantics.structures import CONTRACTIONS, CREATED, bound, folds, is_contraction, is_layout, is_view, structures
 from ..semantics.sums import Extreme, Total
 from .contractions import Contractions
 from .equal_sums import QUESTIONS
 from .unknowns import Reject, SizeFacts, Sym
 
-LATTICE = ("maximum", "minimum", "max", "min", "max_pool")
 SECONDS = 120.0  # per rule
-RING = ("add", "sub", "mul", "neg", "matmul", "linear", "sum", "conv")
-_MAX = "max(x, axes=(axis,))"
-#: Op -> (names of its operands, its definition in the rule language).
-DEFINITIONS = {
-    "softmax": ("x", f"exp(x - {_MAX}) / sum(exp(x - {_MAX}), axes=(axis,))"),
-    "log_softmax": ("x", f"(x - {_MAX}) - log(sum(exp(x - {_MAX}), axes=(axis,)))"),
-    "rms_norm": ("x g", "x * rsqrt(mean(x * x, axes=(rank(x) - 1,)) + full(value=eps, shape=ones(rank(x)), dtype=dtype(x)))"
-                 " * reshape(g, shape=replace(ones(rank(x)), -1, size(g, 0)))"),
-    "layer_norm": ("x g b", "(x - mean(x, axes=(rank(x) - 1,))) * rsqrt(mean((x - mean(x, axes=(rank(x) - 1,))) * (x - mean(x, axes=(rank(x) - 1,))),"
-                   " axes=(rank(x) - 1,)) + full(value=eps, shape=ones(rank(x)), dtype=dtype(x)))"
-                   " * reshape(g, shape=replace(ones(rank(x)), -1, size(g, 0))) + reshape(b, shape=replace(ones(rank(x)), -1, size(b, 0)))"),
-    "batch_norm": ("x g b m v", "x * reshape(g * rsqrt(v + full(value=eps, shape=(1,), dtype=dtype(v))), shape=replace(ones(rank(x)), 1, size(x, 1)))"
-                   " + reshape(b - m * (g * rsqrt(v + full(value=eps, shape=(1,), dtype=dtype(v)))), shape=replace(ones(rank(x)), 1, size(x, 1)))"),
-    "attention": ("q k v", "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), dtype=dtype(q)), axis=rank(q) - 1) @ v"),
-    "logsumexp": ("x", "log(sum(exp(x - max(x, axes=axes)), axes=axes)) + max(x, axes=axes)"),
-    "rope": ("x c s", "x * c + concat(neg(slice(x, axis=rank(x) - 1, start=size(x, -1) // 2, stop=size(x, -1))),"
-             " slice(x, axis=rank(x) - 1, start=0, stop=size(x, -1) // 2), axis=rank(x) - 1) * s"),
-    "masked_attention": ("q k v m", "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), dtype=dtype(q)) + m,"
-                         " axis=rank(q) - 1) @ v"),
-}  # fmt: skip
 #: Attribute values at which the definitions apply.
 PLAIN = {"causal": False, "window": 0, "softcap": 0.0}
 
@@ -94,9 +73,11 @@ class _World(Contractions):
         sibling = next((b for b in reversed(built) if b is not None), None)
         args = [b if b is not None else self.term(a, facts, sibling) for a, b in zip(term.args, built)]
         attrs = {n: self.value(a) for n, a in term.attrs}
-        if term.op in DEFINITIONS:
-            return self.defined(term.op, args, attrs, facts)
         entry = OPS[term.op]
+        if entry.definition is not None:
+            return self.defined(entry, args, attrs, facts)
+        if folds(term.op):
+            return self.reduced(entry.monoid, args, attrs, facts)
         if is_view(term.op):
             return self.view(entry, args, attrs, facts)
         if term.op in CREATED or term.op in CONTRACTIONS:
@@ -106,25 +87,25 @@ class _World(Contractions):
             return self.pointwise(entry, args, attrs, facts)
         raise Beyond(f"{term.op} is no layout or elementwise op")
 
-    def defined(self, op: str, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
+    def defined(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         """The symbolic value of an op, from its definition."""
-        names, text = DEFINITIONS[op]
-        entry = OPS[op]
+        assert entry.definition is not None
+        op, (names, text) = entry.name, entry.definition
         every = {**entry.defaults, **attrs}
         if not self.real:
             raise Beyond(f"{op} of elements that nothing is known of")
         if any(every.get(n, v) != v for n, v in PLAIN.items()):
             raise Beyond(f"{op} with such attributes")
-        if op.endswith("_norm") and any(len(a.shape) != 1 for a in args[1:]):
+        if entry.law in ("norm", "channel_norm") and any(len(a.shape) != 1 for a in args[1:]):
             raise Reject
         outer, self.env = self.env, {**dict(zip(names.split(), args)), **every}
         try:
             found = self.term(parse_term(text), facts)
         finally:
             self.env = outer
-        if op.endswith("_norm") and op != "batch_norm":
+        if entry.law == "norm":
             facts.said += [a.shape[0] == args[0].shape[-1] for a in args[1:]]
-        if op == "rope":
+        if entry.law == "rope":
             facts.said += [found.shape[-1] % 2 == 0, *(n == m for n, m in zip(found.shape, args[0].shape))]
         return found
 
@@ -196,9 +177,10 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
     suspects = [] if suspects is None else suspects
     calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, PatternCall)}
     try:
-        if rule.exact and calls & {*CONTRACTIONS, *DEFINITIONS}:
+        summed = any(is_contraction(op) or OPS[op].definition is not None for op in calls)
+        if rule.exact and summed:
             return False, "sums are looked at over the reals"
-        done, said = (False, "") if calls & {*CONTRACTIONS, *DEFINITIONS} else _prove(rule, False, suspects)
+        done, said = (False, "") if summed else _prove(rule, False, suspects)
     except Beyond as beyond:
         done, said = False, str(beyond)
     if done or rule.exact:
@@ -247,9 +229,11 @@ def _reals_only(rule: Rule) -> bool:
     numbers = [t.value for t in terms if isinstance(t, Literal)]
     numbers += [a.value for t in calls for n, a in t.attrs if n == "value" and isinstance(a, AttrConstant)]
     powers = [t.args[1] for t in calls if t.op == "pow"]
-    ring = is_whole(numbers) and all(t.op in RING or is_layout(t.op) or t.op in ("pow", "cast", "eq") for t in calls)
+    ring = is_whole(numbers) and all(
+        OPS[t.op].algebra == "ring" or is_layout(t.op) or t.op in ("pow", "cast", "eq") for t in calls
+    )
     ring = ring and all(isinstance(p, Literal) and p.value >= 0 for p in powers) and _counting(calls)
-    order = not numbers and all(t.op in LATTICE or is_layout(t.op) for t in calls)
+    order = not numbers and all(OPS[t.op].algebra == "order" or is_layout(t.op) for t in calls)
     left = [t for side in rule.lefts for t in subterms(side)]
     floats = any(isinstance(t, PatternCall) and OPS[t.op].floats_only for t in left)
     floats = floats or any(isinstance(t, Literal) and not is_whole([t.value]) for t in left)  # a fraction
