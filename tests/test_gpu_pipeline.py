@@ -380,9 +380,9 @@ def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest
         other = {n: (0.5 * v).astype(v.dtype) for n, v in params.items()}
         assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.from_plan_cache
         (path,) = (tmp_path / "plans").glob("*.json")
-        data = json.loads(read_sealed(path))
+        data = json.loads(read_sealed(path, name=path.name))
         data["report"]["omitted"] = ["measuring"]
-        path.write_bytes(sealed(json.dumps(data).encode()))
+        path.write_bytes(sealed(json.dumps(data).encode(), path.name))
         assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.from_plan_cache and not searched
         assert not tg.optimize(graph, params=other, backend="gpu", budget=21).report.from_plan_cache and searched == [
             21

@@ -202,9 +202,9 @@ def test_more_rows_that_change_nothing_do_no_harm_but_lost_ones_do(home: Path) -
 def test_a_cut_search_goes_on_with_a_larger_budget_only(home: Path) -> None:
     optimized()
     (path,) = kept(home)
-    data = json.loads(read_sealed(path))
+    data = json.loads(read_sealed(path, name=path.name))
     data["report"]["search_stopped"], data["budget"] = "budget", 30.0
-    path.write_bytes(sealed(json.dumps(data).encode()))
+    path.write_bytes(sealed(json.dumps(data).encode(), path.name))
     assert optimized(budget=20.0).report.from_plan_cache
     longer = optimized(budget=40.0).report
     assert not longer.from_plan_cache and "cut short within 30 s" in longer.plan_cache_notes[0]
@@ -215,10 +215,10 @@ def test_a_cut_search_goes_on_with_a_larger_budget_only(home: Path) -> None:
 def test_what_an_earlier_search_had_no_time_for_is_made_up_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optimized()
     (path,) = kept(home)
-    data = json.loads(read_sealed(path))
+    data = json.loads(read_sealed(path, name=path.name))
     data["report"]["omitted"] = ["verification on 2 of 3 inputs", UNTIMED]
     data["report"]["verification"]["seeds"] = 1
-    path.write_bytes(sealed(json.dumps(data).encode()))
+    path.write_bytes(sealed(json.dumps(data).encode(), path.name))
     timed: list[Any] = []
     whole_programs_take(monkeypatch, lambda *a: timed.append(a))
     report = optimized().report
@@ -232,9 +232,9 @@ def test_what_an_earlier_search_had_no_time_for_is_made_up_for(home: Path, monke
 def test_timing_that_was_made_up_for_is_not_made_up_for_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optimized()
     (path,) = kept(home)
-    data = json.loads(read_sealed(path))
+    data = json.loads(read_sealed(path, name=path.name))
     data["report"]["omitted"] = [UNTIMED]
-    path.write_bytes(sealed(json.dumps(data).encode()))
+    path.write_bytes(sealed(json.dumps(data).encode(), path.name))
     timed: list[Any] = []
     whole_programs_take(monkeypatch, lambda *a: timed.append(a))
     assert [optimized().report.omitted for _ in range(3)] == [[]] * 3 and len(timed) == 1
@@ -262,7 +262,7 @@ def test_weights_are_told_apart_by_every_byte_name_and_shape(monkeypatch: pytest
 def test_damaged_files_and_other_kernels_are_as_if_there_were_none(home: Path) -> None:
     first = optimized()
     (path,) = kept(home)
-    whole = read_sealed(path).decode()
+    whole = read_sealed(path, name=path.name).decode()
     data = json.loads(whole)
 
     def told(**changes: Any) -> str:
@@ -274,7 +274,7 @@ def test_damaged_files_and_other_kernels_are_as_if_there_were_none(home: Path) -
         "", "[]", whole[:-40], told(format=0), told(source="0"), told(plan={**data["plan"], "kernels": kernels}),
         told(plan={**data["plan"], "steps": steps}), told(report={}), told(plan={}),
     ):  # fmt: skip
-        path.write_bytes(sealed(text.encode()))
+        path.write_bytes(sealed(text.encode(), path.name))
         found = optimized()
         assert not found.report.from_plan_cache and found.source == first.source and found.report.plan_cache_notes, (
             text[:80]
@@ -377,17 +377,17 @@ def test_kernels_in_c_for_every_size_are_taken_again(home: Path, monkeypatch: py
         x = RNG.standard_normal((rows, 24)).astype(np.float32)
         np.testing.assert_array_equal(first(x), second(x))
     (path,) = kept(home)
-    data = json.loads(read_sealed(path))
+    data = json.loads(read_sealed(path, name=path.name))
     assert "#pragma" not in path.read_text() and "void " not in path.read_text(), "the file holds no code"
     for change in ({"identity": "0" * 24}, {"generic": {}}, {"generic": 3}):
-        damaged = json.loads(read_sealed(path))
+        damaged = json.loads(read_sealed(path, name=path.name))
         for kernel in damaged["plan"]["kernels"]:
             if "generic" in kernel:
                 kernel |= change
-        path.write_bytes(sealed(json.dumps(damaged).encode()))
+        path.write_bytes(sealed(json.dumps(damaged).encode(), path.name))
         found = in_c()
         assert not found.report.from_plan_cache and found.report.plan_cache_notes and found.source == first.source
-    assert data["plan"]["kernels"] == json.loads(read_sealed(path))["plan"]["kernels"]
+    assert data["plan"]["kernels"] == json.loads(read_sealed(path, name=path.name))["plan"]["kernels"]
 
 
 # ---------------------------------------------------------------- with a GPU's backends

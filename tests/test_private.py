@@ -36,7 +36,7 @@ def planted(folder: Path) -> Path:
     )
     text.write_text(code.replace("MARK", str(mark)))
     subprocess.run([*c_helpers.c_compiler(), "-shared", "-fPIC", "-o", honest, text], check=True)
-    honest.write_bytes(sealed(honest.read_bytes()))
+    honest.write_bytes(sealed(honest.read_bytes(), honest.name))
     return mark
 
 
@@ -104,7 +104,7 @@ def test_a_damaged_library_is_compiled_again(tmp_path: Path, monkeypatch: pytest
         made.unlink()
         made.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         assert c_helpers.c_library(SOURCE).f() == 7
-        assert read_sealed(made)
+        assert read_sealed(made, name=made.name)
 
 
 def test_folders_are_safe_or_not(tmp_path: Path) -> None:

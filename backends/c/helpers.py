@@ -78,7 +78,8 @@ def c_library(source: str, threads: bool = True) -> Any:
     # identifies the compiler version and the processor features
     machine = c_output([*command, "-dM", "-E", "-x", "c", os.devnull])
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
-    name = hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()
+    # "named": the name is part of the checksum in the file (emitted programs of other versions have their own files)
+    name = hashlib.blake2b(repr(("named", source, command, machine)).encode(), digest_size=16).hexdigest()
     folder = code_folder("c")
     if folder is not None:
         try:
@@ -99,7 +100,7 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
     problem: Exception | None = None
     for _ in range(3):
         try:
-            read_sealed(path)
+            read_sealed(path, name=path.name)
             return ctypes.CDLL(str(path))
         except (OSError, ValueError) as error:
             problem = error
@@ -113,7 +114,7 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
             )
             whole = Path(part) / "sealed.so"
             with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(sealed(made.read_bytes()))
+                file.write(sealed(made.read_bytes(), path.name))
                 os.fsync(file.fileno())
             whole.replace(path)
     raise RuntimeError(f"compiled kernels cannot be loaded: {problem}")

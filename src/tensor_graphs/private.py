@@ -105,13 +105,14 @@ def temporary_place() -> str:
     )
 
 
-def sealed(content: bytes) -> bytes:
-    """The content with its SHA-256 behind it, as `read_sealed` wants files (an ELF file may have more behind its end)."""
-    return content + b"\nsha256 " + hashlib.sha256(content).hexdigest().encode()
+def sealed(content: bytes, name: str = "") -> bytes:
+    """The content with a SHA-256 behind it, as `read_sealed` wants files (an ELF file may have more behind its end). The checksum is that
+    of the content, with a file's `name` before it if one is given: then the content of another file does not fit."""
+    return content + b"\nsha256 " + hashlib.sha256(name.encode() + content).hexdigest().encode()
 
 
-def read_sealed(path: Path, most: int = 1 << 28) -> bytes:
-    """The content of a file of at most `most` bytes in a private folder, without its checksum.
+def read_sealed(path: Path, most: int = 1 << 28, name: str = "") -> bytes:
+    """The content of a file of at most `most` bytes in a private folder, without its checksum. `name`: as for `sealed`.
 
     FileNotFoundError if there is none, another OSError if it cannot be read or is a link; ValueError if it is no plain file, can be
     written by another user, is too large, or does not have its checksum.
@@ -129,7 +130,7 @@ def read_sealed(path: Path, most: int = 1 << 28) -> bytes:
             raise ValueError(f"it has more than {most} bytes")
         whole = file.read(most + 1)
     content = whole[:-72]
-    if sealed(content) != whole:
+    if sealed(content, name) != whole:
         raise ValueError("it does not have the checksum that it ends with")
     return content
 

@@ -3,15 +3,19 @@
     python -m tests.fuzz.soak --count 1000 --threads 1 [--measured 25] [--seed 0]
 
 Every graph is another one, so that all that is kept by graph grows. Prints the process' resources ten times, each time when nothing is
-under way and after garbage collection, then the growth of memory per optimization (least squares over the second half).
+under way and after garbage collection, then the growth of memory per optimization (least squares over the second half), and what
+share of it are pages of files, pages of anonymous memory, memory in use of the C heap, blocks of Python's allocator, objects of the
+garbage collector, and entries of memo tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -82,6 +86,36 @@ def resources() -> Resources:
     return Resources(memory, len(os.listdir("/proc/self/fd")), children, threading.active_count())
 
 
+class _Heap(ctypes.Structure):
+    """`mallinfo2` of glibc, in bytes."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def details() -> dict[str, int]:
+    """Where the memory of this process is, by name: KB of resident file and anonymous pages, of the C heap in use and free (0 without
+    glibc 2.33), and of its mapped blocks; numbers of blocks of Python's allocator and of objects of the garbage collector."""
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    pages = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
+    heap = _Heap()
+    with suppress(AttributeError, OSError):
+        info = ctypes.CDLL(None).mallinfo2
+        info.restype = _Heap
+        heap = info()
+    return {
+        "file pages": pages["Rss"] - pages["Anonymous"],
+        "anonymous pages": pages["Anonymous"],
+        "heap in use": heap.uordblks // 1024,
+        "heap free": heap.fordblks // 1024,
+        "heap mapped": heap.hblkhd // 1024,
+        "Python blocks": sys.getallocatedblocks(),
+        "collected objects": len(gc.get_objects()),
+    }
+
+
 def optimized(seed: int, costdb: str, measured: int = 0) -> None:
     """Optimize and run one graph: every third one is rewritten, with the kernels of a third of the backends each, and every
     `measured`-th one is measured. AssertionError where the report says that it is wrong."""
@@ -112,7 +146,7 @@ def soak(
             done += part
             found.append((done, resources()))
             if say:
-                print(f"{done:5d}  {found[-1][1]}", flush=True)
+                print(f"{done:5d}  {found[-1][1]}  {details()}", flush=True)
     return found
 
 

@@ -173,7 +173,7 @@ class CacheEntry:
         than `budget`.
         """
         try:
-            data = json.loads(read_sealed(self.path, LARGEST))
+            data = json.loads(read_sealed(self.path, LARGEST, self.path.name))
             head = decode(_Head, data)
             if head.format != FORMAT:
                 raise ValueError(f"format {head.format}")
@@ -208,7 +208,7 @@ class CacheEntry:
             if emit_for(again).source != source:
                 return "its program reads otherwise when it is made anew"
             with replacing_raw(self.path) as file:
-                file.write(sealed(json.dumps(data, separators=(",", ":")).encode()))
+                file.write(sealed(json.dumps(data, separators=(",", ":")).encode(), self.path.name))
             self._evict()
         except TensorGraphsError as error:
             return error.message
