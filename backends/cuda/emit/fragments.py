@@ -82,12 +82,9 @@ class Fragments(Part):
         """The two operands of a sum of products of equal rows (such as a sum of squares), if both are vector loads;
         else None."""
         over, under = factors(e.args[0])
+        rows = "m", self.frame.dim
         whole = not under and len(over) == 2 and all(self.read_whole(f) for f in over)
-        if (
-            not whole
-            or any(self.frame.spans(f) != ("m", self.frame.dim) for f in over)
-            or len({self.dtype(f) for f in over}) > 1
-        ):
+        if not whole or any(self.frame.spans(f) != rows for f in over) or len({self.dtype(f) for f in over}) > 1:
             return None
         return over[0], over[1]
 
@@ -99,9 +96,9 @@ class Fragments(Part):
             c, *ways = e.args
             apart = all(x.op not in ("load", "reduce") for x in walk([c])) and steady(c, frame.groups[frame.dim][0], 8)
             return apart and all(map(self.read_whole, ways)) and len({self.dtype(w) for w in ways}) == 1
-        return (
-            e.op == "load" and not e.value[2] and self.loads.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
-        )
+        if e.op != "load" or e.value[2]:
+            return False
+        return self.loads.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
 
     def dtype(self, e: Expr) -> str:
         """Dtype of a vector load (or select of loads)."""
@@ -157,11 +154,8 @@ class Fragments(Part):
             return f"{chosen} ? {ways[0][0]} : {ways[1][0]}", ways[0][1], []
         operand, at, _, _ = e.value
         where = f"{frame.param[operand]} + {nest.position(at, (), span(at, ()))}"
-        return (
-            where,
-            frame.param[operand],
-            [nest.scalar(g, nest.depth(frame.spans(g))) for g in e.args if g not in known],
-        )
+        conditions = [nest.scalar(g, nest.depth(frame.spans(g))) for g in e.args if g not in known]
+        return where, frame.param[operand], conditions
 
     def read(self, loads: Sequence[Expr], condition: str = "") -> None:
         """Emit loop nests that load vectors, each predicated by `condition` if there is one."""

@@ -77,8 +77,7 @@ class SimtEmitter(Part):
 
     def store_all(self) -> None:
         """Emit the computation and the store of every result."""
-        frame = self.frame
-        stores = self.kernel.stores
+        frame, stores = self.frame, self.kernel.stores
         if self.layout.warps is not None:
             self.matrix.products()
         if "n" in frame.walked:
@@ -102,8 +101,7 @@ class SimtEmitter(Part):
 
     def launch(self, last: SimtEmitter | None = None) -> CudaLaunch:
         """The function's text and its grid. `last` emits what the last block of each tile does after its own part."""
-        frame = self.frame
-        s = self.shape
+        frame, s = self.frame, self.shape
         tiles = {d: 1 if d in frame.walked else -(-frame.extent[d] // frame.along[d].block) for d in ("m", "n")}
         batch = math.prod(a.size for a in s.batch)
         head = Scope(1, set())
@@ -173,8 +171,7 @@ class SimtEmitter(Part):
 
     def _program(self, tiles_m: int, tiles_n: int) -> None:
         """Emit the block's tile, the values of batch axes, and this thread's coordinates."""
-        frame = self.frame
-        s = self.shape
+        frame, s = self.frame, self.shape
         batch = math.prod(a.size for a in s.batch)
         self.line("const int thread = threadIdx.x;")
         if tiles_m * tiles_n * batch > 1:

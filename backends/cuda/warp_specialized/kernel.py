@@ -154,8 +154,7 @@ class Gemm(Part):
 
     def roles(self) -> CudaLaunch:
         """The function's text and its grid."""
-        frame = self.frame
-        r = self.r
+        frame, r = self.frame, self.r
         count = prod(frame.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
         clusters = min(count, target().multiprocessors // r.blocks) if r.parts == 1 else count
         self.early = self._early()

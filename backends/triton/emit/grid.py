@@ -19,8 +19,7 @@ class Grid(Part):
 
     def program(self, tiles_m: int, tiles_n: int) -> None:
         """Emit the program's tile, and the indices of rows, columns and whole reduction axes."""
-        frame = self.frame
-        s = self.shape
+        frame, s = self.frame, self.shape
         if tiles_m * tiles_n * math.prod(a.size for a in s.batch) > 1:
             self.line("program = tl.program_id(0)")
         self.place(tiles_m, tiles_n)

@@ -29,9 +29,8 @@ class Positions(Part):
         """Dimensions and text of an atom of an index."""
         frame = self.frame
         if isinstance(atom, Axis):
-            return () if atom in self.shape.batch or atom in frame.single else (frame.dim_of(atom),), self.axis_text(
-                atom
-            )
+            alone = atom in self.shape.batch or atom in frame.single
+            return () if alone else (frame.dim_of(atom),), self.axis_text(atom)
         for axis in frame.walked & atom.index.axes:
             step, others = frame.block[axis.name], atom.index - index(axis)
             if step > 1 and atom.by % step == 0 and _multiple(others, step, self.shape.batch):

@@ -147,8 +147,7 @@ class TileEmitter(Part):
     def _groups(self) -> list[tuple[TileEmitter, str]]:
         """(emitter, condition on the program) for each result if the results have separate programs; empty if they
         share a product or a tile spans several of them."""
-        frame = self.frame
-        stores = self.kernel.stores
+        frame, stores = self.frame, self.kernel.stores
         found = [_place(s) for s in stores]
         axes = {place[0] for place in found if place is not None}
         if len(stores) < 2 or None in found or len(axes) != 1 or frame.n_loop:

@@ -15,7 +15,7 @@ from .values import Values
 
 @dataclass(eq=False)
 class Loads(Part):
-    """Loads of tiles."""
+    """Loads: an expression of the IR becomes the text of a tile in registers."""
 
     positions: Positions
     values: Values
@@ -55,9 +55,8 @@ class Loads(Part):
             for p, s in picks
         ]
         mask = self.positions.mask(dims, dims, guards)
-        if mask and dims != frame.union(
-            [where, *(p for p, _ in picks)]
-        ):  # pointers must have all dimensions of the mask
+        if mask and dims != frame.union([where, *(p for p, _ in picks)]):
+            # pointers must have all dimensions of the mask
             parts.append(f"tl.zeros({frame.sizes(dims)}, tl.int32)")
         fresh = ", cache_modifier='.cg'" if frame.fresh_loads and operand.startswith("part") else ""
         text = f"tl.load({' + '.join(parts)}{f', mask={mask}, other=0' if mask else ''}{fresh})"

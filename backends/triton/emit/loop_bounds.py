@@ -15,7 +15,7 @@ from .values import Values
 
 @dataclass(eq=False)
 class LoopBounds(Part):
-    """Ranges of a kernel's loops."""
+    """Ranges of loops over an axis, and the masks that bound them."""
 
     positions: Positions
     values: Values

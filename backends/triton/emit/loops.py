@@ -23,7 +23,7 @@ from .values import Values
 
 @dataclass(eq=False)
 class Loops(Part):
-    """Reductions of a kernel."""
+    """Reductions: one call where a tile holds the whole axis, else an accumulator of a loop."""
 
     values: Values
     products: Products

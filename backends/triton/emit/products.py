@@ -21,7 +21,7 @@ TALL = 64  # rows from which a product is asynchronous (wgmma)
 
 @dataclass(eq=False)
 class Products(Part):
-    """Matrix products."""
+    """Products on tensor cores, and what must be waited for in loops over them."""
 
     values: Values
     loads: Loads

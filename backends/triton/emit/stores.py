@@ -22,7 +22,7 @@ AHEAD = 96  # elements per thread in flight if there are more: no load is moved 
 
 @dataclass(eq=False)
 class Stores(Part):
-    """Results of a kernel."""
+    """Stores of results, and the order in which loads are issued before them."""
 
     positions: Positions
     values: Values

@@ -121,10 +121,8 @@ class Values(Part):
             return self.short_erf(e)
         if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
             return safe
-        if (
-            e.op == "div" and frame.narrow and at_least_one(e.args[1])
-        ):  # one division per row instead of one per element
-            b = self.kernel.builder
+        if e.op == "div" and frame.narrow and at_least_one(e.args[1]):
+            b = self.kernel.builder  # one division per row instead of one per element
             e = b.make("mul", (e.args[0], b.make("recip", (e.args[1],))))
         text = op_text(e.op, "triton")
         if not text or (e.kind == "int" and e.op in ("div", "pow")):

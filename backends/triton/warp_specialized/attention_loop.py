@@ -52,9 +52,9 @@ class AttentionLoops(Loops):
     def whole(self, e: Expr) -> Tile:
         """The tile of an expression; per-row results are converted to the layout of score rows."""
         tile = super().whole(e)
-        return (
-            replace(tile, text=f"tl.convert_layout({tile.text}, tl.SliceLayout(1, S))") if tile.dims == ("m",) else tile
-        )
+        if tile.dims != ("m",):
+            return tile
+        return replace(tile, text=f"tl.convert_layout({tile.text}, tl.SliceLayout(1, S))")
 
     def _begin_at(self, name: str, dims: Sequence[str], fill: str, dtype: str) -> str:
         """The line that initializes a per-row accumulator."""

@@ -62,10 +62,8 @@ class AttentionStores(Stores):
         mask = f", mask={' & '.join(ends)}" if ends else ""
         turned = f"tl.convert_layout({text}, {frame.stored})"
         if self.tiles.through:
-            if (
-                spot.dtype != self.kernel.buffers[frame.described[frame.asked[0]][0]].dtype
-                or len(self.kernel.stores) > 1
-            ):
+            queries = self.kernel.buffers[frame.described[frame.asked[0]][0]]
+            if spot.dtype != queries.dtype or len(self.kernel.stores) > 1:
                 raise Unfusable("a result that does not lie as queries do")
             self.line(f"{self.tiles.mine[0]}.store({text})")
             turned = f"{self.tiles.mine[0]}.load({frame.stored})"
