@@ -30,7 +30,7 @@ from ....egraph.ir.dtypes import itemsize
 from ...ir.kernel import Buffer, Kernel, OutputStore, Unfusable
 from ...ir.tiling import Shape
 from ...lowering.split_reduction import counted
-from .frame import Scope, nest_of
+from .frame import CudaScope, nest_of
 from .nest import Nest
 from .spelling import CTYPES, CudaLaunch, all_of, enclosed
 from .tensor_cores import Matrix
@@ -42,7 +42,7 @@ ROOM = 200 << 10  # limit of dynamic shared memory in bytes
 
 def emit(kernel: Kernel, layout: Layout, name: str, shape: Shape) -> CudaLaunch:
     """The launch of a kernel in a layout. Unfusable if the emitter does not support the kernel."""
-    return Function(kernel, layout, name, shape).launch()
+    return CudaFunction(kernel, layout, name, shape).launch()
 
 
 def emit_joined(
@@ -53,10 +53,10 @@ def emit_joined(
     Both halves cover the same tile with equally many threads. The buffer `counters` is zero before and after the
     kernel.
     """
-    return Function(first, layouts[0], name, shapes[0]).launch(Function(second, layouts[1], name, shapes[1]))
+    return CudaFunction(first, layouts[0], name, shapes[0]).launch(CudaFunction(second, layouts[1], name, shapes[1]))
 
 
-class Function(Matrix):
+class CudaFunction(Matrix):
     """Emitter of a whole kernel."""
 
     def store_all(self) -> None:
@@ -74,7 +74,7 @@ class Function(Matrix):
                 if s not in late:
                     self.write(s)
             if late:
-                inner = Scope(2, self.top.bound | set(self.shape.cols), outside=self.top)
+                inner = CudaScope(2, self.top.bound | set(self.shape.cols), outside=self.top)
                 with self.inside(inner):
                     for s in late:
                         self.write(s)
@@ -118,12 +118,12 @@ class Function(Matrix):
             nest.line(f"{condition}{target}[{place}] = {text};")
         nest.close()
 
-    def launch(self, last: Function | None = None) -> CudaLaunch:
+    def launch(self, last: CudaFunction | None = None) -> CudaLaunch:
         """The function's text and its grid. `last` emits what the last block of each tile does after its own part."""
         s = self.shape
         tiles = {d: 1 if d in self.walked else -(-self.extent[d] // self.along[d].block) for d in ("m", "n")}
         batch = math.prod(a.size for a in s.batch)
-        head = Scope(1, set())
+        head = CudaScope(1, set())
         with self.inside(head):
             self._program(tiles["m"], tiles["n"])
         if not self.walked:  # issue all loads before the first use of a value

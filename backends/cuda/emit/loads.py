@@ -9,7 +9,7 @@ from ....egraph.ir.dtypes import itemsize
 from ...ir.index import Index
 from ...ir.kernel import Expr, Unfusable, unknown
 from ...ir.op_texts import costly
-from .frame import Frame, Local, Scope, nest_of
+from .frame import CudaScope, Frame, Local, nest_of
 from .nest import Nest
 from .spelling import CTYPES, all_of, span
 from .thread_layout import steady, together
@@ -100,7 +100,7 @@ class Loads(Frame):
         if nbytes > HELD:
             raise Unfusable(f"{nbytes} bytes of one value in a thread")
 
-    def _fetch(self, e: Expr, inner: Scope, fetched: Scope) -> None:
+    def _fetch(self, e: Expr, inner: CudaScope, fetched: CudaScope) -> None:
         """Prefetch a load's 16-byte vectors with cp.async into a ring in shared memory, private slots per thread; other
         loads are left alone."""
         operand, at, _, dtype = e.value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...ir.kernel import Expr, Unfusable
-from .frame import Local, Scope, nest_of
+from .frame import CudaScope, Local, nest_of
 from .reductions import Reductions, rolls_on
 from .spelling import plus
 
@@ -47,9 +47,9 @@ class Loops(Reductions):
         names = {e: self.fresh("max" if e.value[0] == "max" else "acc") for e in ready}
         for e in ready:
             self._begin(names[e], self._kept_dims(e, bodies[e], dim), e.value[0])
-        inner = Scope(outer.indent + 1, outer.bound | {e.axis for e in ready} | {*self.groups[dim]}, outside=outer)
+        inner = CudaScope(outer.indent + 1, outer.bound | {e.axis for e in ready} | {*self.groups[dim]}, outside=outer)
         scales: dict[Expr, Local] = {}
-        fetched = Scope(outer.indent + 1, set(inner.bound), outside=outer)
+        fetched = CudaScope(outer.indent + 1, set(inner.bound), outside=outer)
         if self.layout.ahead and outer is self.top:
             for x in dict.fromkeys(x for body in bodies.values() for x in nest_of(body)):
                 if x.op == "load" and not x.args and {"n", dim} <= {*self.spans(x)}:
@@ -80,7 +80,7 @@ class Loops(Reductions):
         for e in ready:
             outer.known[e] = Local(names[e], self._kept_dims(e, bodies[e], dim), self.wide)
 
-    def _walk(self, dim: str, inner: Scope, outer: Scope, fetched: Scope | None = None) -> None:
+    def _walk(self, dim: str, inner: CudaScope, outer: CudaScope, fetched: CudaScope | None = None) -> None:
         """Close a loop over a dimension: header, first coordinate, body. With `fetched`, loads are prefetched some
         iterations ahead (cp.async)."""
         size, at, step, ahead = self.extent[dim], f"{dim}_block", self.along[dim].block, self.layout.ahead

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ...ir.index import Axis
 from ...ir.kernel import Expr, Unfusable, factors, walk
 from ...ir.tiling import Dot
-from .frame import Frame, Local, Scope
+from .frame import CudaScope, Frame, Local
 from .loops import Loops
 from .nest import Nest
 from .reductions import Reductions
@@ -55,7 +55,7 @@ class Fragments(Reductions):
         self.along |= {self.dim: Along(4, 8, warps.depth)}
         self.walked, self.size, self.step = {self.dim}, axis.size, CHUNK * warps.depth * warps.along
         bound = {a for d in ("m", "n", self.dim) for a in self.groups[d]} | {*self.shape.batch, *self.shape.inner}
-        self.scope = self.top = Scope(2, bound)
+        self.scope = self.top = CudaScope(2, bound)
         self._operands(axis)
 
     def _operands(self, axis: Axis) -> None:
@@ -215,7 +215,7 @@ class Fragments(Reductions):
         """The software-pipelined loop over K: each vector is multiplied and, right after its last use, loaded for the
         next iteration."""
         whole, at, outer = self.step >= self.size, f"{self.dim}_block", self.top
-        loop = Scope(2 if whole else 3, set(outer.bound), outside=outer)
+        loop = CudaScope(2 if whole else 3, set(outer.bound), outside=outer)
         with self.inside(loop):
             self.line(f"const int {self.dim}_0 = {'own' if whole else f'{at} + own'};")
             sides = {x: self._pack(x) for x in dict.fromkeys((*self.left.values(), *self.right.values()))}

@@ -25,7 +25,7 @@ from ...ir.tiling import Shape, shape_of
 from ...lowering.split_reduction import split
 from ...machine import target
 from ..emit.frame import Local
-from ..emit.kernel import Function
+from ..emit.kernel import CudaFunction
 from ..emit.nest import Nest
 from ..emit.spelling import CudaLaunch
 from ..emit.thread_layout import Along, Layout
@@ -107,7 +107,7 @@ def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) ->
     own, inner = shape_of(first), tuple(dict.fromkeys(e.axis for e in second.reductions))
     parts = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch), joined={})
     after = replace(shape, joined={}, inner=inner, outer=inner, dots={})
-    joining = Function(second, _joining(tiles), name, after)
+    joining = CudaFunction(second, _joining(tiles), name, after)
     return _Tiles(first, parts, tiles, name).tiles(joining)
 
 
@@ -119,7 +119,7 @@ def _joining(t: TiledSchedule) -> Layout:
     return Layout({**dims, "parts": Along()}, t.early, least=t.threads)
 
 
-class _Tiles(Function):
+class _Tiles(CudaFunction):
     """Emitter of a tiled GEMM. The inherited frame is that of the epilogue."""
 
     def __init__(self, kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> None:
@@ -173,7 +173,7 @@ class _Tiles(Function):
         place = f"{self.param[e.value[0]]} + {base}" if base != "0" else self.param[e.value[0]]
         return Side(place, step, along, math.gcd(together, 4))
 
-    def tiles(self, last: Function | None = None) -> CudaLaunch:
+    def tiles(self, last: CudaFunction | None = None) -> CudaLaunch:
         """The function's text and its grid. `last` emits what the last block of each tile does after its own part
         (split-K)."""
         t, s, rights = self.t, self.shape, len(self.rights)
@@ -224,7 +224,7 @@ class _Tiles(Function):
             self.name, text, blocks, t.threads, (*used, *more), t.early, room, beside={"CUDA_TILES": TILE_LIBRARY}
         )
 
-    def _joined(self, last: Function, blocks: int) -> list[str]:
+    def _joined(self, last: CudaFunction, blocks: int) -> list[str]:
         """The lines that combine a tile's partial sums, in their own thread layout."""
         places = [
             f"    const int {d}_0 = {' + '.join(x for x in (f'tile_{d} * {self.tile[d]}', last._thread(d)) if x)};"

@@ -23,8 +23,8 @@ from ...ir.kernel import PROBE, Expr, Kernel, OutputStore, Unfusable, if_fusable
 from ...ir.tensor_maps import Box, as_one, box
 from ...ir.tiling import Shape
 from ...machine import target
-from ..emit.frame import Local, Scope, nest_of
-from ..emit.kernel import Function
+from ..emit.frame import CudaScope, Local, nest_of
+from ..emit.kernel import CudaFunction
 from ..emit.nest import Nest
 from ..emit.spelling import CTYPES, CudaLaunch
 from ..emit.thread_layout import Along, Layout
@@ -118,7 +118,7 @@ def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
     return if_fusable(_Gemm, kernel, shape, roles, PROBE) is not None
 
 
-class _Gemm(Function):
+class _Gemm(CudaFunction):
     """Emitter of a warp-specialized GEMM. The inherited frame is that of the epilogue."""
 
     def __init__(self, kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> None:
@@ -360,7 +360,7 @@ class _Gemm(Function):
         each = r.height * r.wide // 256
         if not loads or r.held(len(self.rights)) + each * len(loads) > EARLY:
             return []
-        scope = Scope(3, set(self.top.bound))
+        scope = CudaScope(3, set(self.top.bound))
         for e in loads:
             with self.inside(scope):
                 local = self.load(e)
@@ -384,7 +384,7 @@ class _Gemm(Function):
         """The pieces of one result."""
         target = None if last else self._target(store)
         lines = "" if last or target is not None else self._lines(store)
-        scope = Scope(3, set(self.top.bound) | {self.axis})
+        scope = CudaScope(3, set(self.top.bound) | {self.axis})
         with self.inside(scope):
             for e in self.dots:
                 which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")

@@ -24,7 +24,7 @@ from ...ir.index import WIDE, Axis, index
 from ...ir.kernel import Expr, Kernel, OutputStore, Unfusable, walk
 from ...ir.tiling import Shape, Tiling, padded, shape_of
 from ...lowering.split_reduction import counted
-from .frame import Scope
+from .frame import TritonScope
 from .loops import Loops
 from .row_stores import Row, joined, rows
 from .spelling import TRITON, Launch, Tile, names_it
@@ -36,7 +36,7 @@ ONE_BY_ONE = 8  # parts up to which partial sums are added sequentially in each 
 
 def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) -> Launch:
     """The launch of a kernel with given tiles. Unfusable if Triton cannot express the kernel."""
-    return Function(kernel, tiling, name, shape or shape_of(kernel)).launch()
+    return TritonFunction(kernel, tiling, name, shape or shape_of(kernel)).launch()
 
 
 def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> Launch:
@@ -58,7 +58,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     k = {a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}
     # large partial results are not pipelined: stages of them would exceed shared memory
     join = replace(tiling, k=k, stages=1 if tiling.m * tiling.n > 4096 else tiling.stages)
-    return Function(first, tiling, name, spread).launch(Function(second, join, name, joining))
+    return TritonFunction(first, tiling, name, spread).launch(TritonFunction(second, join, name, joining))
 
 
 def fresh_in(stores: Sequence[OutputStore]) -> list[list[Expr]]:
@@ -95,15 +95,15 @@ def _place(store: OutputStore) -> tuple[Axis, int, int] | None:
     return (axis, low, axis.size if high < 0 else high) if simple else None
 
 
-class Function(Loops):
+class TritonFunction(Loops):
     """Emitter of a whole kernel."""
 
-    def launch(self, last: Function | None = None) -> Launch:
+    def launch(self, last: TritonFunction | None = None) -> Launch:
         """The function's text and its grid. `last` emits what the last program of each tile does after its own part."""
         s, t = self.shape, self.tiling
         tiles_m, tiles_n = -(-s.m // t.m), 1 if self.n_loop else -(-s.n // t.n)
         batch = math.prod(a.size for a in s.batch)
-        head = Scope(1, set())
+        head = TritonScope(1, set())
         with self.inside(head):
             self._program(tiles_m, tiles_n)
         groups = self._groups() if last is None else []
@@ -177,7 +177,7 @@ class Function(Loops):
         return max(1.0, math.prod(self.block[d] for d in dims) / (32 * self.tiling.warps))
 
     # --- concatenated results, each in programs of its own
-    def _groups(self) -> list[tuple[Function, str]]:
+    def _groups(self) -> list[tuple[TritonFunction, str]]:
         """(emitter, condition on the program) for each result if the results have separate programs; empty if they
         share a product or a tile spans several of them."""
         stores = self.kernel.stores
@@ -202,7 +202,7 @@ class Function(Loops):
             if (shape.rows, shape.cols, shape.batch) != (self.shape.rows, self.shape.cols, self.shape.batch):
                 return []
             ends = [f"{origin} >= {low}"] * (low > 0) + [f"{origin} < {high}"] * (high < axis.size)
-            groups.append((Function(one, self.tiling, self.name, shape), " and ".join(ends)))
+            groups.append((TritonFunction(one, self.tiling, self.name, shape), " and ".join(ends)))
         return groups
 
     def _unguarded(self, store: OutputStore) -> OutputStore:
@@ -218,7 +218,7 @@ class Function(Loops):
         (value,) = b.rebuilt([store.value], change)
         return replace(store, value=value, guards=())
 
-    def as_part(self, whole: Function) -> list[str]:
+    def as_part(self, whole: TritonFunction) -> list[str]:
         """The lines that compute one of several results, in the programs with its tiles."""
         self.counter, self.boxes, self.described = whole.counter, whole.boxes, whole.described
         self.top.indent = 2
@@ -334,7 +334,7 @@ class Function(Loops):
         for e in walk(s.value for s in walked):  # all reductions first: the loop over columns only reads their results
             if e.op == "reduce" and e.axes <= self.top.bound and self.scope.find(e) is None:
                 self.value(e)
-        inner = Scope(2, self.top.bound | set(self.shape.cols), outside=self.top)
+        inner = TritonScope(2, self.top.bound | set(self.shape.cols), outside=self.top)
         with self.inside(inner):
             self.line(f"n = n_ + tl.arange(0, {self.block['n']})")
             self._group("n", self.shape.cols)

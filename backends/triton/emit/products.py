@@ -9,7 +9,7 @@ from ....egraph.ir.dtypes import HALVES
 from ...ir.index import Axis
 from ...ir.kernel import Expr, Unfusable, factors, walk
 from ...ir.tiling import Dot
-from .frame import Scope
+from .frame import TritonScope
 from .loads import Loads
 from .spelling import TRITON, Tile
 
@@ -117,7 +117,7 @@ class Products(Loads):
             return None
         return (a, b) if 16 <= self.block["m"] <= FEW and self.block[self.dim_of(axis)] >= 16 else None
 
-    def _on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: Scope | None) -> Callable[[], Tile]:
+    def _on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: TritonScope | None) -> Callable[[], Tile]:
         """Row-wise sums of products as the diagonal of a matrix product."""
         size = self.block["m"]
         self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")

@@ -19,7 +19,7 @@ from ...ir.index import WIDE
 from ...ir.kernel import Kernel, OutputStore, Unfusable
 from ...ir.tiling import Shape, Tiling
 from ...machine import target
-from ..emit.frame import Scope
+from ..emit.frame import TritonScope
 from ..emit.spelling import TRITON, Launch, Tile, names_it
 from .attention_loop import AttentionLoop
 from .spelling import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout, swizzle
@@ -61,7 +61,7 @@ class Roles(AttentionLoop):
         programs = tiles_m * tiles_n * math.prod(a.size for a in s.batch)
         rounds = -(-programs // target().multiprocessors)
         grid = min(programs, target().multiprocessors)
-        place = Scope(3 if rounds > 1 else 1, set())
+        place = TritonScope(3 if rounds > 1 else 1, set())
         self.top.indent = place.indent
         self.turn = "turn" if rounds > 1 else "0"
         with self.inside(place):
@@ -107,7 +107,7 @@ class Roles(AttentionLoop):
         self.top.bound -= columns
         pieces = self.piece("n")
         for i, (begin, size) in enumerate(pieces):
-            inner = Scope(self.top.indent, self.top.bound | columns, outside=self.top)
+            inner = TritonScope(self.top.indent, self.top.bound | columns, outside=self.top)
             inner.known[product] = Tile(self.sums[i], ("m", "n"), "float32")
             self.layouts["m", "n"], self.stored = (numbered(x, len(pieces))[i] for x in "OB")
             with self.inside(inner), self.resized("n", size, begin):

@@ -17,7 +17,7 @@ from ...ir.index import Axis, index
 from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import power_of, rolled
 from ...machine import target
-from ..emit.frame import Scope
+from ..emit.frame import TritonScope
 from ..emit.spelling import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Tile
 from .spelling import GROUP
 from .tiles import AttentionTiles, numbered
@@ -143,10 +143,10 @@ class AttentionLoop(AttentionTiles):
             self.line("fence_async_shared()")
         return keys, values, narrow
 
-    def _first_tile(self, loop: KeyLoop) -> Scope:
+    def _first_tile(self, loop: KeyLoop) -> TritonScope:
         """The peeled first iteration, on the last keys: only their tile may be masked or go beyond the end."""
         outer, axis, parts = self.scope, self.axis, loop.parts
-        first = Scope(outer.indent, outer.bound | {axis}, outside=outer)
+        first = TritonScope(outer.indent, outer.bound | {axis}, outside=outer)
         for text in (
             "slot = step % STAGES",
             "mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)",
@@ -170,11 +170,11 @@ class AttentionLoop(AttentionTiles):
         self.edge = False
         return first
 
-    def _next_tiles(self, loop: KeyLoop, masks: dict[Expr, Expr]) -> Scope:
+    def _next_tiles(self, loop: KeyLoop, masks: dict[Expr, Expr]) -> TritonScope:
         """The body of the other iterations: their scores are in flight together with the product of the previous
         weights."""
         outer, axis, parts = self.scope, self.axis, loop.parts
-        inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
+        inner = TritonScope(outer.indent + 1, outer.bound | {axis}, outside=outer)
         inner.known[parts.score] = Tile(loop.scores, ("m", axis.name), "float32")
         for text in (
             "ahead = (step + 1) % STAGES",
@@ -252,7 +252,7 @@ class AttentionLoop(AttentionTiles):
         Returns the masks that are redundant in the other tiles (all but the first if there is no `cut`), None if any
         tile may be masked.
         """
-        here, step = Scope(1, set(self.scope.bound)), self.block[self.axis.name]
+        here, step = TritonScope(1, set(self.scope.bound)), self.block[self.axis.name]
         with self.inside(here):
             parts = self.segments(ready, self.axis)
         begin, end = parts[0][0], parts[-1][1]
@@ -272,7 +272,7 @@ class AttentionLoop(AttentionTiles):
         rooms = [r.rest for r in self._rooms(top, self.axis) if r.side == -1]
         return self.block[self.axis.name] % self.tall == 0 and rooms == [index(row)]
 
-    def _read_beside(self, scope: Scope, ready: Sequence[Expr]) -> None:
+    def _read_beside(self, scope: TritonScope, ready: Sequence[Expr]) -> None:
         """Emit the key indices of a tile and its other loads (such as per-key biases), in flight while the products are
         waited for."""
         axis, seen, stack = self.axis, set[Expr](), [a for e in ready for a in e.args]
@@ -289,7 +289,7 @@ class AttentionLoop(AttentionTiles):
                     self.value(e)
 
     def _running_max(
-        self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None
+        self, e: Expr, axis: Axis, name: str, inner: TritonScope, outer: TritonScope | None
     ) -> tuple[Callable[[], Tile], Tile]:
         """The running maximum; with a per-row factor, of scores without the factor."""
         if self.factor is None:
@@ -313,7 +313,7 @@ class AttentionLoop(AttentionTiles):
             self.line(self._begin_at(name, ("m",), NEUTRAL["max"], self.wide), outer)
         return (lambda: Tile(name, ("m",), self.wide)), Tile(scale, ("m",), self.wide)
 
-    def _body(self, inner: Scope, loop: KeyLoop, masks: dict[Expr, Expr], outer: Scope | None) -> None:
+    def _body(self, inner: TritonScope, loop: KeyLoop, masks: dict[Expr, Expr], outer: TritonScope | None) -> None:
         """Emit the softmax update: maximum, sums, and the rescaling of the output accumulator. `outer` is where
         accumulators begin (first tile), None in other tiles."""
         axis = self.axis
@@ -322,7 +322,7 @@ class AttentionLoop(AttentionTiles):
         if masks and self.cut:
             inner.bound.discard(axis)  # mask operands are computed in the branch that needs them
             for head, known in (("if block < cut:", {}), ("else:", masks)):
-                branch = Scope(inner.indent + 1, inner.bound | {axis}, outside=inner)
+                branch = TritonScope(inner.indent + 1, inner.bound | {axis}, outside=inner)
                 with self.inside(branch):
                     branch.known.update({e: self.value(kept) for e, kept in known.items()})
                     self.line(f"logits = {self.floated(body).text}")

@@ -22,7 +22,7 @@ from ...ir.index import Axis, Division, Index, atom_range, index
 from ...ir.kernel import Expr, Kernel, Unfusable
 from ...ir.tensor_maps import describable
 from ...ir.tiling import Shape, Tiling
-from ..emit.kernel import Function
+from ..emit.kernel import TritonFunction
 from ..emit.spelling import ITEMSIZE, TRITON, Launch, Tile, names_it
 from ..schedules.parameters import ConvolutionSchedule
 from .spelling import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout
@@ -164,7 +164,7 @@ def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
     return found
 
 
-class Piece(Function):
+class Piece(TritonFunction):
     """Emitter of the epilogue for one group's positions and one filter piece."""
 
     def ragged(self, dim: str) -> bool:

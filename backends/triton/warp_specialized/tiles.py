@@ -16,7 +16,7 @@ from ...ir.index import Axis, Index, index
 from ...ir.kernel import Expr, Kernel, Unfusable
 from ...ir.tensor_maps import Box, edged_box
 from ...ir.tiling import Shape, Tiling, padded
-from ..emit.kernel import Function
+from ..emit.kernel import TritonFunction
 from ..emit.spelling import ITEMSIZE, TRITON, Tile
 from .spelling import GROUP
 
@@ -39,7 +39,7 @@ def numbered(stem: str, count: int) -> list[str]:
     return [stem] if count == 1 else [f"{stem}_{i}" for i in range(count)]
 
 
-class AttentionTiles(Function):
+class AttentionTiles(TritonFunction):
     """Tiles of a warp-specialized attention program. `tall` is its number of rows, `groups` its number of consumer warp
     groups."""
 
