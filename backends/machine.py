@@ -15,6 +15,7 @@ from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
 from .. import settings
+from ..costdb.keys import rates
 from ..costdb.keys.device import gpu_facts
 from ..egraph.ir.memo import memo
 
@@ -48,7 +49,7 @@ class Machine:
 
 #: The GPU that schedules are made for where there is none and none is named; the ranking models were fitted on it. Its
 #: bandwidth is measured.
-REFERENCE = Machine("NVIDIA H200", 90, 132, 227 << 10, 228 << 10, 65536, 2048, 4.3e6, 50 << 20)
+REFERENCE = Machine("NVIDIA H200", 90, 132, 227 << 10, 228 << 10, 65536, 2048, rates.GPU.bytes_per_us, 50 << 20)
 
 #: Compute capability -> sizes of a multiprocessor, for GPUs that are not in this machine. Source: CUDA C++ Programming
 #: Guide, "Technical Specifications per Compute Capability".

@@ -34,7 +34,7 @@ ASINH = Op(
     floats_only=True, symmetry="odd", monotone=True, rounding="always", flops=12, numpy_function=OutFunction("arcsinh"),
     torch_function=OutFunction("asinh"),
     text=TargetText(
-        "__builtin_asinhf({0})", "asinh({0})", cuda="asinhf({0})", cuda_double="asinh({0})",
+        "__builtin_asinhf({0})", "asinh({0})", cuda="asinhf({0})", cuda_double="asinh({0})", jax="jnp.arcsinh({0})",
         triton="tl.abs({0}); tl.log({1} + tl.sqrt({1} * {1} + 1.0)); tl.where({0} < 0.0, -{2}, {2})",
     ),
 )  # fmt: skip
@@ -55,7 +55,12 @@ BOTH = Op(
     "toy_both", 1, "along", "composite", {"axis": "int"}, {}, "twice the inverse hyperbolic sine of a turned value",
     decompose=lambda x, axis: make("toy_asinh", (make("toy_turn", (x,), {"axis": axis}),)) * 2.0, floats_only=True,
 )  # fmt: skip
-TOYS = (ASINH, TURN, BOTH)
+PEAK = Op(
+    "toy_peak", 1, "reduce", "reduction", {"axes": "dims"}, {}, "largest over axes", monoid="maximum", rounding="never",
+    algebra="order", numpy=lambda a, x: np.max(x, axis=a["axes"], keepdims=True),
+    text=TargetText(jax="jnp.max({0}, axis={axes}, keepdims=True)"),
+)  # fmt: skip
+TOYS = (ASINH, TURN, PEAK, BOTH)
 SHAPE = (6, 5)
 
 
@@ -76,6 +81,10 @@ def _plain() -> Tensor:
     return expand_all([_term()])[0]
 
 
+def _peak() -> Tensor:
+    return make("toy_peak", (_plain(),), {"axes": (1,)})
+
+
 def _data() -> np.ndarray:
     return (np.random.default_rng(1).standard_normal(SHAPE) * 3).astype(np.float32)
 
@@ -84,18 +93,28 @@ def _want(x: np.ndarray) -> np.ndarray:
     return np.arcsinh(x[::-1]) * 2
 
 
+def _peaks(x: np.ndarray) -> np.ndarray:
+    return _want(x).max(axis=1, keepdims=True)
+
+
+#: Term and its value for the kernel tests: elementwise ops and a view, and a reduction of these.
+TERMS = pytest.mark.parametrize(("term", "want"), [(_plain, _want), (_peak, _peaks)])
+
+
 def test_the_interpreter_and_the_torch_reference_compute_them() -> None:
     from tensor_graphs.backends.verification.torch_reference import evaluate_graph
 
     x = _data()
     np.testing.assert_allclose(evaluate([_term()], {"x": x})[0], _want(x), rtol=1e-6)
-    np.testing.assert_allclose(evaluate_graph(Graph.of(_plain()), {"x": x}, device="cpu")[0], _want(x), rtol=1e-5)
+    for root, want in ((_plain(), _want(x)), (_peak(), _peaks(x))):
+        np.testing.assert_allclose(evaluate_graph(Graph.of(root), {"x": x}, device="cpu")[0], want, rtol=1e-5)
 
 
 RULES = {
     "twice": Rule("toy-twice", "toy_turn(toy_turn(x, axis=i), axis=i)", "x", growth="collects", exact=True),
     "odd": Rule("toy-odd", "toy_asinh(neg(x))", "neg(toy_asinh(x))"),
     "moves": Rule("toy-moves", "toy_asinh(toy_turn(x, axis=i))", "toy_turn(toy_asinh(x), axis=i)", exact=True),
+    "peaks": Rule("toy-peaks", "toy_peak(toy_peak(x, axes=(0,)), axes=(1,))", "toy_peak(x, axes=(0, 1))"),
     "definition": Rule("toy-definition", "toy_asinh(toy_turn(x, axis=i)) * 2.0", "toy_both(x, axis=i)"),
 }
 
@@ -110,7 +129,8 @@ def test_saturation_types_them_and_applies_their_rules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "status"), [("twice", "proved"), ("odd", "proved"), ("moves", "proved"), ("definition", "tested")]
+    ("name", "status"),
+    [("twice", "proved"), ("odd", "proved"), ("moves", "proved"), ("peaks", "proved"), ("definition", "tested")],
 )
 def test_rules_are_sampled_and_proved(name: str, status: str) -> None:
     assert verdict(RULES[name], samples=4).status == status
@@ -118,6 +138,7 @@ def test_rules_are_sampled_and_proved(name: str, status: str) -> None:
 
 def test_wrong_rules_are_refuted() -> None:
     assert verdict(Rule("toy-once", "toy_turn(x, axis=i)", "x"), samples=6).status == "refuted"
+    assert verdict(Rule("toy-lost", "toy_peak(x, axes=a)", "x"), samples=6).status == "refuted"
     assert verdict(Rule("toy-even", "toy_asinh(neg(x))", "toy_asinh(x)"), samples=6).status == "refuted"
 
 
@@ -130,45 +151,68 @@ def test_index_maps_reach_regions_notation_and_layouts() -> None:
 
 
 def test_numpy_programs_have_them() -> None:
-    graph, x = Graph.of(_plain()), _data()
+    graph, x = Graph.of(_peak()), _data()
     plan = direct_plan(graph, [NumpyBackend()])
-    assert {"np.toy_asinh", "view.toy_turn"} <= {s.template.name for s in plan.steps}
-    np.testing.assert_allclose(Program(plan).flat(x)[0], _want(x), rtol=1e-6)
+    assert {"np.toy_asinh", "view.toy_turn", "np.toy_peak"} <= {s.template.name for s in plan.steps}
+    np.testing.assert_allclose(Program(plan).flat(x)[0], _peaks(x), rtol=1e-6)
 
 
 def _call(template: Any) -> Call:
     place = Operand(Type(SHAPE, "float32"), contiguous(SHAPE))
-    call = Call({"x": place}, place, {})
+    out = template.roots[0].type
+    call = Call({"x": place}, Operand(out, contiguous(out.shape)), {})
     return replace(call, schedule=next(iter(template.space(call))) if template.space is not None else {})
 
 
-def test_c_kernels_have_them() -> None:
+@TERMS
+def test_c_kernels_have_them(term: Any, want: Any) -> None:
     from tensor_graphs.backends.c.backend import BACKEND, generated
     from tensor_graphs.backends.tuning.single_kernel import run_template
 
     if why := BACKEND.unavailable():
         pytest.skip(why)
-    template, x = generated(_plain()), _data()
-    np.testing.assert_allclose(run_template(template, _call(template), {"x": x}), _want(x), rtol=1e-5)
+    template, x = generated(term()), _data()
+    np.testing.assert_allclose(run_template(template, _call(template), {"x": x}), want(x), rtol=1e-5)
 
 
-def test_cuda_kernels_have_them() -> None:
+@TERMS
+def test_cuda_kernels_have_them(term: Any, want: Any) -> None:
     from tensor_graphs.backends.cuda.backend import generated
 
-    text = kernel_text(template := generated(_plain()), _call(template)).text
-    assert "asinhf(" in text
+    text = kernel_text(template := generated(term()), _call(template)).text
+    assert "asinhf(" in text and ("pointwise_" in text) == (term is _plain)
 
 
-def test_triton_kernels_have_them() -> None:
+@TERMS
+def test_pallas_kernels_have_them(term: Any, want: Any) -> None:
+    from tensor_graphs.backends.pallas.backend import generated
+
+    text = kernel_text(template := generated(term()), _call(template)).text
+    assert "jnp.arcsinh(" in text and ("jnp.max(" in text) == (term is _peak)
+
+
+def test_jax_library_functions_have_them() -> None:
+    from tensor_graphs.backends.pallas.library import speller
+
+    x = t.input("x", SHAPE)
+    nodes = [make("toy_asinh", (x,)), make("toy_turn", (x,), {"axis": 0}), make("toy_peak", (x,), {"axes": (1,)})]
+    texts = [spell(n, ["x"]) for n in nodes if (spell := speller(n.entry)) is not None]
+    rows, columns = "jnp.arange(6).reshape([-1, 1])", "jnp.arange(5).reshape([1, -1])"
+    turned = f"x[5 + -1 * {rows}, 0 + 1 * {columns}]"
+    assert texts == ["jnp.arcsinh(x)", turned, "jnp.max(x, axis=(1,), keepdims=True)"]
+
+
+@TERMS
+def test_triton_kernels_have_them(term: Any, want: Any) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from tensor_graphs.backends.triton.backend import generated
 
-    template, x = generated(_plain()), _data()
-    out = torch.full(SHAPE, float("nan"))
+    template, x = generated(term()), _data()
+    out = torch.full(want(x).shape, float("nan"))
     scratch = torch.zeros(template.scratch(_call(template)), dtype=torch.uint8)
     module_of(kernel_text(template, _call(template))).run(torch.from_numpy(x), out, scratch)
-    np.testing.assert_allclose(out.numpy(), _want(x), rtol=1e-4)
+    np.testing.assert_allclose(out.numpy(), want(x), rtol=1e-4)
 
 
 def test_the_documented_table_is_the_op_table() -> None:

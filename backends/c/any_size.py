@@ -20,7 +20,7 @@ from ...egraph.ir.graph import Tensor
 from ...egraph.ir.memo import memo
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
-from ...extract.model.kernel import Call, LibraryKernel, identify
+from ...extract.model.kernel import Call, LibraryKernel, Template, identify
 from ...extract.model.sizes import bound_call, bound_terms
 from ..generate.free_terms import Sized, free_call, free_terms
 from ..generate.template import GeneratedKernel, spelled, template_of
@@ -46,6 +46,15 @@ class SizedTemplate(LibraryKernel):
     origin: GeneratedKernel = field(default=None)  # type: ignore[assignment]
     origin_call: Call = field(default=None)  # type: ignore[assignment]
     searched: GeneratedKernel = field(default=None)  # type: ignore[assignment]
+
+    @property
+    def lifted_from(self) -> tuple[Template, Call]:
+        """See `Template.lifted_from`."""
+        return self.origin, self.origin_call
+
+    def measured_as(self, call: Call) -> tuple[Template, Call]:
+        """The kernel at the searched sizes: sizes are no attributes of its call."""
+        return self.searched, replace(call, attrs={})
 
 
 def sized(

@@ -14,13 +14,13 @@ from ..ir.kernel import PROBE, Expr, Kernel, walk
 from ..ir.tiling import Shape
 from .emit.kernel import emit
 
-__all__ = ["EMITTER", "ROWS", "CEmitter", "Function"]
+__all__ = ["EMITTER", "ROWS", "CEmitter", "CLaunch"]
 
 ROWS = 1  # maximum rows of a product: few enough that reading the matrix dominates
 
 
 @dataclass(frozen=True)
-class Function(LaunchBase):
+class CLaunch(LaunchBase):
     """A C function; `buffers` in parameter order."""
 
     name: str
@@ -40,7 +40,7 @@ class NestSchedule(Schedule):
 def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[Launch]:
     """The single function of a kernel; see emit/kernel.py."""
     doc = "" if name == PROBE else str(found.kernel)
-    made = [Function(name, emit(found.kernel, name, doc), tuple(found.kernel.buffers))]
+    made = [CLaunch(name, emit(found.kernel, name, doc), tuple(found.kernel.buffers))]
     if name == PROBE:
         found.made[PROBE] = made  # c/any_size.py asks for the text under any name
     return made

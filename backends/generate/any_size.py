@@ -28,7 +28,7 @@ from ...egraph.ir.dims import Dim, Expr, bind, bounds, volume
 from ...egraph.ir.graph import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
-from ...extract.model.kernel import Call, KernelBase, Layout, mentions_out
+from ...extract.model.kernel import Call, KernelBase, Layout, Template, mentions_out
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.kernel import Unfusable
 from ..ir.source_text import literal
@@ -161,6 +161,15 @@ class SizedKernel(KernelBase):
     def layout(self) -> Layout | None:
         """See `Template`."""
         return self.origin.layout
+
+    @property
+    def lifted_from(self) -> tuple[Template, Call]:
+        """See `Template.lifted_from`."""
+        return self.origin, self.origin_call
+
+    def measured_as(self, call: Call) -> tuple[Template, Call]:
+        """The kernel at the generic sizes, with the call's schedule."""
+        return self.origin, replace(self.origin_call, schedule=dict(call.schedule))
 
     @property
     def code_identity(self) -> str:

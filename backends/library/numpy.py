@@ -250,13 +250,21 @@ def _mean_code(call: Call) -> str:
     return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
 
 
+def _folds() -> Iterator[LibraryKernel]:
+    """A template of each op that folds a ufunc along axes."""
+    for monoid in ("add", "mul", "maximum", "minimum"):
+        ufunc = OPS[monoid].numpy_function
+        assert ufunc is not None
+        for op in OPS.values():
+            if op.law == "reduce" and op.monoid == monoid:
+                code = _reduce_code(ufunc.name, monoid == "add")
+                yield row(op.name, f"{op.name}(x, axes=axes)", code, exact=True, family="reduction")
+
+
 def _reductions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction"}
     return [
-        row("sum", "sum(x, axes=axes)", _reduce_code("add", True), exact=True, **more),
-        row("prod", "prod(x, axes=axes)", _reduce_code("multiply", False), exact=True, **more),
-        row("max", "max(x, axes=axes)", _reduce_code("maximum", False), exact=True, **more),
-        row("min", "min(x, axes=axes)", _reduce_code("minimum", False), exact=True, **more),
+        *_folds(),
         row("mean", "mean(x, axes=axes)", _mean_code, **more),
         row("argmax", "argmax(x, axis=axis)", "np.argmax({x}, axis={axis}, out={out}, keepdims=True)", exact=True, **more),
         row("argmin", "argmin(x, axis=axis)", "np.argmin({x}, axis={axis}, out={out}, keepdims=True)", exact=True, **more),

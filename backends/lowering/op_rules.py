@@ -166,10 +166,11 @@ def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     inner = list(at)
     for a, i in zip(axes, unravelled(index(axis), sizes)):
         inner[a] = i
-    return r.b.reduce(t.op, axis, r.value(t.args[0], tuple(inner), guards))
+    return r.b.reduce(REDUCTION[t.entry.monoid], axis, r.value(t.args[0], tuple(inner), guards))
 
 
-COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+#: Binary op that a reduction folds -> reduction of the kernel IR.
+REDUCTION = {"add": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
 
 
 def _written_out(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], guards: tuple[Expr, ...]) -> Expr:
@@ -180,7 +181,7 @@ def _written_out(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], g
         for a, k in zip(axes, place):
             inner[a] = index(k)
         x = r.value(t.args[0], tuple(inner), guards)
-        found = x if found is None else r.b.pointwise(COMBINE[t.op], (found, x))
+        found = x if found is None else r.b.pointwise(t.entry.monoid, (found, x))
     assert found is not None
     return found
 
@@ -300,11 +301,13 @@ def _gather_elements(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[
 
 
 _RULES: dict[str, Rule] = {
-    "full": _full, "iota": _iota, "cast": _cast, "sum": _reduce, "max": _reduce, "min": _reduce, "prod": _reduce,
+    "full": _full, "iota": _iota, "cast": _cast,
     "matmul": _matmul, "conv": _conv, "gather": _gather, "gather_elements": _gather_elements,
 }  # fmt: skip
 
 
 def _rule(t: Tensor) -> Rule | None:
     """The index rule of a node; None if it is elementwise or cannot be lowered."""
+    if t.entry.monoid in REDUCTION:
+        return _reduce
     return _view if t.entry.index_map is not None else _RULES.get(t.op)

@@ -109,7 +109,7 @@ def emit(kernel: Kernel, rows: int, name: str) -> PallasLaunch:
 
 
 @dataclass(frozen=True)
-class Part:
+class DimensionSlice:
     """The places that an access takes along one dimension of a buffer: `start`, `start + step`, …, one per place of
     `axis`; a single place without an axis."""
 
@@ -126,8 +126,8 @@ class Part:
         return f"{self.start}:{self.start + self.step * (count - 1) + 1}{step}"
 
 
-def parts_of(at: Index, buffer: Buffer) -> tuple[Part, ...] | None:
-    """The access to a row-major buffer as one `Part` per dimension; None if it is no box of the buffer."""
+def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
+    """The access to a row-major buffer as one `DimensionSlice` per dimension; None if it is no box of the buffer."""
     found = []
     for place, size in zip(unravelled(at, buffer.shape), buffer.shape, strict=True):
         low, high = place.range
@@ -136,14 +136,14 @@ def parts_of(at: Index, buffer: Buffer) -> tuple[Part, ...] | None:
         ((atom, step),) = place.terms or ((None, 1),)
         if step < 1 or (atom is not None and not isinstance(atom, Axis)):
             return None
-        found.append(Part(atom, place.const, step))
+        found.append(DimensionSlice(atom, place.const, step))
     axes = [p.axis for p in found if p.axis is not None]
     low, high = at.range
     inside = low >= 0 and high < prod(buffer.shape)
     return tuple(found) if inside and len(set(axes)) == len(axes) else None
 
 
-def blocked_dimension(parts: Sequence[Part] | None, buffer: Buffer, axis: Axis) -> int | None:
+def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
     """The dimension of a buffer that an access follows along a whole axis; None without one."""
     for d, part in enumerate(parts or ()):
         if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
@@ -302,7 +302,7 @@ class _Writer:
             found = f"jnp.take({name}_ref[...].reshape(-1), {place}, mode='clip').astype({kind})"
         return f"jnp.where({' & '.join(guards)}, {found}, {kind}(0))" if guards else found
 
-    def _box(self, name: str, parts: Sequence[Part]) -> str:
+    def _box(self, name: str, parts: Sequence[DimensionSlice]) -> str:
         """A box of a buffer, with one dimension per axis of the kernel."""
         buffer, blocked = self.kernel.buffers[name], self._dimension(name)
         texts = [":" if d == blocked else p.text(n) for d, (p, n) in enumerate(zip(parts, buffer.shape))]
@@ -376,7 +376,7 @@ class _Writer:
             self.lines.append(f"made = made.at[jnp.broadcast_to({place}, {shape})].set({value}, mode='drop')")
         self.lines.append(f"{name}_ref[...] = made.reshape({_shape(buffer)})")
 
-    def _store_box(self, store: OutputStore, parts: Sequence[Part]) -> None:
+    def _store_box(self, store: OutputStore, parts: Sequence[DimensionSlice]) -> None:
         name, buffer, blocked = store.buffer, self.kernel.buffers[store.buffer], self._dimension(store.buffer)
         axes = [p.axis for p in parts if p.axis is not None]
         ranked = sorted(axes, key=lambda a: self.order[a])

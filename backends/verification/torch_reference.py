@@ -126,6 +126,8 @@ def _function(entry: Op) -> Function:
     """The function of attributes and operands that computes an op. UsageError if there is none."""
     if entry.name in FUNCTIONS:
         return FUNCTIONS[entry.name]
+    if entry.monoid in REDUCTIONS:
+        return REDUCTIONS[entry.monoid]
     if (method := entry.methods.torch or entry.methods.torch_copy) is not None:
         return lambda attrs, x: getattr(x, method[0])(attrs[method[1]])
     known = entry.torch_function
@@ -301,10 +303,13 @@ def _recurrent(attrs: Attrs, x: Any, state: Any, w: Any) -> Any:
     return scan(x.to(wide), state.to(wide), w.to(wide), acts, torch.cat, **attrs).to(x.dtype)
 
 
-#: Atomic op that is not elementwise, or cast -> function of attributes and operands.
+#: Binary op that a reduction folds -> function of attributes and operands.
+REDUCTIONS: dict[str, Function] = {
+    "add": _reduction("sum"), "maximum": _reduction("amax"), "minimum": _reduction("amin"), "mul": _prod,
+}  # fmt: skip
+#: Atomic op that is neither elementwise nor a reduction, or cast -> function of attributes and operands.
 FUNCTIONS: dict[str, Function] = {
     "cast": _cast,
-    "sum": _reduction("sum"), "max": _reduction("amax"), "min": _reduction("amin"), "prod": _prod,
     "argmax": lambda a, x: x.argmax(dim=a["axis"], keepdim=True),
     "argmin": lambda a, x: x.argmin(dim=a["axis"], keepdim=True),
     "cumsum": lambda a, x: _counted(x).cumsum(dim=a["axis"]).to(x.dtype),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..keys import rates
 from ..keys.device import GPU_KIND
 from ..keys.key import Work
 
@@ -36,8 +38,13 @@ class DeviceRoofline:
         return self.launch_us + max(traffic, work.flops / self.flops_per_us)
 
 
-_CPU = DeviceRoofline(0.5, 2.0e4, 1.0e5, cache_bytes=2.0e6, cache_bytes_per_us=1.0e5)
-_GPU = DeviceRoofline(1.3, 4.3e6, 6.0e7, cache_bytes=4.0e7, cache_bytes_per_us=1.0e7)
+def _stated(known: rates.Rates) -> DeviceRoofline:
+    return DeviceRoofline(
+        known.launch_us, known.bytes_per_us, known.flops_per_us, known.cache_bytes, known.cache_bytes_per_us
+    )
+
+
+_CPU, _GPU = _stated(rates.HOST), _stated(rates.GPU)
 
 DEFAULTS: dict[str, DeviceRoofline] = {
     "numpy": _CPU,
@@ -45,13 +52,13 @@ DEFAULTS: dict[str, DeviceRoofline] = {
     "triton": _GPU,
     GPU_KIND: _GPU,
 }
-"""Stated limits per backend where nothing was calibrated: two server cores, and an H200 replaying a CUDA graph."""
+"""Stated limits per backend where nothing was calibrated (`costdb.keys.rates`)."""
 
-_FLOPS_SCALE = {
-    "numpy": {"float64": 0.5},
-    "torch": {"float64": 0.5, "bfloat16": 2.0, "float16": 2.0},
-    "triton": {"float64": 0.5, "bfloat16": 13.0, "float16": 13.0, "int8": 26.0},
-    GPU_KIND: {"float64": 0.5, "bfloat16": 13.0, "float16": 13.0, "int8": 26.0},
+_FLOPS_SCALE: dict[str, Mapping[str, float]] = {
+    "numpy": rates.HOST.dtype_factors,
+    "torch": {**rates.HOST.dtype_factors, "bfloat16": 2.0, "float16": 2.0},
+    "triton": rates.GPU.dtype_factors,
+    GPU_KIND: rates.GPU.dtype_factors,
 }
 """Flops rate of a dtype relative to float32; 1 where not listed."""
 

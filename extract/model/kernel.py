@@ -212,6 +212,15 @@ class Template(Protocol):
         """JSON fields of a tuning job that regenerate the kernel from its pattern; empty for a library kernel."""
         ...
 
+    @property
+    def lifted_from(self) -> tuple[Template, Call] | None:
+        """The kernel and call at generic sizes from which a kernel for every size was made; None for other kernels."""
+        ...
+
+    def measured_as(self, call: Call) -> tuple[Template, Call]:
+        """The kernel and call under which the cost store has the time of a call at concrete sizes."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class KernelBase:
@@ -245,6 +254,15 @@ class KernelBase:
     version: str = field(default="1", kw_only=True)
     loss: float = field(default=0.0, kw_only=True)
     rate: float = field(default=1.0, kw_only=True)
+
+    @property
+    def lifted_from(self) -> tuple[Template, Call] | None:
+        """See `Template.lifted_from`."""
+        return None
+
+    def measured_as(self, call: Call) -> tuple[Template, Call]:
+        """See `Template.measured_as`."""
+        return self, call  # type: ignore[return-value]  # every kernel is a Template
 
     def reused_by(self, output: int) -> tuple[str, ...]:
         """See `Template.reused_by`."""

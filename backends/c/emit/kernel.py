@@ -25,7 +25,7 @@ from math import prod
 from ...ir.index import Axis
 from ...ir.kernel import Kernel, OutputStore, Unfusable
 from ...ir.op_texts import costly
-from .nest import Scope
+from .nest import LoopScope
 from .spelling import TYPES, stored
 from .values import Values
 
@@ -63,7 +63,7 @@ class Writer(Values):
 
     def function(self, doc: str) -> str:
         """C text of the function; `doc` is its comment."""
-        top = Scope(None, None, [self._signature()])
+        top = LoopScope(None, None, [self._signature()])
         self.parallel = work(self.kernel) >= PARALLEL
         self._loops(top)
         comment = [f"/* {doc.replace('*/', '* /')} */"] if doc else []
@@ -76,7 +76,7 @@ class Writer(Values):
         ]
         return f"void {self.name}({', '.join(operands)})"
 
-    def _loops(self, top: Scope) -> None:
+    def _loops(self, top: LoopScope) -> None:
         scope = top
         outer = self.axes if not self.columns else self.axes[:-1]
         turned = self._turned() if not self.kernel.reductions else None
@@ -92,18 +92,18 @@ class Writer(Values):
             scope.close()
             scope = scope.parent
 
-    def _loop(self, scope: Scope, axis: Axis) -> Scope:
+    def _loop(self, scope: LoopScope, axis: Axis) -> LoopScope:
         made = scope.opened(axis, f"for (long {axis} = 0; {axis} < {axis.size}; {axis}++)")
         self._shared(made, axis.size)
         return made
 
-    def _shared(self, scope: Scope, count: int, few: int = 8) -> None:
+    def _shared(self, scope: LoopScope, count: int, few: int = 8) -> None:
         """Parallelize a loop if it has at least `few` iterations; applies to the outermost such loop only."""
         if self.parallel and count >= few:
             scope.head.insert(0, "#pragma omp parallel for schedule(static)")
             self.parallel = False
 
-    def _blocks(self, scope: Scope) -> Scope:
+    def _blocks(self, scope: LoopScope) -> LoopScope:
         """A loop over blocks of the innermost axis."""
         axis = self.inner
         assert axis is not None
@@ -124,7 +124,7 @@ class Writer(Values):
                         return axis
         return None
 
-    def _tiled(self, scope: Scope, turned: Axis) -> Scope:
+    def _tiled(self, scope: LoopScope, turned: Axis) -> LoopScope:
         """Loops tiled over two axes, for cache locality of a transposing access."""
         inner = self.inner
         assert inner is not None
@@ -142,7 +142,7 @@ class Writer(Values):
             scope = scope.opened(axis, f"for (long {axis} = {axis}t; {axis} < {end}; {axis}++)")
         return scope
 
-    def _store(self, scope: Scope) -> None:
+    def _store(self, scope: LoopScope) -> None:
         place = self._line(scope) if self.columns else scope
         for e in self.kernel.reductions:  # loops that fill row buffers come before those that read them
             if self.columns and self.inner in e.axes:
@@ -161,7 +161,7 @@ class Writer(Values):
             place.close()
 
     @staticmethod
-    def _place_of(store: OutputStore, scope: Scope) -> Scope:
+    def _place_of(store: OutputStore, scope: LoopScope) -> LoopScope:
         """The outermost scope where a store's position and value are known."""
         needed = store.at.axes.union(store.value.axes, *(g.axes for g in store.guards))
         while scope.parent is not None and needed <= scope.parent.bound:

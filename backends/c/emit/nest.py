@@ -16,13 +16,13 @@ ROW = 16384  # maximum elements of a row buffer
 
 
 @dataclass
-class Scope:
+class LoopScope:
     """A C block: its loop axis, its lines and nested blocks, and the values known in it."""
 
-    parent: Scope | None
+    parent: LoopScope | None
     axis: Axis | None
     head: list[str] = field(default_factory=list)
-    items: list[str | Scope] = field(default_factory=list)
+    items: list[str | LoopScope] = field(default_factory=list)
     known: dict[Expr, str] = field(default_factory=dict)
 
     @cached_property
@@ -31,9 +31,9 @@ class Scope:
         outer: frozenset[Axis] = self.parent.bound if self.parent is not None else frozenset()
         return outer | ({self.axis} if self.axis is not None else set())
 
-    def opened(self, axis: Axis | None, *head: str) -> Scope:
+    def opened(self, axis: Axis | None, *head: str) -> LoopScope:
         """A nested block that is not inserted yet, so that hoisted statements come first."""
-        return Scope(self, axis, list(head))
+        return LoopScope(self, axis, list(head))
 
     def close(self) -> None:
         """Append the block to its parent."""
@@ -43,7 +43,7 @@ class Scope:
     @property
     def innermost(self) -> bool:
         """Whether the block contains no loop."""
-        return not any(isinstance(item, Scope) for item in self.items)
+        return not any(isinstance(item, LoopScope) for item in self.items)
 
     def text(self, depth: int) -> Iterator[str]:
         """Lines of C."""
@@ -52,7 +52,7 @@ class Scope:
         yield from (pad + line for line in pragmas)
         yield f"{pad}{loop} {{"
         for item in self.items:
-            yield from item.text(depth + 1) if isinstance(item, Scope) else [f"{pad}    {item}"]
+            yield from item.text(depth + 1) if isinstance(item, LoopScope) else [f"{pad}    {item}"]
         yield f"{pad}}}"
 
 
@@ -81,7 +81,7 @@ class Nest:
                 self.uses[a] = self.uses.get(a, 0) + 1
         self.same: dict[Expr, Expr] = {}
         self.lines: dict[Expr, str] = {}  # column reductions -> array of accumulators
-        self.rows: dict[Expr, tuple[str, Scope]] = {}  # buffered row values -> (array, scope it is filled in)
+        self.rows: dict[Expr, tuple[str, LoopScope]] = {}  # buffered row values -> (array, scope it is filled in)
         self.kept = {} if self.columns else self._kept()
         self._check()
 

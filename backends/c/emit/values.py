@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...ir.c_expressions import position
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import NEUTRAL, Expr, Unfusable, below_maximum
-from .nest import Nest, Scope, moved
+from .nest import LoopScope, Nest, moved
 from .spelling import TYPES
 
 
@@ -15,7 +15,7 @@ class Values(Nest):
     def _at(self, at: Index) -> str:
         return position(at, str)
 
-    def _named(self, scope: Scope, kind: str, text: str) -> str:
+    def _named(self, scope: LoopScope, kind: str, text: str) -> str:
         name = self._fresh("v")
         scope.items.append(f"const {self._type(kind)} {name} = {text};")
         return name
@@ -27,7 +27,7 @@ class Values(Nest):
     def _type(self, kind: str) -> str:
         return {"float": self.real, "int": "int64_t", "bool": "int"}[kind]
 
-    def value(self, e: Expr, scope: Scope) -> str:
+    def value(self, e: Expr, scope: LoopScope) -> str:
         """The variable or text of a value, valid in `scope`; its statements go to the outermost legal scope."""
         if e.op == "const":
             return self.spelling.number(e.value) if e.kind == "float" else str(int(e.value))
@@ -40,18 +40,18 @@ class Values(Nest):
             found = place.known[e] = kept if kept is not None else self._made(e, place, hoisted=place is not scope)
         return found
 
-    def _place(self, e: Expr, scope: Scope) -> Scope:
+    def _place(self, e: Expr, scope: LoopScope) -> LoopScope:
         """The outermost scope that binds a value's axes. Never outside a loop over one of them, because nested loops
         may bind the same axis again."""
         while scope.parent is not None and scope.axis not in e.axes and e.axes <= scope.parent.bound:
             scope = scope.parent
         return scope
 
-    def _from_row(self, e: Expr, place: Scope) -> str | None:
+    def _from_row(self, e: Expr, place: LoopScope) -> str | None:
         row, kept = self.rows.get(self._alike(e), ("", None))
         return f"{row}[{place.axis}]" if kept is not None and kept is place.parent else None
 
-    def _made(self, e: Expr, place: Scope, hoisted: bool) -> str:
+    def _made(self, e: Expr, place: LoopScope, hoisted: bool) -> str:
         if e.op == "reduce":
             return self._reduced(e, place)
         text = self._text(e, place)
@@ -69,7 +69,7 @@ class Values(Nest):
             return f"({text})"
         return self._named(place, e.kind, text)
 
-    def _text(self, e: Expr, scope: Scope) -> str:
+    def _text(self, e: Expr, scope: LoopScope) -> str:
         if e.op == "index":
             low, high = e.value.range
             return f"({'int32_t' if low >= -(1 << 31) and high < 1 << 31 else 'int64_t'})({self._at(e.value)})"
@@ -84,7 +84,7 @@ class Values(Nest):
         args = [self.value(a, scope) for a in e.args]
         return self.spelling.operation(e.op, e.args[-1].kind, args)
 
-    def _cast(self, e: Expr, scope: Scope) -> str:
+    def _cast(self, e: Expr, scope: LoopScope) -> str:
         x, source, dtype = self.value(e.args[0], scope), e.args[0].kind, e.value
         if e.kind == "float":
             return f"({self.real}){x}"
@@ -92,7 +92,7 @@ class Values(Nest):
             return f"{x} != 0"
         return f"({TYPES[dtype]}){'(int64_t)' if source == 'float' else ''}{x}"
 
-    def _load(self, e: Expr, scope: Scope) -> str:
+    def _load(self, e: Expr, scope: LoopScope) -> str:
         operand, at, steps, dtype = e.value
         args = [self.value(a, scope) for a in e.args]
         place = self._at(at)
@@ -121,7 +121,7 @@ class Values(Nest):
             return self.spelling.number(NEUTRAL[monoid]) if e.kind == "float" else str(int(NEUTRAL[monoid]))
         return "INT64_MIN" if monoid == "max" else "INT64_MAX"
 
-    def _reduced(self, e: Expr, place: Scope) -> str:
+    def _reduced(self, e: Expr, place: LoopScope) -> str:
         """A row reduction: a loop with one accumulator, and for max and min a NaN flag."""
         monoid, axis = e.value
         name, body = self._fresh("v"), e.args[0]
@@ -155,7 +155,7 @@ class Values(Nest):
         places = [{axis: index(outer) * steps + k} for k in range(steps)]
         return outer, [moved(self.kernel.builder, body, place, {}) for place in places]
 
-    def _accumulated(self, e: Expr, scope: Scope) -> None:
+    def _accumulated(self, e: Expr, scope: LoopScope) -> None:
         """A column reduction: a loop over the reduction axis that updates a line of accumulators."""
         if not e.axes - {self.inner} <= scope.bound:
             raise Unfusable("a column reduction nested in another reduction")
@@ -190,13 +190,13 @@ class Values(Nest):
         loop.close()
         self.lines[e] = name
 
-    def _line(self, scope: Scope) -> Scope:
+    def _line(self, scope: LoopScope) -> LoopScope:
         """A loop over the elements of a block."""
         axis = self.inner
         return scope.opened(axis, f"for (long {axis} = first; {axis} < past; {axis}++)")
 
     @staticmethod
-    def _vector(scope: Scope, reductions: str = "") -> None:
+    def _vector(scope: LoopScope, reductions: str = "") -> None:
         """Add `omp simd` to a loop without inner loops."""
         if scope.axis is None or not scope.innermost:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...ir.index import Axis
-from .frame import Frame, Scope
+from .frame import CudaScope, Frame
 from .thread_layout import Along, Warps
 
 CHUNK = 32  # K elements of a fragment
@@ -27,7 +27,7 @@ class FragmentFrame(Frame):
         self.along |= {self.dim: Along(4, 8, warps.depth)}
         self.walked, self.size, self.step = {self.dim}, axis.size, CHUNK * warps.depth * warps.along
         bound = {a for d in ("m", "n", self.dim) for a in self.groups[d]} | {*self.shape.batch, *self.shape.inner}
-        self.scope = self.top = Scope(2, bound)
+        self.scope = self.top = CudaScope(2, bound)
 
     def ragged(self, dim: str) -> bool:
         """Whether some of a block's fragments lie beyond the end of a dimension."""

@@ -17,7 +17,7 @@ from ...ir.index import Axis
 from ...ir.kernel import Expr, Unfusable, factors, walk
 from ...ir.tiling import Dot
 from .fragment_frame import CHUNK, HEIGHT, WIDTH, FragmentFrame
-from .frame import Local, Part, Scope
+from .frame import CudaScope, Local, Part
 from .loads import Loads
 from .nest import Nest
 from .reductions import Reductions
@@ -208,7 +208,7 @@ class Fragments(Part):
         next iteration."""
         frame = self.frame
         whole, at, outer = frame.step >= frame.size, f"{frame.dim}_block", frame.top
-        loop = Scope(2 if whole else 3, set(outer.bound), outside=outer)
+        loop = CudaScope(2 if whole else 3, set(outer.bound), outside=outer)
         with self.inside(loop):
             self.line(f"const int {frame.dim}_0 = {'own' if whole else f'{at} + own'};")
             sides = {x: self._pack(x) for x in dict.fromkeys((*self.left.values(), *self.right.values()))}

@@ -30,13 +30,13 @@ class Local:
 
 
 @dataclass
-class Scope(Block[Local]):
+class CudaScope(Block[Local]):
     """A scope of emitted text with facts about maxima."""
 
     safe: set[Expr] = field(default_factory=set)  # maxima known not to be -inf
 
 
-class Frame(Writer[Scope]):
+class Frame(Writer[CudaScope]):
     """A kernel in a thread layout, and the text emitted so far.
 
     Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
@@ -58,7 +58,7 @@ class Frame(Writer[Scope]):
             self.walked.add("n")
         self.dim_of = {a: d for d, g in self.groups.items() for a in g} | dict.fromkeys(shape.joined, "n")
         bound = {a for d, g in self.groups.items() for a in g if d not in self.walked} | {*shape.batch}
-        self.scope = self.top = Scope(1, bound)
+        self.scope = self.top = CudaScope(1, bound)
         self.shared = 0
         self.fresh_loads = False  # whether loads read partial results of other blocks (must bypass L1)
         self.long = kernel.long

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from ...ir.kernel import Buffer, Kernel, Unfusable
 from ...ir.tiling import Shape
 from ...lowering.split_reduction import counted
-from .frame import Frame, Part, Scope, nest_of
+from .frame import CudaScope, Frame, Part, nest_of
 from .loads import Loads
 from .loops import Loops
 from .reductions import Reductions
@@ -90,7 +90,7 @@ class SimtEmitter(Part):
                 if s not in late:
                     self.stores.write(s)
             if late:
-                inner = Scope(2, frame.top.bound | set(self.shape.cols), outside=frame.top)
+                inner = CudaScope(2, frame.top.bound | set(self.shape.cols), outside=frame.top)
                 with self.inside(inner):
                     for s in late:
                         self.stores.write(s)
@@ -104,7 +104,7 @@ class SimtEmitter(Part):
         frame, s = self.frame, self.shape
         tiles = {d: 1 if d in frame.walked else -(-frame.extent[d] // frame.along[d].block) for d in ("m", "n")}
         batch = math.prod(a.size for a in s.batch)
-        head = Scope(1, set())
+        head = CudaScope(1, set())
         with self.inside(head):
             self._program(tiles["m"], tiles["n"])
         if not frame.walked:  # issue all loads before the first use of a value

@@ -10,7 +10,7 @@ from ....egraph.ir.dtypes import itemsize
 from ...ir.index import Index
 from ...ir.kernel import Expr, Unfusable, unknown
 from ...ir.op_texts import costly
-from .frame import Local, Part, Scope, nest_of
+from .frame import CudaScope, Local, Part, nest_of
 from .nest import Nest
 from .spelling import CTYPES, all_of, span
 from .thread_layout import steady, together
@@ -109,7 +109,7 @@ class Loads(Part):
         if nbytes > HELD:
             raise Unfusable(f"{nbytes} bytes of one value in a thread")
 
-    def fetch(self, e: Expr, inner: Scope, fetched: Scope) -> None:
+    def fetch(self, e: Expr, inner: CudaScope, fetched: CudaScope) -> None:
         """Prefetch a load's 16-byte vectors with cp.async into a ring in shared memory, private slots per thread; other
         loads are left alone."""
         frame = self.frame

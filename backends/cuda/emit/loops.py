@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import sharing
-from .frame import Local, Part, Scope, nest_of
+from .frame import CudaScope, Local, Part, nest_of
 from .loads import Loads
 from .reductions import Reductions, rolls_on
 from .spelling import plus
@@ -57,9 +57,9 @@ class Loops(Part):
         names = {e: self.fresh("max" if e.value[0] == "max" else "acc") for e in ready}
         for e in ready:
             self.accumulators.begin(names[e], self.accumulators.kept_dims(e, bodies[e], dim), e.value[0])
-        inner = Scope(outer.indent + 1, outer.bound | {e.axis for e in ready} | {*frame.groups[dim]}, outside=outer)
+        inner = CudaScope(outer.indent + 1, outer.bound | {e.axis for e in ready} | {*frame.groups[dim]}, outside=outer)
         scales: dict[Expr, Local] = {}
-        fetched = Scope(outer.indent + 1, set(inner.bound), outside=outer)
+        fetched = CudaScope(outer.indent + 1, set(inner.bound), outside=outer)
         if self.layout.ahead and outer is frame.top:
             for x in dict.fromkeys(x for body in bodies.values() for x in nest_of(body)):
                 if x.op == "load" and not x.args and {"n", dim} <= {*frame.spans(x)}:
@@ -90,7 +90,7 @@ class Loops(Part):
         for e in ready:
             outer.known[e] = Local(names[e], self.accumulators.kept_dims(e, bodies[e], dim), frame.wide)
 
-    def walk(self, dim: str, inner: Scope, outer: Scope, fetched: Scope | None = None) -> None:
+    def walk(self, dim: str, inner: CudaScope, outer: CudaScope, fetched: CudaScope | None = None) -> None:
         """Close a loop over a dimension: header, first coordinate, body. With `fetched`, loads are prefetched some
         iterations ahead (cp.async)."""
         frame = self.frame

@@ -21,7 +21,7 @@ from ...ir.kernel import PROBE, Expr, Kernel, OutputStore, Unfusable, if_fusable
 from ...ir.tensor_maps import Box, as_one, box
 from ...ir.tiling import Shape
 from ...machine import target
-from ..emit.frame import Local, Part, Scope, nest_of
+from ..emit.frame import CudaScope, Local, Part, nest_of
 from ..emit.loads import Loads
 from ..emit.nest import Nest
 from ..emit.spelling import CTYPES, CudaLaunch
@@ -284,7 +284,7 @@ class Gemm(Part):
         each = r.height * r.wide // 256
         if not loads or r.held(len(self.rights)) + each * len(loads) > EARLY:
             return []
-        scope = Scope(3, set(self.frame.top.bound))
+        scope = CudaScope(3, set(self.frame.top.bound))
         for e in loads:
             with self.inside(scope):
                 local = self.loads.load(e)
@@ -308,7 +308,7 @@ class Gemm(Part):
         """The pieces of one result."""
         target = None if last else self._target(store)
         lines = "" if last or target is not None else self._lines(store)
-        scope = Scope(3, set(self.frame.top.bound) | {self.axis})
+        scope = CudaScope(3, set(self.frame.top.bound) | {self.axis})
         with self.inside(scope):
             for e in self.dots:
                 which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")

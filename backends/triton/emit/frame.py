@@ -19,14 +19,14 @@ from .spelling import Tile
 
 
 @dataclass
-class Scope(Block[Tile]):
+class TritonScope(Block[Tile]):
     """A scope of emitted text with the values converted in it."""
 
     widened: dict[Expr, Tile] = field(default_factory=dict)  # values converted to float32 for several uses
     held: list[str] = field(default_factory=list)  # accumulators of products to wait for at the end of the scope
 
 
-class Frame(Writer[Scope]):
+class Frame(Writer[TritonScope]):
     """A kernel with its tiling, and the text emitted so far.
 
     `walked` holds the reduction axes that are iterated over tile by tile; `n_loop` is whether a program iterates over
@@ -44,7 +44,7 @@ class Frame(Writer[Scope]):
         walks = shape.walks or tiling.options.get("walk", False)
         self.n_loop = walks and tiling.n < shape.n  # one program iterates over the columns
         whole = {a for a in shape.inner if a not in self.walked and a not in shape.joined}
-        self.top = Scope(1, set(kernel.axes) | whole)
+        self.top = TritonScope(1, set(kernel.axes) | whole)
         self.scope = self.top
         self.fresh_loads = False  # whether loads read partial results that other programs have just written
         self.joined: dict[Axis, str] = {}  # reduction axes that share the columns' dimension (whole rows)

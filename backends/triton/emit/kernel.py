@@ -28,7 +28,7 @@ from ...ir.index import Axis, index
 from ...ir.kernel import Expr, Kernel, OutputStore, Unfusable, walk
 from ...ir.tiling import Shape, Tiling, padded, shape_of
 from ...lowering.split_reduction import counted
-from .frame import Frame, Part, Scope
+from .frame import Frame, Part, TritonScope
 from .grid import Grid
 from .index import Positions
 from .loads import Loads
@@ -115,7 +115,7 @@ class TileEmitter(Part):
         s, t = self.shape, self.tiling
         tiles_m, tiles_n = -(-s.m // t.m), 1 if frame.n_loop else -(-s.n // t.n)
         batch = math.prod(a.size for a in s.batch)
-        head = Scope(1, set())
+        head = TritonScope(1, set())
         with self.inside(head):
             self.grid.program(tiles_m, tiles_n)
         groups = self._groups() if last is None else []

@@ -14,7 +14,7 @@ from ....egraph.ir import dtypes
 from ...ir.index import Axis
 from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import power_of, rolled, sharing
-from .frame import Part, Scope
+from .frame import Part, TritonScope
 from .loop_bounds import LoopBounds
 from .products import Products, vanishes
 from .spelling import ACROSS, COMBINE, NEUTRAL, TRITON, Tile
@@ -74,7 +74,7 @@ class Loops(Part):
         start, step = f"{axis.name}_", frame.block[axis.name]
         finals: dict[Expr, Callable[[], Tile]] = {}
         for low, high, assumed in self.bounds.segments(ready, axis):
-            inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
+            inner = TritonScope(outer.indent + 1, outer.bound | {axis}, outside=outer)
             with self.inside(inner):
                 if axis not in frame.single:
                     self.line(f"{axis.name} = {start} + tl.arange(0, {step})")
@@ -90,7 +90,12 @@ class Loops(Part):
             outer.known[e] = finals[e]()
 
     def _updates(
-        self, ready: Sequence[Expr], axis: Axis, names: Mapping[Expr, str], inner: Scope, outer: Scope | None
+        self,
+        ready: Sequence[Expr],
+        axis: Axis,
+        names: Mapping[Expr, str],
+        inner: TritonScope,
+        outer: TritonScope | None,
     ) -> dict[Expr, Callable[[], Tile]]:
         """Emit a loop's body and, in `outer` if given, the initialization of its accumulators. Returns what finishes
         each reduction after the loop."""
@@ -134,7 +139,7 @@ class Loops(Part):
         return chosen
 
     def _running_max(
-        self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None
+        self, e: Expr, axis: Axis, name: str, inner: TritonScope, outer: TritonScope | None
     ) -> tuple[Callable[[], Tile], Tile]:
         """Emit the update of a running maximum. Returns what reads the final maximum, and the factor that rescales
         sums relative to the old one."""
@@ -164,7 +169,7 @@ class Loops(Part):
             self.line(self._begin_at(name, kept, NEUTRAL["max"], frame.wide), outer)
         return (lambda: Tile(name, kept, frame.wide)), Tile(scale, kept, frame.wide)
 
-    def _factored(self, e: Expr, inner: Scope) -> tuple[Expr, float]:
+    def _factored(self, e: Expr, inner: TritonScope) -> tuple[Expr, float]:
         """(value, factor) of a value times a positive constant; masks that change nothing here are dropped."""
         while e.op == "add" and (
             still := [a for a in e.args if a not in inner.known or inner.known[a].text != "0.0"]
@@ -179,7 +184,7 @@ class Loops(Part):
         return f"{name} = tl.full({self.frame.sizes(dims)}, {fill}, {TRITON[dtype]})" if dims else f"{name} = {fill}"
 
     def _accumulate(
-        self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None, scale: Tile | None
+        self, e: Expr, axis: Axis, name: str, inner: TritonScope, outer: TritonScope | None, scale: Tile | None
     ) -> Callable[[], Tile]:
         """Emit the update of a reduction's accumulator. Returns what finishes the reduction after the loop."""
         frame = self.frame

@@ -10,7 +10,7 @@ from ....egraph.ir.dtypes import HALVES
 from ...ir.index import Axis
 from ...ir.kernel import Expr, Unfusable, factors, walk
 from ...ir.tiling import Dot
-from .frame import Part, Scope
+from .frame import Part, TritonScope
 from .loads import Loads
 from .spelling import TRITON, Tile
 from .values import Values
@@ -127,7 +127,7 @@ class Products(Part):
             return None
         return (a, b) if 16 <= frame.block["m"] <= FEW and frame.block[frame.dim_of(axis)] >= 16 else None
 
-    def on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: Scope | None) -> Callable[[], Tile]:
+    def on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: TritonScope | None) -> Callable[[], Tile]:
         """Row-wise sums of products as the diagonal of a matrix product."""
         size = self.frame.block["m"]
         self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")

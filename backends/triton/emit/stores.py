@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...ir.index import WIDE
 from ...ir.kernel import Expr, OutputStore, Unfusable, walk
 from ...ir.tiling import padded
-from .frame import Part, Scope
+from .frame import Part, TritonScope
 from .index import Positions
 from .row_stores import Row, joined, rows
 from .spelling import TRITON, Tile
@@ -84,7 +84,7 @@ class Stores(Part):
         for e in walk(s.value for s in walked):  # all reductions first: the loop over columns only reads their results
             if e.op == "reduce" and e.axes <= frame.top.bound and frame.scope.find(e) is None:
                 self.values.value(e)
-        inner = Scope(2, frame.top.bound | set(self.shape.cols), outside=frame.top)
+        inner = TritonScope(2, frame.top.bound | set(self.shape.cols), outside=frame.top)
         with self.inside(inner):
             self.line(f"n = n_ + tl.arange(0, {frame.block['n']})")
             self.positions.unravel("n", self.shape.cols)

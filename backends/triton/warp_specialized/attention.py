@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from ...ir.kernel import Kernel, Unfusable
 from ...ir.tiling import Shape, Tiling
 from ...machine import target
-from ..emit.frame import Part, Scope
+from ..emit.frame import Part, TritonScope
 from ..emit.grid import Grid
 from ..emit.loop_bounds import LoopBounds
 from ..emit.products import Products
@@ -82,7 +82,7 @@ class AttentionEmitter(Part):
         programs = tiles_m * tiles_n * math.prod(a.size for a in s.batch)
         rounds = -(-programs // target().multiprocessors)
         grid = min(programs, target().multiprocessors)
-        place = Scope(3 if rounds > 1 else 1, set())
+        place = TritonScope(3 if rounds > 1 else 1, set())
         frame.top.indent = place.indent
         self.tiles.turn = "turn" if rounds > 1 else "0"
         with self.inside(place):

@@ -16,7 +16,7 @@ from ...ir.index import Axis, index
 from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import power_of
 from ...machine import target
-from ..emit.frame import Scope
+from ..emit.frame import TritonScope
 from ..emit.loops import Loops
 from ..emit.spelling import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Tile
 from .attention_frame import AttentionFrame, numbered
@@ -114,11 +114,11 @@ class AttentionLoops(Loops):
             self.line("fence_async_shared()")
         return keys, values, narrow
 
-    def _first_tile(self, loop: KeyLoop) -> Scope:
+    def _first_tile(self, loop: KeyLoop) -> TritonScope:
         """The peeled first iteration, on the last keys: only their tile may be masked or go beyond the end."""
         frame = self.frame
         outer, axis, parts = frame.scope, frame.axis, loop.parts
-        first = Scope(outer.indent, outer.bound | {axis}, outside=outer)
+        first = TritonScope(outer.indent, outer.bound | {axis}, outside=outer)
         for text in (
             "slot = step % STAGES",
             "mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)",
@@ -142,12 +142,12 @@ class AttentionLoops(Loops):
         frame.edge = False
         return first
 
-    def _next_tiles(self, loop: KeyLoop, masks: dict[Expr, Expr]) -> Scope:
+    def _next_tiles(self, loop: KeyLoop, masks: dict[Expr, Expr]) -> TritonScope:
         """The body of the other iterations: their scores are in flight together with the product of the previous
         weights."""
         frame = self.frame
         outer, axis, parts = frame.scope, frame.axis, loop.parts
-        inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
+        inner = TritonScope(outer.indent + 1, outer.bound | {axis}, outside=outer)
         inner.known[parts.score] = Tile(loop.scores, ("m", axis.name), "float32")
         for text in (
             "ahead = (step + 1) % STAGES",
@@ -224,7 +224,7 @@ class AttentionLoops(Loops):
         tile may be masked.
         """
         frame = self.frame
-        here, step = Scope(1, set(frame.scope.bound)), frame.block[frame.axis.name]
+        here, step = TritonScope(1, set(frame.scope.bound)), frame.block[frame.axis.name]
         with self.inside(here):
             parts = self.bounds.segments(ready, frame.axis)
         begin, end = parts[0][0], parts[-1][1]
@@ -245,7 +245,7 @@ class AttentionLoops(Loops):
         rooms = [r.rest for r in self.bounds.rooms(top, frame.axis) if r.side == -1]
         return frame.block[frame.axis.name] % frame.tall == 0 and rooms == [index(row)]
 
-    def _read_beside(self, scope: Scope, ready: Sequence[Expr]) -> None:
+    def _read_beside(self, scope: TritonScope, ready: Sequence[Expr]) -> None:
         """Emit the key indices of a tile and its other loads (such as per-key biases), in flight while the products are
         waited for."""
         axis, seen, stack = self.frame.axis, set[Expr](), [a for e in ready for a in e.args]
@@ -262,7 +262,7 @@ class AttentionLoops(Loops):
                     self.values.value(e)
 
     def _running_max(
-        self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None
+        self, e: Expr, axis: Axis, name: str, inner: TritonScope, outer: TritonScope | None
     ) -> tuple[Callable[[], Tile], Tile]:
         """The running maximum; with a per-row factor, of scores without the factor."""
         frame = self.frame
@@ -287,7 +287,7 @@ class AttentionLoops(Loops):
             self.line(self._begin_at(name, ("m",), NEUTRAL["max"], frame.wide), outer)
         return (lambda: Tile(name, ("m",), frame.wide)), Tile(scale, ("m",), frame.wide)
 
-    def _body(self, inner: Scope, loop: KeyLoop, masks: dict[Expr, Expr], outer: Scope | None) -> None:
+    def _body(self, inner: TritonScope, loop: KeyLoop, masks: dict[Expr, Expr], outer: TritonScope | None) -> None:
         """Emit the softmax update: maximum, sums, and the rescaling of the output accumulator. `outer` is where
         accumulators begin (first tile), None in other tiles."""
         frame = self.frame
@@ -297,7 +297,7 @@ class AttentionLoops(Loops):
         if masks and self.cut:
             inner.bound.discard(axis)  # mask operands are computed in the branch that needs them
             for head, known in (("if block < cut:", {}), ("else:", masks)):
-                branch = Scope(inner.indent + 1, inner.bound | {axis}, outside=inner)
+                branch = TritonScope(inner.indent + 1, inner.bound | {axis}, outside=inner)
                 with self.inside(branch):
                     branch.known.update({e: self.values.value(kept) for e, kept in known.items()})
                     self.line(f"logits = {self.values.floated(body).text}")

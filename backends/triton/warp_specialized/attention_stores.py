@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...ir.index import WIDE
 from ...ir.kernel import OutputStore, Unfusable
-from ..emit.frame import Scope
+from ..emit.frame import TritonScope
 from ..emit.spelling import TRITON, Tile
 from ..emit.stores import Stores
 from .attention_frame import AttentionFrame, numbered
@@ -35,7 +35,7 @@ class AttentionStores(Stores):
         frame.top.bound -= columns
         pieces = frame.piece("n")
         for i, (begin, size) in enumerate(pieces):
-            inner = Scope(frame.top.indent, frame.top.bound | columns, outside=frame.top)
+            inner = TritonScope(frame.top.indent, frame.top.bound | columns, outside=frame.top)
             inner.known[product] = Tile(self.loops.sums[i], ("m", "n"), "float32")
             frame.layouts["m", "n"], frame.stored = (numbered(x, len(pieces))[i] for x in "OB")
             with self.inside(inner), frame.resized("n", size, begin):

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.c.any_size import SizedTemplate
-from ..backends.generate.any_size import SizedKernel
 from ..backends.generate.free_terms import Sized
 from ..backends.tuning.jobs import job_of, read_job, template_of_job
 from ..egraph.ir import dtypes
@@ -56,8 +54,8 @@ def plan_to_json(plan: Plan) -> Json:
 
 
 def _kernel_out(template: Template, call: Call) -> Json:
-    if isinstance(template, SizedTemplate | SizedKernel):
-        return {"identity": template.identity, "generic": job_of(template.origin, template.origin_call)}
+    if template.lifted_from is not None:
+        return {"identity": template.identity, "generic": job_of(*template.lifted_from)}
     return {k: v for k, v in job_of(template, call).items() if k != "call"}
 
 
@@ -257,12 +255,7 @@ def priced_steps(plan: Plan) -> list[tuple[Step, Call]]:
     found = []
     sizes = plan.priced or plan.sizes
     for step in plan.steps:
-        if isinstance(step.template, SizedKernel):
-            call = replace(step.template.origin_call, names={}, schedule=dict(step.call.schedule))
-            found.append((replace(step, template=step.template.origin), call))
-        elif isinstance(step.template, SizedTemplate):
-            call = replace(bound_call(step.call, sizes), names={}, attrs={})
-            found.append((replace(step, template=step.template.searched), call))
-        elif not step.is_view:
-            found.append((step, replace(bound_call(step.call, sizes) if sizes else step.call, names={})))
+        if not step.is_view:
+            template, call = step.template.measured_as(bound_call(step.call, sizes) if sizes else step.call)
+            found.append((replace(step, template=template), replace(call, names={})))
     return found

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..backends.gpu import is_gpu
 from ..errors import UsageError, warned
 from ..models.torch_export.aten_ops import TABLE
 from . import judge
@@ -168,11 +169,11 @@ class CompiledGraph:
         gradients = first.kind == "forward"
         ready = first.fitting(READY)
         written = range(len(args)) if self._written is None else self._written
-        devices = [x.device for x in args if isinstance(x, torch.Tensor) and x.device.type == "cuda"]
+        devices = [x.device for x in args if isinstance(x, torch.Tensor) and is_gpu(x.device)]
         first.trial = True
         try:
             with torch.random.fork_rng(devices=list({d.index for d in devices})):
-                step = judge.Step(args, list(written), gradients)
+                step = judge.TrialStep(args, list(written), gradients)
                 before = len(self.traced)
                 step.run(compiled)
                 step.reset()
@@ -180,7 +181,7 @@ class CompiledGraph:
                     self.traced[-1].begin()
                     return  # the backward graph has just been traced: its search comes first
                 eager, program = (lambda: step.run(self.module)), (lambda: step.run(compiled))
-                won, eager_us, program_us = judge.faster(eager, program, "cuda" if devices else "cpu", step.reset)
+                won, eager_us, program_us = judge.faster(eager, program, bool(devices), step.reset)
         except NoProgram:
             return
         except Exception as error:

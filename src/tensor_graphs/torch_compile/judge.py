@@ -16,18 +16,18 @@ NOISE = 0.02
 QUEUED = 16  # calls in a row on a GPU without waiting for their results
 
 
-def timed(calls: dict[str, Run], device: str, first: Run) -> dict[str, list[float]]:
+def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[float]]:
     """µs of whole calls, alternating, until medians are settled; at least one sample of each. `first` runs untimed before
     each call.
     """
     until = time.perf_counter() + 2 * MOST_S
     ended: Callable[[], bool] = lambda: time.perf_counter() > until
-    return sampled(calls, seconds=MOST_S, settled=SETTLED_S, clock=_clock(device), ended=ended, first=first)
+    return sampled(calls, seconds=MOST_S, settled=SETTLED_S, clock=_clock(on_gpu), ended=ended, first=first)
 
 
-def _clock(device: str) -> Callable[[Run], float]:
+def _clock(on_gpu: bool) -> Callable[[Run], float]:
     """Wall clock of a call with the device's work; on a GPU until the device is idle."""
-    if device != "cuda":
+    if not on_gpu:
         return wall_us
     import torch
 
@@ -38,16 +38,16 @@ def _clock(device: str) -> Callable[[Run], float]:
     return synchronized
 
 
-def faster(eager: Run, compiled: Run, device: str, first: Run) -> tuple[bool, float, float]:
+def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> tuple[bool, float, float]:
     """Return (whether the compiled call is faster by more than noise, median µs of the eager one, of the compiled one).
 
-    On a GPU, calls are timed singly, and QUEUED at a time without waiting between them, as in a model whose host runs
+    `on_gpu`: calls are timed singly, and QUEUED at a time without waiting between them, as in a model whose host runs
     ahead of the device: the compiled call must be faster singly, and not slower when queued.
     """
-    samples = timed({"eager": eager, "program": compiled}, device, first)
+    samples = timed({"eager": eager, "program": compiled}, on_gpu, first)
     wins = is_surely_faster(samples["program"], samples["eager"], NOISE)
-    if wins and device == "cuda":
-        queued = timed({"eager": _repeated(eager), "program": _repeated(compiled)}, device, first)
+    if wins and on_gpu:
+        queued = timed({"eager": _repeated(eager), "program": _repeated(compiled)}, on_gpu, first)
         if median(queued["program"]) > median(queued["eager"]):
             wins, samples = False, {name: [us / QUEUED for us in taken] for name, taken in queued.items()}
     return wins, median(samples["eager"]), median(samples["program"])
@@ -61,7 +61,7 @@ def _repeated(call: Run) -> Run:
     return calls
 
 
-class Step:
+class TrialStep:
     """A repeatable call of a graph with a real call's arguments: forward, and backward if results need gradients.
 
     Tensors that the graph writes are copied; `reset` restores the copies. Gradients go to detached leaves, so neither
@@ -102,4 +102,4 @@ class Step:
         return results
 
 
-__all__ = ["MOST_S", "NOISE", "Step", "faster", "timed"]
+__all__ = ["MOST_S", "NOISE", "TrialStep", "faster", "timed"]

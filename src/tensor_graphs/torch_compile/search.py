@@ -24,6 +24,7 @@ from pathlib import Path
 
 from .. import settings
 from ..backends.program.program import Program, load_program
+from ..costdb.keys.device import GPU_KIND
 from ..egraph.ir.graph import Graph
 from ..errors import WorkerError
 from ..models.files.native import save_graph
@@ -136,7 +137,7 @@ def _plain_mode() -> Iterator[None]:
     """Context without autocast, gradients and inference mode of the caller, which would change kernels and their memory."""
     import torch
 
-    gpu = torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext()
+    gpu = torch.autocast(GPU_KIND, enabled=False) if torch.cuda.is_available() else nullcontext()
     with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), gpu:
         yield
 

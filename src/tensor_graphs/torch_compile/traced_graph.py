@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..backends.gpu import is_gpu
 from ..backends.registry import backend
 from ..errors import TensorGraphsError
 from ..models.torch_export.traced import read_traced, sizes_of, symbols_of, tensor_symbols
@@ -212,8 +213,8 @@ class TracedGraph:
             frozen = []  # weights that change: they become inputs
         if len(self.variants) >= MOST_FROZEN + MOST_SIZES:
             return None
-        on_gpu = str(device_of(self.module)).startswith("cuda")
-        fixed = dict(sizes) if on_gpu else {}
+        device = device_of(self.module)
+        fixed = dict(sizes) if device is not None and is_gpu(device) else {}
         guard = Frozen(frozen, args or ())
         made = Variant(self.split, self.report.parts, guard, fixed, sizes, self.options, self.kind)
         self.report.frozen = len(frozen)
@@ -232,7 +233,7 @@ def _placed(options: CompileOptions, device: Any) -> CompileOptions:
     """The options with a backend for a device, if none was asked for. On a machine with a GPU, "auto" is the GPU."""
     if options.backend is not None:
         return options
-    if device is not None and device.type == "cuda":
+    if device is not None and is_gpu(device):
         return replace(options, backend="gpu")
     return options if backend("torch_cuda").unavailable() else replace(options, backend="torch")
 

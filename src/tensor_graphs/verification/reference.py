@@ -10,6 +10,7 @@ import numpy as np
 
 from ..backends.verification import inputs as drawing
 from ..backends.verification.inputs import index_bounds, random_indices
+from ..costdb.keys import rates
 from ..costdb.keys.device import gpu_facts
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
@@ -97,8 +98,8 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     twice.
     """
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
-    rates = (DEVICE_FLOPS, DEVICE_BYTES) if on_gpu else (HOST_FLOPS, HOST_BYTES)
-    return 2 * flops / rates[0] + 4 * nbytes / rates[1]
+    known = rates.GPU if on_gpu else rates.HOST
+    return 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
 
 
 def has_unsigned(graph: Graph) -> bool:
@@ -168,9 +169,3 @@ def _kept(exact: Array, dtype: str) -> Array:
     with np.errstate(over="ignore"):
         kept = exact.astype(np.float32)
     return kept if np.array_equal(np.isfinite(kept), np.isfinite(exact)) else exact
-
-
-HOST_FLOPS, HOST_BYTES = 2e10, 1e9  # flops and bytes of reference runs per second on the host, roughly
-
-
-DEVICE_FLOPS, DEVICE_BYTES = 1e13, 1e11  # the same on a GPU
