@@ -211,7 +211,7 @@ def test_generated_kernels_have_their_least_time_from_when_libraries_were_matche
 ) -> None:
     asked: list[tuple[bool, bool]] = []
 
-    def matched(session: Session, view: Any, backends: Any, stop: Any, enough: Callable[[bool], bool]) -> Any:
+    def matched(session: Session, view: Any, backends: Any, stop: Any, enough: Callable[[bool], bool], **_: Any) -> Any:
         first, clock.time = enough(False), clock.time + 1000.0
         asked.append((first, enough(False)))
         return graph("no hypergraph")

@@ -83,7 +83,7 @@ def test_shares_and_advice() -> None:
         "m", "b", optimal=True, search_stopped="measured", priced={"measured": 2}, cost_us=2.0, lower_bound_us=2.0
     )
     assert advice(done) == ["Nothing was cut: the e-graph is saturated, its best plan is measured and proven optimal."]
-    done.cut, done.optimal, done.lower_bound_us = ["measuring"], False, 1.0
+    done.omitted, done.optimal, done.lower_bound_us = ["measuring"], False, 1.0
     assert "measuring were cut short" in advice(done)[0] and "at most 1 µs (50.0 %)" in advice(done)[1]
     assert Report("m", "b").html().startswith("<!doctype html>")
 

@@ -141,8 +141,9 @@ class DirectLaunch:
         for slot, i, offset, _ in self.slots:
             slot.value = addresses[i] + offset
         for box, i, offset, _ in self.boxes:
-            if code := self.replace(box, ctypes.c_void_p(addresses[i] + offset)):
-                raise RuntimeError(f"CUDA error: a tensor map cannot be moved: code {code}")
+            given = box, ctypes.c_void_p(addresses[i] + offset)
+            if code := self.replace(*given):
+                self.driver.checked(self.replace, given, code)
 
     def update(self, graph: Any) -> None:
         """Writes the parameters into an executable graph, for its next launches."""

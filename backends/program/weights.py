@@ -159,6 +159,7 @@ class StoredWeights(Mapping[str, Array]):
         from safetensors import SafetensorError, safe_open
 
         shape, dtype = self.specs[key]
+        dtypes.numpy_dtype(dtype)  # safetensors knows bfloat16 by name once it is registered with NumPy
         try:
             with safe_open(self.path, framework="numpy") as file:
                 array: Array = file.get_tensor(key)
