@@ -42,10 +42,6 @@ FAULTS = {
         4, "tensor_graphs.models.onnx.load", "_check_tensor", 'lambda *a: None',
         "tests/models/test_onnx_faults.py::test_initializer_dims",
     ),
-    "sizes are unlimited": Fault(
-        5, "tensor_graphs.models.files.limits", "check_size", 'lambda *a, **k: None',
-        "tests/models/test_onnx_faults.py::test_ten_terabytes",
-    ),
     "unsupported operators are not listed": Fault(
         6, "tensor_graphs.models.onnx.load", "_unsupported", 'lambda model: {}',
         "tests/models/test_onnx_faults.py::test_everything_unsupported_is_listed_at_once",

@@ -117,7 +117,7 @@ CHANGES: tuple[Change, ...] = (byte, cut, swapped, owner, mode, link, folder, fo
 
 def files(home: Path, kind: str) -> list[Path]:
     """Files of a kind: "plans", "c", "snapshot"."""
-    found = {"plans": home.glob("plans/*.json"), "c": home.glob("c/*.so"), "snapshot": home.rglob("cache*.arrow")}[kind]
+    found = {"plans": home.glob("plans/*.json"), "c": home.glob("c/*.so"), "snapshot": home.rglob("cache-*/*.arrow")}[kind]
     return sorted(p for p in found if p.is_file() and not p.is_symlink())
 
 
