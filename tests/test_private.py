@@ -117,7 +117,8 @@ def test_a_library_in_another_s_place_is_compiled_again(tmp_path: Path, monkeypa
     content = eight.read_bytes()
     seven.unlink()
     seven.write_bytes(content)
-    assert c_helpers.c_library(SOURCE).f() == 7
+    assert c_helpers.c_library(SOURCE).f() == 7  # the one loaded before, if a path is loaded twice
+    assert seven.read_bytes() != content, "compiled again"
 
 
 def test_folders_are_safe_or_not(tmp_path: Path) -> None:

@@ -117,7 +117,9 @@ CHANGES: tuple[Change, ...] = (byte, cut, swapped, owner, mode, link, folder, fo
 
 def files(home: Path, kind: str) -> list[Path]:
     """Files of a kind: "plans", "c", "snapshot"."""
-    found = {"plans": home.glob("plans/*.json"), "c": home.glob("c/*.so"), "snapshot": home.rglob("cache-*/*.arrow")}[kind]
+    found = {"plans": home.glob("plans/*.json"), "c": home.glob("c/*.so"), "snapshot": home.rglob("cache-*/*.arrow")}[
+        kind
+    ]
     return sorted(p for p in found if p.is_file() and not p.is_symlink())
 
 
@@ -201,6 +203,7 @@ def tampered(rounds: int, seed: int, racing: bool) -> tuple[Counter[str], list[s
     with small, tempfile.TemporaryDirectory(prefix="tamper-") as name:
         scratch = Path(name)
         evil, mark = foreign_library(scratch)
+        content = evil.read_bytes()
         clean, home = scratch / "clean", scratch / "home"
         for _ in range(2):  # the second time from the caches
             for factor in FACTORS:
@@ -213,6 +216,9 @@ def tampered(rounds: int, seed: int, racing: bool) -> tuple[Counter[str], list[s
             shutil.copytree(clean, home)
             end, said = one_round(seed + turn, kind, how, racing, home, evil)
             ends[f"{kind} {CHANGES[how].__name__}{' while read' if racing else ''}: {end}"] += 1
+            if evil.read_bytes() != content:
+                said += " a file that a link leads to was written"
+                evil.write_bytes(content)
             if mark.exists():
                 said += " foreign code has run"
                 mark.unlink()
