@@ -109,6 +109,31 @@ def test_in_another_process_too(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_link_in_a_plan_s_place_is_replaced_and_not_followed(home: Path, tmp_path: Path) -> None:
+    optimized()
+    (path,) = kept(home)
+    other = tmp_path / "other"
+    other.write_text("mine")
+    path.unlink()
+    path.symlink_to(other)
+    assert not optimized().report.from_plan_cache and other.read_text() == "mine" and not path.is_symlink()
+    assert optimized().report.from_plan_cache
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plan_in_another_s_place_is_not_used(home: Path) -> None:
+    """Though it is whole, and has a checksum."""
+    optimized()
+    (first,) = kept(home)
+    optimized(tolerance="fast")
+    (second,) = {*kept(home)} - {first}
+    content = second.read_bytes()
+    second.write_bytes(first.read_bytes())
+    first.write_bytes(content)
+    assert not optimized().report.from_plan_cache
+
+
+@pytest.mark.usefixtures("quick")
 def test_other_weights_are_verified_and_other_questions_are_searched(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,20 @@ def test_a_damaged_library_is_compiled_again(tmp_path: Path, monkeypatch: pytest
         assert read_sealed(made, name=made.name)
 
 
+def test_a_library_in_another_s_place_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is whole, and has a checksum."""
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    assert c_helpers.c_library(SOURCE).f() == 7
+    (seven,) = (tmp_path / "c").glob("*.so")
+    assert c_helpers.c_library(SOURCE.replace("7", "8")).f() == 8
+    (eight,) = {*(tmp_path / "c").glob("*.so")} - {seven}
+    content = eight.read_bytes()
+    seven.unlink()
+    seven.write_bytes(content)
+    assert c_helpers.c_library(SOURCE).f() == 7  # the one loaded before, if a path is loaded twice
+    assert seven.read_bytes() != content, "compiled again"
+
+
 def test_folders_are_safe_or_not(tmp_path: Path) -> None:
     own, link = tmp_path / "own", tmp_path / "link"
     assert private_folder(own / "new" / "deep") == "" and (own / "new").stat().st_mode & 0o777 == 0o700

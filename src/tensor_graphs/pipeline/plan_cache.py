@@ -207,6 +207,8 @@ class CacheEntry:
             again = plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)
             if emit_for(again).source != source:
                 return "its program reads otherwise when it is made anew"
+            if self.path.is_symlink():  # never read, and what it leads to is no plan of ours to replace
+                self.path.unlink(missing_ok=True)
             with replacing_raw(self.path) as file:
                 file.write(sealed(json.dumps(data, separators=(",", ":")).encode(), self.path.name))
             self._evict()

@@ -12,7 +12,7 @@ from ..egraph.ir import dtypes
 from ..egraph.ir.graph import Graph, Tensor, topological
 from ..egraph.ir.interpret import expand_all
 from ..errors import TraceError
-from ..verification.comparison import allowed_error, misplaced, relative_error
+from ..verification.comparison import allowed_error, misplaced, pieces, relative_error
 
 Array = np.ndarray[Any, Any]
 SHARP = 1e-6  # float64 tolerance: relative to the element, and
@@ -85,10 +85,12 @@ def _equal(dtype: str, y: Array, exact: Array) -> bool:
         return bool(np.array_equal(y, exact))
     if misplaced(y, exact, exact):
         return False
-    fine = np.isfinite(exact)
-    a, b = np.asarray(y, np.float64)[fine], np.asarray(exact, np.float64)[fine]
-    scale = np.abs(b).max() if b.size else 0.0
-    return bool(np.all(np.abs(a - b) <= SHARP * np.abs(b) + FINE * scale))
+    scale = max((float(np.abs(b).max(initial=0.0, where=np.isfinite(b))) for (b,) in pieces(exact)), default=0.0)
+    with np.errstate(invalid="ignore"):
+        return all(
+            bool(np.all((np.abs(a - b) <= SHARP * np.abs(b) + FINE * scale) | ~np.isfinite(b)))
+            for a, b in pieces(y, exact)
+        )
 
 
 def _roughly(root: Tensor, y: Array, own: Array) -> bool:

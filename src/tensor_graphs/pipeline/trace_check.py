@@ -115,7 +115,7 @@ def _compare_on(
     outputs = _outputs(own, graph, function)
     for name, a, b in zip(graph.names, outputs, _outputs(again, graph, function)):
         if a.shape != b.shape or (
-            a.tobytes() != b.tobytes() and not np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+            not np.array_equal(a, b, equal_nan=a.dtype.kind == "f") and a.tobytes() != b.tobytes()
         ):
             raise TraceError(
                 f"output {name!r} is not the same when the function is called twice with the same arguments",

@@ -153,7 +153,7 @@ class Verification:
 PIECE = 1 << 20  # elements compared at a time, to avoid float64 copies of whole outputs
 
 
-def _pieces(*arrays: Array) -> Iterator[list[Array]]:
+def pieces(*arrays: Array) -> Iterator[list[Array]]:
     """Corresponding flat slices of equally shaped arrays, in float64."""
     flat = [np.asarray(a).reshape(-1) for a in arrays]
     for start in range(0, flat[0].size, PIECE):
@@ -168,7 +168,7 @@ def relative_error(value: Array, reference: Array) -> float:
 def misplaced(value: Array, reference: Array, original: Array) -> bool:
     """Whether NaN, +inf, -inf or a finite number is where neither the reference nor the original run has it."""
     dtype = dtypes.name_of(np.asarray(original).dtype)
-    return any(compare.misplaced(np, v, r, o, dtype).any() for v, r, o in _pieces(value, reference, original))
+    return any(compare.misplaced(np, v, r, o, dtype).any() for v, r, o in pieces(value, reference, original))
 
 
 def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
