@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensor_graphs.backends.cuda.emit.sizes import _constant
 from tensor_graphs.backends.generate.any_size import NoForm, Text, held_out, probes
 from tensor_graphs.backends.generate.size_fit import fit, value_at
 
@@ -85,3 +86,19 @@ def test_held_out_sizes_are_others_than_those_of_the_fit(ranges: dict[str, tuple
     for point in (*used, *other):
         assert all(low <= point[n] <= high for n, (low, high) in ranges.items())
     assert max(p["T"] for p in other) > 0.95 * ranges["T"][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "constant"),
+    [
+        ("const Spot at = roles.spot<(((63 + size_T) / 64)), 44, 8, (-64 + size_T), 2752>(tile);", True),
+        ("y = load<Pack<float, 8>, size_T>(x);", True),
+        ("float held[(size_T)];", True),
+        ("if (row < size_T && i < 4) {", False),
+        ("for (int i = 0; i < (63 + size_T) / 64; ++i) { at<8>(x, size_T); }", False),
+        ("Pack<float, 8> y = load<float, 8>(x + size_T * 4);", False),
+        ("y = a < size_T ? b : c;", False),
+    ],
+)
+def test_sizes_are_not_where_cuda_needs_constants(line: str, constant: bool) -> None:
+    assert _constant(line, "size_") == constant

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ....egraph.ir.dims import Expr
@@ -57,9 +57,21 @@ def _constant(line: str, prefix: str) -> bool:
     """Whether a line uses a size where the compiler needs a constant."""
     if re.search(r"\b(constexpr|template|static|asm|__launch_bounds__|case|__shared__|CudaKernel)\b", line):
         return True
-    if re.search(rf"<[^<>;&|?()]*\b{prefix}\w+[^<>;&|?]*>", line):
+    if any(re.search(rf"\b{prefix}\w", given) for given in _template_arguments(line)):
         return True
     return re.search(rf"^\s*(const )?\w[\w<>, ]* \w+\[[^\]]*\b{prefix}\w+[^\]]*\](\[[^\]]*\])*;", line) is not None
+
+
+def _template_arguments(line: str) -> Iterator[str]:
+    """The text of each list of template arguments: behind a `<` that follows a name without a space, up to its `>`."""
+    for opened in re.finditer(r"\w<(?![<=])", line):
+        depth, angles, end = 0, 1, opened.end()
+        while end < len(line) and angles:
+            c = line[end]
+            depth += (c == "(") - (c == ")")
+            angles += (not depth) * ((c == "<") - (c == ">"))
+            end += 1
+        yield line[opened.end() : end]
 
 
 __all__ = ["sized_launch", "with_sizes"]

@@ -191,13 +191,17 @@ class Acceptance:
         """Exclude kernels whose schedules were never run: all of them, or, if the rest does not cover every output,
         those of the plan.
 
-        Returns the reduced hypergraph. Raises `error` if the plan has no such kernel.
+        Returns the reduced hypergraph. Raises `error` if the plan has no such kernel, NoPlanError if the program was
+        to run at every size.
         """
         unmeasured = {
             i for i, (c, p) in enumerate(zip(choice.hypergraph.candidates, choice.prices))
             if not c.is_view and c.template.space is not None and p.source != "measured"
         }  # fmt: skip
         chosen = unmeasured.intersection(choice.chosen)
+        if not chosen and self.plan is not None:
+            first = str(error).partition(chr(10))[0][:200]
+            raise NoPlanError(f"a kernel for every size does not run: {type(error).__name__}: {first}") from error
         if not chosen:
             raise error
         said = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
