@@ -89,7 +89,7 @@ def check(program: Any, graph: Graph, params: dict[str, Any], size: int) -> None
     assert np.linalg.norm(got.double().numpy() - want) / np.linalg.norm(want) < 3e-3, size
 
 
-@pytest.mark.parametrize(("build", "choice"), [(mlp, "gpu"), (softmax, "triton-only"), (attention, "triton-only")])
+@pytest.mark.parametrize(("build", "choice"), [(mlp, "gpu"), (softmax, "gpu"), (attention, "triton-only")])
 @pytest.mark.usefixtures("rehearsal")
 def test_a_program_runs_at_every_size(build: Any, choice: str, tmp_path: Path) -> None:
     graph, params = build()
@@ -110,6 +110,15 @@ def test_a_program_runs_at_every_size(build: Any, choice: str, tmp_path: Path) -
     program.save(tmp_path / "saved")
     loaded = load_program(tmp_path / "saved", device="cpu")
     check(loaded, graph, params, 7)
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_a_model_without_forms_for_every_size_runs_at_one_and_says_so() -> None:
+    """Triton's reductions along a free axis have another text at every size."""
+    graph, _ = softmax()
+    program = tg.optimize(graph, dims={"T": 33}, backend="triton-only", measure=False, budget=20)
+    assert program.report.sizes == {} and any("one size only" in w for w in program.report.warnings)
+    check(program, graph, {}, 33)
 
 
 @pytest.mark.usefixtures("rehearsal", "emulated")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
@@ -91,14 +91,17 @@ def pareto(
             continue
         report = program.report
         error = float(report.verification["error_after"]) if report.verification else math.nan
-        us = report.latency_after_us or report.cost_us
-        found.append(ParetoPoint(tolerance, error, us, report.latency_after_us is not None, False, report.kernels_after, "", program))  # fmt: skip
+        found.append(ParetoPoint(tolerance, error, report.cost_us, False, False, report.kernels_after, "", program))
+    reports = [p.program.report for p in found if p.program is not None]
+    if all(r.latency_after_us is not None for r in reports):  # else all times are sums of kernel times: one kind only
+        found = [
+            p if p.program is None else replace(p, us=p.program.report.latency_after_us, measured=True) for p in found
+        ]
     return marked(found)
 
 
 def marked(points: Sequence[ParetoPoint]) -> Pareto:
     """The points with `best` set on those that no other point beats."""
-    from dataclasses import replace
 
     def beaten(p: ParetoPoint) -> bool:
         return any(o.error <= p.error and o.us <= p.us and (o.error < p.error or o.us < p.us) for o in points)

@@ -205,7 +205,7 @@ class Question:
             if not named:
                 close = get_close_matches(pattern, known, 3)
                 raise UsageError(f"no rule made anything under the name {pattern[:80]!r}", where="what_if",
-                                 hint=f"did you mean {', '.join(close)}?" if close else "see explorer.rules")  # fmt: skip
+                                 hint=f"did you mean {', '.join(close)}?" if close else f"rules here: {', '.join(sorted(known)[:12])}")  # fmt: skip
             found |= named
         return frozenset(found)
 
