@@ -149,7 +149,7 @@ class CudaEmitter(StrategyEmitter):
         return f", sizes=({''.join(f'{n}, ' for n in names).rstrip(' ' if len(names) == 1 else ', ')})" if names else ""
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """See `Emitter`."""
+        """Return the text with size parameters: see `Emitter.with_sizes`."""
         return with_sizes(text, name, sizes, prefix)
 
 

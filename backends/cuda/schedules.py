@@ -155,7 +155,7 @@ def _groups(shape: Shape) -> dict[str, tuple[Axis, ...]]:
 
 
 def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
-    """Bytes of memory traffic that is contiguous along each dimension."""
+    """Return, for each dimension of the tile, the bytes of global-memory traffic whose elements are contiguous along it."""
     found: dict[str, float] = {}
     for dim, group in _groups(shape).items():
         ends = [group[-1], *shape.joined] if dim == "n" and group else group[-1:]

@@ -172,8 +172,9 @@ class Emitter(Protocol):
         ...
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """A definition (`any_size.Text`) with parameters for the sizes that occur in it, `prefix` and the size's name;
-        and these sizes. None if a size is in a place where the compiler needs a constant."""
+        """Return a kernel's source text with an integer parameter for each free size that occurs in it, and the names of
+        these sizes. A parameter is called `prefix` + size; `text` is an `any_size.Text`. None if a size occurs where
+        the compiler needs a constant."""
         ...
 
 
@@ -193,7 +194,7 @@ class EmitterBase:
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """None."""
+        """Return None: this emitter has no kernels with size parameters."""
         return None
 
     setup: tuple[str, ...] = ()

@@ -316,7 +316,8 @@ class Program:
         return [(name, bound_value(shape, sizes), dtype) for name, shape, dtype in inputs]
 
     def near(self, values: Sequence[Any]) -> list[Any]:
-        """The values where calls need no transfer: as tensors on the program's GPU, or as arrays."""
+        """Return the values in the memory that calls read without a transfer: tensors on the program's GPU, or NumPy
+        arrays."""
         return [self._exchange.near(v) for v in values]
 
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

@@ -138,7 +138,7 @@ class TritonEmitter(StrategyEmitter):
         return sized_launch(launch, statement), definitions
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """See `Emitter`."""
+        """Return the text with size parameters: see `Emitter.with_sizes`."""
         return with_sizes(text, name, sizes, prefix)
 
 

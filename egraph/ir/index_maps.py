@@ -69,7 +69,7 @@ def _along_axis(rank: int, axis: int, along: Along) -> AffineMap:
 
 
 def permute(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """Result axis i is operand axis perm[i]."""
+    """Return the index map of a transpose: axis i of the result is axis perm[i] of the operand."""
     back = {p: i for i, p in enumerate(attrs["perm"])}
     return AffineMap(tuple(Along(((back[a], 1),)) for a in range(len(back))))
 

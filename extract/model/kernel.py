@@ -77,7 +77,7 @@ class Call:
 
     @property
     def places(self) -> dict[str, Operand]:
-        """Operands and outputs by their names in code."""
+        """Operand descriptions (type, strides) of all operands and outputs, by their names in the kernel's code."""
         return {**self.operands, **dict(zip(output_names(len(self.outputs)), self.outputs))}
 
 

@@ -55,9 +55,10 @@ def error_budget(most: float, known: Uses) -> Budget:
 
 
 def rounding_budget(most: float, known: Uses) -> Budget:
-    """Error budget for independent errors: the root of the sum of squared errors is at most `most` (> 0). Rounding
-    errors seldom have one sign, so this root is near the error of the whole plan, up to one factor that a run of the
-    plan reveals."""
+    """Return the budget that limits sqrt(sum(error²)) of a plan's kernels to `most` (relative, > 0).
+
+    `known` gives the relative error of each candidate. Rounding errors seldom have one sign, so this root is near the
+    error of the whole plan, up to one factor that a run of the plan reveals."""
     return Budget("rounding", 1.0, lambda found: [(e / most) ** 2 for e in known(found)])
 
 

@@ -136,8 +136,8 @@ class Encoding:
         self.model.add(sum(x * u for x, u in terms) <= math.floor(most * (1 + LIMIT_ROUNDING / 2) * scale))
 
     def minimize(self, upper: float) -> float:
-        """Set the objective and exclude rows dearer than `upper`; returns objective units per cost unit. Prices are
-        floored, so bounds stay valid."""
+        """Set the solver's objective, the sum of the costs of the chosen candidates, and exclude candidates that cost more
+        than `upper` µs. Returns the integer objective units per µs. Costs are rounded down, so lower bounds stay valid."""
         from ortools.sat.python import cp_model
 
         rows = self.rows

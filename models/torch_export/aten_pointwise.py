@@ -370,7 +370,7 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def threshold(x: Tensor, limit: float, value: float) -> Tensor:
-    """Return x above a limit, else a number."""
+    """Return x where x > limit, else `value`."""
     return t.where(t.le(x, limit), value, x)
 
 

@@ -17,7 +17,9 @@ MAX_PART = 64
 
 
 def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, writes: Writes) -> Graph:
-    """Return the graph of an exported program, with sizes constrained to multiples where necessary.
+    """Convert an ExportedProgram to a graph, with free sizes constrained to multiples where necessary.
+
+    `sizes`: for each input, axis -> name of its free size. `writes`: how inputs that the program writes to are handled.
 
     Some models are valid only at some sizes: a U-Net concatenates a tensor that was halved and upsampled again with the
     original. PyTorch keeps such constraints as guards. Here such a size is replaced by n times a new size, where n is

@@ -227,7 +227,8 @@ Claim = list[tuple[Tensor, Tensor]]
 
 
 def claim(rule: Rule, count: int = SHAPES) -> Claim:
-    """The sides of a one-way rule at a few instances; empty if there is no instance.
+    """Return the (left, right) terms of a one-way rule for up to `count` choices of operand shapes; empty if no shapes
+    satisfy its conditions.
 
     Variables of the same name and type are one leaf throughout, so that claims share terms.
     """

@@ -173,6 +173,11 @@ def test_unknown_options_have_a_named_error() -> None:
         tg.compile(model(), no_such_option=1)
     with pytest.raises(UsageError, match="the option budget is 'long'"):
         tg.compile(model(), budget="long")
+    for options, error in (
+        ({"budget": -1}, "budget of -1"), ({"tolerance": "lax"}, "tolerance 'lax'"), ({"backend": "none"}, "no backend"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=error):
+            tg.compile(torch.nn.Linear(2, 2), **options)  # type: ignore[arg-type]
     for given in ({"options": {"no_such_option": 1}}, {"mode": "max-autotune"}):
         compiled = torch.compile(model(), backend=tg.torch_compile.backend, **given)
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="UsageError") as caught:

@@ -27,7 +27,7 @@ class Along:
 
     @property
     def held(self) -> int:
-        """Elements of the dimension that a thread holds."""
+        """Number of elements along the dimension that each thread computes."""
         return self.vector * self.repeat
 
 

@@ -58,7 +58,8 @@ def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> R
 
 
 class AttentionEmitter(Part):
-    """Emitter of a warp-specialized attention kernel: the parts, connected."""
+    """Emitter of the source text of a warp-specialized attention kernel. Connects the parts that write loads, loops,
+    products and stores."""
 
     frame: AttentionFrame
 

@@ -38,9 +38,9 @@ from .verify_program import verify_program
 
 # ---------------------------------------------------------------- the unfused baseline
 def faster_unoptimized(session: Session, task: Task, program: Program, report: Report) -> Program | None:
-    """Time a program against the unfused baseline; return the latter if it is to be run instead, else None.
+    """Return the unfused baseline if whole calls of it are measured faster than calls of `program`, else None.
 
-    With `deterministic`, the program is kept: the times of a busy machine choose nothing."""
+    None also if the option `deterministic` is set: measured times then choose nothing."""
     unoptimized = time_program(session, task, program, report)
     if unoptimized is None or task.symbolic is not None or session.options.limited or session.options.deterministic:
         return None

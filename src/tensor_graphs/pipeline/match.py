@@ -30,9 +30,11 @@ def hypergraph(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
     enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True, symbolic: Symbolic | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """All candidate kernels of a view; with tolerance "exact" the bitwise-exact ones, where ops have them.
+    """Return the candidate kernels of an e-graph view as a hypergraph; with tolerance "exact" the bitwise-exact ones, where
+    ops have them.
 
-    Raises Halted when `stop()` is true. When `enough(...)` is true, no further kernels are generated. `narrow`: values
+    Raises Halted when `stop()` is true. Once `enough(False)` is true, no further fused kernels are generated; once
+    `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values
     of a 16-bit model may be stored in its dtype. `symbolic`: keep the kernels that hold at all sizes.
     """
     with session.stage("candidates", f"{len(view)} e-nodes"):

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..backends.registry import select
 from ..errors import UsageError
+from ..options import Options
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class CompileOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> CompileOptions:
-        """Options from a mapping. UsageError for unknown names and values of wrong types."""
+        """Options from a mapping. UsageError for unknown names and invalid values, DeviceUnavailableError for a backend
+        whose device is missing."""
         given = dict(options or {})
         known = {f.name: f for f in fields(cls)}
         if unknown := sorted(set(given) - set(known)):
@@ -57,7 +60,11 @@ class CompileOptions:
         for name, value in given.items():
             if not _fits(value, str(known[name].type)):
                 raise UsageError(f"the option {name} is {value!r}", hint=f"it takes a value of type {known[name].type}")
-        return cls(**given)
+        made = cls(**given)
+        Options(**made.search)
+        if made.backend is not None:
+            select(made.backend)
+        return made
 
     @property
     def search(self) -> dict[str, Any]:
