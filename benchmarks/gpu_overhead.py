@@ -22,6 +22,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from .torch_compile import Mixer
+
 WAYS = ("flat", "graph", "copying")
 SETS, ROUNDS, ROUND_S, KEPT = 8, 15, 0.01, 4
 Build = Callable[[], tuple[nn.Module, list[torch.Tensor]]]
@@ -87,20 +89,6 @@ def norm_linear() -> tuple[nn.Module, list[torch.Tensor]]:
 def softmax_rows() -> tuple[nn.Module, list[torch.Tensor]]:
     """One kernel of 8 MB."""
     return Of(lambda x: torch.softmax(x * 0.5, -1)), [_randn(2048, 2048)]
-
-
-class Mixer(nn.Module):
-    """MLP-Mixer block."""
-
-    def __init__(self, tokens: int = 196, width: int = 512) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.rows = nn.Sequential(nn.Linear(tokens, 256), nn.GELU(), nn.Linear(256, tokens))
-        self.columns = nn.Sequential(nn.Linear(width, 2048), nn.GELU(), nn.Linear(2048, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.rows(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        return x + self.columns(self.norm2(x))
 
 
 @case

@@ -203,27 +203,36 @@ class SizedEmitter(Emitter):
     def _loaded(self, node: Tensor) -> str:
         """The variable of a size-independent array."""
         if node.op == "full":
-            return self._line(
-                "w", f"np.full({literal(node.shape)}, {literal(node.attr('value'))}, {dtype_text(node.dtype)})"
-            )
+            return self._line("w", self._filled(node))
         digest = structural_digest(node)
         if digest not in self.keys:
             base = str(node.attr("name")) if node.op == "param" else f"w{len(self.keys)}_base"
             self.keys[digest] = key = identifier(base, self.key_names)
             self.weights[key] = node
         self.plain.add(self.keys[digest])
-        return self._line(self.keys[digest], f"weights[{self.keys[digest]!r}]")
+        return self._line(self.keys[digest], self._stored(self.keys[digest]))
 
     def _made(self, node: Tensor) -> str:
-        shape, dtype = literal(node.shape), dtype_text(node.dtype)
+        """The variable of an array that depends on sizes."""
         if node.op == "full":
-            return self._line("w", f"np.full({shape}, {literal(node.attr('value'))}, {dtype})")
+            return self._line("w", self._filled(node))
         if node.op == "iota":
-            axis = node.attr("axis")
-            line = literal(tuple(-1 if i == axis else 1 for i in range(node.rank)))
-            text = f"np.arange({literal(node.shape[axis])}).astype({dtype}).reshape({line})"
-            return self._line("positions", f"np.ascontiguousarray(np.broadcast_to({text}, {shape}))")
+            return self._line("positions", self._positions(node))
         return self._computed(node)
+
+    def _filled(self, node: Tensor) -> str:
+        """Source of an array with one value."""
+        return f"np.full({literal(node.shape)}, {literal(node.attr('value'))}, {dtype_text(node.dtype)})"
+
+    def _stored(self, key: str) -> str:
+        """Source of a stored weight."""
+        return f"weights[{key!r}]"
+
+    def _positions(self, node: Tensor) -> str:
+        """Source of an array of positions along an axis."""
+        size, line = along_axis(node)
+        text = f"np.arange({size}).astype({dtype_text(node.dtype)}).reshape({line})"
+        return f"np.ascontiguousarray(np.broadcast_to({text}, {literal(node.shape)}))"
 
     def _line(self, base: str, text: str) -> str:
         if text in self.shared:
@@ -335,4 +344,10 @@ def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) ->
     return Call(dict(zip(names, operands)), Operand(node.type, contiguous(node.shape)), attrs)  # type: ignore[arg-type]
 
 
-__all__ = ["SizedEmitter", "Source", "atoms_of", "plain_call", "renamed_sizes", "sources", "substituted"]
+def along_axis(node: Tensor) -> tuple[str, str]:
+    """Source of an iota's size along its axis, and of the shape that is -1 there and else 1."""
+    axis = node.attr("axis")
+    return literal(node.shape[axis]), literal(tuple(-1 if i == axis else 1 for i in range(node.rank)))
+
+
+__all__ = ["SizedEmitter", "Source", "along_axis", "atoms_of", "plain_call", "renamed_sizes", "sources", "substituted"]

@@ -27,14 +27,14 @@ from itertools import product
 from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.dims import Dim, concrete, parse
 from ...egraph.ir.dtypes import itemsize
-from ...egraph.ir.graph import Tensor, structural_digest
+from ...egraph.ir.graph import Tensor
 from ...errors import ShapeError, UsageError
 from ...extract.model.kernel import Operand, Step, Value, contiguous
 from ...extract.model.sizes import bound_call
 from ..ir.source_text import identifier, indented, literal
 from ..runtime.views import torch_view
 from . import memory_plan as memory
-from .emit_any_size import SizedEmitter, atoms_of, plain_call
+from .emit_any_size import SizedEmitter, along_axis, atoms_of, plain_call
 from .emit_cpu import Emitter
 from .emit_gpu import CudaEmitter, torch_dtype
 
@@ -78,28 +78,17 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
         term = self.plan.weights[value]
         return self._value(term) if self._sized(term) else CudaEmitter._weight(self, value)
 
-    def _loaded(self, node: Tensor) -> str:
-        if node.op == "full":
-            shape, dtype = literal(node.shape), torch_dtype(node.dtype)
-            return self._line("w", f"torch.full({shape}, {literal(node.attr('value'))}, dtype={dtype}, device=device)")
-        digest = structural_digest(node)
-        if digest not in self.keys:
-            base = str(node.attr("name")) if node.op == "param" else f"w{len(self.keys)}_base"
-            self.keys[digest] = key = identifier(base, self.key_names)
-            self.weights[key] = node
-        self.plain.add(self.keys[digest])
-        return self._line(self.keys[digest], f"{self._use('uploaded')}(weights[{self.keys[digest]!r}], device)")
+    def _filled(self, node: Tensor) -> str:
+        value, dtype = literal(node.attr("value")), torch_dtype(node.dtype)
+        return f"torch.full({literal(node.shape)}, {value}, dtype={dtype}, device=device)"
 
-    def _made(self, node: Tensor) -> str:
-        shape, dtype = literal(node.shape), torch_dtype(node.dtype)
-        if node.op == "full":
-            return self._line("w", f"torch.full({shape}, {literal(node.attr('value'))}, dtype={dtype}, device=device)")
-        if node.op == "iota":
-            axis = node.attr("axis")
-            line = literal(tuple(-1 if i == axis else 1 for i in range(node.rank)))
-            text = f"torch.arange({literal(node.shape[axis])}, device=device).to({dtype}).reshape({line})"
-            return self._line("positions", f"{text}.expand({shape}).contiguous()")
-        return self._computed(node)
+    def _stored(self, key: str) -> str:
+        return f"{self._use('uploaded')}(weights[{key!r}], device)"
+
+    def _positions(self, node: Tensor) -> str:
+        size, line = along_axis(node)
+        text = f"torch.arange({size}, device=device).to({torch_dtype(node.dtype)}).reshape({line})"
+        return f"{text}.expand({literal(node.shape)}).contiguous()"
 
     def _computed(self, node: Tensor) -> str:
         from ..library.torch_cuda import BACKEND
