@@ -46,8 +46,9 @@ def _memory_named() -> Iterator[None]:
 class Generator:
     """Generates tokens with a decoder from a folder in the Hugging Face layout.
 
-    `folder`: config.json, safetensors, and tokenizer.json if prompts are text; or a `Folder` with both in memory. `max_length`: largest number of tokens of
-    a row, prompt included; by default 1024, or fewer if the model has fewer positions. `batch`: number of rows. `budget`:
+    `folder`: config.json, safetensors, and tokenizer.json if prompts are text; or a `Folder` with both in memory.
+    `max_length`: largest number of tokens of a row, prompt included; by default 1024, or fewer if the model has fewer
+    positions. `batch`: number of rows. `budget`:
     seconds of search for the decode program; a prefill program has half of it, a sampler 15 %. Programs are made when
     they are first needed, and kept in the plan cache for other processes. `backend` and further keyword arguments are
     those of `tg.optimize`. `trust` allows links that lead out of the folder.
@@ -119,8 +120,8 @@ class Generator:
         A prompt is text or token ids. `temperature` 0 takes the most likely token; otherwise tokens are drawn from the
         `top_k` most likely ones (0: all), of these the most likely ones up to the share `top_p`; the same `seed` draws
         the same. `stop`: token ids and texts that end a row (a text is cut off, a token is kept); None: the end tokens
-        that the folder names. `show` is called with each piece as it comes. UsageError for an empty or too long prompt, tokens outside the vocabulary and values out
-        of range.
+        that the folder names. `show` is called with each piece as it comes. UsageError for an empty or too long prompt,
+        tokens outside the vocabulary and values out of range.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
         rows, run = self._run(prompts_of(prompt), max_new_tokens, **options)
