@@ -69,7 +69,7 @@ def _matmul(x: Array, y: Array) -> Array:
 
 
 def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array:
-    """A strided view of windows along `axis`, window elements in a new last axis."""
+    """View of an array's sliding windows along `axis` (NumPy strides); the elements of a window are a new last axis."""
     count = (x.shape[axis] - dilation * (size - 1) - 1) // stride + 1
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :], size)
     step = x.strides[axis]
@@ -78,7 +78,10 @@ def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array
 
 
 def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
-    """Convolution as windows times weights, group by group; 16-bit floats accumulate in float32."""
+    """NumPy meaning of the op `conv`: matrix products of windows and weights, group by group; 16-bit floats accumulate
+    in
+    float32.
+    """
     n, groups, pads = x.ndim - 2, attrs["groups"], attrs["pads"]
     wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
     padded = np.pad(x.astype(wide, copy=False), [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))])

@@ -24,7 +24,7 @@ def composite(
     defaults: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Decorator: register a decomposition as a composite op; returns a builder of that op.
+    """Decorator that registers a decomposition as a composite op and returns the builder of that op.
 
     The first line of the decomposition's docstring documents the op.
     """
@@ -45,7 +45,7 @@ def composite(
 
 
 def expand(node: Tensor) -> Tensor:
-    """One decomposition step of a composite node."""
+    """The term that a composite node stands for, after one step of decomposition."""
     decompose = node.entry.decompose
     assert decompose is not None, f"{node.op} is not composite"
     return decompose(*node.args, **dict(node.attrs))

@@ -57,10 +57,10 @@ class Type:
 
 
 class TargetText(NamedTuple):
-    """Text of an op in each language that kernels are generated in; of other ops than elementwise ones, in JAX alone.
+    """Source text of an op in each target language: C, CUDA C++ and Triton for elementwise ops, JAX for all ops.
 
-    A text is a format string of the operands `{0}`, `{1}`, `{2}`; an empty text means that the language has none. `c`: C
-    over float32, and over float64 unless `c_double` is given; `c_whole`: C over integers and bools. `cuda`: CUDA C++
+    A text is a format string of the operands `{0}`, `{1}`, `{2}`; an empty text means that the language has none.
+    `c`: C over float32, and over float64 unless `c_double` is given; `c_whole`: C over integers and bools. `cuda`: CUDA C++
     over float32, and over float64 unless `cuda_double` is given; `cuda_whole` and `cuda_bool`: CUDA C++ over integers
     and over bools, `c_whole` unless given. `triton`: Triton over float32 and float64, may be several texts separated
     by "; ": the values of all but the last are variables, which later texts use as further operands. `jax`: JAX over
@@ -102,10 +102,10 @@ class OutFunction(NamedTuple):
 
 
 class ViewMethods(NamedTuple):
-    """Methods of arrays and tensors that compute a view op, as (name, attribute that is the argument); None: there is none.
+    """Method names of NumPy arrays and Torch tensors that compute a view op, as (name, attribute passed as argument).
 
-    `numpy`: a view in NumPy, by explicit strides without a method. `torch`: a view in Torch. `torch_copy`: a copy, where
-    Torch has no such view.
+    `numpy`: a view in NumPy; None: a view by explicit strides. `torch`: a view in Torch, None if Torch has none.
+    `torch_copy`: a method that copies, where Torch has no such view.
     """
 
     numpy: tuple[str, str] | None = None
@@ -178,7 +178,7 @@ class Op:
 
     @property
     def costly(self) -> bool:
-        """Whether an element costs so much arithmetic that computing it twice is worse than keeping it."""
+        """Whether an element needs so much arithmetic that storing it is cheaper than computing it twice."""
         return self.pointwise and self.flops >= COSTLY_FLOPS
 
     @property
@@ -188,13 +188,15 @@ class Op:
 
     @property
     def folded(self) -> str:
-        """The binary op that a reduction folds; of other ops, their own name."""
+        """Name of the binary op that a reduction folds over its axes; the op's own name for other ops."""
         return self.monoid or self.name
 
     @property
     def moves(self) -> bool:
-        """Whether every element of the result is an element of an operand or a constant, at places that do not depend
-        on data."""
+        """Whether the op only moves elements: each result element is an operand element or a constant, at an index
+        independent of
+        data.
+        """
         return self.kind in ("view", "layout")
 
     @property
