@@ -30,7 +30,7 @@ _TEMPORARY_AGE_S = 3600.0
 
 
 class BadShard(Exception):
-    """A shard with invalid content; the text is a short reason usable in a file name."""
+    """Raised for a shard with invalid content; the text is a short reason usable in a file name."""
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,12 @@ _CONTRADICTION = 2.0
 class Measurement:
     """Summary of a key's timings: the median over runs of each run's median.
 
-    `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation of
-    the median), `n` the number of runs, `samples` the total number of samples, `own` whether this process measured the key too: if other runs contradict its own by more than a factor 2, only its
-    own count."""
+    `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation
+    of the
+    median), `n` the number of runs, `samples` the total number of samples. `own`: whether this process measured the
+    key too;
+    if other runs contradict its own by more than a factor 2, only its own count.
+    """
 
     us: float
     low: float
@@ -68,7 +71,7 @@ class AccuracyRecord:
 
 
 class Snapshot:
-    """An append-only copy of the store's rows. All answers are independent of the order in which rows arrived."""
+    """In-memory copy of the store's rows, append-only. All answers are independent of the order in which rows arrived."""
 
     def __init__(self) -> None:
         self._columns: dict[str, dict[str, list[Any]]] = {
@@ -112,7 +115,7 @@ class Snapshot:
         return {name for kind in ("timing", "failure") for name in self._columns[kind]["kernel"]}
 
     def tuned(self, kernel: str) -> Mapping[str, Mapping[str, set[str]]]:
-        """Shapes -> schedules -> digests (as column texts) of a kernel body's timed or failed keys."""
+        """Timed or failed schedules of a kernel body: shapes -> schedules -> digests (as column texts)."""
         return self._tuned.get(kernel, {})
 
     def has(self, digest: str, kind: str = "timing") -> bool:

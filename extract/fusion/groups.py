@@ -72,7 +72,7 @@ class _ClassGroups:
 
 @dataclass
 class FusionGroups:
-    """All fusion groups of a view. `given` are classes in memory before any kernel runs."""
+    """All fusion groups of a view. `given`: classes in memory before any kernel runs."""
 
     view: EGraphView
     given: frozenset[int]
@@ -97,7 +97,7 @@ class FusionGroups:
 
     @cached_property
     def repeats(self) -> RepeatedSubgraphs:
-        """Colours of classes with respect to everything that fusion growth considers."""
+        """Classes of the view grouped by equal surroundings (colours), in everything that fusion growth considers."""
         view, roots = self.view, {*self.view.roots}
         marks = [
             (
@@ -144,7 +144,7 @@ class FusionGroups:
 
     @property
     def choice(self) -> list[int]:
-        """The cheapest e-node of each class, -1 for none."""
+        """Cheapest e-node of each class, -1 for a class without a finite term."""
         return self._costs[2]
 
     @property
@@ -157,11 +157,11 @@ class FusionGroups:
 
     @cached_property
     def uses(self) -> ChosenConsumers:
-        """Consumers and dominators over the cheapest e-nodes."""
+        """Consumers and dominators of classes, over the cheapest e-node of each class."""
         return ChosenConsumers(self.view, self.choice)
 
     def inside(self, node: int, products: int) -> set[int]:
-        """The classes that a group starting at an e-node may contain, with at most `products` products on a path."""
+        """Classes that a fusion group starting at an e-node may contain, with at most `products` products on a path."""
         key = node, products
         if key not in self._insides:
             choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
@@ -180,7 +180,7 @@ class FusionGroups:
         return self._insides[key]
 
     def stored(self, cls: int) -> bool:
-        """Whether a class is in memory before any kernel runs, itself or as a cast of a given class."""
+        """Whether a class is in memory before any kernel runs: a given class, or a cast of one."""
         node = self.choice[cls]
         return cls in self.given or (node >= 0 and self.view.op[node] == "cast" and self.kids[node][0] in self.given)
 
@@ -211,8 +211,11 @@ class FusionGroups:
 
     @cached_property
     def inlined_classes(self) -> set[int]:
-        """Classes cheaper to compute inline than to read: index formulas, and cheap functions of these and of single
-        given elements (such as a mask of the positions up to one)."""
+        """Classes that are cheaper to compute inline than to read from memory.
+
+        Index formulas, and cheap functions of these and of single given elements (such as a mask of the positions up
+        to one).
+        """
         single = {c for c in self.given if self.elements(c) == 1}
         return self._cheap_closure(self.formulas | single, MAX_WINDOW_FLOPS) - single | self.formulas
 
@@ -273,8 +276,12 @@ class FusionGroups:
         return found
 
     def admitted(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
-        """The e-nodes that a group of a policy may inline for a class, cheapest first. products: number on the
-        path · below: whether at an operand of a product · lean: whether statistics are leaves."""
+        """E-nodes of a class that a fusion group under a policy may inline, cheapest first.
+
+        `products`: number of products on the path from the output. `below`: whether the class is computed for an
+        operand of a
+        product. `lean`: whether statistics are leaves.
+        """
         known = self._admitted.setdefault(policy, {})
         key = cls, products, below, lean
         if key not in known:
@@ -315,7 +322,7 @@ class FusionGroups:
         return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
 
     def placeholder(self, number: int, kind: Type) -> Tensor:
-        """The placeholder tensor of a type for leaf `number`."""
+        """Leaf number `number` of fusion groups' terms, an input of a type."""
         key = number, kind
         found = self._tensors.get(key)
         if found is None:
@@ -323,7 +330,7 @@ class FusionGroups:
         return found
 
     def tensor(self, node: int, args: tuple[Tensor, ...]) -> Tensor:
-        """The tensor of an e-node over given operands; cached, since repeated layers share attributes."""
+        """Node of an e-node's op over given operands; cached, since repeated layers share attributes."""
         view = self.view
         if (leaf := view.tensors.get(node)) is not None:
             return leaf
@@ -334,7 +341,7 @@ class FusionGroups:
         return found
 
     def starts(self, cls: int) -> list[int]:
-        """The e-nodes of a class that start fusion groups."""
+        """E-nodes of a class at which fusion groups start: the few cheapest."""
         nodes = [n for n in self._by_class[cls] if self.kinds[n] != "opaque"]
         if not nodes:
             return []
@@ -362,14 +369,16 @@ class FusionGroups:
 
     @property
     def grown(self) -> FusionGroups:
-        """The instance cached on the view for equal parameters, this one if there is none: generators of one view share
-        the grown groups."""
+        """Fusion groups of this view with equal parameters that were grown before; this object if there are none.
+
+        They are cached on the view, so that generators of one view share the grown groups.
+        """
         kept: dict[object, FusionGroups] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
         key = self.given, self.policies, *map(frozenset, (self.settled, self.unstarted, self.unread))
         return kept.setdefault(key, self)
 
     def until(self, enough: Callable[[], bool]) -> Iterator[FusionGroup]:
-        """Yield every group until `enough` returns True; each is grown once."""
+        """Grow and yield every fusion group once, until `enough` returns True."""
         for place in count():
             if place == len(self._yielded):
                 if enough() or (group := next(self._growing, None)) is None:

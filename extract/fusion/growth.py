@@ -17,7 +17,7 @@ MAX_GROUP_NODES, MAX_GROUP_LEAVES = 48, 10
 
 
 class GroupTooLarge(Exception):
-    """The fusion group exceeds MAX_GROUP_NODES or MAX_GROUP_LEAVES, or contains itself."""
+    """Raised when a fusion group exceeds MAX_GROUP_NODES or MAX_GROUP_LEAVES, or contains itself."""
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class GroupNode:
 
 @dataclass
 class FusionGrowth:
-    """A fusion group of a class under a fusion policy, while it is grown: state of the search and result."""
+    """Growth of one fusion group from an output class, under a fusion policy: state of the search and result."""
 
     groups: FusionGroups
     cls: int

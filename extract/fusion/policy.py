@@ -21,12 +21,16 @@ MAX_NARROW_COLUMNS = 256  # largest width of a layer fused with the next layers,
 
 @dataclass(frozen=True)
 class FusionPolicy:
-    """A fusion policy. products: number of products on a path from the output · rows_above: whether reductions between
-    the output and a product are inlined · rows_below: whether reductions at a product's operands, or without any
-    product, are · left_only: operands of a product other than the first are leaves, because programs for other rows
-    read them again · rows_bare: operands of multi-pass reductions are leaves · spread_bare: values broadcast over more
-    elements are leaves, unless elementwise operations alone compute them; with `left_only`, only these · layers:
-    products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows."""
+    """What a fusion group may contain, and which operands stay in memory.
+
+    `products`: number of products on a path from the output. `rows_above`: whether reductions between the output and a
+    product are inlined; `rows_below`: whether reductions at a product's operands, or without any product, are.
+    `left_only`:
+    operands of a product other than the first are leaves, because programs for other rows read them again. `rows_bare`:
+    operands of multi-pass reductions are leaves. `spread_bare`: values broadcast over more elements are leaves, unless
+    elementwise operations alone compute them; with `left_only`, only these. `layers`: products are GEMMs, with at most
+    `MAX_NARROW_COLUMNS` columns if another GEMM follows.
+    """
 
     name: str
     products: int
@@ -61,9 +65,12 @@ FUSION_POLICIES = (
 
 @dataclass(frozen=True)
 class FusionGroup:
-    """A fusion group: an output class as a term over leaf classes. leaves: (input of the term, class), in order of
-    first use · policy: name of the fusion policy · inner: (term, class) of intermediate values · statistics: leaves that
-    are broadcast over more elements and therefore read from memory."""
+    """A fusion group: an output class as a term over leaf classes.
+
+    `leaves`: (input of the term, class), in order of first use. `policy`: name of the fusion policy. `inner`: (term,
+    class)
+    of intermediate values. `statistics`: leaves that are broadcast over more elements and therefore read from memory.
+    """
 
     cls: int
     term: Tensor
@@ -79,7 +86,7 @@ class FusionGroup:
 
     @property
     def terms(self) -> tuple[Tensor, ...]:
-        """The term of each written class."""
+        """Term of each class that a kernel for the group writes."""
         return (self.term,)
 
 
@@ -95,5 +102,5 @@ def fusion_role(op: str) -> str:
 
 
 def is_cheap(op: str) -> bool:
-    """Whether an element of the result takes few operand elements and little arithmetic."""
+    """Whether an element of an op's result takes few operand elements and little arithmetic."""
     return op in INDEXED_OPS or OPS[op].pointwise or OPS[op].moves

@@ -35,8 +35,12 @@ def is_view(op: str) -> bool:
 
 @dataclass
 class MaximalFusionValues:
-    """Values computed by a view's cheapest e-nodes, as maximal fusion sees them. rows: whether reductions are fused ·
-    written: whether short reductions are unrolled, and values of a few times as many elements are fused."""
+    """Values computed by a view's cheapest e-nodes, classified for maximal fusion.
+
+    `rows`: whether reductions are fused. `written`: whether short reductions are unrolled, and values of a few times
+    as many
+    elements are fused.
+    """
 
     groups: FusionGroups
     rows: bool
@@ -57,14 +61,14 @@ class MaximalFusionValues:
         return self.groups.uses.kids(cls)
 
     def fits(self, cls: int) -> bool:
-        """Whether a part can compute a class."""
+        """Whether a kernel of maximal fusion can compute a class."""
         if self._sums(cls):
             return self.short(cls) if self.written else self.rows
         op = self.op(cls)
         return (is_cheap(op) or self._vector_product(cls) is not None) and op not in UNFUSED_OPS
 
     def reduces(self, cls: int) -> bool:
-        """Whether a class is a reduction that a part computes along its reduction axis."""
+        """Whether a class is a reduction that its kernel computes along the reduction axis."""
         return self.rows and not self.written and self._sums(cls)
 
     def _sums(self, cls: int) -> bool:
@@ -84,7 +88,7 @@ class MaximalFusionValues:
 
     @cached_property
     def recomputed(self) -> dict[int, bool]:
-        """Class -> whether it belongs to no part and each consumer recomputes it, at negligible cost."""
+        """Class -> whether each consumer recomputes it at negligible cost, so that no kernel has to store it."""
         found: dict[int, bool] = {}
         sliced: set[int] = set()  # computed as disjoint slices, each at its consumer
         parts: set[int] = set()  # concatenations, and values read only by these
@@ -152,7 +156,7 @@ class MaximalFusionValues:
         return found
 
     def sources(self, cls: int) -> Iterator[int]:
-        """The classes in memory or in parts that a class reads, through recomputed ones."""
+        """Classes in memory or in parts that a class reads, directly or through recomputed classes."""
         seen: set[int] = set()
         stack = [*reversed(self.kids(cls))]
         while stack:
@@ -166,7 +170,7 @@ class MaximalFusionValues:
                 yield k
 
     def shown(self, root: int) -> int:
-        """The class of which a root is a view, through recomputed values."""
+        """Class that a root reads through recomputed views."""
         while self.recomputed.get(root):
             kids = [k for k in self.kids(root) if k not in self.groups.formulas]
             if len(kids) != 1:
@@ -175,7 +179,7 @@ class MaximalFusionValues:
         return root
 
     def concatenated_values(self, cls: int) -> set[int]:
-        """The values joined by a concatenation."""
+        """Values that a concatenation joins."""
         found: set[int] = set()
         stack = [*self.kids(cls)]
         while stack:
@@ -187,7 +191,7 @@ class MaximalFusionValues:
         return found
 
     def extent(self, cls: int) -> tuple[int, int, int]:
-        """(number of results, reduction length, stride between neighbouring elements) of a reduction."""
+        """Extent of a reduction: (number of results, reduction length, stride between neighbouring elements)."""
         if (found := self._vector_product(cls)) is not None:
             return found
         view, node = self.groups.view, self.groups.uses.choice[cls]

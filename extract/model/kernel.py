@@ -26,7 +26,7 @@ MAX_LAYOUT_COMBINATIONS = 64  # of operand layouts per match
 
 
 def contiguous(shape: Sequence[int]) -> Strides:
-    """Row-major strides, in elements. An axis of size 1 has the stride it would have at a larger size."""
+    """Row-major strides of a shape, in elements. An axis of size 1 has the stride it would have at a larger size."""
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)
@@ -71,8 +71,7 @@ class Call:
         return (self.output, *self.more)
 
     def packed_for(self, operand: str) -> tuple[int, ...]:
-        """The shape of an operand for which weights are packed: the tuned one if its sizes are free, otherwise its
-        own."""
+        """Shape of an operand for which weights are packed: the tuned one if its sizes are free, otherwise its own."""
         return self.tuned.get(operand) or concrete(self.operands[operand].type.shape)
 
     @property
@@ -224,7 +223,7 @@ class Template(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class KernelBase:
-    """Data and derived members that all kernels have.
+    """Data and derived members that all kernel templates have.
 
     `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. A kernel with several
     outputs has one term per output, separated by semicolons; its code writes into `out`, `out1`, … `family` groups
@@ -331,7 +330,7 @@ class LibraryKernel(KernelBase):
 
     @property
     def roots(self) -> Sequence[Tensor]:
-        """Empty: the kernel is found by its name."""
+        """No terms: a library kernel is found by its name."""
         return ()
 
     @property
@@ -360,11 +359,11 @@ class LibraryKernel(KernelBase):
         return mentions_out(self.code, self.operands, call)
 
     def alike(self, call: Call) -> Hashable | None:
-        """A key of this call only."""
+        """Deduplication key for tuning; it is unique to the call, since library kernels share no schedules."""
         return self.identity, id(call)
 
     def job_fields(self) -> dict[str, Any]:
-        """Empty: the kernel is found by its name."""
+        """No fields: a tuning job finds a library kernel by its name."""
         return {}
 
 
@@ -411,7 +410,7 @@ def _written(code: Code, call: Call) -> str:
 
 
 class Device(Protocol):
-    """Memory and processor that kernels of a backend work in. Devices of equal name share memory."""
+    """Processor with its memory, in which the kernels of a backend work. Devices of equal name share memory."""
 
     @property
     def name(self) -> str:
@@ -479,8 +478,12 @@ class Backend(Protocol):
         ...
 
     def opened(self, lowerings: Any = None) -> Backend:
-        """The backend with the state of one optimization (lowered kernels); itself without such state. `lowerings`: the
-        state that the backends of one optimization share (generate.generator.Lowerings); None: a new one."""
+        """The backend with mutable state of one optimization (lowered kernels); the backend itself if it has no such
+        state.
+
+        `lowerings`: the state that the backends of one optimization share (generate.generator.Lowerings); None: a
+        new one.
+        """
         ...
 
     def generated(
@@ -505,9 +508,13 @@ class Vertex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A template bound to vertices: reads `inputs` (operand -> vertex), writes `output` and, for several outputs,
-    `more`. Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one
-    input, no work) have family "view"."""
+    """A kernel template bound to vertices: reads `inputs` (operand -> vertex), writes `output` and, for several
+    outputs, `more`.
+
+    Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one
+    input, no
+    work) have family "view".
+    """
 
     template: Template
     output: Vertex
@@ -529,8 +536,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate's price in µs: the value used, its prediction interval (low, high), its source, and the schedule it
-    refers to."""
+    """Price of a candidate in µs: the value used, its prediction interval (low, high), its source, and the schedule
+    priced.
+    """
 
     us: float
     low: float
@@ -540,7 +548,7 @@ class Priced:
 
 
 class Measurer(Protocol):
-    """Times candidates; a failed measurement is recorded as a failure and priced infinite.
+    """Protocol of processes that time candidates; a failed measurement is recorded as a failure and priced infinite.
 
     `ahead`: whether measuring may begin before the rewritten graph is known, and continues while plans are solved for.
     `keeps`: whether kernels in flight when the time is up are kept for the next call; set by the caller.
@@ -581,11 +589,16 @@ class Measurer(Protocol):
         self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,
         later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
-        """Measure candidates and store the results. Returns when the rows are durable; with `leave`, as soon as few measurements are in
-        flight: these candidates are returned and continue beside the next call's. The iterable may end early, when the
-        time is up. `worth` gives the cost cutoff of a candidate in µs, above which further measuring is useless; it
-        falls while others are measured. With `look`, only a few schedules. `later`: (candidate, `look`) pairs that may
-        be requested next, for preparation in advance."""
+        """Measure candidates and store the results; returns when the rows are durable.
+
+        With `leave`, returns as soon as few measurements are in flight: these candidates are returned and continue
+        beside the
+        next call's. The iterable may end early, when the time is up. `worth` gives the cost cutoff of a candidate in
+        µs, above
+        which further measuring is useless; it falls while others are measured. With `look`, only a few schedules.
+        `later`:
+        (candidate, `look`) pairs that may be requested next, for preparation in advance.
+        """
         ...
 
     def unfinished(self, candidate: Candidate) -> bool:
@@ -593,13 +606,12 @@ class Measurer(Protocol):
         ...
 
     def further(self, candidate: Candidate) -> bool:
-        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are
-        more."""
+        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are more."""
         ...
 
 
 class Pricer(Protocol):
-    """Prices candidates from measurements and predictions."""
+    """Protocol of price sources: prices of candidates from measurements and predictions."""
 
     def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
         """One price per candidate."""
@@ -611,7 +623,7 @@ class Pricer(Protocol):
 
     @property
     def prepare(self) -> Callable[[Iterable[Candidate]], None] | None:
-        """Computes the keys of candidates, which may run in another thread; None if pricing is fast without."""
+        """Iterator that computes the keys of candidates, possibly in another thread; None if pricing is fast without."""
         ...
 
 
@@ -627,8 +639,12 @@ class PricerBase:
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a plan. `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the compute
-    dtype in the graph, if the storage dtype differs (model/storage_dtypes.py)."""
+    """One value of a plan, with its storage type and origin.
+
+    `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the compute dtype in the graph,
+    if the
+    storage dtype differs (model/storage_dtypes.py).
+    """
 
     id: int
     type: Type  # sizes may be expressions in free dimensions
@@ -641,8 +657,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call or view: `inputs` maps the template's operands to value ids; `more` are outputs beyond the
-    first."""
+    """One kernel call or view of a plan.
+
+    `inputs` maps the template's operands to value ids; `more` are outputs beyond the first.
+    """
 
     template: Template
     call: Call

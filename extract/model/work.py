@@ -42,8 +42,12 @@ def node_flops(node: Tensor) -> float:
 
 
 def attended_pairs(rows: int, columns: int, causal: bool, window: int) -> float:
-    """Number of (row, column) pairs that attention computes. causal: each row up to its diagonal, aligned at the last
-    position · window: only the last `window` columns of these (0: all)."""
+    """Number of (row, column) pairs of scores that attention computes.
+
+    `causal`: each row up to its diagonal, aligned at the last position. `window`: only the last `window` columns of
+    these
+    (0: all).
+    """
     if not causal and not window:
         return float(rows * columns)
     ends = np.arange(rows) + columns - rows + 1 if causal else np.full(rows, columns)
@@ -57,9 +61,12 @@ def graph_flops(roots: list[Tensor]) -> float:
 
 
 def call_work(template: Template, call: Call) -> tuple[float, float]:
-    """(flops, bytes) of one call: each operand is read once and each output written once. Gathers read only the
-    gathered elements, and scatters into an operand write only the updates. Flops are scaled to the rate of the
-    operands' dtype (`Template.rate`)."""
+    """Work of one kernel call as (flops, bytes): each operand is read once and each output written once.
+
+    Gathers read only the gathered elements, and scatters into an operand write only the updates. Flops are scaled to
+    the
+    rate of the operands' dtype (`Template.rate`).
+    """
     if template.family == "copy":
         return 0.0, 2.0 * call.output.type.nbytes
     read = {o: float(call.operands[o].type.nbytes) for o in template.operands}
@@ -78,7 +85,7 @@ def call_work(template: Template, call: Call) -> tuple[float, float]:
 
 
 def written_into(roots: Sequence[Tensor]) -> dict[int, str]:
-    """Output index -> name of the operand that the output updates in place (scatter)."""
+    """Outputs that a kernel writes into an operand (scatter): output index -> name of the operand."""
     return {
         n: str(t.args[0].attr("name"))
         for n, t in enumerate(roots)
