@@ -42,12 +42,12 @@ def _few(x: Type) -> bool:
 
 
 def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
-    """The C template of a term over inputs, or of several terms."""
+    """C template of the kernel that computes a term over inputs, or several terms."""
     return template_of(EMITTER, root)
 
 
 class CLowering(Lowering):
-    """Lowering for the C backend."""
+    """Lowering of fusion groups for the C backend."""
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template of a fusion group with its call, if C can compute it."""
@@ -84,13 +84,14 @@ class C(Generator):
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """The fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
-        memory."""
+        """Fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
+        memory.
+        """
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
         return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)
 
     def unavailable(self) -> str:
-        """Why the backend is unusable (no working C compiler); empty if it is usable."""
+        """Reason why the backend cannot be used (no working C compiler); empty if it can."""
         return _unavailable()
 
 

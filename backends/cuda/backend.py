@@ -130,8 +130,10 @@ TILED = Strategy(
 
 @dataclass
 class CudaEmitter(StrategyEmitter):
-    """Emitter of CUDA C++: one `__global__` function per kernel. In a split reduction the last block of each tile
-    combines the partial results."""
+    """Emitter of CUDA C++: one `__global__` function per kernel.
+
+    In a split reduction the last block of each tile combines the partial results.
+    """
 
     name: str = "nvrtc"
     version: str = "6"
@@ -154,8 +156,10 @@ class CudaEmitter(StrategyEmitter):
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
-    """Template of a term over inputs, or of several (multi-output fusion); the weights named in `transposed` are
-    transposed at load time."""
+    """CUDA template of the kernel that computes a term over inputs, or several terms (multi-output fusion).
+
+    The weights named in `transposed` are transposed at load time.
+    """
     return template_of(BACKEND.emitter, root, transposed)
 
 
