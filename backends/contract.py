@@ -82,9 +82,8 @@ class Target(Backend, Protocol):
     ) -> Any:  # fmt: skip
         """Form for every size of a generated kernel (`generate.free_terms.Sized`); None if there is none.
 
-        `numbers`: the meaning of the call's generic sizes; `searched`, `probes`: sizes to price and to check the
-        form at;
-        `others`: backends whose kernels may serve sizes that the form leaves.
+        `numbers`: the meaning of the call's generic sizes; `searched`, `probes`: sizes to price and to check the form
+        at; `others`: backends whose kernels may serve sizes that the form leaves.
         """
         ...
 

@@ -214,10 +214,9 @@ class Reduced:
     schedules.
 
     The longest axis may be split over blocks. `count` is the number of rows, `length` the length of the longest
-    reduction
-    axis, `axis` its index in `Shape.inner`. The vector of `vector` elements lies along the rows (`along_rows`:
-    column sums
-    of a row-major matrix) or along the reduction. `nbytes` is the memory traffic, `splits` allows split reductions.
+    reduction axis, `axis` its index in `Shape.inner`. The vector of `vector` elements lies along the rows
+    (`along_rows`: column sums of a row-major matrix) or along the reduction. `nbytes` is the memory traffic, `splits`
+    allows split reductions.
     """
 
     count: int

@@ -138,8 +138,7 @@ class Schedule:
         """Schedule of this class from its stored form.
 
         None unless the names are exactly parameters of this class, with all required ones. Values need not be in the
-        domain
-        (`valid`).
+        domain (`valid`).
         """
         known = declared(cls)
         if cls.tag and numbers.get(cls.tag) != 1:

@@ -299,9 +299,9 @@ class Buffer:
 class OutputStore:
     """One result of a kernel: where all `guards` hold, `value` is stored at position `at` of a buffer.
 
-    Evaluated at each point of the kernel's axes. A value that does not depend on an axis is constant along it.
-    `parts` are
-    data-dependent terms of the position with their strides (a scatter); other elements of the buffer remain unchanged.
+    Evaluated at each point of the kernel's axes. A value that does not depend on an axis is constant along it. `parts`
+    are data-dependent terms of the position with their strides (a scatter); other elements of the buffer remain
+    unchanged.
     """
 
     buffer: str

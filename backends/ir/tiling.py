@@ -39,10 +39,8 @@ def as_dot(e: Expr) -> Dot | None:
     expressions.
 
     The parts share only batch axes and the reduction axis. The side with the later parallel axis is the right one
-    (columns);
-    a side that contains a product is the left one, and its rows are those of that product, whatever the result's
-    memory order
-    (channels before pixels).
+    (columns); a side that contains a product is the left one, and its rows are those of that product, whatever the
+    result's memory order (channels before pixels).
     """
     if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
         return None
@@ -272,9 +270,8 @@ def _joined(kernel: Kernel) -> dict[Axis, Axis]:
 def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
     """Number of operations that tiles of m rows and n columns compute more than once.
 
-    Reductions independent of the columns are computed once per column tile, those that depend on some of a tile's
-    axes once
-    per element.
+    Reductions independent of the columns are computed once per column tile, those that depend on some of a tile's axes
+    once per element.
     """
     total = 0.0
     for e in kernel.reductions:

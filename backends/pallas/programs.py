@@ -40,8 +40,10 @@ IMPORTS = ("import jax", "import jax.numpy as jnp", "import numpy as np", "from 
 
 
 class OnJax(OnCpu):
-    """Marshalling for programs on JAX arrays: callers may pass arrays of NumPy, Torch or JAX. Results are JAX arrays if
-    any input is one."""
+    """Argument marshalling of programs on JAX arrays: callers may pass arrays of NumPy, Torch or JAX.
+
+    Results are JAX arrays if any input is one.
+    """
 
     def accept(self, x: Any, spec: Any) -> Any:
         """See `Exchange.accept`."""

@@ -12,7 +12,7 @@ __all__ = ["PROGRAMS", "HostPrograms"]
 
 
 class HostPrograms(DevicePrograms):
-    """See `DevicePrograms`."""
+    """Programs on the CPU, on NumPy arrays."""
 
     helpers = HELPERS
 

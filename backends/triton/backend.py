@@ -143,8 +143,10 @@ class TritonEmitter(StrategyEmitter):
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
-    """Triton's template of a term over inputs, or of several (multi-output fusion); weights named in `transposed` are
-    transposed at load time."""
+    """Triton template of the kernel that computes a term over inputs, or several terms (multi-output fusion).
+
+    Weights named in `transposed` are transposed at load time.
+    """
     return template_of(BACKEND.emitter, root, transposed)
 
 

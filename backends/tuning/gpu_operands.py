@@ -41,7 +41,7 @@ _INDICES = {"gather": 1, "gather_elements": 1, "scatter_elements": 1}
 
 @dataclass
 class OperandRole:
-    """Distribution of an operand's values."""
+    """Distribution of one operand's values."""
 
     scale: float = 1.0
     positive: bool = False
@@ -185,7 +185,9 @@ def _weights(top: Tensor) -> Iterator[str]:
 
 # ---------------------------------------------------------------- memory
 def span(operand: Operand) -> int:
-    """Elements from the first to the last in memory. ValueError for negative strides, which Torch lacks."""
+    """Number of elements from an operand's first to its last in memory. ValueError for negative strides, which Torch
+    lacks.
+    """
     shape = concrete(operand.type.shape)
     if any(s < 0 for s in operand.strides):
         raise ValueError("negative strides")
@@ -193,7 +195,10 @@ def span(operand: Operand) -> int:
 
 
 def room(operand: Operand, device: str) -> tuple[Any, Any]:
-    """(bytes, tensor): poisoned memory with a tensor of the operand's layout inside, `ZONE` bytes from either end."""
+    """Poisoned memory with a tensor of an operand's layout inside, as (bytes, tensor).
+
+    The tensor is `ZONE` bytes from either end.
+    """
     import torch
 
     dtype = torch_dtype(operand.type.dtype)
@@ -204,12 +209,12 @@ def room(operand: Operand, device: str) -> tuple[Any, Any]:
 
 
 def intact(raw: Any) -> Any:
-    """A scalar tensor: whether the guard zones on both sides are unchanged."""
+    """Whether the guard zones on both sides of an output are unchanged, as a scalar tensor."""
     return (raw[:ZONE] == POISON).all() & (raw[-ZONE:] == POISON).all()
 
 
 def place(values: Any, operand: Operand, device: str) -> Any:
-    """The values in the operand's layout; stride 0 means broadcast."""
+    """Tensor of some values in an operand's layout; stride 0 means broadcast."""
     import torch
 
     dtype, shape = torch_dtype(operand.type.dtype), concrete(operand.type.shape)
@@ -220,8 +225,10 @@ def place(values: Any, operand: Operand, device: str) -> Any:
 
 
 def draw(name: str, operand: Operand, role: OperandRole, device: str, size: float = 1.0) -> torch.Tensor:
-    """Deterministic values for one operand in its layout, seeded by its name. `size` scales floats whose role has no
-    `near`."""
+    """Deterministic values for one operand in its layout, seeded by its name.
+
+    `size` scales floats whose role has no `near`.
+    """
     import torch
 
     shape, dtype = concrete(operand.type.shape), operand.type.dtype

@@ -75,7 +75,7 @@ PERIOD = (
 
 @dataclass
 class Role:
-    """Distribution of one input's values."""
+    """Distribution of one verification input's values."""
 
     bound: int = 0  # indices of an axis of this size, if not 0
     signed: bool = False  # whether negative indices are allowed
@@ -92,7 +92,7 @@ class Role:
 
 
 def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
-    """The role of each input and state (or leaf of other `kinds`), by name."""
+    """Distribution of each input and state (or leaf of other `kinds`), by name."""
     found = {str(n.attr("name")): Role() for n in graph.nodes() if n.op in kinds}
     for name, bound in index_bounds(graph, kinds).items():
         found[name].bound = bound
@@ -186,7 +186,7 @@ def _whole_power(node: Tensor) -> bool:
 
 
 def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
-    """Integer inputs used as indices (through views and casts) -> the smallest size of an indexed axis."""
+    """Integer inputs used as indices (through views and casts) -> smallest size of an indexed axis."""
     source: dict[int, set[str]] = {}
     bounds: dict[str, int] = {}
     for node in graph.nodes():
@@ -275,7 +275,7 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
 
 
 def repeated(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Array]) -> Array:
-    """The array `draw(shape)`; for shapes of more than DRAWN elements, a block of PERIOD elements, repeated.
+    """Array `draw(shape)`; for shapes of more than DRAWN elements, a block of PERIOD elements, repeated.
 
     Drawing takes several times the memory of its result (float64, masks); repeating takes the result alone.
     """

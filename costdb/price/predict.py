@@ -107,9 +107,8 @@ class Predictor:
         """One price per query, in order: the measured time, else a prediction from similar kernels, else the roofline
         bound.
 
-        A plausible measurement has precedence; then the relatives of the first level with enough of them (same
-        kernel, same name,
-        same family; always on the same backend and device); then the bound.
+        A plausible measurement has precedence; then the relatives of the first level with enough of them (same kernel,
+        same name, same family; always on the same backend and device); then the bound.
         """
         prices: list[Price | None] = []
         waiting: dict[Place, list[tuple[int, float]]] = {}

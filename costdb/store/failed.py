@@ -22,9 +22,8 @@ Row = dict[str, Any]
 class Failed(StoreReport):
     """Statistics of one kind of failure of the kernels of one name.
 
-    `keys` of the `of` tried keys failed (a key is a kernel in one shape, layout and schedule); schedule and message
-    are those
-    of the latest failure.
+    `keys` of the `of` tried keys failed (a key is a kernel in one shape, layout and schedule); schedule and message are
+    those of the latest failure.
     """
 
     name: str

@@ -29,11 +29,9 @@ _CONTRADICTION = 2.0
 class Measurement:
     """Summary of a key's timings: the median over runs of each run's median.
 
-    `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation
-    of the
-    median), `n` the number of runs, `samples` the total number of samples. `own`: whether this process measured the
-    key too;
-    if other runs contradict its own by more than a factor 2, only its own count.
+    `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation of
+    the median), `n` the number of runs, `samples` the total number of samples. `own`: whether this process measured the
+    key too; if other runs contradict its own by more than a factor 2, only its own count.
     """
 
     us: float

@@ -34,8 +34,8 @@ def is_instance(rule: Rule, side: int, before: Tensor, after: Tensor) -> bool:
     `after`.
 
     Both under the same binding. For a rule with several left sides (a merge), variables that this left side leaves
-    unbound
-    are bound by matching the right side against `after`. False when `before` and `after` do not bind all variables.
+    unbound are bound by matching the right side against `after`. False when `before` and `after` do not bind all
+    variables.
     """
     binding: dict[str, Any] = {}
     attrs: dict[str, Any] = {}

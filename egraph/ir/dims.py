@@ -22,8 +22,7 @@ from ...errors import ShapeError
 @dataclass(frozen=True)
 class Atom:
     """Factor of a dimension's terms: a named size (`op` is 'size') with its range, or an opaque floor quotient or
-    remainder of
-    two dimensions.
+    remainder of two dimensions.
     """
 
     op: str

@@ -50,8 +50,7 @@ class Parts(NamedTuple):
     """Index map of a concatenation or padding along `axis`.
 
     Result indices start <= i < stop of a part (operand, start, stop) read that operand at i - start; all others have
-    the
-    value `fill`. Parts are in ascending order; if `fill` is None, they cover the whole axis.
+    the value `fill`. Parts are in ascending order; if `fill` is None, they cover the whole axis.
     """
 
     axis: int

@@ -194,8 +194,7 @@ class Op:
     @property
     def moves(self) -> bool:
         """Whether the op only moves elements: each result element is an operand element or a constant, at an index
-        independent of
-        data.
+        independent of data.
         """
         return self.kind in ("view", "layout")
 

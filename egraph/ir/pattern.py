@@ -31,8 +31,7 @@ from .ops import OPS, Type
 @dataclass(frozen=True)
 class Name:
     """Variable in an attribute expression: an attribute variable, or a tensor variable as an argument of `size`,
-    `rank`,
-    `shape`, `weight` and similar functions.
+    `rank`, `shape`, `weight` and similar functions.
     """
 
     name: str

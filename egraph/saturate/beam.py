@@ -81,8 +81,7 @@ def victims(
     arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing, k: int
 ) -> list[int]:
     """Rows of the e-nodes that beam pruning drops: neither among the `k` cheapest of their e-class nor the cheapest of
-    their op
-    in it.
+    their op in it.
 
     Ties are broken by op name, then by row index.
     """

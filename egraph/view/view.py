@@ -505,10 +505,8 @@ def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
     block's view.
 
     Shared values are merged. Linear in the size of the result. The roots are those of `blocks.graph`. Values that no
-    block
-    computes (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. Congruence
-    closure is
-    not applied; see `union.congruent`.
+    block computes (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. Congruence
+    closure is not applied; see `union.congruent`.
     """
     work = _Glue(blocks, views)
     for instance in blocks.instances:

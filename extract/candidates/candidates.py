@@ -52,9 +52,8 @@ ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
 class NumberedHypergraph(NamedTuple):
     """A hypergraph of candidate kernels as integer ids.
 
-    `made`: output of each candidate; `needs`: inputs of each candidate in rising order, without given ones. The
-    outputs of a
-    multi-output candidate form a bundle, with ids after those of the vertices.
+    `made`: output of each candidate; `needs`: inputs of each candidate in rising order, without given ones. The outputs
+    of a multi-output candidate form a bundle, with ids after those of the vertices.
     """
 
     vertices: dict[Vertex, int]
@@ -156,12 +155,10 @@ def candidate_hypergraph(
 ) -> Hypergraph:  # fmt: skip
     """The hypergraph of all kernels of some backends that match a view, without candidates that no root may need.
 
-    `types`: storage types of the classes (model/storage_dtypes.py); a cast between classes of equal storage type is
-    a view.
-    `stop`: polled; raises Halted when it returns True, because a partial candidate set may not cover the roots.
-    `enough`:
-    when `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does, generated kernels are
-    bound in no further layouts; `stats["left_out"]` is then 1.
+    `types`: storage types of the classes (model/storage_dtypes.py); a cast between classes of equal storage type is a
+    view. `stop`: polled; raises Halted when it returns True, because a partial candidate set may not cover the roots.
+    `enough`: when `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does, generated
+    kernels are bound in no further layouts; `stats["left_out"]` is then 1.
     """
     backends = [b.opened() for b in backends]
     if any(b.generates and b.several for b in backends):

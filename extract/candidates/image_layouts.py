@@ -56,9 +56,8 @@ class KernelImageLayouts(NamedTuple):
     """Layouts that a kernel's image operands and result may have.
 
     `allowed`: layout indices per operand. `images`: per operand, the index of each image layout (empty: not an image).
-    `free`: whether the result is an image. `writes`: layout of the result as the kernel writes it. `asked_for`:
-    whether the
-    result is a root, which must be row-major.
+    `free`: whether the result is an image. `writes`: layout of the result as the kernel writes it. `asked_for`: whether
+    the result is a root, which must be row-major.
     """
 
     allowed: Sequence[Sequence[int]]

@@ -279,8 +279,7 @@ class FusionGroups:
         """E-nodes of a class that a fusion group under a policy may inline, cheapest first.
 
         `products`: number of products on the path from the output. `below`: whether the class is computed for an
-        operand of a
-        product. `lean`: whether statistics are leaves.
+        operand of a product. `lean`: whether statistics are leaves.
         """
         known = self._admitted.setdefault(policy, {})
         key = cls, products, below, lean

@@ -44,9 +44,8 @@ class MaximalPart:
     """Values of a graph that one kernel computes (maximal fusion).
 
     `rows`: number of elements of most values, or of the results of reductions over `depth` elements each. `wide`:
-    element
-    counts of concatenations of such values. `extent`: extent of its reductions. `after`: indices of parts that read it.
-    `reads`: bitset of given classes.
+    element counts of concatenations of such values. `extent`: extent of its reductions. `after`: indices of parts that
+    read it. `reads`: bitset of given classes.
     """
 
     rows: int
@@ -390,8 +389,7 @@ def classes_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphVie
     e-nodes.
 
     Classes are unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none of
-    which
-    saves operations.
+    which saves operations.
     """
     whole = MaximalFusion(FusionGroups(view, given))
     if not whole.large:

@@ -41,8 +41,7 @@ POINTWISE_POLICIES = frozenset(r.name for r in FUSION_POLICIES if not (r.product
 @dataclass(frozen=True)
 class MultiOutputGroup:
     """A multi-output fusion group: output classes as terms over shared leaves (term, class); `policy` is that of the
-    first
-    output's group.
+    first output's group.
     """
 
     classes: tuple[int, ...]
@@ -243,8 +242,7 @@ class MultiOutputFusion:
 
     def least(self, groups: list[MultiOutputGroup]) -> list[MultiOutputGroup]:
         """Selection of multi-output groups: the `MAX_SIDE_CHOICES` that read the fewest bytes, and the one with the
-        cheapest
-        operands.
+        cheapest operands.
 
         The others may need a kernel for a norm or statistic.
         """
@@ -297,9 +295,8 @@ class MultiOutputFusion:
     def derived_term(self, t: Tensor, cls: int, shown: DerivedClass, leaves: Mapping[int, Tensor]) -> Tensor:
         """Term of the class that a derivation leads to.
 
-        `cls` and `t`: source class and its tensor; `shown`: the derivation; `leaves`: tensors of the other classes
-        that its
-        steps read.
+        `cls` and `t`: source class and its tensor; `shown`: the derivation; `leaves`: tensors of the other classes that
+        its steps read.
         """
         for node in shown.path:
             args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]

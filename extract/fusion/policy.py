@@ -25,11 +25,10 @@ class FusionPolicy:
 
     `products`: number of products on a path from the output. `rows_above`: whether reductions between the output and a
     product are inlined; `rows_below`: whether reductions at a product's operands, or without any product, are.
-    `left_only`:
-    operands of a product other than the first are leaves, because programs for other rows read them again. `rows_bare`:
-    operands of multi-pass reductions are leaves. `spread_bare`: values broadcast over more elements are leaves, unless
-    elementwise operations alone compute them; with `left_only`, only these. `layers`: products are GEMMs, with at most
-    `MAX_NARROW_COLUMNS` columns if another GEMM follows.
+    `left_only`: operands of a product other than the first are leaves, because programs for other rows read them again.
+    `rows_bare`: operands of multi-pass reductions are leaves. `spread_bare`: values broadcast over more elements are
+    leaves, unless elementwise operations alone compute them; with `left_only`, only these. `layers`: products are
+    GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows.
     """
 
     name: str
@@ -68,8 +67,8 @@ class FusionGroup:
     """A fusion group: an output class as a term over leaf classes.
 
     `leaves`: (input of the term, class), in order of first use. `policy`: name of the fusion policy. `inner`: (term,
-    class)
-    of intermediate values. `statistics`: leaves that are broadcast over more elements and therefore read from memory.
+    class) of intermediate values. `statistics`: leaves that are broadcast over more elements and therefore read from
+    memory.
     """
 
     cls: int

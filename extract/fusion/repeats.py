@@ -29,8 +29,7 @@ class RepeatedSubgraphs:
     """Classes of a view that occur in equal surroundings, recognized by colours.
 
     `marks` holds properties of each class beside its e-nodes. E-nodes below `given` classes are ignored, and so are
-    other
-    readers of given classes.
+    other readers of given classes.
     """
 
     view: EGraphView

@@ -37,9 +37,8 @@ def is_view(op: str) -> bool:
 class MaximalFusionValues:
     """Values computed by a view's cheapest e-nodes, classified for maximal fusion.
 
-    `rows`: whether reductions are fused. `written`: whether short reductions are unrolled, and values of a few times
-    as many
-    elements are fused.
+    `rows`: whether reductions are fused. `written`: whether short reductions are unrolled, and values of a few times as
+    many elements are fused.
     """
 
     groups: FusionGroups

@@ -227,16 +227,14 @@ class KernelBase:
 
     `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. A kernel with several
     outputs has one term per output, separated by semicolons; its code writes into `out`, `out1`, … `family` groups
-    kernels in reports and cost models; views (aliases of their one operand) have the family "view".
-    `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the
-    code then receives its value (a packed or transposed layout) instead of the weight.
-    `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further output. `dense` lists operands
-    that must be contiguous ("*": all).
-    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
-    `exact`: bitwise equal to the interpreter.
-    `loss` is the relative error from rounding operands to fewer digits than they have in memory: the kernel is a
-    candidate only where the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual
-    throughput of its operands' dtype.
+    kernels in reports and cost models; views (aliases of their one operand) have the family "view". `prep` maps
+    operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the code then
+    receives its value (a packed or transposed layout) instead of the weight. `inplace` lists operands whose buffer
+    `out` may reuse, `beside` those of each further output. `dense` lists operands that must be contiguous ("*": all).
+    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain. `exact`:
+    bitwise equal to the interpreter. `loss` is the relative error from rounding operands to fewer digits than they have
+    in memory: the kernel is a candidate only where the tolerance allows that. `rate`: approximate ratio of its
+    arithmetic throughput to the usual throughput of its operands' dtype.
     """
 
     name: str
@@ -511,9 +509,8 @@ class Candidate:
     """A kernel template bound to vertices: reads `inputs` (operand -> vertex), writes `output` and, for several
     outputs, `more`.
 
-    Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one
-    input, no
-    work) have family "view".
+    Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one input,
+    no work) have family "view".
     """
 
     template: Template
@@ -592,12 +589,9 @@ class Measurer(Protocol):
         """Measure candidates and store the results; returns when the rows are durable.
 
         With `leave`, returns as soon as few measurements are in flight: these candidates are returned and continue
-        beside the
-        next call's. The iterable may end early, when the time is up. `worth` gives the cost cutoff of a candidate in
-        µs, above
-        which further measuring is useless; it falls while others are measured. With `look`, only a few schedules.
-        `later`:
-        (candidate, `look`) pairs that may be requested next, for preparation in advance.
+        beside the next call's. The iterable may end early, when the time is up. `worth` gives the cost cutoff of a
+        candidate in µs, above which further measuring is useless; it falls while others are measured. With `look`, only
+        a few schedules. `later`: (candidate, `look`) pairs that may be requested next, for preparation in advance.
         """
         ...
 
@@ -641,9 +635,8 @@ class PricerBase:
 class Value:
     """One value of a plan, with its storage type and origin.
 
-    `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the compute dtype in the graph,
-    if the
-    storage dtype differs (model/storage_dtypes.py).
+    `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the compute dtype in the graph, if
+    the storage dtype differs (model/storage_dtypes.py).
     """
 
     id: int

@@ -45,8 +45,7 @@ def attended_pairs(rows: int, columns: int, causal: bool, window: int) -> float:
     """Number of (row, column) pairs of scores that attention computes.
 
     `causal`: each row up to its diagonal, aligned at the last position. `window`: only the last `window` columns of
-    these
-    (0: all).
+    these (0: all).
     """
     if not causal and not window:
         return float(rows * columns)
@@ -64,8 +63,7 @@ def call_work(template: Template, call: Call) -> tuple[float, float]:
     """Work of one kernel call as (flops, bytes): each operand is read once and each output written once.
 
     Gathers read only the gathered elements, and scatters into an operand write only the updates. Flops are scaled to
-    the
-    rate of the operands' dtype (`Template.rate`).
+    the rate of the operands' dtype (`Template.rate`).
     """
     if template.family == "copy":
         return 0.0, 2.0 * call.output.type.nbytes

@@ -41,11 +41,9 @@ MAX_EXCLUDED_KERNELS = 12  # number of kernels of a choice, by time, that are ex
 def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
     """Choices without some kernels of a given choice, best-first; an iterator that begins with the choice itself.
 
-    Then come the cheapest choices found without one of its kernels, by falling time; then without a further kernel
-    of the
-    cheapest variant, and so on. A kernel is a template called on operands of certain types and strides, at any
-    position.
-    Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets; ends after `seconds`.
+    Then come the cheapest choices found without one of its kernels, by falling time; then without a further kernel of
+    the cheapest variant, and so on. A kernel is a template called on operands of certain types and strides, at any
+    position. Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets; ends after `seconds`.
     """
     until = time.monotonic() + seconds
     candidates, limit = choice.hypergraph.candidates, choice.cost * (1 + max_gap)
@@ -108,13 +106,11 @@ def finalists(choice: Choice, *, count: int, max_gap: float, seconds: float) -> 
     """Choices to be timed as whole programs: the given one, then at most `count` - 1 others.
 
     The others may be faster although their kernels' times add up to more (by a share of `max_gap` at most). They use
-    different kernels and, apart from those of the choice, only measured ones: first the plans that are optimal if
-    each launch
-    costs some µs more, then `variants` of the choice. Ends after `seconds`.
+    different kernels and, apart from those of the choice, only measured ones: first the plans that are optimal if each
+    launch costs some µs more, then `variants` of the choice. Ends after `seconds`.
 
-    The time of a program is not the sum of its kernels' times: launches have gaps, which overlap with kernels or
-    not, and a
-    kernel finds its operands in the cache or not.
+    The time of a program is not the sum of its kernels' times: launches have gaps, which overlap with kernels or not,
+    and a kernel finds its operands in the cache or not.
     """
     until, own = time.monotonic() + seconds, set(choice.chosen)
     candidates = choice.hypergraph.candidates

@@ -37,8 +37,7 @@ class CostCutoff:
     cutoff.
 
     `register` adds a measurement in flight. `ended`: whether measuring is over. `limited`: plans have budgets, which
-    may need
-    a slow kernel, so cutoffs are infinite. `index`: index of the hypergraph, if it exists already.
+    may need a slow kernel, so cutoffs are infinite. `index`: index of the hypergraph, if it exists already.
     """
 
     def __init__(

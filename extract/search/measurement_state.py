@@ -48,12 +48,9 @@ class MeasurementState:
     """Measurement state of the calls of a hypergraph's candidates.
 
     `requested`: calls measured, or asked for at least once. `looked`: only a first look, untried schedules are left.
-    `tuned`:
-    tuned to the usual length, untried schedules are left. `in_flight`: call -> (candidate, whether for a first look)
-    while
-    the measurer works on it. `schedules`: approximate number of schedules requested so far, by first looks (True)
-    and by
-    tuning (False). `measurer` None: nothing is measured.
+    `tuned`: tuned to the usual length, untried schedules are left. `in_flight`: call -> (candidate, whether for a first
+    look) while the measurer works on it. `schedules`: approximate number of schedules requested so far, by first looks
+    (True) and by tuning (False). `measurer` None: nothing is measured.
     """
 
     hypergraph: Hypergraph
@@ -89,9 +86,8 @@ class MeasurementState:
     def is_open(self, candidate: Candidate, price: Priced) -> bool:
         """Whether a first look could lower a candidate's price.
 
-        The candidate was never measured, or so unevenly (on a busy machine, say) that it should be measured once
-        more before the
-        plan depends on the value.
+        The candidate was never measured, or so unevenly (on a busy machine, say) that it should be measured once more
+        before the plan depends on the value.
         """
         if (
             self.measurer is None

@@ -38,11 +38,9 @@ SIMPLE_FAMILIES = ("pointwise", "reduction")
 class PlanSolver:
     """Solver of the plans of one search, each warm-started from the plan before and limited by the remaining time.
 
-    `seconds`: time limit of the whole search. `limits`: time limits in seconds of a solve: of the first attempt, and
-    of the
-    next. `chosen`: the optimistic plan, in the end the plan to return. `pessimistic`: the plan to return if nothing
-    more
-    were measured. Plans are candidate indices in execution order.
+    `seconds`: time limit of the whole search. `limits`: time limits in seconds of a solve: of the first attempt, and of
+    the next. `chosen`: the optimistic plan, in the end the plan to return. `pessimistic`: the plan to return if nothing
+    more were measured. Plans are candidate indices in execution order.
     """
 
     hypergraph: Hypergraph
@@ -93,8 +91,7 @@ class PlanSolver:
         """Set and return `pessimistic`: the cheapest plan of kernels that are measured or need no compiler.
 
         Empty if there is none, or if no candidate waits for a compiler. Its times are soon known, everything else is
-        compared
-        with it, and it is the fallback if the time is short.
+        compared with it, and it is the fallback if the time is short.
         """
         waits = per_call(self.hypergraph, prices, lambda c, p: c.template.space is not None and p.source != "measured")
         if not any(waits):

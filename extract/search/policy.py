@@ -130,8 +130,7 @@ class AcquisitionPolicy:
         be faster.
 
         Equal calls once; alternatives must fit into the plan. The stake of a candidate of the plan is its predicted
-        time, that of
-        an alternative the possible saving divided by its rank: only one alternative is used.
+        time, that of an alternative the possible saving divided by its rank: only one alternative is used.
         """
         candidates = self.hypergraph.candidates
         open_, fits = per_call(self.hypergraph, prices, self.state.is_open), self.fits_into(plan)
@@ -188,8 +187,7 @@ class AcquisitionPolicy:
         alternatives.
 
         Empty if tuning had its share of the schedules. The shares of tuning and of first looks are proportional to
-        their possible
-        gains.
+        their possible gains.
         """
         plan = self.plans.pessimistic
         total = sum(prices[i].us for i in plan)
@@ -210,8 +208,7 @@ class AcquisitionPolicy:
         """Predicate: whether a candidate could replace another one in a plan, with the rest of the plan unchanged.
 
         Its inputs must be values of the plan or views of them. (The last of three kernels that replace one is faster
-        than that
-        one; a plan with all three is a different plan.)
+        than that one; a plan with all three is a different plan.)
         """
         own, needs = set(plan), self.hypergraph.numbered.needs
         free = [0.0 if c.is_view or i in own else math.inf for i, c in enumerate(self.hypergraph.candidates)]

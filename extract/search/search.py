@@ -77,13 +77,10 @@ def search(
     """The cheapest known set of kernels within the budgets, measured as far as time allows.
 
     Measures through `measurer` (None: prices only) for at most `seconds`; the final plan's unmeasured kernels get at
-    most
-    `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`, as
-    long as
-    it needs). `stop` is polled: when it returns True, measuring ends, and a running solve ends with its incumbent.
-    `doubt`:
-    unmeasured kernels count at their upper estimates although there is no measurer. `clock`: records the seconds per
-    phase.
+    most `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
+    as long as it needs). `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
+    incumbent. `doubt`: unmeasured kernels count at their upper estimates although there is no measurer. `clock`:
+    records the seconds per phase.
 
     NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """

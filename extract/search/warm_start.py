@@ -72,10 +72,8 @@ def warm_solve(
     found).
 
     If `known` is empty and there is no proof, also from smaller problems, in less than `seconds` more. The result is
-    never
-    dearer than `known`, nor than any smaller problem solved on the way. `make` builds the problem from the
-    candidates' prices
-    (inf: left out).
+    never dearer than `known`, nor than any smaller problem solved on the way. `make` builds the problem from the
+    candidates' prices (inf: left out).
     """
     rows = make(cost)
     hint = choice_of_candidates(rows, hypergraph, known) if known else None

@@ -19,9 +19,8 @@ Uses = Callable[[Sequence[Candidate]], Sequence[float]]
 class Budget:
     """Limit on a plan: the `use` of the chosen kernels (>= 0, in the unit of `most`) sums to at most `most`.
 
-    `use` is evaluated again before every solve, so that new measurements count. Raises UsageError if `most` is
-    negative or
-    not finite.
+    `use` is evaluated again before every solve, so that new measurements count. Raises UsageError if `most` is negative
+    or not finite.
     """
 
     name: str

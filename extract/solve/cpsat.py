@@ -43,8 +43,7 @@ class SolverAnswer:
     """Result of a solver.
 
     `chosen`: rows, children first (None: no solution). `cost`: of these rows. `lower`: valid lower bound. `proven`:
-    whether
-    the search was exhaustive.
+    whether the search was exhaustive.
     """
 
     chosen: list[int] | None
@@ -244,9 +243,8 @@ def solve_cpsat(
 ) -> SolverAnswer:
     """Minimize DAG cost over `rows` with CP-SAT within `seconds`, from a solution `start` (rows, children first).
 
-    With `deterministic`, the limit is in CP-SAT's repeatable time units. `limits`: (use of each row, upper limit of
-    the sum
-    over the chosen rows).
+    With `deterministic`, the limit is in CP-SAT's repeatable time units. `limits`: (use of each row, upper limit of the
+    sum over the chosen rows).
     """
     from ortools.sat.python import cp_model
 

@@ -59,9 +59,8 @@ def always_on(
 ) -> set[int]:
     """Classes in every acyclic derivation of some root: the union of the roots' must sets.
 
-    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. When `expired` returns True, those found
-    so far,
-    roots included.
+    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. When `expired` returns True, those found so
+    far, roots included.
     """
     roots = [c for c in roots if items[c]]
     found = set(roots)
@@ -143,9 +142,8 @@ def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired:
 def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
     """Implications of the must sets as pairs (c, x): every acyclic derivation of c contains x.
 
-    Transitively reduced, without direct children. Roots are omitted as targets (they are always on). Empty if the
-    must sets
-    are very large (MAX_IMPLICATIONS): the implications only strengthen an integer program.
+    Transitively reduced, without direct children. Roots are omitted as targets (they are always on). Empty if the must
+    sets are very large (MAX_IMPLICATIONS): the implications only strengthen an integer program.
     """
     items = items_of(rows)
     must = must_sets(items, strongly_connected_components(class_graph(items))[1])

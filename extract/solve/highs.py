@@ -211,11 +211,9 @@ def solve_highs(
 ) -> SolverAnswer:
     """Minimize DAG cost over `rows` with HiGHS, from a solution `start` (rows, children first).
 
-    Ends after the root relaxation if its bound is below `root_ratio` times the cost. `limits`: (use of each row,
-    upper limit
-    of the sum over the chosen rows); with limits `start` may be None, and `stats["status"]` is INFEASIBLE if no
-    extraction
-    satisfies the limits.
+    Ends after the root relaxation if its bound is below `root_ratio` times the cost. `limits`: (use of each row, upper
+    limit of the sum over the chosen rows); with limits `start` may be None, and `stats["status"]` is INFEASIBLE if no
+    extraction satisfies the limits.
 
     HiGHS checks its time limit rarely: it runs in a daemon thread, which is abandoned (and ends by itself soon after)
     if it overruns or `stop` returns True.

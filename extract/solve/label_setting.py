@@ -38,9 +38,8 @@ States = dict[int, list[tuple[float, int]]]  # state -> (cost, successor state) 
 class LabelSearchResult:
     """Result of a label-setting search.
 
-    `chosen`: rows (None: none cheaper than `upper`). `cost`: their cost. `lower`: valid lower bound. `exact`:
-    whether the
-    rows are proven optimal (or, without rows, that nothing is cheaper than `upper`). `labels`: number expanded.
+    `chosen`: rows (None: none cheaper than `upper`). `cost`: their cost. `lower`: valid lower bound. `exact`: whether
+    the rows are proven optimal (or, without rows, that nothing is cheaper than `upper`). `labels`: number expanded.
     """
 
     chosen: list[int] | None
@@ -285,8 +284,7 @@ class BeamRanking:
     """Estimated remaining cost of a label, for beam ranking.
 
     Each class splits its cost evenly among its possible parents; the shares of parents already resolved are still
-    unpaid, so
-    they are charged to the needed class.
+    unpaid, so they are charged to the needed class.
     """
 
     def __init__(self, moves: list[list[tuple[float, int, int]]]) -> None:

@@ -104,12 +104,10 @@ class ProblemRows:
 @dataclass(frozen=True, eq=False)
 class Limit:
     """Side constraint: the `use` (float64[n] >= 0, one entry per node) of the chosen nodes, each counted once, sums to
-    at most
-    `most`.
+    at most `most`.
 
-    Both have the same unit. Examples: an error budget (errors add up to first order), and memory as the total bytes
-    of all
-    values written, which bounds the peak of every execution order.
+    Both have the same unit. Examples: an error budget (errors add up to first order), and memory as the total bytes of
+    all values written, which bounds the peak of every execution order.
     """
 
     name: str
@@ -353,8 +351,7 @@ class Extraction:
     `choice` int32[n_classes]: the node chosen in each class reachable from the roots, else -1. `cost`: its DAG cost, in
     the unit of the problem. `lower_bound`: no extraction is cheaper. `optimal`: whether `gap` is within the requested
     tolerance. `seconds`: wall time. `method`: names of the solver steps that found and proved the choice. `stats`:
-    sizes,
-    times and counts of the steps. `proven_rank`: for k-best, whether no cheaper extraction was missed.
+    sizes, times and counts of the steps. `proven_rank`: for k-best, whether no cheaper extraction was missed.
     """
 
     choice: IntArray

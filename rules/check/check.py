@@ -359,9 +359,8 @@ def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
     """Verdict of random tests (`check`) on a rule and, if nothing refutes it, of a proof attempt.
 
     A proof is either SMT over all sizes and ranks (smt/prove.py) with random evaluations whose error probability is
-    below
-    2**-60 (rules/semantics/prime_field.py), or bitwise (bits.py). A rule that is not proved stays "tested", and the
-    detail says why.
+    below 2**-60 (rules/semantics/prime_field.py), or bitwise (bits.py). A rule that is not proved stays "tested", and
+    the detail says why.
     """
     found = check(rule, seed=seed, samples=samples)
     if found.status != "tested":
@@ -476,8 +475,7 @@ def mutate_guards(rule: Rule, *, seed: int = 0, samples: int = 60) -> list[tuple
     """Verdicts on a rule without each of its guards on shapes or dtypes, as (guard text, verdict).
 
     Each verdict is from instances that violate this guard alone: "refuted" means that the guard is needed, "tested"
-    that the
-    rule holds without it, and "unknown" that no instance violates it alone (the other guards imply it).
+    that the rule holds without it, and "unknown" that no instance violates it alone (the other guards imply it).
     """
     rule.check()
     found = []

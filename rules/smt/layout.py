@@ -78,8 +78,7 @@ class Layout(Elements):
     @cached_property
     def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], SizeFacts], tuple[Any, ...]]]:
         """Shape laws by name (structures.VIEW_LAWS), as functions of operands and attributes that add the law's
-        conditions to the
-        facts.
+        conditions to the facts.
         """
         return {
             "permute": self._permuted, "slice": self._sliced, "along": lambda args, attrs, facts: args[0].shape,

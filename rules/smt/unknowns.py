@@ -60,8 +60,7 @@ class Sym:
 @dataclass
 class SizeFacts:
     """Formulas collected while a term is encoded: `said` are assumed or owed; where `undefined` ones hold, an element
-    has no
-    finite value.
+    has no finite value.
     """
 
     said: list[Any] = field(default_factory=list)

@@ -230,8 +230,7 @@ def claim(rule: Rule, count: int = SHAPES) -> Claim:
     """Pairs (left, right) of terms that state a one-way rule, for up to `count` choices of operand shapes.
 
     Empty if no shapes satisfy its conditions. Variables of the same name and type are one leaf throughout, so that
-    claims
-    share terms.
+    claims share terms.
     """
     try:
         drawn = shapes(rule, count)

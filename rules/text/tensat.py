@@ -119,10 +119,8 @@ class TextRule:
     """A rule in TASO's or Tensat's language: `lefts[i]` equals `rights[i]` for every i, once all left sides match.
 
     `both` is set for equations. `problem` says why a well-formed rule cannot be interpreted (an unknown operator or
-    code);
-    it then has no sides. `text` is the rule as written in the file, with the lines of a pair joined by a newline;
-    `line` is
-    the number of the first line.
+    code); it then has no sides. `text` is the rule as written in the file, with the lines of a pair joined by a
+    newline; `line` is the number of the first line.
     """
 
     text: str

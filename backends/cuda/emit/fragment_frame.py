@@ -15,8 +15,7 @@ class FragmentFrame(Frame):
     """Frame of mma fragments: a kernel's rows and columns distributed over a block's threads as tensor cores want them.
 
     It exists beside the thread layout of the epilogue. `dim` is the dimension of K, of `size` elements; a loop
-    iteration of
-    all warps covers `step` elements.
+    iteration of all warps covers `step` elements.
     """
 
     def __init__(self, outer: Frame, axis: Axis, warps: Warps) -> None:

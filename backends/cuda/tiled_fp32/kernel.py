@@ -93,9 +93,8 @@ class TiledSchedule(Schedule):
 class Side:
     """Operand of a tiled GEMM in global memory.
 
-    Text of the tile's base address, stride of its non-contiguous dimension, whether it is contiguous along K, and
-    how many
-    elements may be copied at once.
+    Text of the tile's base address, stride of its non-contiguous dimension, whether it is contiguous along K, and how
+    many elements may be copied at once.
     """
 
     place: str

@@ -43,9 +43,8 @@ def _fits(work: WindowWork, box: tuple[int, ...]) -> bool:
 class Read:
     """Access pattern of a load.
 
-    `places` are its offsets for all window elements, `steps` its strides along the last axes, `others` the gcd of
-    all other
-    strides, `itemsize` in bytes.
+    `places` are its offsets for all window elements, `steps` its strides along the last axes, `others` the gcd of all
+    other strides, `itemsize` in bytes.
     """
 
     places: tuple[int, ...]
