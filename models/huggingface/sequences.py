@@ -18,8 +18,11 @@ from .layers import heads, joined
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer's attention scores its keys: factor, window (0: none), cap (0: none), a learned extra score per query
-    head or None."""
+    """Options of a layer's attention: factor on scores, window (0: none), cap (0: none), a learned extra score per
+    query head.
+
+    The extra score may be None.
+    """
 
     scale: float
     window: int = 0
@@ -28,7 +31,7 @@ class Scoring:
 
 
 class TokenAccess(Protocol):
-    """Access of a decoder to its tokens."""
+    """Protocol of a decoder's view of its tokens: ids, positions, attention over whole or cached sequences."""
 
     ids: Tensor
 
@@ -56,7 +59,7 @@ class TokenAccess(Protocol):
 
 
 def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """Attention with an additive mask; a sink takes part in the softmax and has no value."""
+    """Attention with an additive mask; a sink (extra score) takes part in the softmax and has no value."""
     if scoring.sinks is None:
         return c.masked_attention(q, k, v, mask, scale=scoring.scale, softcap=scoring.softcap)
     scores = t.matmul(q, t.transpose(k)) * scoring.scale + mask
@@ -67,7 +70,7 @@ def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) ->
 
 @dataclass
 class WholeSequence:
-    """Tokens of whole sequences from position 0 on, attended causally without caches."""
+    """Token access to whole sequences from position 0 on, attended causally without caches."""
 
     ids: Tensor
 
@@ -113,7 +116,8 @@ class WholeSequence:
 
 @dataclass
 class Cached:
-    """The next tokens of each row [B, T], whose keys and values are written to caches before they are attended to.
+    """Token access to the next tokens of each row [B, T]; keys and values are written to caches before they are
+    attended to.
 
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
     fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the only one. Rows
@@ -195,7 +199,7 @@ class Cached:
 
     # ------------------------------------------------------------ caches
     def room(self, window: int) -> int:
-        """Positions that a layer keeps."""
+        """Number of positions that a layer keeps in its cache."""
         return min(self.capacity, window + self.most - 1) if window else self.capacity
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:

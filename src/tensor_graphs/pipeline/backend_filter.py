@@ -13,7 +13,7 @@ from ..extract.model.kernel import Backend, Generation, Template
 
 
 class FilteredBackend:
-    """A backend restricted to the given templates, and to no generated kernels unless `generates`.
+    """Backend restricted to given templates, and to no generated kernels unless `generates`.
 
     `base` is a backend with its state of one optimization (`Lowerings.opened`).
     """
@@ -48,12 +48,12 @@ class FilteredBackend:
 
 
 def within_loss(backend: Backend, limit: float) -> FilteredBackend:
-    """The backend with the kernels whose operand rounding loses at most `limit` (relative)."""
+    """Backend restricted to kernels whose operand rounding loses at most `limit` (relative)."""
     return FilteredBackend(backend, [t for t in backend.templates if t.loss <= limit])
 
 
 def exact_only(backend: Backend) -> FilteredBackend:
-    """The backend with its bitwise-exact kernels, and with all kernels of single atomic ops that have no exact kernel.
+    """Backend restricted to bitwise-exact kernels, and to all kernels of single atomic ops that have no exact kernel.
 
     Fused and generated kernels are excluded: they keep intermediates in wider dtypes than the graph, or use fused
     multiply-add.

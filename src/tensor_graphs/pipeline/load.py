@@ -18,7 +18,7 @@ from .source import as_graph, as_tuple, bound, refuse_no_sizes, sizes_of
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded source: its graph, and sizes of free dimensions. `compared`: how it was compared with the function."""
+    """A loaded source: its graph, sizes of free dimensions, and how it was compared with the function (`compared`)."""
 
     graph: Graph
     sizes: dict[str, int]
@@ -26,7 +26,7 @@ class Loaded:
 
 
 def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
-    """Load a source (see `optimize`) with the session's options, and compare it with the caller's function.
+    """Graph of a source (see `optimize`), loaded with the session's options and compared with the caller's function.
 
     Sets `session.caller`. UsageError for sizes that are no integers or are given twice, TraceError if the function
     returns other values than the graph, and the errors of `as_graph`.
