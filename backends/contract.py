@@ -60,7 +60,7 @@ class Target(Backend, Protocol):
         ...
 
     def with_templates(self, templates: Sequence[Template]) -> Target:
-        """See `Backend.with_templates`."""
+        """A copy of the backend with other library kernels (`Backend.with_templates`)."""
         ...
 
     def opened(self, lowerings: Lowerings | None = None) -> Backend:
@@ -114,7 +114,7 @@ class BackendBase:
         return host_key(toolchain_key(self.name))
 
     def restricted(self, keep: Callable[[Template], bool]) -> Self:
-        """See `Target.restricted`."""
+        """The backend with the library kernels that `keep` accepts (`Target.restricted`)."""
         return self.with_templates(tuple(filter(keep, self.templates)))
 
     def with_templates(self, templates: Sequence[Template]) -> Self:

@@ -52,7 +52,7 @@ class SizedTemplate(LibraryKernel):
 
     @property
     def lifted_from(self) -> tuple[Template, Call]:
-        """See `Template.lifted_from`."""
+        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:

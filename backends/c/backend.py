@@ -70,7 +70,7 @@ class C(Generator):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """See `Target`. Imports Torch, whose threads share the loops."""
+        """The generated kernel of terms over inputs (`Target.template`). Imports Torch, whose threads share the loops."""
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)
@@ -79,7 +79,7 @@ class C(Generator):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """See `Target.any_size`."""
+        """Form for every size of a generated kernel (`generate.free_terms.Sized`) (`Target.any_size`)."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         return sized(template, call, numbers, searched, probes)
 

@@ -97,7 +97,7 @@ class Generator(BackendBase):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """See `Target`. UsageError for an unknown precision."""
+        """The generated kernel of terms over inputs (`Target.template`). UsageError for an unknown precision."""
         found = next((p for p in PRECISIONS if p.name == precision), None)
         if found is None:
             raise UsageError(f"there is no precision {precision!r}", hint=f"one of {[p.name for p in PRECISIONS]}")
@@ -111,7 +111,7 @@ class GpuGenerator(Generator, GpuBackend):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """See `Target`. The kernel is priced at the generic sizes."""
+        """Form for every size of a generated kernel (`Target.any_size`). The kernel is priced at the generic sizes."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         emitters = [b.emitter for b in others if isinstance(b, Generator | Lowering) and b.name != self.name]
         return sized_kernel(template, call, numbers, emitters)

@@ -163,8 +163,10 @@ class Emitter(Protocol):
         ...
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """The statement and the definitions of a launch with its grid in the statement, where it may depend on sizes, and
-        with the text `SIZES_` and the launch's name where arguments of sizes are added."""
+        """Launch statement with its grid as an argument, where it may depend on sizes, and the launch's definitions.
+
+        The text `SIZES_` and the launch's name stand where arguments of sizes are added.
+        """
         ...
 
     def size_arguments(self, names: Sequence[str]) -> str:
@@ -172,9 +174,11 @@ class Emitter(Protocol):
         ...
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Return a kernel's source text with an integer parameter for each free size that occurs in it, and the names of
-        these sizes. A parameter is called `prefix` + size; `text` is an `any_size.Text`. None if a size occurs where
-        the compiler needs a constant."""
+        """Kernel text with an integer parameter for each free size that occurs in it, and the names of these sizes.
+
+        A parameter is called `prefix` + size; `text` is an `any_size.Text`. None if a size occurs where the compiler
+        needs a constant.
+        """
         ...
 
 
@@ -182,15 +186,15 @@ class EmitterBase:
     """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, one size."""
 
     def masked(self, schedule: Numbers) -> bool:
-        """See `Emitter`."""
+        """False: texts for sizes that tiles do not divide may be wrong below a tile (`Emitter.masked`)."""
         return False
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """See `Emitter`."""
+        """Launch statement and definitions, unchanged: kernels of this emitter take no sizes (`Emitter.sized_launch`)."""
         return statement, definitions
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """See `Emitter`."""
+        """Text of the further arguments of a launch statement: values of given sizes (`Emitter.size_arguments`)."""
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
@@ -357,11 +361,11 @@ class GeneratedKernel(KernelBase):
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
-        """See `Template.writes_out`."""
+        """Whether the code writes into a given buffer (`Template.writes_out`)."""
         return mentions_out(self.write, self.operands, call)
 
     def job_fields(self) -> dict[str, Any]:
-        """See `Template.job_fields`."""
+        """JSON fields of a tuning job that regenerate the kernel from its pattern (`Template.job_fields`)."""
         leaves = {t.attr("name"): t.type.dtype for t in topological(self.roots) if t.op == "input"}
         return {"leaves": leaves, "laid_out": sorted(self.prep), "channels_last": self.last,
                 "precision": self.precision.name}  # fmt: skip

@@ -126,7 +126,7 @@ class OnCpu:
         state[...] = value
 
     def read(self, state: Array) -> Array:
-        """See `Exchange.read`."""
+        """A copy of a state's values (`Exchange.read`)."""
         return state.copy()
 
 
@@ -189,7 +189,7 @@ class OnTensors:
         state.copy_(value if is_torch(value) else tensor_of(np.asarray(value)))
 
     def read(self, state: Any) -> Array:
-        """See `Exchange.read`."""
+        """A copy of a state's values (`Exchange.read`)."""
         return array_of(state).copy()
 
 

@@ -73,7 +73,7 @@ class Cuda:
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def synchronize(self) -> None:
-        """See `Device.synchronize`."""
+        """Wait until all work is done (`Device.synchronize`)."""
         self.torch.cuda.synchronize()
 
     def capture(self, calls: Sequence[Run]) -> Run:

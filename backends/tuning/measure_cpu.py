@@ -93,11 +93,11 @@ class SinkBase:
     snapshot: Snapshot | None = None
 
     def flush(self) -> object:
-        """See `Sink.flush`."""
+        """Make all added rows durable (`Sink.flush`)."""
         return None
 
     def calibrated(self, device: str) -> bool:
-        """See `Sink.calibrated`."""
+        """Whether the limits of a device are known, or need not be measured (`Sink.calibrated`)."""
         return True
 
 

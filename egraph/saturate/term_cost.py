@@ -120,7 +120,7 @@ class Roofline:
     view: int = 20
 
     def formula(self, op: Op) -> Cost:
-        """See `Pricing.formula`."""
+        """Cost of an op over the types of its result and operands (`Pricing.formula`)."""
         if op.kind == "leaf":
             return number(0)
         if op.kind == "view":

@@ -208,7 +208,10 @@ class SaturationWorker:
         return header.get("result", header), arrays
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """See `saturate.SaturationSession.request`. Does not restart a dead process, because the new one would have no state."""
+        """Call a method of the `Engine` in the worker process (`SaturationSession.request`).
+
+        Does not restart a dead process, because the new one would have no state.
+        """
         process = self.process
         if process is None:
             raise WorkerError("the saturation worker is not running", hint="call prepare() first")

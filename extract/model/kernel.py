@@ -254,30 +254,33 @@ class KernelBase:
 
     @property
     def lifted_from(self) -> tuple[Template, Call] | None:
-        """See `Template.lifted_from`."""
+        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
         return None
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """See `Template.measured_as`."""
+        """The kernel and call under which the cost store has the time of a call at concrete sizes.
+
+        See `Template.measured_as`.
+        """
         return self, call  # type: ignore[return-value]  # every kernel is a Template
 
     def reused_by(self, output: int) -> tuple[str, ...]:
-        """See `Template.reused_by`."""
+        """Operands whose buffer the output with this index may reuse (`Template.reused_by`)."""
         return ((self.inplace, *self.beside)[output : output + 1] or ((),))[0]
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """See `Template.terms`."""
+        """The parsed pattern: one term per output (`Template.terms`)."""
         return parse_terms(self.pattern)
 
     @property
     def term(self) -> Term:
-        """See `Template.term`."""
+        """The term of the first output (`Template.term`)."""
         return self.terms[0]
 
     @cached_property
     def guards(self) -> tuple[Attr, ...]:
-        """See `Template.guards`."""
+        """The parsed guard conditions of `when` (`Template.guards`)."""
         return tuple(map(parse_guard, self.when))
 
     @property
@@ -293,7 +296,7 @@ class KernelBase:
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
-        """See `Template.write_prep`."""
+        """The expression that prepares one weight operand at load (`Template.write_prep`)."""
         code = self.prep[operand]
         return code(call) if callable(code) else code.format(w=weight, **{k: repr(v) for k, v in call.attrs.items()})
 
@@ -333,25 +336,25 @@ class LibraryKernel(KernelBase):
 
     @property
     def combinations(self) -> int:
-        """See `Template.combinations`."""
+        """Largest number of operand-layout combinations per match (`Template.combinations`)."""
         return MAX_LAYOUT_COMBINATIONS
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """See `Template.operands`."""
+        """Tensor variables of the pattern, in order of first use (`Template.operands`)."""
         return tuple(dict.fromkeys(v for term in self.terms for v in variables(term)))
 
     @property
     def code_identity(self) -> str:
-        """See `KernelBase.code_identity`."""
+        """Declared identity of the code, a part of `identity` (`KernelBase.code_identity`)."""
         return code_identity(self.code)
 
     def write(self, call: Call) -> str:
-        """See `Template.write`."""
+        """Source text of the lines that run a call (`Template.write`)."""
         return _written(self.code, call)
 
     def writes_out(self, call: Call) -> bool:
-        """See `Template.writes_out`."""
+        """Whether the code writes into a given buffer (`Template.writes_out`)."""
         if isinstance(self.code, str):
             return "{out}" in self.code
         return mentions_out(self.code, self.operands, call)
@@ -627,7 +630,7 @@ class PricerBase:
     prepare: Callable[[Iterable[Candidate]], None] | None = None
 
     def on_record(self, candidate: Candidate) -> bool:
-        """See `Pricer.on_record`."""
+        """Whether a kernel's measurement is known without looking its key up in the store (`Pricer.on_record`)."""
         return True
 
 

@@ -70,7 +70,7 @@ def read_traced(
 
 
 def unsupported(module: Any) -> dict[Any, str]:
-    """Operators of an FX module that cannot be imported: node -> reason.
+    """Operators of an FX module that cannot be imported, as node -> reason.
 
     Each operator is imported alone: operands that could not be computed are replaced by inputs of their types. Sizes
     that no tensor has are as they were when the module was traced.

@@ -139,7 +139,7 @@ class Question:
     def ask(
         self, forbid: Sequence[str], pin: Sequence[str], cost: Mapping[str, float], *, seconds: float = SOLVE_SECONDS
     ) -> WhatIf:
-        """See `Explorer.what_if`."""
+        """Answer to the question under given conditions (`Explorer.what_if`)."""
         began = time.perf_counter()
         costs = self._costs(forbid, pin, cost)
         named = [p for p in pin if self._forces(p)]

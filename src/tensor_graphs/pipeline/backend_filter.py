@@ -25,25 +25,25 @@ class FilteredBackend:
         self.generates, self.several = generates and base.generates, base.several
 
     def unavailable(self) -> str:
-        """See `Backend.unavailable`."""
+        """Reason why the backend cannot be used here (`Backend.unavailable`)."""
         return self.base.unavailable()
 
     def with_templates(self, templates: Sequence[Template]) -> FilteredBackend:
-        """See `Backend.with_templates`."""
+        """A copy of the backend with other library kernels (`Backend.with_templates`)."""
         return FilteredBackend(self.base, templates, generates=self.generates)
 
     def opened(self, lowerings: Any = None) -> FilteredBackend:
-        """The backend itself: its base is opened."""
+        """The backend itself, since its base is opened."""
         return self
 
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """See `Backend.generated`."""
+        """The kernels that the backend generates for fusion groups of a view (`Backend.generated`)."""
         return self.base.generated(view, given, types, enough) if self.generates else iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
-        """See `Backend.prepare`."""
+        """Lower calls of generated templates ahead of `Template.applies` (`Backend.prepare`)."""
         return self.base.prepare(asked)
 
 

@@ -121,7 +121,7 @@ class CallerProgram(Program):
         return super().bind(params)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """See `Program.__call__`."""
+        """Run the program (`Program.__call__`)."""
         kinds = self._kinds
         if kinds is None or named or len(args) != len(kinds):
             return super().__call__(*args, **named)
@@ -136,7 +136,7 @@ class CallerProgram(Program):
         return found if self._as_is else structured(self.manifest.structure, result_leaves(found, torch=caller.torch))
 
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
-        """See `Program.flat`."""
+        """Run the program and return its outputs as a flat sequence, without the graph's structure (`Program.flat`)."""
         caller = self.caller
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         if caller is None or not self._fit(given, caller.torch):
