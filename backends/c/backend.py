@@ -17,7 +17,7 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
-from ...extract.fusion.policy import FUSION_POLICIES, PRODUCT_OPS, FusionPolicy
+from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
 from ..generate.generator import Asked, Generator, Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 def _narrow(t: Tensor) -> bool:
     """Whether a term is no product, or a product with few rows (judged before lowering)."""
-    if t.op not in PRODUCT_OPS:
+    if t.entry.fusion_role != "product":
         return True
-    return t.op in ("matmul", "linear") and t.args[1].rank == 2 and _few(t.args[0].type)
+    return t.entry.law in ("matmul", "linear") and t.args[1].rank == 2 and _few(t.args[0].type)
 
 
 def _few(x: Type) -> bool:

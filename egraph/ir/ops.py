@@ -15,7 +15,7 @@ Conventions that keep the algebra small:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .graph import Tensor
 
 Attrs = Mapping[str, Any]
+FUSED_MONOIDS = ("add", "maximum", "minimum")  # of reductions that fused kernels compute
 COSTLY_FLOPS = 8.0  # flops of an element from which an elementwise op is costly
 
 
@@ -140,6 +141,14 @@ class Op:
     over the reals, of terms with Python's arithmetic; `z.If` chooses. `logic(z, *elements)` is the value of boolean
     terms; `z` has `And`, `Or`, `Xor` and `Not`. `definition` says what a composite is in the rule language: (names of
     its operands, term).
+
+    Facts for kernels: `fused_as` is the role in fused kernels where `fusion_role` does not derive it. `several_passes`:
+    each element of a row is needed more than once, with other elements between (a maximum, then a sum). `work(node)`:
+    flops of a node, where they are not `flops` per element.
+
+    Facts for drawing operands: `keeps_positive`: the result of positive operands is positive; ops that move elements
+    have it without saying. `index_operand`: position of the operand that holds indices into operand 0 (along the
+    attribute `axis`, or axis 1). `negative_indices`: negative indices count from the end.
     """
 
     name: str
@@ -166,6 +175,12 @@ class Op:
     real: Callable[..., Any] | None = None
     logic: Callable[..., Any] | None = None
     definition: tuple[str, str] | None = None
+    fused_as: str = ""
+    several_passes: bool = False
+    work: Callable[[Tensor], float] | None = None
+    keeps_positive: bool = False
+    index_operand: int | None = None
+    negative_indices: bool = False
     # arithmetic per output element (pointwise) or per input element (reductions), for the roofline model
     flops: float = 1.0
     onnx: tuple[str, ...] = ()
@@ -202,6 +217,39 @@ class Op:
     def composite(self) -> bool:
         """Whether the op is defined by a decomposition."""
         return self.decompose is not None
+
+    @property
+    def fusion_role(self) -> str:
+        """Role in fused kernels: "cheap" (few operand elements and little arithmetic for an element), "rows" (reduction),
+        "product", "written" (a kernel may end with it, into a tensor in memory) or "opaque" (a kernel by itself).
+        """
+        derived = "rows" if self.monoid in FUSED_MONOIDS else "cheap" if self.pointwise or self.moves else "opaque"
+        return self.fused_as or derived
+
+    @property
+    def reduces_several_axes(self) -> bool:
+        """Whether every node of the op reduces over several axes, by its shape law."""
+        return self.fusion_role == "rows" and self.law in ("channel_norm", "pool")
+
+    @property
+    def positive_of_positive(self) -> bool:
+        """Whether the result of positive operands is positive."""
+        return self.keeps_positive or self.moves
+
+    @property
+    def integer_arithmetic(self) -> bool:
+        """Whether the op computes new numbers from integers, which wrap around; not an order, a choice or a comparison."""
+        computes = self.kind in ("pointwise", "reduction", "contraction") and self.law in (
+            "pointwise",
+            "reduce",
+            "along",
+            "matmul",
+        )
+        return computes and not self.floats_only and self.algebra != "order"
+
+    def indexed_size(self, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """Size of the axis of operand 0, of this shape, that `index_operand` indexes."""
+        return shape[attrs["axis"] if "axis" in self.attrs else 1]
 
 
 OPS: dict[str, Op] = {}

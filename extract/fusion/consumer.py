@@ -22,7 +22,7 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make, rebuild, topological
 from ...egraph.view.view import EGraphView
 from .multi_output import MAX_OUTPUTS, DerivedClass, MultiOutputFusion, MultiOutputGroup
-from .policy import PRODUCT_OPS, FusionGroup
+from .policy import FusionGroup
 
 MAX_LATER_VALUES, MAX_GROUPS_PER_VALUE = 4, 2
 MAX_CONSUMER_LEAVES = 16  # operands of a group: biases and norms of each result, tables, caches
@@ -173,7 +173,7 @@ def _substituted(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tens
 
 
 def _has_product(term: Tensor) -> bool:
-    return any(t.op in PRODUCT_OPS for t in topological([term]))
+    return any(t.entry.fusion_role == "product" for t in topological([term]))
 
 
 def _share_iteration_space(a: tuple[int, ...], b: tuple[int, ...]) -> bool:

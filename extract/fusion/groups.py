@@ -27,14 +27,11 @@ from ...egraph.saturate.term_cost import Pricing, Roofline, node_prices
 from ...egraph.view.view import EGraphView
 from .growth import MAX_GROUP_NODES, FusionGrowth
 from .policy import (
-    ATTENTION_OPS,
     FUSION_POLICIES,
     MAX_NARROW_COLUMNS,
-    PRODUCT_OPS,
     UNLIMITED_PRODUCTS,
     FusionGroup,
     FusionPolicy,
-    fusion_role,
 )
 from .repeats import OutlineStep, RepeatedSubgraphs
 from .uses import ChosenConsumers
@@ -122,8 +119,9 @@ class FusionGroups:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Fusion role of each e-node (see `fusion_role`)."""
-        return [fusion_role(op) for op in self.view.op]
+        """Fusion role of each e-node (`Op.fusion_role`)."""
+        roles = {op: OPS[op].fusion_role for op in {*self.view.op}}
+        return [roles[op] for op in self.view.op]
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -258,19 +256,19 @@ class FusionGroups:
 
     def reads_windows(self, node: int) -> bool:
         """Whether an e-node reads its operand through overlapping windows of more than one element."""
-        op = self.view.op[node]
-        if op == "conv":
+        law = OPS[self.view.op[node]].law
+        if law == "conv":
             return any(d != 1 for d in self.view.types[self.kids[node][1]].shape[2:])
-        return op in ("max_pool", "avg_pool", "windows")
+        return law in ("pool", "windows")
 
     def whole_attention(self, node: int) -> bool:
         """Whether an e-node is a fused attention operation, or a view of a class made only by such operations."""
         found = self._attend.get(node)
         if found is None:
-            op = self.view.op
-            kids = self.kids[node] if OPS[op[node]].kind == "view" else ()
-            found = op[node] in ATTENTION_OPS or any(
-                all(op[n] in ATTENTION_OPS for n in self._by_class[k]) for k in kids
+            entry = OPS[self.view.op[node]]
+            kids = self.kids[node] if entry.kind == "view" else ()
+            found = entry.law == "attention" or any(
+                all(OPS[self.view.op[n]].law == "attention" for n in self._by_class[k]) for k in kids
             )
             self._attend[node] = found
         return found
@@ -307,7 +305,7 @@ class FusionGroups:
             if (
                 kind not in kinds
                 or self._cost(n) > dearest
-                or (policy.layers and kind == "product" and op[n] not in ("matmul", "linear"))
+                or (policy.layers and kind == "product" and OPS[op[n]].law not in ("matmul", "linear"))
                 or (fused and self.whole_attention(n))
                 or (products >= UNLIMITED_PRODUCTS and OPS[op[n]].flops > MAX_WINDOW_FLOPS)
                 or (below and self.reduces_several_axes(n))
@@ -318,7 +316,7 @@ class FusionGroups:
     def reduces_several_axes(self, node: int) -> bool:
         """Whether an e-node reduces over several axes: not a row statistic for a product's tiles."""
         axes = dict(self.view.attrs[node]).get("axes", ())
-        return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
+        return OPS[self.view.op[node]].reduces_several_axes or len(axes) > 1
 
     def placeholder(self, number: int, kind: Type) -> Tensor:
         """Leaf number `number` of fusion groups' terms, an input of a type."""
@@ -434,8 +432,8 @@ class FusionGroups:
     @cached_property
     def _applicable_policies(self) -> list[FusionPolicy]:
         """The fusion policies to try on this view: without products in the view, only policies without products."""
-        ops = {*self.view.op}
-        return [r for r in self.policies if not r.products or ops & PRODUCT_OPS]
+        products = "product" in self.kinds
+        return [r for r in self.policies if not r.products or products]
 
     def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
         """Groups of one policy, the largest first: with at most MAX_SHARED_ON_PATH values with other consumers on a path, then with

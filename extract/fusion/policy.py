@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...egraph.ir.graph import Tensor
-from ...egraph.ir.ops import OPS
 
-ROW_REDUCTIONS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
-                  "max_pool", "avg_pool"))  # fmt: skip
-MULTI_PASS_REDUCTIONS = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm"))
-"""Reductions that iterate over their rows more than once: operands computed inside the group are recomputed each
-time."""
-PRODUCT_OPS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
-ATTENTION_OPS = frozenset(("attention", "masked_attention"))
-INDEXED_OPS = frozenset(("gather", "gather_elements", "rope", "full", "iota", "batch_norm"))
 UNLIMITED_PRODUCTS = 99  # more products than any path has
 MAX_NARROW_COLUMNS = 256  # largest width of a layer fused with the next layers, whose rows are held whole
 
@@ -87,19 +78,3 @@ class FusionGroup:
     def terms(self) -> tuple[Tensor, ...]:
         """Term of each class that a kernel for the group writes."""
         return (self.term,)
-
-
-def fusion_role(op: str) -> str:
-    """Role of an operation in fusion: "rows" (reduction), "product", "cheap", "written" (scatter) or "opaque"."""
-    if op in ROW_REDUCTIONS:
-        return "rows"
-    if op in PRODUCT_OPS:
-        return "product"
-    if op == "scatter_elements":  # a group may end with a scatter into a tensor in memory
-        return "written"
-    return "cheap" if is_cheap(op) else "opaque"
-
-
-def is_cheap(op: str) -> bool:
-    """Whether an element of an op's result takes few operand elements and little arithmetic."""
-    return op in INDEXED_OPS or OPS[op].pointwise or OPS[op].moves

@@ -13,24 +13,33 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import OPS
 from .groups import FusionGroups
 from .matrix_vector import vector_product_extent
-from .policy import is_cheap
 
-FUSED_REDUCTIONS = frozenset(
-    ("sum", "max", "min", "prod", "mean", "logsumexp", "softmax", "log_softmax", "layer_norm", "rms_norm")
-)
 # (least ratio of the consumer's elements, largest flops per element) of values recomputed per consumer element
 RECOMPUTE_LIMITS = ((2, 8), (8, 64))
 MAX_SLICED_SIZE_RATIO = (
     2.0  # largest total size of slices, relative to the value, for computing each slice at its consumer
 )
-# ops handled by ordinary fusion groups
-UNFUSED_OPS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))
 MAX_SHORT_REDUCTION = 8  # largest number of elements of a short reduction
 
 
 def is_view(op: str) -> bool:
-    """Whether an op is a cast or a view whose elements are those of its operand."""
-    return op == "cast" or (OPS[op].kind == "view" and op not in UNFUSED_OPS)
+    """Whether an op is a cast or a view, other than of overlapping windows."""
+    return op == "cast" or (OPS[op].kind == "view" and OPS[op].law != "windows")
+
+
+def _reads_one_place(op: str) -> bool:
+    """Whether an element takes little arithmetic on one element of each operand, at an index independent of data.
+
+    Other cheap ops are left to ordinary fusion groups.
+    """
+    entry = OPS[op]
+    return entry.kind == "leaf" or entry.pointwise or (entry.moves and entry.law != "windows")
+
+
+def _is_row_reduction(op: str) -> bool:
+    """Whether an op reduces rows along one axis, or along the axes that a node names."""
+    entry = OPS[op]
+    return bool(entry.monoid) or (entry.fusion_role == "rows" and not entry.reduces_several_axes)
 
 
 @dataclass
@@ -64,7 +73,7 @@ class MaximalFusionValues:
         if self._sums(cls):
             return self.short(cls) if self.written else self.rows
         op = self.op(cls)
-        return (is_cheap(op) or self._vector_product(cls) is not None) and op not in UNFUSED_OPS
+        return (OPS[op].fusion_role == "cheap" and _reads_one_place(op)) or self._vector_product(cls) is not None
 
     def reduces(self, cls: int) -> bool:
         """Whether a class is a reduction that its kernel computes along the reduction axis."""
@@ -72,7 +81,7 @@ class MaximalFusionValues:
 
     def _sums(self, cls: int) -> bool:
         product = self._vector_product(cls)
-        return self.op(cls) in FUSED_REDUCTIONS or (product is not None and product[1] > 1)
+        return _is_row_reduction(self.op(cls)) or (product is not None and product[1] > 1)
 
     def _vector_product(self, cls: int) -> tuple[int, int, int] | None:
         """The extent of a matrix-vector product; None for other classes."""
@@ -83,7 +92,7 @@ class MaximalFusionValues:
 
     def short(self, cls: int) -> bool:
         """Whether a class is a reduction over at most MAX_SHORT_REDUCTION elements."""
-        return self.op(cls) in FUSED_REDUCTIONS and self.extent(cls)[1] <= MAX_SHORT_REDUCTION
+        return _is_row_reduction(self.op(cls)) and self.extent(cls)[1] <= MAX_SHORT_REDUCTION
 
     @cached_property
     def recomputed(self) -> dict[int, bool]:
