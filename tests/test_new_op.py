@@ -32,7 +32,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "ops.md"
 ASINH = Op(
     "toy_asinh", 1, "pointwise", "pointwise", {}, {}, "inverse hyperbolic sine", numpy=lambda a, x: np.arcsinh(x),
     floats_only=True, symmetry="odd", monotone=True, rounding="always", flops=12, numpy_function=OutFunction("arcsinh"),
-    torch_function=OutFunction("asinh"),
+    torch_function=OutFunction("asinh"), onnx=("ToyAsinh",),
     text=TargetText(
         "__builtin_asinhf({0})", "asinh({0})", cuda="asinhf({0})", cuda_double="asinh({0})", jax="jnp.arcsinh({0})",
         triton="tl.abs({0}); tl.log({1} + tl.sqrt({1} * {1} + 1.0)); tl.where({0} < 0.0, -{2}, {2})",
@@ -172,6 +172,17 @@ def test_facts_reach_fusion_work_and_the_drawing_of_operands() -> None:
     view = view_of(Graph.of(root))
     groups = FusionGroups(view, frozenset((view.classes[x], view.classes[i])))
     assert any({n.op for n in (g.term, *topological([g.term]))} >= {"log", "toy_peak", "toy_take"} for g in groups)
+
+
+def test_the_onnx_importer_builds_them_by_the_names_in_their_entries() -> None:
+    pytest.importorskip("onnx")
+    from tensor_graphs.models.onnx.node import OPERATORS
+    from tensor_graphs.models.onnx.ops import register_elementwise
+
+    for op in TOYS:
+        register_elementwise(op)
+    operand = type("Node", (), {"x": lambda self, i: t.input("x", SHAPE)})()
+    assert OPERATORS.pop("ToyAsinh").build(operand).op == "toy_asinh"
 
 
 def test_numpy_programs_have_them() -> None:

@@ -319,13 +319,13 @@ binary("minimum", np.minimum, "the smaller; NaN wins", keeps_positive=True, alge
        onnx=("Min",), aten=("minimum",), numpy_function=OutFunction("minimum"), torch_function=OutFunction("minimum", counted=True),
        text=TargetText("(({0} < {1}) | ({0} != {0})) ? {0} : {1}", c_whole="{0} < {1} ? {0} : {1}", cuda="op::min({0}, {1})",
                        cuda_whole="op::min({0}, {1})", triton=_TRITON_MINIMUM, jax="jnp.minimum({0}, {1})"))  # fmt: skip
-binary("and", np.bitwise_and, "bitwise and; logical on bool", logic=lambda z, x, y: z.And(x, y), commutative=True, associative=True, onnx=("And",),
+binary("and", np.bitwise_and, "bitwise and; logical on bool", logic=lambda z, x, y: z.And(x, y), commutative=True, associative=True, onnx=("And", "BitwiseAnd"),
        aten=("logical_and", "bitwise_and"), **_both("bitwise_and", dtypes="bits"),
        text=TargetText(c_whole="{0} & {1}", cuda_bool="{0} && {1}", triton="{0} & {1}", jax="{0} & {1}"))  # fmt: skip
-binary("or", np.bitwise_or, "bitwise or; logical on bool", logic=lambda z, x, y: z.Or(x, y), commutative=True, associative=True, onnx=("Or",),
+binary("or", np.bitwise_or, "bitwise or; logical on bool", logic=lambda z, x, y: z.Or(x, y), commutative=True, associative=True, onnx=("Or", "BitwiseOr"),
        aten=("logical_or", "bitwise_or"), **_both("bitwise_or", dtypes="bits"),
        text=TargetText(c_whole="{0} | {1}", cuda_bool="{0} || {1}", triton="{0} | {1}", jax="{0} | {1}"))  # fmt: skip
-binary("xor", np.bitwise_xor, "bitwise exclusive or", logic=lambda z, x, y: z.Xor(x, y), commutative=True, associative=True, onnx=("Xor",),
+binary("xor", np.bitwise_xor, "bitwise exclusive or", logic=lambda z, x, y: z.Xor(x, y), commutative=True, associative=True, onnx=("Xor", "BitwiseXor"),
        aten=("logical_xor", "bitwise_xor"), **_both("bitwise_xor", dtypes="bits"),
        text=TargetText(c_whole="{0} ^ {1}", cuda_bool="{0} != {1}", triton="{0} ^ {1}", jax="{0} ^ {1}"))  # fmt: skip
 binary("eq", np.equal, "x == y", real=lambda z, x, y: x == y, law="compare", commutative=True, onnx=("Equal",), aten=("eq",),

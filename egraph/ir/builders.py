@@ -145,10 +145,14 @@ def align(*operands: Operand, dtype: str | None = None) -> list[Tensor]:
 _RANK = {"bool": 0, "int": 1, "float": 2}
 
 
-def elementwise(name: str) -> Callable[[Tensor], Tensor]:
-    """The builder of an elementwise op of one operand; integer and bool operands of an op for floats are cast to
-    float32 first.
+def elementwise(name: str) -> Callable[..., Tensor]:
+    """The builder of an elementwise op without attributes.
+
+    Of one operand: integers and bools of an op for floats are cast to float32 first. Of two: ranks and dtypes are
+    aligned.
     """
+    if OPS[name].arity == 2:
+        return _binary(name)
 
     def build(x: Tensor) -> Tensor:
         x = as_tensor(x)
@@ -161,8 +165,11 @@ def elementwise(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def float_functions() -> list[Op]:
-    """The elementwise ops of one float operand that round their result, such as exp, sqrt and atan."""
-    return [o for o in OPS.values() if o.law == "pointwise" and o.arity == 1 and o.rounding == "always"]
+    """The elementwise ops of one float operand, without attributes, that round their result: exp, sqrt, silu, ..."""
+    return [
+        o for o in OPS.values()
+        if o.law == "pointwise" and o.arity == 1 and o.floats_only and not o.attrs and o.rounding != "never"
+    ]  # fmt: skip
 
 
 def _binary(name: str) -> Callable[[Operand, Operand], Tensor]:

@@ -1,7 +1,10 @@
-"""The ONNX operator registry, filled by importing the builder modules."""
+"""The ONNX operator registry: operators of the builder modules, and elementwise ops of the op table by their ONNX names."""
 
 from __future__ import annotations
 
+from ...egraph.ir import composite_ops
+from ...egraph.ir.builders import elementwise
+from ...egraph.ir.ops import OPS, Op
 from . import contract as onnx_contract
 from . import control as onnx_control
 from . import index as onnx_index
@@ -14,9 +17,20 @@ from . import resize as onnx_resize
 from . import rnn as onnx_rnn
 from . import sample as onnx_sample
 from . import sequence as onnx_sequence
-from .node import OPERATORS
+from .node import OPERATORS, simple
 
+assert composite_ops  # registers the composite ops
 assert onnx_contract and onnx_control and onnx_index and onnx_layout and onnx_norm and onnx_pointwise
 assert onnx_pool and onnx_reduce and onnx_resize and onnx_rnn and onnx_sample and onnx_sequence
 
-__all__ = ["OPERATORS"]
+
+def register_elementwise(op: Op) -> None:
+    """Register the ONNX operators that an elementwise op without attributes names, unless a module builds them."""
+    if op.law in ("pointwise", "compare") and not op.attrs:
+        simple({name: elementwise(op.name) for name in op.onnx if name not in OPERATORS}, op.arity)
+
+
+for _op in OPS.values():
+    register_elementwise(_op)
+
+__all__ = ["OPERATORS", "register_elementwise"]

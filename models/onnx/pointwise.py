@@ -20,20 +20,13 @@ def _not_bits(x: Tensor) -> Tensor:
     return t.sub(-1 if x.dtype.startswith("int") else int(np.iinfo(x.dtype).max), x)
 
 
+# Operators that are elementwise ops of the op table are registered in ops.py.
 simple({
-    **{op.onnx[0]: t.elementwise(op.name) for op in t.float_functions() if op.onnx},
-    "Abs": t.abs, "Neg": t.neg, "Sign": t.sign, "Floor": t.floor, "Ceil": t.ceil, "Round": t.round, "IsNaN": t.is_nan,
-    "Not": t.logical_not,
     "Tan": lambda x: t.sin(x) / t.cos(x), "Asin": of.asin, "Acos": of.acos, "Sinh": of.sinh, "Asinh": of.asinh,
     "Cosh": of.cosh, "Acosh": of.acosh, "Atanh": of.atanh, "BitwiseNot": _not_bits,
-    "Sigmoid": c.sigmoid, "Softplus": c.softplus, "Mish": c.mish, "HardSwish": c.hard_swish,
     "Softsign": lambda x: x / (t.abs(x) + 1.0),
 }, 1)  # fmt: skip
-simple({
-    "Add": t.add, "Sub": t.sub, "Mul": t.mul, "And": t.logical_and, "Or": t.logical_or, "Xor": t.logical_xor,
-    "BitwiseAnd": t.logical_and, "BitwiseOr": t.logical_or, "BitwiseXor": t.logical_xor, "Equal": t.eq, "Less": t.lt,
-    "LessOrEqual": t.le, "Greater": t.gt, "GreaterOrEqual": t.ge,
-}, 2)  # fmt: skip
+simple({"Greater": t.gt, "GreaterOrEqual": t.ge}, 2)
 simple({"Where": t.where}, 3)
 
 
