@@ -242,13 +242,13 @@ _TRITON_SIGN = "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))"
 _TRITON_MAXIMUM, _TRITON_MINIMUM = (f"tl.{f}({{0}}, {{1}}, tl.PropagateNan.ALL)" for f in ("maximum", "minimum"))
 
 # ---------------------------------------------------------------- elementwise
-unary("neg", np.negative, "-x", algebra="ring", real=lambda z, x: -x, floats=False, rounding="never", linear=(0,), onnx=("Neg",), aten=("neg",),
+unary("neg", np.negative, "-x", twice="operand", algebra="ring", real=lambda z, x: -x, floats=False, rounding="never", linear=(0,), onnx=("Neg",), aten=("neg",),
       numpy_function=OutFunction("negative", "number"), torch_function=OutFunction("neg", "number", counted=True),
       text=TargetText("- {0}", c_whole="- {0}", cuda="-{0}", cuda_whole="-{0}", triton="-{0}", jax="-{0}"))  # fmt: skip
-unary("abs", np.abs, "|x|", real=lambda z, x: z.If(x >= 0, x, -x), floats=False, symmetry="even", nonnegative=True, fixed=(0.0, 1.0), rounding="never", onnx=("Abs",),
+unary("abs", np.abs, "|x|", twice="once", real=lambda z, x: z.If(x >= 0, x, -x), floats=False, symmetry="even", nonnegative=True, fixed=(0.0, 1.0), rounding="never", onnx=("Abs",),
       aten=("abs",), numpy_function=OutFunction("absolute"), torch_function=OutFunction("abs", "number", counted=True),
       text=_call("fabs", "abs", "tl.abs({0})")._replace(c_whole="{0} < 0 ? - {0} : {0}", cuda_whole="op::abs({0})"))  # fmt: skip
-unary("sign", np.sign, "-1, 0 or 1", floats=False, rounding="never", onnx=("Sign",), aten=("sign", "sgn"),
+unary("sign", np.sign, "-1, 0 or 1", twice="once", floats=False, rounding="never", onnx=("Sign",), aten=("sign", "sgn"),
       numpy_function=OutFunction("sign", "number"), torch_function=OutFunction("sign", "none", counted=True),
       text=TargetText("{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)", cuda="op::sign({0})", triton=_TRITON_SIGN, jax="jnp.sign({0})"))  # fmt: skip
 unary("exp", _quiet(np.exp), "e**x", flops=8, monotone=True, nonnegative=True, rounding="always", onnx=("Exp",), aten=("exp",),
@@ -280,11 +280,11 @@ unary("atan", np.arctan, "inverse tangent", flops=10, symmetry="odd", monotone=T
       aten=("atan",), numpy_function=OutFunction("arctan"), torch_function=OutFunction("atan"),
       text=TargetText("__builtin_atanf({0})", "atan({0})", cuda="atanf({0})", cuda_double="atan({0})", triton=_TRITON_ATAN,
                       jax="jnp.arctan({0})"))  # fmt: skip
-unary("floor", np.floor, "largest whole number not above x", rounding="never", onnx=("Floor",), aten=("floor",),
+unary("floor", np.floor, "largest whole number not above x", twice="once", rounding="never", onnx=("Floor",), aten=("floor",),
       **_both("floor"), text=_call("floor", "floor", "tl.floor({0})"))  # fmt: skip
-unary("ceil", np.ceil, "smallest whole number not below x", rounding="never", onnx=("Ceil",), aten=("ceil",),
+unary("ceil", np.ceil, "smallest whole number not below x", twice="once", rounding="never", onnx=("Ceil",), aten=("ceil",),
       **_both("ceil"), text=_call("ceil", "ceil", "tl.ceil({0})"))  # fmt: skip
-unary("round", np.rint, "nearest whole number, ties to even", rounding="never", onnx=("Round",), aten=("round",),
+unary("round", np.rint, "nearest whole number, ties to even", twice="once", rounding="never", onnx=("Round",), aten=("round",),
       numpy_function=OutFunction("rint"), torch_function=OutFunction("round"),
       text=TargetText("__builtin_rintf({0})", "rint({0})", cuda="rintf({0})", cuda_double="rint({0})", triton=_TRITON_ROUND,
                       jax="jnp.round({0})"))  # fmt: skip
@@ -334,7 +334,7 @@ binary("lt", np.less, "x < y", real=lambda z, x, y: x < y, law="compare", onnx=(
        numpy_function=OutFunction("less"), torch_function=OutFunction("lt"), text=_text("{0} < {1}", c_whole="{0} < {1}"))  # fmt: skip
 binary("le", np.less_equal, "x <= y", real=lambda z, x, y: x <= y, law="compare", onnx=("LessOrEqual",), aten=("le",),
        numpy_function=OutFunction("less_equal"), torch_function=OutFunction("le"), text=_text("{0} <= {1}", c_whole="{0} <= {1}"))  # fmt: skip
-unary("not", np.logical_not, "logical not of a bool", logic=lambda z, x: z.Not(x), law="compare", floats=False, onnx=("Not",), aten=("logical_not",),
+unary("not", np.logical_not, "logical not of a bool", twice="operand", logic=lambda z, x: z.Not(x), law="compare", floats=False, onnx=("Not",), aten=("logical_not",),
       **_both("logical_not"), text=_text("!{0}", c_whole="!{0}", cuda_whole="{0} == 0", triton="{0} == 0", jax="jnp.logical_not({0})"))  # fmt: skip
 unary("is_nan", np.isnan, "whether NaN", law="compare", onnx=("IsNaN",), aten=("isnan",),
       numpy_function=OutFunction("isnan"), torch_function=OutFunction("isnan", "none"), text=_text("{0} != {0}", jax="jnp.isnan({0})"))  # fmt: skip

@@ -70,7 +70,17 @@ def _channels(x: Tensor, value: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- activations
-@composite("relu", 1, "pointwise", monotone=True, nonnegative=True, fixed=(0.0, 1.0), onnx=("Relu",), aten=("relu",))
+@composite(
+    "relu",
+    1,
+    "pointwise",
+    twice="once",
+    monotone=True,
+    nonnegative=True,
+    fixed=(0.0, 1.0),
+    onnx=("Relu",),
+    aten=("relu",),
+)
 def relu(x: Tensor) -> Tensor:
     """max(x, 0)"""
     return t.maximum(x, 0.0)

@@ -131,7 +131,8 @@ class Op:
     a view or layout op reads (`ir/index_maps.py`).
 
     Facts about elementwise functions of real numbers: `symmetry` is "odd" (f(-x) = -f(x)), "even" or "". `monotone`:
-    finite and nondecreasing everywhere. `nonnegative`: no result is negative. `fixed`: numbers c with f(c, ..., c) = c
+    finite and nondecreasing everywhere. `nonnegative`: no result is negative. `twice`: f(f(x)) is "once" f(x) or the
+    "operand" x. `fixed`: numbers c with f(c, ..., c) = c
     in every number format. `domain`: "positive" if the first operand of usual calls is positive, "nonzero" if the last
     one is; the op is undefined for some other finite operands. `rounding`: "never" if a result is exact, "always" if
     even a result of few bits may be off, "last" if the exact result is rounded once.
@@ -168,6 +169,7 @@ class Op:
     symmetry: str = ""
     monotone: bool = False
     nonnegative: bool = False
+    twice: str = ""
     fixed: tuple[float, ...] = ()
     domain: str = ""
     rounding: str = "last"

@@ -11,7 +11,7 @@ expressions of parameters stay and are folded when weights are bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import frexp, isfinite
 from typing import Any
@@ -76,7 +76,7 @@ class Simplifier:
 
     def _rewrite(self, node: Tensor, attrs: dict[str, Any]) -> Tensor:
         """Apply the first simplification rule that changes the node."""
-        for rule in (_empty, _fold, *RULES.get(node.op, ()), *(_POINTWISE if node.entry.pointwise else ())):
+        for rule in _rules(node.op):
             found = rule(self, node.op, node.args, attrs)
             if found is not None and found is not node:
                 # a rule may change how a zero-size or broadcast result is computed, never its type
@@ -193,6 +193,19 @@ def _one(x: Tensor) -> Tensor:
 
 
 _POINTWISE: tuple[Rule, ...] = (_order, _unstretch)
+
+
+def _rules(op: str) -> Iterator[Rule]:
+    """The simplification rules of an op, in the order in which they are tried."""
+    entry = OPS[op]
+    yield from (_empty, _fold)
+    if entry.twice:
+        yield _twice
+    if entry.monoid:
+        yield _reduce
+    yield from RULES.get(op, ())
+    if entry.pointwise:
+        yield from _POINTWISE
 
 
 def _whole(s: Simplifier, x: Tensor, *others: Tensor) -> Tensor:
@@ -319,15 +332,11 @@ def _pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
     return _whole(s, s.build(roots[power], (x,)), y) if floats and power in roots else None
 
 
-_SELF_INVERSE = ("neg", "not")
-_IDEMPOTENT = ("abs", "floor", "ceil", "round", "sign", "relu")
-
-
 def _twice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
     """-(-x), |(|x|)|, floor(floor(x)) and similar."""
     (x,) = args
     if x.op == op:
-        return x.args[0] if op in _SELF_INVERSE else x
+        return x.args[0] if OPS[op].twice == "operand" else x
     if op == "abs" and x.op == "neg" and not x.dtype.startswith("u"):
         return s.build("abs", x.args)
     return None
@@ -395,13 +404,13 @@ def _cast(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any
 def _reduce(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
     """Drop reduced axes of size 1 (a sum over one -0.0 may give 0.0); merge nested max or min."""
     (x,), axes = args, attrs["axes"]
-    rounds = op in ("sum", "mean")
-    if s.exact and rounds:
+    if s.exact and OPS[op].linear:
         return None
+    order = OPS[op].algebra == "order"
     kept = tuple(sorted({a for a in axes if x.shape[a] != 1}))
-    if op in ("max", "min") and x.op == op:
+    if order and x.op == op:
         return s.build(op, x.args, {"axes": tuple(sorted({*x.attr("axes"), *kept}))})
-    if op in ("max", "min") and x.op == "full" and volume(x.shape) != 0:
+    if order and x.op == "full" and volume(x.shape) != 0:
         return _full(make(op, args, attrs).shape, x.attr("value"), x.dtype)
     if kept == axes:
         return None
@@ -611,7 +620,7 @@ def _is_plus_zero(value: float) -> bool:
     return value == 0 and not np.signbit(float(value))
 
 
-#: op -> simplification rules, tried in order. Pointwise ops then try `_POINTWISE`.
+#: op -> simplification rules, tried in order after those by the facts of its entry (`_rules`).
 RULES: dict[str, tuple[Rule, ...]] = {
     "full": (_written,),
     "constant": (_constant,),
@@ -626,9 +635,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "or": (_logic,),
     "where": (_where,),
     "cast": (_cast,),
-    **dict.fromkeys((*_SELF_INVERSE, *_IDEMPOTENT), (_twice,)),
-    **dict.fromkeys(("sum", "mean", "min", "prod"), (_reduce,)),
-    "max": (_reduce, _any_position),
+    "mean": (_reduce,),
+    "max": (_any_position,),
     "cumsum": (_along_one,),
     "flip": (_along_one, _flip),
     "reshape": (_to_shape,),
