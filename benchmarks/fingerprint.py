@@ -93,7 +93,7 @@ def candidate_records(graph: Any) -> Iterator[str]:
 
 def record_workload(work: Any, device: str) -> Json:
     """Size of the e-graph, candidates, and the deterministic plan with its program."""
-    from tensor_graphs.backends.generate.generator import Generator
+    from tensor_graphs.backends.generate.generator import KernelGenerator
     from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
     from tensor_graphs.backends.program.emission import emit_for
     from tensor_graphs.backends.registry import select
@@ -112,7 +112,7 @@ def record_workload(work: Any, device: str) -> Json:
     with ExitStack() as stack:
         if device == "gpu":
             stack.enter_context(mock.patch.object(TorchCudaBackend, "unavailable", lambda self: ""))
-            stack.enter_context(mock.patch.object(Generator, "unavailable", lambda self: ""))
+            stack.enter_context(mock.patch.object(KernelGenerator, "unavailable", lambda self: ""))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         backend = "gpu" if device == "gpu" else "auto"
         session = Session(Options(backend=backend, budget=math.inf, deterministic=True, costdb=Path(folder)))

@@ -44,7 +44,7 @@ def main() -> None:
     os.environ.setdefault("TENSOR_GRAPHS_GPU", "gpu:none:sm90:multiprocessors=132|none|none")
 
     from benchmarks.workloads import WORKLOADS
-    from tensor_graphs.backends.generate.generator import Generator
+    from tensor_graphs.backends.generate.generator import KernelGenerator
     from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
     from tensor_graphs.backends.registry import select
     from tensor_graphs.backends.tuning.compile_pool import CompilePool
@@ -59,7 +59,10 @@ def main() -> None:
     work = WORKLOADS[options.workload]
     inputs, weights = work.arguments("cpu")
     there = lambda self: ""
-    with mock.patch.object(TorchCudaBackend, "unavailable", there), mock.patch.object(Generator, "unavailable", there):
+    with (
+        mock.patch.object(TorchCudaBackend, "unavailable", there),
+        mock.patch.object(KernelGenerator, "unavailable", there),
+    ):
         session = Session(Options(backend="triton-only"))
         graph = as_graph(work.module(weights), tuple(inputs))
         view = rewrite(session, prepare(session, graph, None).work).view

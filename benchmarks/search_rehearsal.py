@@ -26,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.workloads import WORKLOADS
-from tensor_graphs.backends.generate.generator import Generator
+from tensor_graphs.backends.generate.generator import KernelGenerator
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.registry import select
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
@@ -177,7 +177,10 @@ def hypergraph_of(workload: str, backend: str) -> Hypergraph:
     work = WORKLOADS[workload]
     inputs, weights = work.arguments("cpu")
     there = lambda self: ""
-    with mock.patch.object(TorchCudaBackend, "unavailable", there), mock.patch.object(Generator, "unavailable", there):
+    with (
+        mock.patch.object(TorchCudaBackend, "unavailable", there),
+        mock.patch.object(KernelGenerator, "unavailable", there),
+    ):
         session = Session(Options(backend=backend, budget=math.inf))
         graph = as_graph(work.module(weights), tuple(inputs))
         view = rewrite(session, prepare(session, graph, None).work).view

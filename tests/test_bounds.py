@@ -342,11 +342,11 @@ def test_intermediates_of_a_strip_are_limited(monkeypatch: pytest.MonkeyPatch) -
     graph = large(lambda x: (x.reshape((6000, 1, 40)) - x[:50].reshape((1, 50, 40))).sum(axis=(1, 2)))
     (axes,) = strips.strips_of(graph) or ()
     monkeypatch.setattr(strips, "ROOM", 1 << 22)
-    place = strips.Places(graph, graph.roots[0], axes, np.random.default_rng(0))
+    place = strips.OutputStrips(graph, graph.roots[0], axes, np.random.default_rng(0))
     assert place.taken <= 1 << 22 and 50 < place.count < 1000
     assert verdict(graph, right(graph), monkeypatch, enough=lambda: True).compared > 0.1
     monkeypatch.setattr(strips, "ROOM", 1)
-    assert strips.Places(graph, graph.roots[0], axes, np.random.default_rng(0)).count == 1
+    assert strips.OutputStrips(graph, graph.roots[0], axes, np.random.default_rng(0)).count == 1
 
 
 # ---------------------------------------------------------------- the caller's own function on large inputs

@@ -421,7 +421,7 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     from tensor_graphs.backends import gpu
-    from tensor_graphs.backends.generate.generator import Generator
+    from tensor_graphs.backends.generate.generator import KernelGenerator
     from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
     from tensor_graphs.backends.program.program import Program
     from tensor_graphs.backends.registry import backend
@@ -429,7 +429,7 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
 
     if not backend("torch_cuda").unavailable():
         pytest.skip("there is a GPU here")
-    for kind in (TorchCudaBackend, Generator):
+    for kind in (TorchCudaBackend, KernelGenerator):
         monkeypatch.setattr(kind, "unavailable", lambda self: "")
     monkeypatch.setattr(gpu, "hardware", lambda: "rehearsal")
     monkeypatch.setattr(accept, "Program", partial(Program, device="cpu"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
 
-from ...egraph.ir.dims import Dim, Expr, bind, volume
+from ...egraph.ir.dims import Dim, DimExpr, bind, volume
 from ...egraph.ir.graph import Tensor
 from ...egraph.ir.memo import memo
 from ...egraph.saturate.lift import Numbers
@@ -94,7 +94,7 @@ def sized(
     names = sorted(numbers.graph.free_dims)
     if _ROW.search(function) or {*names} & {*template.operands}:
         return None
-    attrs = {n: Expr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
+    attrs = {n: DimExpr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
     made = _free(template, call, chosen, roots, function, names)
     return Sized(chosen, at, made, replace(free, attrs=attrs))
 
@@ -133,7 +133,7 @@ def _put(text: str, numbers: Numbers, sizes: Mapping[str, int]) -> str:
 
 def _in_c(value: Dim) -> str:
     """A size expression in C over size parameters; `//` of a nonnegative value is C's division."""
-    if not isinstance(value, Expr):
+    if not isinstance(value, DimExpr):
         return str(value)
     return f"({_WORD.sub(lambda name: PREFIX + name[0], str(value)).replace('//', '/')})"
 

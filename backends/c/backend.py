@@ -19,7 +19,7 @@ from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
-from ..generate.generator import Asked, Generator, Lowering, Lowerings
+from ..generate.generator import Asked, KernelGenerator, Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
@@ -58,7 +58,7 @@ class CLowering(Lowering):
             yield template, asked.call
 
 
-class C(Generator):
+class C(KernelGenerator):
     """Backend of generated C kernels."""
 
     operands = "address"

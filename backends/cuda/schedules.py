@@ -11,7 +11,7 @@ from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
 from ..ir.index import Axis, Index
 from ..ir.kernel import Kernel, Unfusable, if_fusable, walk
 from ..ir.tiling import Shape, padded
-from .emit.thread_layout import Along, Layout, Warps, slope, together
+from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, slope, together
 from .ranking import Few, Pass, Product, Reduced, Rows, ranked
 
 ROWS = 4  # maximum rows of GEMM on CUDA cores
@@ -54,14 +54,14 @@ class SimtSchedule(Schedule):
             "n", self.threads, self.vector, self.repeat
         )
 
-    def layout(self, kernel: Kernel, shape: Shape) -> Layout:
+    def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
         """The thread layout for a kernel of this shape."""
         names = {"m": "m", "n": "n"} | {str(i): a.name for i, a in enumerate(shape.inner) if a not in shape.joined}
         own = [dict(n) for n in (self.threads, self.vector, self.repeat)]
-        dims = {name: Along(*(n.get(key, 1) for n in own)) for key, name in names.items()}
+        dims = {name: DimensionThreads(*(n.get(key, 1) for n in own)) for key, name in names.items()}
         first = fastest(kernel, shape)
         order = sorted(dims, key=lambda d: -first.get(d, 0.0))
-        return Layout({d: dims[d] for d in order}, self.early, self.ahead or 0)
+        return ThreadLayout({d: dims[d] for d in order}, self.early, self.ahead or 0)
 
 
 @dataclass(frozen=True)
@@ -90,20 +90,23 @@ class SkinnyGemmSchedule(Schedule):
         """(rows, columns) of a block's tile."""
         return covered("m", self.vector, self.repeat), self.n
 
-    def layout(self, kernel: Kernel, shape: Shape) -> Layout:
+    def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
         """The thread layout: in the epilogue each thread holds two neighbouring columns of the tile."""
         wide, n, vector, repeat = self.wide or 1, self.n, dict(self.vector), dict(self.repeat)
         warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1)
         threads = 32 * warps.along * wide
         across = min(n // 2, threads)
         down = min(padded(max(1, shape.m)), threads // across)
-        dims = {"n": Along(across, 2, n // (2 * across)), "m": Along(down, 1, -(-padded(max(1, shape.m)) // down))}
+        dims = {
+            "n": DimensionThreads(across, 2, n // (2 * across)),
+            "m": DimensionThreads(down, 1, -(-padded(max(1, shape.m)) // down)),
+        }
         dims |= {
-            a.name: Along(1, vector.get(str(i), 1), repeat[str(i)])
+            a.name: DimensionThreads(1, vector.get(str(i), 1), repeat[str(i)])
             for i, a in enumerate(shape.inner)
             if str(i) in repeat
         }
-        return Layout(dims, self.early, 0, threads, warps)
+        return ThreadLayout(dims, self.early, 0, threads, warps)
 
 
 def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
@@ -121,20 +124,20 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
     return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows
 
 
-def joining(first: Layout, shape: Shape) -> Layout:
+def joining(first: ThreadLayout, shape: Shape) -> ThreadLayout:
     """Thread layout in which the last block of a tile combines partial results: threads along the reduction lie along
     the parts.
     """
-    dims: dict[str, Along] = {}
+    dims: dict[str, DimensionThreads] = {}
     for name, along in first.dims.items():
         if name in ("m", "n"):
             dims[name] = along
         elif along.threads > 1:
             parts = next(a.size for a in shape.inner if a.name == "parts")
-            dims["parts"] = Along(along.threads, 1, -(-parts // along.threads))
+            dims["parts"] = DimensionThreads(along.threads, 1, -(-parts // along.threads))
     for a in shape.inner:
-        dims.setdefault(a.name, Along(1, 1, a.size))
-    return Layout(dims, first.early, 0, first.least)
+        dims.setdefault(a.name, DimensionThreads(1, 1, a.size))
+    return ThreadLayout(dims, first.early, 0, first.least)
 
 
 # ---------------------------------------------------------------- memory access analysis

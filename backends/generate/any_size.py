@@ -24,7 +24,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-from ...egraph.ir.dims import Dim, Expr, bind, bounds, volume
+from ...egraph.ir.dims import Dim, DimExpr, bind, bounds, volume
 from ...egraph.ir.graph import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
@@ -95,7 +95,7 @@ def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
     """Python expression of a fitted function of sizes; `names`: size -> expression."""
     if isinstance(value, Limited):
         return f"{value.op}({python(value.value, names)}, {value.limit})"
-    if not isinstance(value, Expr):
+    if not isinstance(value, DimExpr):
         return str(value)
     return f"({_WORD.sub(lambda m: (names or {}).get(m[0], m[0]), str(value))})"
 
@@ -463,7 +463,7 @@ def sized_kernel(
         version=template.version, prep=template.prep,
         inplace=template.inplace, beside=template.beside, dense=template.dense, loss=template.loss, rate=template.rate,
     )  # fmt: skip
-    attrs = {n: Expr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
+    attrs = {n: DimExpr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
     return Sized(template, call, made, replace(free, attrs=attrs))
 
 

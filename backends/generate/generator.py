@@ -1,6 +1,6 @@
 """Kernel generation for an e-graph view: which fusion groups one kernel can compute, in which forms.
 
-A `Generator` describes a backend. A `Lowering` belongs to one optimization. It grows fusion groups
+A `KernelGenerator` describes a backend. A `Lowering` belongs to one optimization. It grows fusion groups
 (extract/fusion/groups.py), maximal (fusion/maximal.py), multi-output (fusion/multi_output.py) and consumer fusion groups (fusion/consumer.py), lowers each
 (generate/template.py) in worker processes (generate/lowering_pool.py), and caches the result, so that repeated layers are lowered once.
 """
@@ -45,7 +45,7 @@ BODIES = 2  # kept templates per output class and set of operands: alternative c
 
 
 @dataclass(frozen=True, eq=False)
-class Generator(BackendBase):
+class KernelGenerator(BackendBase):
     """A backend that generates kernels from an e-graph view. Immutable; `opened` returns the mutable `Lowering`.
 
     `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows for which a product counts as
@@ -104,7 +104,7 @@ class Generator(BackendBase):
         return template_of(self.emitter, roots, transposed, last, found)
 
 
-class GpuGenerator(Generator, GpuBackend):
+class GpuGenerator(KernelGenerator, GpuBackend):
     """Defaults of generators of kernels for an NVIDIA GPU."""
 
     def any_size(
@@ -113,7 +113,7 @@ class GpuGenerator(Generator, GpuBackend):
     ) -> Any:  # fmt: skip
         """Form for every size of a generated kernel (`Target.any_size`). The kernel is priced at the generic sizes."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
-        emitters = [b.emitter for b in others if isinstance(b, Generator | Lowering) and b.name != self.name]
+        emitters = [b.emitter for b in others if isinstance(b, KernelGenerator | Lowering) and b.name != self.name]
         return sized_kernel(template, call, numbers, emitters)
 
 
@@ -125,7 +125,7 @@ class Lowering:
 
     generates = True
 
-    def __init__(self, generator: Generator, owner: Lowerings) -> None:
+    def __init__(self, generator: KernelGenerator, owner: Lowerings) -> None:
         self.generator, self.owner = generator, owner
         self.emitter, self.name, self.device = generator.emitter, generator.name, generator.device
         self.helpers, self.templates = generator.helpers, generator.templates
@@ -457,7 +457,7 @@ class Lowerings:
         self.limit, self.pool = limit, LowerPool(0) if pool is None else pool
         self.open: dict[str, Lowering] = {}  # by backend name
 
-    def of(self, generator: Generator) -> Lowering:
+    def of(self, generator: KernelGenerator) -> Lowering:
         """The `Lowering` of a backend, created on first use."""
         if generator.name not in self.open:
             self.open[generator.name] = generator.lowering(self)

@@ -1,6 +1,6 @@
 """Worker process that lowers terms to kernels, for the generating backends.
 
-A job is one lowering request of `Generator`: terms, layouts of operands and results, names of the weights. The worker
+A job is one lowering request of `KernelGenerator`: terms, layouts of operands and results, names of the weights. The worker
 runs the same code as the parent (generator.py) and sends back the result. Messages are pickles over private pipes
 between two processes of one program; none are stored in files.
 """
@@ -26,13 +26,13 @@ IDLE_S = 60  # seconds without input after which a worker ends
 def answer(job: Job) -> Reply:
     """Reply to a job: its terms lowered with each of its generators."""
     from ..registry import backend
-    from .generator import Generator, Lowerings
+    from .generator import KernelGenerator, Lowerings
 
     lowerings = Lowerings(job.limit)
     found: Reply = []
     for name in job.names:
         generator = backend(name)
-        assert isinstance(generator, Generator)  # jobs name generators only
+        assert isinstance(generator, KernelGenerator)  # jobs name generators only
         lowering = lowerings.of(generator)
         answers = lowering.lower_all(built(job.terms), job)
         forms: dict[Any, Form] = {t: (turned, last, p.number) for (_, turned, last, p), t in lowering.known.items()}

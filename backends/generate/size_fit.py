@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import combinations_with_replacement
 from math import gcd, prod
 
-from ...egraph.ir.dims import Atom, Dim, Expr, bind
+from ...egraph.ir.dims import Atom, Dim, DimExpr, bind
 
 Sizes = Mapping[str, int]
 
@@ -70,7 +70,7 @@ def _fit(values: tuple[int, ...], points: tuple[tuple[tuple[str, int], ...], ...
         if len(inside) == len(values) or not inside:
             continue
         inner = _unlimited([values[i] for i in inside], [sizes[i] for i in inside])
-        if inner is not None and isinstance(inner, Expr):
+        if inner is not None and isinstance(inner, DimExpr):
             limited = Limited(op, inner, limit)
             if all(limited.at(s) == v for s, v in zip(sizes, values)):
                 return limited
@@ -93,7 +93,7 @@ def _agrees(candidate: Dim, values: Sequence[int], points: Sequence[Sizes]) -> b
 
 def _product(names: Sequence[str]) -> Dim:
     """The product of sizes as an expression."""
-    return prod((Expr((((Atom("size", n),), 1),)) for n in names), start=1)
+    return prod((DimExpr((((Atom("size", n),), 1),)) for n in names), start=1)
 
 
 def _at(names: Sequence[str], point: Sizes) -> int:

@@ -12,11 +12,11 @@ from .index import Axis
 from .kernel import Expr, walk
 
 V = TypeVar("V")
-B = TypeVar("B", bound="Block[Any]")
+B = TypeVar("B", bound="SourceScope[Any]")
 
 
 @dataclass
-class Block(Generic[V]):
+class SourceScope(Generic[V]):
     """Scope of emitted source: its lines, the values known in it, the axes bound in it."""
 
     indent: int

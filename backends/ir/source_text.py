@@ -35,7 +35,7 @@ def literal(value: Any) -> str:
         return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)  # emitted source imports the names inf and nan
-    if isinstance(value, bool | int | float | str | dims.Expr):
+    if isinstance(value, bool | int | float | str | dims.DimExpr):
         return repr(value)
     raise TypeError(f"cannot write a {type(value).__name__} into source: {value!r}")
 

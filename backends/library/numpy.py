@@ -12,7 +12,7 @@ from keyword import iskeyword
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Expr, concrete
+from ...egraph.ir.dims import DimExpr, concrete
 from ...egraph.ir.ops import OPS, Op
 from ...extract.model.kernel import Call, Code, LibraryKernel, Operand, identified, identify
 from ..contract import BackendBase
@@ -246,7 +246,7 @@ def _mean_code(call: Call) -> str:
     count = 1
     for axis in call.attrs["axes"]:
         count *= _shape(call.operands["x"])[axis]
-    factor = f"1.0 / ({count})" if isinstance(count, Expr) else literal(1.0 / count if count else float("nan"))
+    factor = f"1.0 / ({count})" if isinstance(count, DimExpr) else literal(1.0 / count if count else float("nan"))
     return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
 
 

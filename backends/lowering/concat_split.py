@@ -24,7 +24,7 @@ SHORT = 8  # elements of a reduction that is unrolled, of an axis that is cut in
 WRITTEN = 2.0  # limit of the growth in operations by unrolled reductions
 
 
-class Piece(NamedTuple):
+class ResultPiece(NamedTuple):
     """Part of a concatenated result: `term` computes its elements, which begin at index `start` of `root`."""
 
     root: Tensor
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     start: tuple[int, ...]
 
 
-def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
+def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
     """Pieces that one kernel computes side by side for some results; None if there are none or they do not pay.
 
     All pieces have as many elements as the largest, or size 1 along some axes. They do not pay if they have little work
@@ -54,7 +54,7 @@ def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
     return apart if _alike([p.term for p in apart]) else None
 
 
-def written_out(apart: Sequence[Piece]) -> bool:
+def written_out(apart: Sequence[ResultPiece]) -> bool:
     """Whether to unroll the reductions of pieces: they are short, and most work is outside of them."""
     nodes = topological([p.root for p in apart])
     depths = [_depth(t) for t in nodes if t.entry.kind == "reduction"]
@@ -70,11 +70,11 @@ def _depth(t: Tensor) -> int:
     return prod(concrete(t.args[0].shape)) // max(prod(concrete(t.shape)), 1)
 
 
-def _of_one_size(roots: Sequence[Tensor], found: list[list[Piece]]) -> list[list[Piece]]:
+def _of_one_size(roots: Sequence[Tensor], found: list[list[ResultPiece]]) -> list[list[ResultPiece]]:
     """The pieces, with those larger than the smallest one cut along their last axes if these are short."""
     size = min(prod(concrete(p.term.shape)) for each in found for p in each)
 
-    def smaller(root: Tensor, own: list[Piece]) -> list[Piece]:
+    def smaller(root: Tensor, own: list[ResultPiece]) -> list[ResultPiece]:
         shape, first = concrete(root.shape), root.rank
         while prod(shape[:first]) > size and first:
             first -= 1
@@ -101,19 +101,19 @@ def _within(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(own) == len(shape) and all(d in (1, whole) for d, whole in zip(own, shape))
 
 
-def _cut(root: Tensor, ends: Mapping[int, set[int]]) -> list[Piece]:
+def _cut(root: Tensor, ends: Mapping[int, set[int]]) -> list[ResultPiece]:
     """The pieces of a result with the given boundaries along its axes, all of one size."""
     shape = concrete(root.shape)
     steps = [gcd(size, *ends.get(axis, ())) for axis, size in enumerate(shape)]
     if not ends or prod(size // step for size, step in zip(shape, steps)) > MOST:
-        return [Piece(root, root, (0,) * root.rank)]
+        return [ResultPiece(root, root, (0,) * root.rank)]
     found = []
     for start in product(*(range(0, size, step) for size, step in zip(shape, steps))):
         term = root
         for axis in ends:
             place = {"axis": axis, "start": start[axis], "stop": start[axis] + steps[axis], "step": 1}
             term = make("slice", (term,), place)
-        found.append(Piece(root, term, start))
+        found.append(ResultPiece(root, term, start))
     return found
 
 

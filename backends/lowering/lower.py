@@ -15,7 +15,7 @@ from ..ir.axes import normalized
 from ..ir.index import Axis, Index, index, linear, unravelled
 from ..ir.kernel import Buffer, Builder, Expr, Kernel, OutputStore, Unfusable
 from ..ir.simplify import as_index
-from .concat_split import SHORT, Piece, pieces, written_out
+from .concat_split import SHORT, ResultPiece, pieces, written_out
 from .interleaved_outputs import Beside, side_by_side
 from .op_rules import Reader, from_the_start
 from .rotate_half import cut, halved
@@ -82,7 +82,7 @@ def _small(kernel: Kernel) -> Kernel:
 
 
 def _of_pieces(
-    apart: Sequence[Piece], names: Sequence[str], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
+    apart: Sequence[ResultPiece], names: Sequence[str], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> Kernel:
     """The kernel that computes equally sized pieces of results, with common subexpressions computed once."""
     widest = max(range(len(apart)), key=lambda n: (math.prod(concrete(apart[n].term.shape)), -n))

@@ -15,7 +15,7 @@ from ...egraph.ir.graph import Tensor
 from ...extract.model.kernel import Call
 from ..contract import Measuring
 from ..device import TargetDevice
-from ..generate.generator import Asked, Generator, Lowering, Lowerings
+from ..generate.generator import Asked, KernelGenerator, Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..ir.precision import Precision
 from .emitter import EMITTER
@@ -41,7 +41,7 @@ class PallasLowering(Lowering):
             yield template, asked.call
 
 
-class Pallas(Generator):
+class Pallas(KernelGenerator):
     """Backend of kernels generated in Pallas, for JAX devices."""
 
     device = JAX

@@ -22,7 +22,7 @@ from typing import Any
 
 from ...egraph.ir import dims
 from ...egraph.ir.composite_ops import expand
-from ...egraph.ir.dims import Atom, Dim, Expr
+from ...egraph.ir.dims import Atom, Dim, DimExpr
 from ...egraph.ir.graph import Tensor, make, rebuild, structural_digest, topological
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import Name, PatternCall, Var
@@ -64,7 +64,7 @@ def renamed_sizes(plan: Plan) -> Plan:
     names = {n: identifier(f"{n}_size", set(used)) for n in clash}
     atoms = {name: atom for v in plan.values for d in v.type.shape for name, atom in dims.symbols(d).items()}
     fresh: dict[str, Dim] = {
-        n: Expr((((replace(atoms[n], name=new),), 1),)) if n in atoms else dims.dim(new) for n, new in names.items()
+        n: DimExpr((((replace(atoms[n], name=new),), 1),)) if n in atoms else dims.dim(new) for n, new in names.items()
     }
     return substituted(plan, fresh, {names.get(n, n): s for n, s in plan.sizes.items()})
 
@@ -127,7 +127,7 @@ def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Sourc
 
 def _line(d: Dim) -> tuple[str, int, int] | None:
     """(name, scale, shift) of a dimension scale * name + shift; None for other dimensions."""
-    if not isinstance(d, Expr):
+    if not isinstance(d, DimExpr):
         return None
     shift = sum(factor for atoms, factor in d.terms if not atoms)
     rest = [(atoms, factor) for atoms, factor in d.terms if atoms]
@@ -138,7 +138,7 @@ def _line(d: Dim) -> tuple[str, int, int] | None:
 
 def free(value: Any) -> bool:
     """Whether a value, or any element of a nested tuple, contains a free size."""
-    return any(map(free, value)) if isinstance(value, tuple) else isinstance(value, Expr)
+    return any(map(free, value)) if isinstance(value, tuple) else isinstance(value, DimExpr)
 
 
 # ---------------------------------------------------------------- the emitter

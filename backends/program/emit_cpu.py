@@ -54,7 +54,7 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
         return plan
 
     def fix(v: Any) -> Any:
-        return tuple(map(fix, v)) if isinstance(v, tuple) else dims.bind(v, sizes) if isinstance(v, dims.Expr) else v
+        return tuple(map(fix, v)) if isinstance(v, tuple) else dims.bind(v, sizes) if isinstance(v, dims.DimExpr) else v
 
     def kind(t: Type) -> Type:
         return Type(fix(t.shape), t.dtype)

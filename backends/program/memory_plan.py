@@ -22,7 +22,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the width of an AVX-512 register
 
 
 @dataclass(frozen=True)
-class Buffer:
+class LiveBuffer:
     """One buffer of the workspace: bytes needed from step `first` to step `last`, inclusive."""
 
     size: int
@@ -35,7 +35,7 @@ def aligned(size: int, alignment: int = ALIGNMENT) -> int:
     return -(-size // alignment) * alignment
 
 
-def place(buffers: Sequence[Buffer], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
+def place(buffers: Sequence[LiveBuffer], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
     """Placement of buffers as (offset of each buffer, total bytes). Deterministic.
 
     Buffers that are live at a common step do not overlap.
@@ -130,8 +130,8 @@ def layout(
     owners = [v for v in buffer if buffer[v] == v]
     spans = {v: (symbolic_bytes(plan.values[v].type), made[v], alive[v]) for v in owners}
     own = {s.output: b for s in plan.steps if (b := scratch_bytes(s, sizes))}
-    buffers = [Buffer(nbytes(plan.values[v].type, sizes), made[v], alive[v]) for v in owners]
-    offsets, size = place([*buffers, *(Buffer(b, made[v], made[v]) for v, b in own.items())], alignment)
+    buffers = [LiveBuffer(nbytes(plan.values[v].type, sizes), made[v], alive[v]) for v in owners]
+    offsets, size = place([*buffers, *(LiveBuffer(b, made[v], made[v]) for v, b in own.items())], alignment)
     scratch = {v: (offset, own[v]) for v, offset in zip(own, offsets[len(owners) :])}
     record = {str(v): (str(b), i, j) for v, (b, i, j) in spans.items()}
     return Layout(root, buffer, dict(zip(owners, offsets)), pinned, last, size, scratch, record)

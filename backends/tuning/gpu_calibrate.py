@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .gpu_device import Device
+from .gpu_device import MeasuringDevice
 
 # bytes of a copied buffer, rows of a square product, consecutive launches
 LARGE, ORDER, LAUNCHES = 256 << 20, 8192, 500
@@ -14,7 +14,7 @@ _SMALL = {"cpu": (1 << 14, 64, 20)}  # the same if the CPU replaces a GPU
 Probe = dict[str, Any]  # name, dtype, flops, bytes, samples in µs
 
 
-def calibrate(device: Device, seconds: float) -> list[Probe]:
+def calibrate(device: MeasuringDevice, seconds: float) -> list[Probe]:
     """Timings of probes of a GPU: a copy, a read, an in-cache copy, square GEMMs of random values, and empty launches.
 
     Measured within `seconds`.
@@ -43,7 +43,7 @@ def calibrate(device: Device, seconds: float) -> list[Probe]:
     ]  # fmt: skip
 
 
-def _samples(device: Device, run: Callable[[], object], repeats: int, seconds: float) -> list[float]:
+def _samples(device: MeasuringDevice, run: Callable[[], object], repeats: int, seconds: float) -> list[float]:
     """µs per call in replays of `repeats` calls; 5 to 40 samples, as time allows."""
     run()
     device.synchronize()

@@ -19,7 +19,7 @@ from ...costdb.keys.device import GPU_KIND
 Run = Callable[[], object]
 
 
-class Device(Protocol):
+class MeasuringDevice(Protocol):
     """Protocol of a device that runs and times kernels."""
 
     name: str  # Torch device name
@@ -54,7 +54,7 @@ class Device(Protocol):
         ...
 
 
-class Cuda:
+class CudaDevice:
     """Measuring device: the first visible NVIDIA GPU, through Torch."""
 
     name = GPU_KIND
@@ -73,7 +73,7 @@ class Cuda:
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def synchronize(self) -> None:
-        """Wait until all work is done (`Device.synchronize`)."""
+        """Wait until all work is done (`MeasuringDevice.synchronize`)."""
         self.torch.cuda.synchronize()
 
     def capture(self, calls: Sequence[Run]) -> Run:
@@ -129,7 +129,7 @@ class Cuda:
 
 
 @dataclass
-class Host:
+class HostDevice:
     """Measuring device for tests: the CPU as a stand-in for a GPU."""
 
     name: str = "cpu"
@@ -170,12 +170,12 @@ class Host:
         return float("nan")
 
 
-def device_of(name: str) -> Device:
+def device_of(name: str) -> MeasuringDevice:
     """Measuring device with the name "cuda" or "cpu"."""
-    return Cuda() if name == GPU_KIND else Host()
+    return CudaDevice() if name == GPU_KIND else HostDevice()
 
 
-def facts(device: Device) -> dict[str, Any]:
+def facts(device: MeasuringDevice) -> dict[str, Any]:
     """Facts of the driver about a GPU, for measurement keys: name, multiprocessors, memory bytes, …; {} for the host.
 
     See `costdb.keys.device.gpu_facts`.

@@ -39,7 +39,7 @@ from ..verification.torch_reference import evaluate
 from . import gpu_operands
 from .cpu_worker import Wrong, main, waiting
 from .gpu_calibrate import calibrate
-from .gpu_device import Device, Run, device_of, facts
+from .gpu_device import MeasuringDevice, Run, device_of, facts
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2}
 """Maximum relative Frobenius error of a kernel, by the narrowest float dtype of operands and output: about ten times
@@ -95,7 +95,7 @@ class Arguments:
 class Bench:
     """Test bench of one kernel: operands, float64 reference, and the trials of its schedules."""
 
-    def __init__(self, device: Device, pattern: str, call: Call, loss: float = 0.0) -> None:
+    def __init__(self, device: MeasuringDevice, pattern: str, call: Call, loss: float = 0.0) -> None:
         self.device, self.call = device, call
         self.roots = pattern_terms(parse_terms(pattern), call)
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
@@ -401,7 +401,7 @@ _flushing: dict[str, Run] = {}
 _last = [0.0]
 
 
-def reference(device: Device) -> Run:
+def reference(device: MeasuringDevice) -> Run:
     """Reference kernel for times, which also empties the cache: a copy of twice the cache size."""
     if device.name not in _flushing:
         import torch
@@ -412,7 +412,7 @@ def reference(device: Device) -> Run:
     return _flushing[device.name]
 
 
-def keep_busy(device: Device) -> None:
+def keep_busy(device: MeasuringDevice) -> None:
     """Bring an idle GPU to its usual clock before timing."""
     if device.name == GPU_KIND and time.monotonic() - _last[0] > IDLE_S:
         until = time.monotonic() + WARM_S
@@ -424,11 +424,11 @@ def keep_busy(device: Device) -> None:
 
 
 # ---------------------------------------------------------------- jobs
-_devices: dict[str, Device] = {}
+_devices: dict[str, MeasuringDevice] = {}
 _benches: dict[int, Bench] = {}
 
 
-def _device() -> Device:
+def _device() -> MeasuringDevice:
     name = os.environ.get("TENSOR_GRAPHS_MEASURE_DEVICE", GPU_KIND)
     if name not in _devices:
         _devices[name] = device_of(name)
@@ -538,7 +538,7 @@ def _broken() -> bool:
         return True
 
 
-def rehearse(device: Device) -> None:
+def rehearse(device: MeasuringDevice) -> None:
     """Run the steps of checking and timing on small operands, so that libraries load lazily initialized parts: they
     cost the first kernel half a second."""
     import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..generate.generator import Generator
+from ..generate.generator import KernelGenerator
 from ..generate.schedule import Parameter, declared
 from ..generate.strategy import Strategy, StrategyEmitter
 from ..registry import backends
@@ -45,7 +45,7 @@ def emitters() -> dict[str, StrategyEmitter]:
     """The emitters of this package's generators that have a list of strategies, by backend name."""
     found: dict[str, StrategyEmitter] = {}
     for name, backend in backends().items():
-        if isinstance(backend, Generator) and isinstance(backend.emitter, StrategyEmitter):
+        if isinstance(backend, KernelGenerator) and isinstance(backend.emitter, StrategyEmitter):
             found[name] = backend.emitter
     return found
 

@@ -81,11 +81,11 @@ def wide(x: Any) -> Any:
 
 
 def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> Worst:
-    """Worst element or slice of a result; see `Measured.worst`."""
-    return Measured(y, exact, own, unstable).worst(dtype, allowed)
+    """Worst element or slice of a result; see `MeasuredErrors.worst`."""
+    return MeasuredErrors(y, exact, own, unstable).worst(dtype, allowed)
 
 
-class Measured:
+class MeasuredErrors:
     """Errors of a result `y` against its float64 reference of equal shape: overall and per slice.
 
     `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each element;
@@ -377,7 +377,7 @@ __all__ = [
     "LARGEST",
     "SMALLEST",
     "UNITS",
-    "Measured",
+    "MeasuredErrors",
     "Worst",
     "differing",
     "misplaced",

@@ -20,7 +20,7 @@ from .rule_instance import is_instance, number_of
 
 
 @dataclass(frozen=True)
-class Checked:
+class ReplayResult:
     """Result of a replay.
 
     `errors[i]` is the largest relative error (float64) that step i causes in its subterm or in the whole term. `wrong`
@@ -47,7 +47,7 @@ def check(
     whole: bool = True,
     tolerance: float = 1e-9,
     seed: int = 0,
-) -> Checked:
+) -> ReplayResult:
     """Replay every step of an explanation.
 
     Each step must start at the previous step's result, rewrite exactly one subterm, be an instance of its rule (judged
@@ -79,7 +79,7 @@ def check(
         if not error <= tolerance and not whole:
             ((errors[i],), _) = _compared([(steps[i].before, steps[i].after)], seed, bounds or {})
     wrong |= {i for i, e in enumerate(errors) if not e <= tolerance}
-    return Checked(tuple(errors), tuple(sorted(wrong)), finite)
+    return ReplayResult(tuple(errors), tuple(sorted(wrong)), finite)
 
 
 def _compared(pairs: Sequence[tuple[Tensor, Tensor]], seed: int, bounds: Mapping[str, int]) -> tuple[list[float], bool]:
@@ -171,4 +171,4 @@ def _is_instance(step: ProofStep, rules: Mapping[str, Rule]) -> bool:
     return rule is not None and any(is_instance(rule, i, before, after) for i in range(len(rule.lefts)))
 
 
-__all__ = ["Checked", "check"]
+__all__ = ["ReplayResult", "check"]

@@ -47,7 +47,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Instance:
+class BlockInstance:
     """One occurrence of a block: the model's values for the block's leaves and outputs. `block` is an index into
     `Blocks.unique`.
     """
@@ -69,7 +69,7 @@ class Blocks:
 
     graph: Graph
     unique: tuple[Block, ...]
-    instances: tuple[Instance, ...]
+    instances: tuple[BlockInstance, ...]
 
     def __repr__(self) -> str:
         uses = Counter(i.block for i in self.instances)
@@ -100,18 +100,18 @@ def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
     owner = _owners(listing, pieces)
     keys: dict[Any, int] = {}
     unique: list[Block] = []
-    instances: list[Instance] = []
+    instances: list[BlockInstance] = []
     for number, piece in enumerate(pieces):
         text = _Text(listing, owner, number, piece)
         index = keys.setdefault(text.key(), len(unique))
         if index == len(unique):
             unique.append(Block(text.build(f"block{index}")))
         states = tuple(text.states)
-        instances.append(Instance(index, tuple(text.inputs), tuple(text.params), tuple(text.outputs), states))
+        instances.append(BlockInstance(index, tuple(text.inputs), tuple(text.params), tuple(text.outputs), states))
     return Blocks(graph, tuple(unique), tuple(instances))
 
 
-def stamp(body: Graph, instance: Instance, known: dict[Tensor, Tensor] | None = None) -> list[Tensor]:
+def stamp(body: Graph, instance: BlockInstance, known: dict[Tensor, Tensor] | None = None) -> list[Tensor]:
     """Instantiate a block's graph (or an equivalent graph) with one instance's values; returns its outputs.
 
     `known` replaces values of the model, for example by outputs of instances stamped before.
@@ -575,4 +575,4 @@ class _Text:
         return Graph.of(outputs, inputs=[new[v] for v in self.inputs], name=name)
 
 
-__all__ = ["Block", "Blocks", "Instance", "compute_nodes", "find_blocks", "stamp", "weight_only"]
+__all__ = ["Block", "BlockInstance", "Blocks", "compute_nodes", "find_blocks", "stamp", "weight_only"]

@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import ShapeError, UsageError
 from . import atomic_ops as atomic
 from . import dtypes
-from .dims import Dim, Expr, Shape, dim, volume
+from .dims import Dim, DimExpr, Shape, dim, volume
 from .graph import Tensor, constant, make
 from .ops import OPS, Op
 
@@ -315,7 +315,7 @@ def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
     axes = _axes(axis, x.rank)
     n = count(x.shape, axes)
     centred = sub(x, mean(x, axes, True))
-    if isinstance(n, Expr):
+    if isinstance(n, DimExpr):
         if not correction:
             return mean(square(centred), axes, keepdims)
         left = maximum(sub(cast(sum(ones((n,), "int64")), x.dtype), correction), 0.0)

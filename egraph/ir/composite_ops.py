@@ -12,7 +12,7 @@ from typing import Any
 
 from . import builders as t
 from . import op_flops
-from .dims import Dim, Expr, volume
+from .dims import Dim, DimExpr, volume
 from .graph import Tensor, make
 from .ops import Op, OutFunction, register
 
@@ -54,7 +54,7 @@ def expand(node: Tensor) -> Tensor:
 
 def _inverse(n: Dim) -> float:
     """1 / n as a float; NaN for n = 0. ValueError for a symbolic n."""
-    if isinstance(n, Expr):
+    if isinstance(n, DimExpr):
         raise ValueError("a mean over a free dimension decomposes only once it is bound")
     return 1.0 / n if n else float("nan")
 

@@ -43,17 +43,17 @@ class Atom:
 
 
 @dataclass(frozen=True)
-class Expr:
+class DimExpr:
     """Symbolic dimension as a polynomial: `terms` pairs a sorted product of atoms with its non-zero coefficient."""
 
     terms: tuple[tuple[tuple[Atom, ...], int], ...]
 
     @staticmethod
-    def of(dim: Dim) -> Expr:
-        """Convert an int or a symbolic dimension to an `Expr`."""
-        if isinstance(dim, Expr):
+    def of(dim: Dim) -> DimExpr:
+        """Convert an int or a symbolic dimension to an `DimExpr`."""
+        if isinstance(dim, DimExpr):
             return dim
-        return Expr((((), int(dim)),)) if dim else Expr(())
+        return DimExpr((((), int(dim)),)) if dim else DimExpr(())
 
     @staticmethod
     def _collect(pairs: Iterable[tuple[tuple[Atom, ...], int]]) -> Dim:
@@ -64,24 +64,26 @@ class Expr:
         kept = tuple(sorted(((a, f) for a, f in total.items() if f), key=lambda t: (len(t[0]), str(t[0]))))
         if not kept:
             return 0
-        return kept[0][1] if len(kept) == 1 and not kept[0][0] else Expr(kept)
+        return kept[0][1] if len(kept) == 1 and not kept[0][0] else DimExpr(kept)
 
     def __add__(self, other: Dim) -> Dim:
-        return Expr._collect((*self.terms, *Expr.of(other).terms))
+        return DimExpr._collect((*self.terms, *DimExpr.of(other).terms))
 
     __radd__ = __add__
 
     def __neg__(self) -> Dim:
-        return Expr._collect((a, -f) for a, f in self.terms)
+        return DimExpr._collect((a, -f) for a, f in self.terms)
 
     def __sub__(self, other: Dim) -> Dim:
-        return self + (-Expr.of(other) if isinstance(other, Expr) else -other)
+        return self + (-DimExpr.of(other) if isinstance(other, DimExpr) else -other)
 
     def __rsub__(self, other: Dim) -> Dim:
         return -self + other
 
     def __mul__(self, other: Dim) -> Dim:
-        return Expr._collect((tuple(sorted(a + b)), f * g) for a, f in self.terms for b, g in Expr.of(other).terms)
+        return DimExpr._collect(
+            (tuple(sorted(a + b)), f * g) for a, f in self.terms for b, g in DimExpr.of(other).terms
+        )
 
     __rmul__ = __mul__
 
@@ -89,7 +91,7 @@ class Expr:
         """The exact polynomial quotient, if the divisor is one term that divides every term (or equals self); otherwise
         None.
         """
-        divisor = Expr.of(other)
+        divisor = DimExpr.of(other)
         if len(divisor.terms) != 1:
             return 1 if divisor == self else None
         atoms, factor = divisor.terms[0]
@@ -103,28 +105,28 @@ class Expr:
             if f % factor:
                 return None
             found.append((tuple(rest), f // factor))
-        return Expr._collect(found)
+        return DimExpr._collect(found)
 
     def __floordiv__(self, other: Dim) -> Dim:
         exact = self._exact_quotient(other)
         if exact is not None:
             return exact
         if not isinstance(other, int) or other < 1:
-            return Expr((((Atom("//", args=(self, other)),), 1),))
+            return DimExpr((((Atom("//", args=(self, other)),), 1),))
         whole, rest = self._divided(other)
-        if not isinstance(rest, Expr):
+        if not isinstance(rest, DimExpr):
             return whole + rest // other
         inner = rest._quotient_within()
         if inner is None:
-            return whole + Expr((((Atom("//", args=(rest, other)),), 1),))
+            return whole + DimExpr((((Atom("//", args=(rest, other)),), 1),))
         below, least = inner.args  # (r + a // b) // c == (r * b + a) // (b * c)
-        shifted = (rest - Expr((((inner,), 1),))) * least + below
+        shifted = (rest - DimExpr((((inner,), 1),))) * least + below
         return whole + shifted // (least * other)
 
     def _divided(self, number: int) -> tuple[Dim, Dim]:
         """Returns (q, r) with self = q * number + r and the coefficients of r in 0..number - 1."""
-        whole = Expr._collect((a, f // number) for a, f in self.terms)
-        return whole, Expr._collect((a, f % number) for a, f in self.terms)
+        whole = DimExpr._collect((a, f // number) for a, f in self.terms)
+        return whole, DimExpr._collect((a, f % number) for a, f in self.terms)
 
     def _quotient_within(self) -> Atom | None:
         """The only quotient by a positive int among the terms, if its coefficient is 1; otherwise None."""
@@ -135,17 +137,17 @@ class Expr:
         return found[0][0] if len(found) == 1 and found[0][1] == 1 else None
 
     def __rfloordiv__(self, other: int) -> Dim:
-        return Expr((((Atom("//", args=(other, self)),), 1),)) if other else 0
+        return DimExpr((((Atom("//", args=(other, self)),), 1),)) if other else 0
 
     def __mod__(self, other: Dim) -> Dim:
         return 0 if self._exact_quotient(other) is not None else self._remainder(other)
 
     def __rmod__(self, other: int) -> Dim:
-        return Expr.of(other)._remainder(self) if other else 0
+        return DimExpr.of(other)._remainder(self) if other else 0
 
     def _remainder(self, other: Dim) -> Dim:
         rest = self._divided(other)[1] if isinstance(other, int) and other > 0 else self
-        return Expr((((Atom("%", args=(rest, other)),), 1),)) if isinstance(rest, Expr) else rest
+        return DimExpr((((Atom("%", args=(rest, other)),), 1),)) if isinstance(rest, DimExpr) else rest
 
     def __str__(self) -> str:
         def term(atoms: tuple[Atom, ...], factor: int) -> str:
@@ -162,17 +164,17 @@ class Expr:
 
 def _spelled(value: Dim, *, products: bool = False) -> str:
     """A dimension as an operand of `//` or `%`, in parentheses if needed."""
-    single = not isinstance(value, Expr) or (
+    single = not isinstance(value, DimExpr) or (
         len(value.terms) == 1 and (products or (value.terms[0][1] == 1 and len(value.terms[0][0]) == 1))
     )
     return str(value) if single else f"({value})"
 
 
-Dim: TypeAlias = int | Expr
+Dim: TypeAlias = int | DimExpr
 Shape: TypeAlias = tuple[Dim, ...]
 
 
-def dim(name: str, *, min: int = 1, max: int = 32768) -> Expr:
+def dim(name: str, *, min: int = 1, max: int = 32768) -> DimExpr:
     """A symbolic dimension for sizes that are not fixed yet. `min` and `max` bound the sizes that it may be
     bound to.
     """
@@ -180,13 +182,13 @@ def dim(name: str, *, min: int = 1, max: int = 32768) -> Expr:
         raise ShapeError(f"{name!r} is not a name for a dimension", hint="use a Python identifier")
     if not 0 <= min <= max:
         raise ShapeError(f"no size is at least {min} and at most {max}", where=f"dim({name!r})")
-    return Expr((((Atom("size", name, min=min, max=max),), 1),))
+    return DimExpr((((Atom("size", name, min=min, max=max),), 1),))
 
 
 def symbols(value: Dim) -> dict[str, Atom]:
     """The named sizes in a dimension, by name."""
     found: dict[str, Atom] = {}
-    if isinstance(value, Expr):
+    if isinstance(value, DimExpr):
         for atoms, _ in value.terms:
             for atom in atoms:
                 if atom.op == "size":
@@ -201,7 +203,7 @@ def bind(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
 
     ShapeError for a size out of range.
     """
-    if not isinstance(value, Expr):
+    if not isinstance(value, DimExpr):
         return value
     total: Dim = 0
     for atoms, factor in value.terms:
@@ -215,7 +217,7 @@ def bind(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
 def _bind_atom(atom: Atom, sizes: Mapping[str, Dim]) -> Dim:
     if atom.op == "size":
         if atom.name not in sizes:
-            return Expr((((atom,), 1),))
+            return DimExpr((((atom,), 1),))
         size = sizes[atom.name]
         if isinstance(size, int) and not atom.min <= size <= atom.max:
             raise ShapeError(f"dimension {atom.name}={size} is outside {atom.min}..{atom.max}")
@@ -243,7 +245,7 @@ def parse(text: str, known: Mapping[str, Dim]) -> Dim:
 
     def read(node: ast.expr) -> Dim:
         found = value_of(node)
-        if isinstance(found, Expr) and len(found.terms) > LARGEST_SUM:
+        if isinstance(found, DimExpr) and len(found.terms) > LARGEST_SUM:
             raise ShapeError(f"the dimension has more than {LARGEST_SUM} terms")
         return found
 
@@ -275,7 +277,7 @@ def parse(text: str, known: Mapping[str, Dim]) -> Dim:
 
 def concrete(shape: Shape) -> tuple[int, ...]:
     """The shape as ints. ShapeError names the symbolic dimensions."""
-    if any(isinstance(d, Expr) for d in shape):
+    if any(isinstance(d, DimExpr) for d in shape):
         free = sorted({n for d in shape for n in symbols(d)})
         raise ShapeError(f"shape {shape} has free dimensions {', '.join(free)}", hint="bind them: dims={...}")
     return tuple(int(d) for d in shape)  # type: ignore[arg-type]
@@ -283,7 +285,7 @@ def concrete(shape: Shape) -> tuple[int, ...]:
 
 def bounds(value: Dim) -> tuple[float, float]:
     """Returns (lower, upper) bounds of the dimension over all declared sizes."""
-    if not isinstance(value, Expr):
+    if not isinstance(value, DimExpr):
         return float(value), float(value)
     low = high = 0.0
     for atoms, factor in value.terms:

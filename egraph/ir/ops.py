@@ -285,9 +285,9 @@ def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
 
 
 def _canonical_dim(value: Any) -> Dim:
-    from .dims import Expr
+    from .dims import DimExpr
 
-    if isinstance(value, Expr):
+    if isinstance(value, DimExpr):
         return value
     try:
         return index(value)
@@ -303,9 +303,9 @@ def _dims(values: Any) -> tuple[Dim, ...]:
 
 def _canonical_number(value: Any) -> Any:
     """A number, or a dimension expression used as a number (value of a fill)."""
-    from .dims import Expr
+    from .dims import DimExpr
 
-    if isinstance(value, bool | int | Expr):
+    if isinstance(value, bool | int | DimExpr):
         return value
     return math.nan if value != value else float(value)  # math.nan is one object, so that NaN works as a dictionary key
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import builders as t
 from .composite_ops import expand, relu, sigmoid, softplus
-from .dims import Dim, Expr
+from .dims import Dim, DimExpr
 from .graph import Tensor, make
 from .recurrence import scan
 
@@ -23,7 +23,7 @@ def unrolled(x: Tensor, state: Tensor, w: Tensor, **attrs: Any) -> Tensor | None
     steps.
     """
     steps = x.shape[0]
-    if isinstance(steps, Expr) or steps * attrs["layers"] * attrs["directions"] > UNROLLED:
+    if isinstance(steps, DimExpr) or steps * attrs["layers"] * attrs["directions"] > UNROLLED:
         return None
     found: Tensor = scan(x, state, w, ACTIVATIONS, t.concat, **attrs)
     return found

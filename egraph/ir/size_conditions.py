@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .dims import Dim, Expr, bounds, symbols, volume
+from .dims import Dim, DimExpr, bounds, symbols, volume
 from .graph import Graph, Tensor
 
 NO_LIMIT = 1 << 31  # a dimension `max` of at least this means unbounded
@@ -42,7 +42,7 @@ def conditions(graph: Graph) -> list[str]:
     for node in graph.nodes():
         for low, high in NEEDS[node.op](node) if node.op in NEEDS else ():
             gap = high - low
-            if isinstance(gap, Expr) and bounds(gap)[0] < 0:
+            if isinstance(gap, DimExpr) and bounds(gap)[0] < 0:
                 found[f"{low} <= {high}"] = None
         if node.op == "reshape":
             have, want = volume(node.args[0].shape), volume(node.shape)

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..ir import dtypes
-from ..ir.dims import Atom, Dim, Expr, Shape, bind
+from ..ir.dims import Atom, Dim, DimExpr, Shape, bind
 from ..ir.graph import Graph, Tensor, make
 from ..ir.ops import OPS, Op, Type
 from ..ir.type_laws import infer
@@ -50,17 +50,17 @@ def numbers(graph: Graph) -> Iterator[Dim]:
                 yield int(value)
 
 
-def factored(known: Iterable[Dim]) -> tuple[set[int], list[Expr]]:
+def factored(known: Iterable[Dim]) -> tuple[set[int], list[DimExpr]]:
     """The known numbers split in (absolute values of plain numbers and coefficients, irreducible size expressions)."""
     plain: set[int] = set()
-    found: dict[Expr, None] = {}
+    found: dict[DimExpr, None] = {}
     for value in known:
-        if not isinstance(value, Expr):
+        if not isinstance(value, DimExpr):
             plain.add(abs(int(value)))
             continue
         for atoms, factor in value.terms:
             plain.add(abs(factor))
-            found |= {Expr((((atom,), 1),)): None for atom in atoms}
+            found |= {DimExpr((((atom,), 1),)): None for atom in atoms}
         if len(value.terms) > 1:
             found[value] = None
     return plain, list(found)
@@ -123,7 +123,7 @@ def generic_sizes(graph: Graph, wanted: Mapping[str, int], *, below: bool = Fals
     return best[1]
 
 
-def _clashes(plain: set[int], known: Sequence[Expr], sizes: Mapping[str, int]) -> int:
+def _clashes(plain: set[int], known: Sequence[DimExpr], sizes: Mapping[str, int]) -> int:
     """Number of ambiguities: expressions that divide a number of the graph, and expressions mistakable for a multiple
     of another.
 
@@ -151,13 +151,13 @@ class Numbers:
         known = sorted(((int(bind(e, self.sizes)), e) for e in parts), key=lambda f: -f[0])  # type: ignore[arg-type]
         self._factors = [(n, e) for n, e in known if telling(n) or e in self._atoms()]
         for value in every:
-            if isinstance(value, Expr):
+            if isinstance(value, DimExpr):
                 self._known.setdefault(int(bind(value, self.sizes)), value)  # type: ignore[arg-type]
         self.simple = {float(n.attr("value")) for n in self.graph.nodes() if n.op == "full"} | {0.5, 1.0, 2.0}
 
     def _atoms(self) -> list[Dim]:
         """The symbolic dimensions as expressions."""
-        return [Expr((((atom,), 1),)) for atom in self.graph.free_dims.values()]
+        return [DimExpr((((atom,), 1),)) for atom in self.graph.free_dims.values()]
 
     def dim(self, n: int) -> Dim:
         """Expression in symbolic sizes of a size, stride, offset or bound."""
@@ -204,8 +204,10 @@ class Numbers:
             return None
         if value == int(value) and abs(value) < WHOLE:
             found = self.dim(int(value))
-            return (found, 1) if isinstance(found, Expr) else None
-        for size in sorted({n for n, e in self._known.items() if isinstance(e, Expr)} | {n for n, _ in self._factors}):
+            return (found, 1) if isinstance(found, DimExpr) else None
+        for size in sorted(
+            {n for n, e in self._known.items() if isinstance(e, DimExpr)} | {n for n, _ in self._factors}
+        ):
             if not telling(size):
                 continue
             top = value * size

@@ -16,7 +16,7 @@ from ..ir.rule import Rule
 from .beam import kill_rules
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
 from .rule_compiler import Shape, applicable, changes_rank, collect_constants, compile_rule, shapes, spelled_ranks
-from .tables import Lowered, lower, with_parts
+from .tables import LoweredGraph, lower, with_parts
 from .term_cost import CAP, Pricing, cost_program
 
 
@@ -36,7 +36,7 @@ class EgglogProgram:
     parts: bool
     key: str
 
-    def lower(self, graph: Graph) -> Lowered:
+    def lower(self, graph: Graph) -> LoweredGraph:
         """The graph as egglog input tables, encoded with this program's interned ids."""
         return lower(graph, self.interner.copy(), self.constants, self.pricing, self.parts)
 
@@ -53,7 +53,7 @@ class EgglogProgram:
         }
 
     @staticmethod
-    def job(lowered: Lowered, nodes: int) -> dict[str, Any]:
+    def job(lowered: LoweredGraph, nodes: int) -> dict[str, Any]:
         """Payload of the engine's `start` request for one block (JSON). `nodes` limits the number of live e-nodes."""
         return {
             "tables": lowered.tables(),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import RuleError
-from ..ir.dims import Expr
+from ..ir.dims import DimExpr
 from ..ir.ops import OPS
 from ..ir.pattern import Apply, Attr, AttrConstant, Literal, Name, PatternCall, Term, Var, subterms
 from ..ir.rule import Rule
@@ -163,7 +163,7 @@ class _Compiler:
         """Egglog text of a constant attribute."""
         if kind == "dims":
             return f"(vec-of {' '.join(str(int(v)) for v in value)})"
-        if isinstance(value, Expr) or (kind == "int" and not isinstance(value, int)):
+        if isinstance(value, DimExpr) or (kind == "int" and not isinstance(value, int)):
             raise self.fail(f"{value!r} is not an int")
         return str(self.interner.encode(kind, value))
 

@@ -32,7 +32,7 @@ from .beam import victims
 from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stop, Stopped, never
 from .language import signature
 from .program import EgglogProgram, make_program
-from .tables import Lowered
+from .tables import LoweredGraph
 from .term_cost import Pricing, Roofline
 
 SLACK_LAUNCHES = 3
@@ -113,7 +113,7 @@ class InProcess:
 
 
 # ---------------------------------------------------------------- views
-def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
+def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
     """Decode the engine's arrays into a view.
 
     E-nodes without a known type or unreachable from the roots are dropped. E-classes are numbered breadth-first from

@@ -22,11 +22,11 @@ from ..ir.recurrent import parts_of
 from .language import SNAP, Interner
 from .term_cost import Pricing, tree_costs
 
-Row = tuple[int, ...]  # node ids of node and operands, then attribute ids (dims: index into `Lowered.dims`)
+Row = tuple[int, ...]  # node ids of node and operands, then attribute ids (dims: index into `LoweredGraph.dims`)
 
 
 @dataclass(frozen=True, eq=False)
-class Lowered:
+class LoweredGraph:
     """A graph as egglog input tables.
 
     `rows[op]` holds (node, *operands, *attributes). `facts` holds (node, dims, dtype, active, tree cost) for every
@@ -174,7 +174,7 @@ def lower(
     constants: Sequence[float] = (),
     pricing: Pricing | None = None,
     parts: bool = False,
-) -> Lowered:
+) -> LoweredGraph:
     """Egglog input tables of a graph.
 
     `interner` holds the ids that rules use and is extended: pass a copy. `constants` are the scalar constants of the
@@ -191,7 +191,7 @@ def lower(
         if node.op not in LEAVES:
             work.add(node)
     costs = tree_costs(nodes, weights, pricing) if pricing is not None else [0] * len(nodes)
-    return Lowered(
+    return LoweredGraph(
         graph=graph,
         nodes=nodes,
         own=len(own),
@@ -207,4 +207,4 @@ def lower(
     )
 
 
-__all__ = ["Lowered", "lower", "with_parts"]
+__all__ = ["LoweredGraph", "lower", "with_parts"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ExtractionError
-from ..ir.blocks import Blocks, Instance, weight_only
+from ..ir.blocks import BlockInstance, Blocks, weight_only
 from ..ir.graph import LEAVES, Graph, Tensor, make
 from ..ir.ops import Type
 
@@ -363,7 +363,7 @@ class _Glue:
             constants={place[i]: v for i, v in own.items()},
         )
 
-    def stamp(self, instance: Instance) -> None:
+    def stamp(self, instance: BlockInstance) -> None:
         """Add one instance: a copy of its block's template, merged with the model's values."""
         view, template = self.views[instance.block], self.templates[instance.block]
         first, base = self.size, len(self.ops)

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from html import escape
 from typing import Any, NamedTuple, Protocol
 
-from ...egraph.ir.dims import Expr, concrete
+from ...egraph.ir.dims import DimExpr, concrete
 from ...egraph.ir.graph import Graph, Tensor
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import Attr, Term, parse_guard, parse_terms, variables
@@ -30,7 +30,7 @@ def contiguous(shape: Sequence[int]) -> Strides:
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)
-        step *= size if isinstance(size, Expr) else max(int(size), 1)
+        step *= size if isinstance(size, DimExpr) else max(int(size), 1)
     return tuple(reversed(found))
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...egraph.ir.dims import Dim, Expr, bind
+from ...egraph.ir.dims import Dim, DimExpr, bind
 from ...egraph.ir.graph import Tensor, make, rebuild
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.pattern import Name, PatternCall, Term
@@ -28,7 +28,7 @@ def bound_value(value: Any, sizes: Sizes) -> Any:
     """The value with sizes substituted in expressions and tuples; other values are returned unchanged."""
     if isinstance(value, tuple):
         return tuple([bound_value(v, sizes) for v in value])
-    return bind(value, sizes) if isinstance(value, Expr) else value
+    return bind(value, sizes) if isinstance(value, DimExpr) else value
 
 
 def _bound_operand(operand: Operand, sizes: Sizes) -> Operand:

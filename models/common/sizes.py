@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Atom, Dim, Expr
+from ...egraph.ir.dims import Atom, Dim, DimExpr
 from ...egraph.ir.graph import Tensor
 
 
@@ -12,7 +12,7 @@ def size_tensor(size: Dim) -> Tensor:
 
     A named size is lowered to the sum of ones along an axis of that size.
     """
-    if not isinstance(size, Expr):
+    if not isinstance(size, DimExpr):
         return t.full((), int(size), "int64")
     total: Tensor | None = None
     for atoms, factor in size.terms:
@@ -25,7 +25,7 @@ def size_tensor(size: Dim) -> Tensor:
 
 def _atom_tensor(atom: Atom) -> Tensor:
     if atom.op == "size":
-        return t.sum(t.ones((Expr((((atom,), 1),)),), "int64"))
+        return t.sum(t.ones((DimExpr((((atom,), 1),)),), "int64"))
     left, right = (size_tensor(a) for a in atom.args)
     return t.floordiv(left, right) if atom.op == "//" else t.mod(left, right)
 

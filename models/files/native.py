@@ -16,7 +16,7 @@ from typing import Any
 
 from ...egraph.ir import composite_ops as composite
 from ...egraph.ir import dims, dtypes
-from ...egraph.ir.dims import Atom, Dim, Expr
+from ...egraph.ir.dims import Atom, Dim, DimExpr
 from ...egraph.ir.graph import Data, Graph, Tensor, constant, make
 from ...egraph.ir.ops import OPS
 from ...errors import BadModelError, ShapeError, TensorGraphsError, UsageError
@@ -35,7 +35,7 @@ _DEPTH = 64  # limit on the nesting of dimension expressions and output structur
 
 # ---------------------------------------------------------------- encoding
 def _dim_out(value: Dim) -> Any:
-    if not isinstance(value, Expr):
+    if not isinstance(value, DimExpr):
         return int(value)
     return {"sum": [[factor, [_atom_out(a) for a in atoms]] for atoms, factor in value.terms]}
 
@@ -49,7 +49,7 @@ def _atom_out(atom: Atom) -> Any:
 _ENCODE: dict[str, Callable[[Any], Any]] = {
     "int": _dim_out,
     "dims": lambda v: [_dim_out(d) for d in v],
-    "float": lambda v: _dim_out(v) if isinstance(v, Expr) else v if isinstance(v, bool | int) else repr(float(v)),
+    "float": lambda v: _dim_out(v) if isinstance(v, DimExpr) else v if isinstance(v, bool | int) else repr(float(v)),
     "bool": bool,
     "str": str,
     "dtype": str,
@@ -156,9 +156,9 @@ def _atom_in(value: Mapping[str, Any], depth: int) -> Dim:
         return dims.dim(name, min=_int_in(value["min"]), max=_int_in(value["max"]))
     if len(value) == 1 and (op := next(iter(value))) in ("//", "%"):
         left, right = (_dim_in(v, depth + 1) for v in _pair(value[op], f"the operands of {op}"))
-        if right == 0 or (not isinstance(left, Expr) and not isinstance(right, Expr)):
+        if right == 0 or (not isinstance(left, DimExpr) and not isinstance(right, DimExpr)):
             raise _Bad(f"the dimension {left} {op} {right} is not in canonical form")
-        return Expr((((Atom(op, args=(left, right)),), 1),))
+        return DimExpr((((Atom(op, args=(left, right)),), 1),))
     raise _Bad(f"a dimension's factor has the keys {sorted(value)}")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
-from ...egraph.ir.dims import Dim, Expr
+from ...egraph.ir.dims import Dim, DimExpr
 from ...egraph.ir.graph import Tensor
 from ...errors import BadModelError, UnsupportedError
 from .checkpoint import Config
@@ -35,7 +35,7 @@ class Rope:
         if self.long is None or (isinstance(length, int) and length <= self.short):
             return t.constant(near)
         far = t.constant(self.long.reshape(1, -1))
-        if not isinstance(length, Expr):
+        if not isinstance(length, DimExpr):
             return far
         counted = t.reshape(t.sum(t.ones((length,), "int64")), (1, 1))
         return t.where(t.gt(counted, self.short), far, t.constant(near))

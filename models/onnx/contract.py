@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, Expr, concrete
+from ...egraph.ir.dims import Dim, DimExpr, concrete
 from ...egraph.ir.graph import Tensor
 from ...errors import ShapeError
 from ..common.einsum import einsum
@@ -48,7 +48,7 @@ def same_pads(
     low, high = [], []
     for size, k, stride, dilation in zip(sizes, kernel, strides, dilations):
         reach = (k - 1) * dilation + 1
-        if isinstance(size, Expr):
+        if isinstance(size, DimExpr):
             if stride != 1:
                 raise n.unsupported(f"auto_pad {mode} with stride and a free dimension")
             total = reach - 1
@@ -106,7 +106,7 @@ def _transposed_pads(
     if asked is None and mode in ("NOTSET", "VALID"):
         pads = list(n.attr("pads", [0] * (2 * count))) if mode == "NOTSET" else [0] * (2 * count)
         return pads[:count], [p - e for p, e in zip(pads[count:], extra)]
-    if any(isinstance(d, Expr) for d in x.shape[2:]):
+    if any(isinstance(d, DimExpr) for d in x.shape[2:]):
         raise n.unsupported("output_shape or auto_pad with free dimensions")
     sizes = concrete(x.shape[2:])
     wanted = list(asked[-count:]) if asked is not None else [s * d for s, d in zip(strides, sizes)]

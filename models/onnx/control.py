@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Expr
+from ...egraph.ir.dims import DimExpr
 from ...egraph.ir.graph import Tensor
-from .node import Node, Opaque, Result, Symbolic, Value, operator, resolve
+from .node import Node, Opaque, Result, SymbolicInts, Value, operator, resolve
 
 #: Largest trip count that is unrolled.
 MOST_ROUNDS = 512
@@ -18,7 +18,7 @@ def _stacked(n: Node, parts: Sequence[Value], axis: int = 0, backwards: bool = F
         raise n.unsupported("zero iterations")
     if any(isinstance(v, Opaque) for v in parts):
         raise n.unsupported("sequences, or sizes that depend on data, as scan outputs")
-    found = [v.tensor() if isinstance(v, Symbolic) else v for v in parts if not isinstance(v, Opaque)]
+    found = [v.tensor() if isinstance(v, SymbolicInts) else v for v in parts if not isinstance(v, Opaque)]
     return t.stack(found[::-1] if backwards else found, resolve(axis, found[0].rank + 1))
 
 
@@ -37,7 +37,7 @@ def _if(n: Node) -> Result:
 def _loop(n: Node) -> Result:
     """Unroll a loop. Operands: trip count, initial condition, loop-carried values."""
     limit = n.known(0)
-    if n.has(0) and (limit is None or isinstance(limit.reshape(-1)[0], Expr)):
+    if n.has(0) and (limit is None or isinstance(limit.reshape(-1)[0], DimExpr)):
         raise n.unsupported("the number of rounds depends on data or on a free dimension")
     rounds = MOST_ROUNDS + 1 if limit is None else int(limit.reshape(-1)[0])
     going = n.inputs[1] if n.has(1) else None
@@ -75,7 +75,7 @@ def _scan(n: Node) -> Result:
     turned = n.attr("scan_input_directions") or [0] * count
     sizes = {x.shape[axis] for x, axis in zip(scanned, axes)}
     rounds = next(iter(sizes), 0)
-    if len(sizes) != 1 or isinstance(rounds, Expr) or rounds > MOST_ROUNDS:
+    if len(sizes) != 1 or isinstance(rounds, DimExpr) or rounds > MOST_ROUNDS:
         raise n.unsupported(f"over {', '.join(map(str, sizes))} positions")
     outputs = len(n.outputs) - len(carried)
     kept: list[list[Value]] = [[] for _ in range(outputs)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Dim, Expr, volume
+from ...egraph.ir.dims import Dim, DimExpr, volume
 from ...egraph.ir.graph import Tensor
 from ...errors import ShapeError
 from ..common.sizes import size_tensor
@@ -21,7 +21,7 @@ def wrap(n: Node, index: Tensor, size: Dim) -> Tensor:
         return index
     found = n.context.known(index)
     if found is not None:
-        if not isinstance(size, Expr) and found.size and (found.min() < -size or found.max() >= size):
+        if not isinstance(size, DimExpr) and found.size and (found.min() < -size or found.max() >= size):
             raise ShapeError(f"an index from {found.min()} to {found.max()} is outside size {size}")
         if not found.size or found.min() >= 0:
             return index

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, Expr, concrete, volume
+from ...egraph.ir.dims import Dim, DimExpr, concrete, volume
 from ...egraph.ir.graph import Tensor
 from ...errors import ShapeError
 from .node import Node, Result, operator, resolve
@@ -68,7 +68,7 @@ def _squeeze(n: Node) -> Result:
     x = n.x()
     axes = n.axes(1, x.rank)
     if axes is None:
-        if any(isinstance(d, Expr) for d in x.shape):
+        if any(isinstance(d, DimExpr) for d in x.shape):
             raise n.unsupported("no axes, with free dimensions")
         return t.squeeze(x)
     if any(x.shape[a] != 1 for a in axes):
@@ -219,7 +219,7 @@ def _pad_axis(n: Node, x: Tensor, axis: int, lo: Dim, hi: Dim, value: Any) -> Te
     if mode == "constant":
         return t.pad(x, [(lo, hi) if i == axis else (0, 0) for i in range(x.rank)], value)
     size = x.shape[axis]
-    if any(isinstance(d, Expr) for d in (size, lo, hi)):
+    if any(isinstance(d, DimExpr) for d in (size, lo, hi)):
         raise n.unsupported(f"mode {mode} with free dimensions")
     if (lo, hi) == (0, 0):
         return x
@@ -283,7 +283,7 @@ def _range(n: Node) -> Result:
         raise n.unsupported("ends depend on data")
     first, last, step = start.reshape(()).item(), limit.reshape(()).item(), delta.reshape(()).item()
     kind = next((v.dtype for v in (n.value(i) for i in range(3)) if isinstance(v, Tensor)), "int64")
-    if any(isinstance(v, Expr) for v in (first, last, step)):
+    if any(isinstance(v, DimExpr) for v in (first, last, step)):
         if step != 1:
             raise n.unsupported("step with free dimensions")
         count: Dim = last - first
@@ -293,7 +293,7 @@ def _range(n: Node) -> Result:
         count = max(int(np.ceil((last - first) / step)), 0)
     line = t.arange(count, kind)
     line = line if step == 1 else t.mul(line, step)
-    if isinstance(first, Expr):
+    if isinstance(first, DimExpr):
         return t.add(line, t.cast(n.x(0), kind))
     return line if first == 0 else t.add(line, first)
 

@@ -34,7 +34,7 @@ from ..files.arrays import MappedArray
 from ..files.inside import inside
 from ..files.limits import check_count
 from .masked import masked_value
-from .node import ELEMENT_TYPES, Context, Listed, Node, Opaque, Result, Symbolic, Value, element_name
+from .node import ELEMENT_TYPES, Context, Listed, Node, Opaque, Result, SymbolicInts, Value, element_name
 from .ops import OPERATORS
 from .shapes import shape_value
 
@@ -443,7 +443,7 @@ class _Loader:
             raise UnsupportedError(
                 "the model needs unsupported features", missing={f"an output that {kind}": 1}, hint=hint
             )
-        return value.tensor() if isinstance(value, Symbolic) else value
+        return value.tensor() if isinstance(value, SymbolicInts) else value
 
     def input(self, info: Any) -> Tensor:
         """Return a graph input with resolved named dimensions."""
@@ -525,12 +525,12 @@ class _Loader:
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise BadModelError(f"{label} cannot be built ({why[:300]})", where=str(self.file)) from error
-        results = [result] if isinstance(result, Tensor | Symbolic | Opaque) else result
+        results = [result] if isinstance(result, Tensor | SymbolicInts | Opaque) else result
         return [None if v is None else self.finish(v, label) for v in results]
 
     def finish(self, value: Value, label: str) -> Value:
         """Check a value's size, and fold it if it is a small constant."""
-        if isinstance(value, Symbolic | Opaque):
+        if isinstance(value, SymbolicInts | Opaque):
             return value
         try:
             return self.context.fold(self.context.check(value))

@@ -1,6 +1,6 @@
 """The interface between the ONNX importer and its operator builders: operands, attributes, values known at load time.
 
-Integers that describe shapes are `Symbolic` values: arrays of ints or dimension expressions. All other values are
+Integers that describe shapes are `SymbolicInts` values: arrays of ints or dimension expressions. All other values are
 tensor expressions; `Context.known` evaluates those that depend only on constants.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, Expr, concrete
+from ...egraph.ir.dims import Dim, DimExpr, concrete
 from ...egraph.ir.graph import Data, Tensor
 from ...egraph.ir.interpret import evaluate
 from ...errors import BadModelError, ShapeError, TooLargeError, UnsupportedError
@@ -44,7 +44,7 @@ FOLDED_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
-class Symbolic:
+class SymbolicInts:
     """Integers that may depend on free dimensions; `values` is an object array of ints and dimension expressions."""
 
     values: Array
@@ -62,7 +62,7 @@ class Symbolic:
 class Listed:
     """Sequence of known length."""
 
-    items: tuple[Tensor | Symbolic, ...]
+    items: tuple[Tensor | SymbolicInts, ...]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Picked:
 
 Opaque = Listed | Places | Picked
 """Values that are not tensors."""
-Value = Tensor | Symbolic | Opaque
+Value = Tensor | SymbolicInts | Opaque
 
 
 @dataclass
@@ -108,8 +108,8 @@ class Context:
         """Return a constant if all sizes are ints, otherwise a symbolic value."""
         array = np.empty(np.shape(sizes), dtype=object)
         array[...] = sizes
-        if any(isinstance(d, Expr) for d in array.reshape(-1)):
-            return Symbolic(array)
+        if any(isinstance(d, DimExpr) for d in array.reshape(-1)):
+            return SymbolicInts(array)
         return self.constant(array.astype(np.int64))
 
     def check(self, tensor: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Context:
         """Return the value as an array if it is known at load time, else None. Symbolic values give an object array."""
         if value is None or isinstance(value, Opaque):
             return None
-        if isinstance(value, Symbolic):
+        if isinstance(value, SymbolicInts):
             return value.values
         if not self._pure(value):
             return None
@@ -153,7 +153,7 @@ class Context:
 
     def fold(self, value: Value) -> Value:
         """Value with short vectors and scalars folded that depend only on constants."""
-        if isinstance(value, Symbolic | Opaque) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
+        if isinstance(value, SymbolicInts | Opaque) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
             return value
         if not all(isinstance(d, int) and d <= FOLDED_ELEMENTS for d in value.shape) or self._pure(value) != 2:
             return value
@@ -209,19 +209,19 @@ class Node:
         found = self.value(position)
         if isinstance(found, Opaque):
             raise self.unsupported("of a sequence" if isinstance(found, Listed) else "of a size that depends on data")
-        return found.tensor() if isinstance(found, Symbolic) else found
+        return found.tensor() if isinstance(found, SymbolicInts) else found
 
-    def listed(self, position: int = 0) -> tuple[Tensor | Symbolic, ...]:
+    def listed(self, position: int = 0) -> tuple[Tensor | SymbolicInts, ...]:
         """Return the items of a sequence operand."""
         found = self.value(position)
         if not isinstance(found, Listed):
             raise BadModelError(f"{self.label}: its operand {position} is no sequence")
         return found.items
 
-    def plain(self, position: int = 0) -> Tensor | Symbolic:
+    def plain(self, position: int = 0) -> Tensor | SymbolicInts:
         """Return an operand that is a tensor or symbolic value, not a sequence."""
         found = self.value(position)
-        return found if isinstance(found, Symbolic) else self.x(position)
+        return found if isinstance(found, SymbolicInts) else self.x(position)
 
     def opt(self, position: int) -> Tensor | None:
         """Return an optional operand as a tensor; None if absent."""
@@ -261,12 +261,12 @@ class Node:
         found = self.known(position)
         if found is None:
             raise self.unsupported(f"operand {position} depends on data")
-        return tuple(d if isinstance(d, Expr) else int(d) for d in found.reshape(-1))
+        return tuple(d if isinstance(d, DimExpr) else int(d) for d in found.reshape(-1))
 
     def ints(self, position: int) -> tuple[int, ...]:
         """Return the operand's integers as a flat tuple. Raises UnsupportedError if one is symbolic."""
         found = self.dims(position)
-        if any(isinstance(d, Expr) for d in found):
+        if any(isinstance(d, DimExpr) for d in found):
             raise self.unsupported(f"operand {position} depends on a free dimension")
         return concrete(found)
 

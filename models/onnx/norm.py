@@ -7,7 +7,7 @@ from math import sqrt
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, Expr, volume
+from ...egraph.ir.dims import Dim, DimExpr, volume
 from ...egraph.ir.graph import Tensor
 from ...errors import ShapeError
 from ..common.sizes import size_tensor
@@ -82,7 +82,7 @@ def _batch_norm(n: Node) -> Result:
 
 
 def _channels(n: Node, x: Tensor) -> int:
-    if isinstance(x.shape[1], Expr):
+    if isinstance(x.shape[1], DimExpr):
         raise n.unsupported("free channel count")
     return x.shape[1]
 
@@ -212,7 +212,7 @@ def _attention(n: Node) -> Result:
     if n.has(4) and n.has(5):
         past = n.x(4).shape[2]
         k, v = t.concat([n.x(4), k], 2), t.concat([n.x(5), v], 2)
-    if isinstance(q.shape[3], Expr) or isinstance(q.shape[1], Expr) or isinstance(k.shape[1], Expr):
+    if isinstance(q.shape[3], DimExpr) or isinstance(q.shape[1], DimExpr) or isinstance(k.shape[1], DimExpr):
         raise n.unsupported("free head size or head count")
     scale = n.attr("scale", 1 / sqrt(q.shape[3]))
     if not q.shape[3] or not k.shape[1] or q.shape[1] % k.shape[1] or k.shape[1] != v.shape[1]:
@@ -278,7 +278,7 @@ def _rotary(n: Node) -> Result:
     if rank3:
         x = _heads(x, n.attr("num_heads", 0))
     size = n.attr("rotary_embedding_dim", 0) or x.shape[3]
-    if isinstance(size, Expr):
+    if isinstance(size, DimExpr):
         raise n.unsupported("free head size")
     half = size // 2
     tables = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Expr, volume
+from ...egraph.ir.dims import DimExpr, volume
 from ...egraph.ir.graph import Tensor
 from ..common.sizes import size_tensor
 from .contract import same_pads, spatial
@@ -42,7 +42,7 @@ def _window(n: Node, x: Tensor) -> _Window:
     extra = [0] * count
     if n.attr("ceil_mode", 0):
         for i, size in enumerate(x.shape[2:]):
-            if isinstance(size, Expr):
+            if isinstance(size, DimExpr):
                 raise n.unsupported("ceil_mode with a free dimension")
             room = size + pads[i] + pads[count + i] - (kernel[i] - 1) * dilations[i] - 1
             places = -(-room // strides[i]) + 1

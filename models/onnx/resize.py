@@ -14,7 +14,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, Expr, concrete
+from ...egraph.ir.dims import Dim, DimExpr, concrete
 from ...egraph.ir.graph import Tensor
 from ...errors import ShapeError
 from ..common.einsum import positions
@@ -135,7 +135,7 @@ def _plan(n: Node, x: Tensor, axes: Sequence[int]) -> tuple[list[float], list[Di
         whole = [int(s) if s == int(s) else None for s in scales]
         wanted: list[Dim] = []
         for d, s, w in zip(have, scales, whole):
-            if isinstance(d, Expr) and w is None:
+            if isinstance(d, DimExpr) and w is None:
                 raise n.unsupported("broken scale of a free dimension")
             wanted.append(d * w if w is not None else floor(concrete((d,))[0] * s))
         return scales.tolist(), wanted
@@ -163,7 +163,7 @@ def _resize(n: Node) -> Result:
         have = x.shape[axis]
         if scale == 1.0 and have == size and not crop:
             continue
-        if isinstance(have, Expr) or isinstance(size, Expr):
+        if isinstance(have, DimExpr) or isinstance(size, DimExpr):
             y = _resize_free(n, y, axis, scale)
             continue
         a = _Axis(axis, have, size, scale, (roi[i], roi[len(axes) + i]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Expr
+from ...egraph.ir.dims import DimExpr
 from ...egraph.ir.graph import Tensor
 from ...egraph.ir.recurrent import ACTIVATIONS, layers
 from ...errors import ShapeError
@@ -68,7 +68,7 @@ def _recurrent(n: Node) -> Result:
     if "clip" in n.attrs or (n.has(4) and (lengths is None or (lengths != steps).any())):
         raise n.unsupported("clip or lengths per sample")
     hidden = n.x(2).shape[2]
-    if isinstance(hidden, Expr):
+    if isinstance(hidden, DimExpr):
         raise ShapeError("a recurrent layer needs a known hidden size")
     kind = n.choice("direction", "forward", "reverse", "bidirectional")
     directions = 2 if kind == "bidirectional" else 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Expr
+from ...egraph.ir.dims import DimExpr
 from ...egraph.ir.graph import Tensor
 from ...errors import ShapeError
-from .node import Listed, Node, Result, Symbolic, operator, resolve
+from .node import Listed, Node, Result, SymbolicInts, operator, resolve
 
 
 def _place(n: Node, position: int, length: int, default: int) -> int:
@@ -64,7 +64,7 @@ def _split(n: Node) -> Result:
     if n.has(1) and given is not None and given.ndim:
         return Listed(tuple(t.split(x, n.dims(1), axis)))
     step = n.dims(1)[0] if n.has(1) else 1
-    if isinstance(size, Expr) or isinstance(step, Expr):
+    if isinstance(size, DimExpr) or isinstance(step, DimExpr):
         raise n.unsupported(f"a free number of pieces of {size}")
     parts = [t.slice_axis(x, axis, i, min(i + step, size)) for i in range(0, size, max(step, 1))]
     flat = not n.has(1) and not n.attr("keepdims", 1)
@@ -73,7 +73,7 @@ def _split(n: Node) -> Result:
 
 @operator("ConcatFromSequence")
 def _concat(n: Node) -> Result:
-    parts: list[Tensor] = [v.tensor() if isinstance(v, Symbolic) else v for v in n.listed()]
+    parts: list[Tensor] = [v.tensor() if isinstance(v, SymbolicInts) else v for v in n.listed()]
     if not parts:
         raise ShapeError("an empty sequence cannot be concatenated")
     new = bool(n.attr("new_axis", 0))

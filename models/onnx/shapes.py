@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.dims import Dim, Expr, bounds
+from ...egraph.ir.dims import Dim, DimExpr, bounds
 from .node import Array, Node, resolve
 
 ShapeRule = Callable[..., "Array | None"]
@@ -50,7 +50,7 @@ def _mod(a: Dim, b: Dim) -> Dim:
     _nonnegative(a, b)
     if compare(b, 0) == 0:
         raise _Undecided
-    return Expr.of(a) % b if isinstance(a, Expr) or isinstance(b, Expr) else a % b
+    return DimExpr.of(a) % b if isinstance(a, DimExpr) or isinstance(b, DimExpr) else a % b
 
 
 def _differs(a: Dim, b: Dim) -> bool:
@@ -111,7 +111,7 @@ def _gather(node: Node, x: Array, index: Array) -> Array:
 def _slice(
     node: Node, x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
 ) -> Array | None:
-    if x.ndim != 1 or any(isinstance(v, Expr) for part in (starts, ends, steps) if part is not None for v in part):
+    if x.ndim != 1 or any(isinstance(v, DimExpr) for part in (starts, ends, steps) if part is not None for v in part):
         return None
     return x[slice(int(starts[0]), int(ends[0]), int(steps[0]) if steps is not None else 1)]
 
@@ -133,7 +133,7 @@ def _squeeze(node: Node, x: Array, axes: Array | None = None) -> Array:
 
 @_rule("Reshape")
 def _reshape(node: Node, x: Array, shape: Array) -> Array | None:
-    if any(isinstance(d, Expr) for d in shape):
+    if any(isinstance(d, DimExpr) for d in shape):
         return None
     return x.reshape([int(d) for d in shape])
 

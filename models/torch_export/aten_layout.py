@@ -10,7 +10,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, Expr, volume
+from ...egraph.ir.dims import Dim, DimExpr, volume
 from ...egraph.ir.graph import Tensor
 from ...errors import UnsupportedError
 from .aten_pointwise import lift, number, result_dtype
@@ -81,14 +81,14 @@ def arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Ten
     For integer dtypes fractions of start and step are truncated, as in PyTorch.
     """
     exact = (
-        dtype is not None and not dtypes.is_float(dtype) and not any(isinstance(v, Expr) for v in (start, end, step))
+        dtype is not None and not dtypes.is_float(dtype) and not any(isinstance(v, DimExpr) for v in (start, end, step))
     )
     if exact and any(isinstance(v, float) for v in (start, end, step)):
         first, by = int(start), int(step)
         count = -(-(int(end) - first) // by) if dtype == "int64" else ceil((end - start) / step)
         return t.constant((np.arange(count) * by + first).astype(dtypes.numpy_dtype(dtype)))
     if any(isinstance(v, float) for v in (start, end, step)):
-        if any(isinstance(v, Expr) for v in (start, end, step)):
+        if any(isinstance(v, DimExpr) for v in (start, end, step)):
             raise UnsupportedError("steps of a fraction up to a free size")
         count = ceil((end - start) / step)
         line = np.arange(count, dtype=np.float64) * step + start

@@ -11,7 +11,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, Expr, concrete, volume
+from ...egraph.ir.dims import Dim, DimExpr, concrete, volume
 from ...egraph.ir.graph import Graph, Tensor, topological
 from ...egraph.ir.interpret import evaluate
 from ...errors import UnsupportedError
@@ -651,7 +651,7 @@ def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: A
     n = x.rank - 2
     factors = scales_of(scales, n)
     whole = _whole_factors(x, output_size, factors)
-    if not align_corners and whole and any(isinstance(d, Expr) for d in x.shape[2:]):
+    if not align_corners and whole and any(isinstance(d, DimExpr) for d in x.shape[2:]):
         for i, times in enumerate(whole):
             x = x if times == 1 else _between(x, 2 + i, times)
         return x

@@ -15,7 +15,7 @@ from typing import Any
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Expr
+from ...egraph.ir.dims import DimExpr
 from ...egraph.ir.graph import Tensor
 from ...errors import UnsupportedError
 from ..common import identities as of
@@ -26,7 +26,7 @@ Value = Any  # a Tensor or a Python number
 
 
 def _scalar_dtype(value: Value) -> str:
-    return "bool" if isinstance(value, bool) else "int64" if isinstance(value, int | Expr) else "float32"
+    return "bool" if isinstance(value, bool) else "int64" if isinstance(value, int | DimExpr) else "float32"
 
 
 def result_dtype(*operands: Value) -> str:
@@ -51,7 +51,7 @@ def result_dtype(*operands: Value) -> str:
 
 def number(value: Value) -> Value:
     """Scalar operand of a builder: a free size is lowered to a tensor, other values are unchanged."""
-    return size_tensor(value) if isinstance(value, Expr) else value
+    return size_tensor(value) if isinstance(value, DimExpr) else value
 
 
 def lift(*operands: Value, dtype: str | None = None) -> list[Tensor]:
@@ -148,12 +148,12 @@ _WHOLE_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
 def power(x: Value, y: Value) -> Tensor:
     """Return x ** y. Small integer powers become products."""
     dtype = result_dtype(x, y)
-    if isinstance(x, Tensor) and not isinstance(y, Tensor | Expr):
+    if isinstance(x, Tensor) and not isinstance(y, Tensor | DimExpr):
         table = _WHOLE_POWERS | (_POWERS if dtypes.is_float(dtype) else {})
         if float(y) in table:
             return table[float(y)](t.cast(x, dtype))
     a, b = lift(x, y)
-    known = not isinstance(y, Tensor | Expr) and y >= 0
+    known = not isinstance(y, Tensor | DimExpr) and y >= 0
     if known or dtypes.is_float(a.dtype) or a.dtype == "bool" or a.dtype.startswith("uint"):
         return t.pow(a, b)
     odd = t.where(t.eq(t.mod(b, 2), 0), 1, -1)  # negative powers are nonzero integers only for 1 and -1
@@ -165,7 +165,7 @@ def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:
     """x limited to bounds. Either bound may be absent, a number or a tensor."""
     dtype = result_dtype(x, lo, hi)
     x = t.cast(x, dtype)
-    plain = not any(isinstance(v, Tensor | Expr) for v in (lo, hi))
+    plain = not any(isinstance(v, Tensor | DimExpr) for v in (lo, hi))
     if plain and dtypes.is_float(dtype):
         if lo == 0 and hi is None:
             return c.relu(x)

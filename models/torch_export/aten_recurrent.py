@@ -13,7 +13,7 @@ from typing import Any
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.composite_ops import relu, sigmoid
-from ...egraph.ir.dims import Expr
+from ...egraph.ir.dims import DimExpr
 from ...egraph.ir.graph import Tensor
 from ...egraph.ir.recurrent import layers
 from ...egraph.ir.type_laws import GATES
@@ -45,7 +45,7 @@ def _builder(cell: str, activations: str) -> Builder:
         each = len(params) // (count * directions)
         rows, width = params[1].shape
         hidden = rows // GATES[cell][0]
-        if isinstance(hidden, Expr) or isinstance(width, Expr):
+        if isinstance(hidden, DimExpr) or isinstance(width, DimExpr):
             raise UnsupportedError("a recurrent layer of free size")
         weights: list[Tensor] = []
         for i in range(0, len(params), each):

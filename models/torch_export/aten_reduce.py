@@ -8,7 +8,7 @@ from typing import Any
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Expr
+from ...egraph.ir.dims import DimExpr
 from ...egraph.ir.graph import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import running, whole_sizes
@@ -372,6 +372,6 @@ def nll_loss(
 
 def refuse_free(value: Any, what: str) -> int:
     """Return a size as an int. Raises UnsupportedError for a free size."""
-    if isinstance(value, Expr):
+    if isinstance(value, DimExpr):
         raise UnsupportedError(f"{what} depends on the free dimension {value}", hint="bind it: dims={...}")
     return int(value)

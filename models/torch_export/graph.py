@@ -118,7 +118,7 @@ class ExportReader:
     def _output(self, value: Any) -> Tensor:
         if isinstance(value, Tensor):
             return value
-        if isinstance(value, dims_.Expr):
+        if isinstance(value, dims_.DimExpr):
             return size_tensor(value)
         if isinstance(value, bool | int | float):
             return t.full(

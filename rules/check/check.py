@@ -150,7 +150,7 @@ class Filled(Protocol):
         ...
 
 
-class Trial:
+class RuleTrial:
     """Evaluation of both sides of a rule on one instance. Raises Refuted if their types differ."""
 
     def __init__(self, rule: Rule | TextRule | None, found: Filled, rng: np.random.Generator) -> None:
@@ -318,7 +318,7 @@ def _judge(rule: Rule, found: Iterator[Instance], seed: int, first: int = 0) -> 
     rng = np.random.default_rng(seed)
     for i, instance in enumerate(found, first):
         try:
-            trial = Trial(rule, instance, rng)
+            trial = RuleTrial(rule, instance, rng)
             counts["modular"] += trial.exactly()
             for style in (STYLES[i % 4], STYLES[(i + 1) % 4]):
                 counts["float64"] += trial.close(style)
@@ -421,7 +421,7 @@ def _sure(rule: Rule, found: Instance, seed: int) -> float:
     """Confidence in bits (`field.agreement`) that one instance holds: evaluated as given, then with exponentials, then
     with redundant rectifiers removed."""
     try:
-        trial = Trial(rule, found, np.random.default_rng(seed))
+        trial = RuleTrial(rule, found, np.random.default_rng(seed))
     except (Refuted, *FAILURES):
         return 0.0
     roots = finite(trial.roots)
@@ -439,7 +439,7 @@ def _decided(rule: Rule, found: Instance, seed: int) -> bool:
     from .piecewise_linear import decides_at
 
     try:
-        trial = Trial(rule, found, np.random.default_rng(seed))
+        trial = RuleTrial(rule, found, np.random.default_rng(seed))
     except (Refuted, *FAILURES):
         return False
     return decides_at(trial.order, list(zip(trial.roots[::2], trial.roots[1::2])))

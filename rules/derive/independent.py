@@ -86,7 +86,7 @@ def _proves(rules: Sequence[Rule], rule: Rule, found: Instance, limits: Limits) 
 
 
 @dataclass(frozen=True)
-class Derivation:
+class IndependentRules:
     """The result of `independent`: the kept rules, and the rules that follow from them."""
 
     kept: tuple[Rule, ...]
@@ -123,10 +123,12 @@ def steps(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Iterator[tuple[R
         yield rule, derived
 
 
-def independent(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Derivation:
+def independent(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> IndependentRules:
     """A set of rules split in a kept set and the rules that the kept set derives."""
     derived = {rule.name for rule, found in steps(rules, limits=limits) if found}
-    return Derivation(tuple(r for r in rules if r.name not in derived), tuple(r for r in rules if r.name in derived))
+    return IndependentRules(
+        tuple(r for r in rules if r.name not in derived), tuple(r for r in rules if r.name in derived)
+    )
 
 
 if __name__ == "__main__":

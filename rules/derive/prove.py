@@ -27,7 +27,7 @@ from ...egraph.ir.rule import Rule
 from ...egraph.saturate.engine import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
 from ...egraph.saturate.program import EgglogProgram, make_program
 from ...egraph.saturate.saturate import DECLARE_SECONDS, Limits, SaturationSession
-from ...egraph.saturate.tables import Lowered, with_parts
+from ...egraph.saturate.tables import LoweredGraph, with_parts
 from ...egraph.saturate.term_cost import Roofline
 from ...errors import RuleError, WorkerError
 from ..check.check import about_cost
@@ -178,7 +178,7 @@ class _Search:
             ) from None
         return Proof(reason == "proved", reason, self.rounds, time.perf_counter() - begin, self.nodes)
 
-    def meet(self, claim: Claim, lowered: Lowered, program: EgglogProgram, end: float) -> str:
+    def meet(self, claim: Claim, lowered: LoweredGraph, program: EgglogProgram, end: float) -> str:
         """Saturates round by round until all pairs are equal, nothing changes, or a limit is reached; returns the
         reason."""
         number = {n: i for i, n in enumerate(lowered.nodes)}

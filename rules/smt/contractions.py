@@ -8,11 +8,11 @@ from typing import Any
 
 from ..semantics.solver import Beyond
 from ..semantics.sums import Total
-from .layout import Layout
-from .unknowns import Reject, SizeFacts, Sym
+from .layout import LayoutSemantics
+from .unknowns import IllTyped, SizeFacts, Sym
 
 
-class Contractions(Layout):
+class Contractions(LayoutSemantics):
     """SMT semantics of reductions and contractions: one method per op of structures.CONTRACTIONS, which returns the
     result.
     """
@@ -20,7 +20,7 @@ class Contractions(Layout):
     def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         z, (x, y) = self.z, args
         if len(x.shape) < 2 or len(y.shape) not in (2, len(x.shape)):
-            raise Reject
+            raise IllTyped
         if x.boolean or y.boolean:
             raise Beyond("a product of booleans")
         facts.said += [x.shape[-1] == y.shape[-2], x.dtype == y.dtype]
@@ -45,7 +45,7 @@ class Contractions(Layout):
     def _linear(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         x, w, b = args
         if len(w.shape) != 2 or len(b.shape) != 1 or b.boolean:
-            raise Reject
+            raise IllTyped
         whole = self._matmul([x, w], attrs, facts)
         facts.said += [b.shape[0] == w.shape[1], b.dtype == x.dtype]
         return Sym(whole.shape, x.dtype, lambda i: whole.at(i).plus(self.summand(b.at([i[-1]]), facts)))
@@ -60,7 +60,7 @@ class Contractions(Layout):
             or len({a % max(1, len(x.shape)) for a in axes}) < len(axes)
             or any(not -len(x.shape) <= a < len(x.shape) for a in axes)
         ):
-            raise Reject
+            raise IllTyped
         chosen = {a % len(x.shape) for a in axes}
 
         def at(i: Sequence[Any]) -> Any:
@@ -101,7 +101,7 @@ class Contractions(Layout):
         z, n = self.z, len(x.shape) - 2
         strides, dilations, pads = attrs["strides"], attrs["dilations"], attrs["pads"]
         if n < 1 or len(kernel) != n or len(strides) != n or len(dilations) != n or len(pads) != 2 * n:
-            raise Reject
+            raise IllTyped
         sizes, spans = [], []
         for j in range(n):
             span = x.shape[2 + j] + pads[j] + pads[n + j] - dilations[j] * (kernel[j] - 1) - 1
@@ -122,7 +122,7 @@ class Contractions(Layout):
     def _conv(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         z, (x, w), groups = self.z, args, attrs["groups"]
         if len(x.shape) != len(w.shape) or len(x.shape) < 3:
-            raise Reject
+            raise IllTyped
         if x.boolean or w.boolean:
             raise Beyond("a convolution of booleans")
         sizes, read = self.windows(x, w.shape[2:], attrs, facts)

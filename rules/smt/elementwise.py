@@ -14,7 +14,7 @@ from ...egraph.ir.ops import Op
 from ..semantics.solver import Beyond
 from ..semantics.sums import Extreme, Total, same_size
 from .sum_arithmetic import Sums
-from .unknowns import BOOL, Reject, SizeFacts, Sym
+from .unknowns import BOOL, IllTyped, SizeFacts, Sym
 
 #: Lossless conversions: widening and narrowing back is the identity.
 WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"), "float32": ("float64",)}
@@ -43,12 +43,12 @@ class Elements(Sums):
         """The result of an elementwise op on symbolic values: sizes broadcast, dtypes must agree."""
         z = self.z
         if len({len(a.shape) for a in args}) != 1:
-            raise Reject
+            raise IllTyped
         values = args[1:] if entry.law == "where" else args
         if entry.law == "where" and not args[0].boolean:
             raise Beyond("a condition that is no boolean")
         if len({a.boolean for a in values}) > 1:
-            raise Reject
+            raise IllTyped
         facts.said += [values[0].dtype == v.dtype for v in values[1:]]
         shape = []
         for sizes in zip(*(a.shape for a in args)):

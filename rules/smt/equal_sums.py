@@ -13,7 +13,7 @@ from .unknowns import SizeFacts, Unknowns
 QUESTIONS = 4000
 
 
-class Equality(Unknowns):
+class SumEquality(Unknowns):
     """Equality proofs of symbolic sums and maxima, which have bound index variables."""
 
     def index(self, size: Any) -> tuple[Any, Any]:

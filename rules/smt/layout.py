@@ -12,10 +12,10 @@ from ...egraph.ir.ops import Op
 from ..semantics.solver import Beyond
 from ..semantics.sums import Extreme, Total
 from .elementwise import Elements
-from .unknowns import Reject, SizeFacts, Sym
+from .unknowns import IllTyped, SizeFacts, Sym
 
 
-class Layout(Elements):
+class LayoutSemantics(Elements):
     """SMT semantics of ops with an index map, of fills, index counters and gathers."""
 
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
@@ -26,7 +26,7 @@ class Layout(Elements):
         if self.z.is_expr(axis):
             raise Beyond("an unknown axis")
         if not -len(x.shape) <= axis < len(x.shape):
-            raise Reject
+            raise IllTyped
         return int(axis) % len(x.shape)
 
     def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
@@ -88,7 +88,7 @@ class Layout(Elements):
     def _permuted(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         shape, perm = args[0].shape, attrs["perm"]
         if sorted(perm) != list(range(len(shape))):
-            raise Reject
+            raise IllTyped
         return tuple(shape[p] for p in perm)
 
     def _sliced(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ class Layout(Elements):
     def _joined(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         (x, y), axis = args, attrs["axis"]
         if len(x.shape) != len(y.shape) or x.boolean != y.boolean:
-            raise Reject
+            raise IllTyped
         facts.said += [a == b for i, (a, b) in enumerate(zip(x.shape, y.shape)) if i != axis]
         facts.said.append(x.dtype == y.dtype)
         return _put(x.shape, axis, x.shape[axis] + y.shape[axis])
@@ -119,7 +119,7 @@ class Layout(Elements):
     def _stretched(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         shape = args[0].shape
         if len(attrs["shape"]) != len(shape):
-            raise Reject
+            raise IllTyped
         facts.said += [self.z.Or(a == 1, a == b) for a, b in zip(shape, attrs["shape"])]
         if facts is self.facts:  # an existing value has a valid shape
             facts.said += [d >= 0 for d in attrs["shape"]]
@@ -224,7 +224,7 @@ class Layout(Elements):
         indices are clipped)."""
         (x, n), axis, z = args, self.axis(args[0], attrs), self.z
         if n.boolean:
-            raise Reject
+            raise IllTyped
         size, many = x.shape[axis], len(n.shape)
         facts.said.append(self.function("whole", z.IntSort(), z.BoolSort())(n.dtype))
         which = self.function("which", self.sort, z.IntSort(), z.IntSort())
@@ -244,7 +244,7 @@ class Layout(Elements):
         if self.z.is_expr(axis):
             raise Beyond("an unknown axis")
         if not -len(shape) <= axis < len(shape):
-            raise Reject
+            raise IllTyped
         dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
         facts.said += [d >= 0 for d in shape]
         number = self.z.IntSort()

@@ -45,7 +45,7 @@ from ..semantics.structures import CONTRACTIONS, CREATED, bound, folds, is_contr
 from ..semantics.sums import Extreme, Total
 from .contractions import Contractions
 from .equal_sums import QUESTIONS
-from .unknowns import Reject, SizeFacts, Sym
+from .unknowns import IllTyped, SizeFacts, Sym
 
 SECONDS = 120.0  # per rule
 #: Attribute values at which the definitions apply.
@@ -97,7 +97,7 @@ class _World(Contractions):
         if any(every.get(n, v) != v for n, v in PLAIN.items()):
             raise Beyond(f"{op} with such attributes")
         if entry.law in ("norm", "channel_norm") and any(len(a.shape) != 1 for a in args[1:]):
-            raise Reject
+            raise IllTyped
         outer, self.env = self.env, {**dict(zip(names.split(), args)), **every}
         try:
             found = self.term(parse_term(text), facts)
@@ -125,7 +125,7 @@ class _World(Contractions):
         shown = SizeFacts()
         try:
             rights = [self.term(t, shown) for t in self.rule.rights]
-        except Reject:
+        except IllTyped:
             rights = []
         index = [[z.Int(f"i{n}.{d}") for d in range(len(s.shape))] for n, s in enumerate(lefts)]
         inside = [z.And(k >= 0, k < d) for i, s in zip(index, lefts) for k, d in zip(i, s.shape)]
@@ -207,7 +207,7 @@ def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = Q
         try:
             world = _World(rule, ranks, fixed, False)
             found = world.holds(types_only=True)
-        except Reject:
+        except IllTyped:
             continue
         asked += 1
         if found is False:
@@ -268,7 +268,7 @@ def _prove(rule: Rule, real: bool, suspects: list[Instance]) -> tuple[bool, str]
         try:
             world = _World(rule, ranks, fixed, real, until)
             found = world.holds()
-        except Reject:
+        except IllTyped:
             continue
         if found is False:
             if world.wrong is not None:

@@ -10,13 +10,13 @@ from typing import Any
 from ...egraph.ir.ops import OPS
 from ..semantics.solver import Beyond
 from ..semantics.sums import Extreme, Total, bodies, factors, product_of, sum_of, summands, unknowns
-from .equal_sums import Equality
+from .equal_sums import SumEquality
 from .unknowns import SizeFacts
 
 NAMED = 24  # limit on named sums and maxima
 
 
-class Sums(Equality):
+class Sums(SumEquality):
     """Arithmetic of symbolic values whose elements are sums (`Total`) or maxima (`Extreme`)."""
 
     def total(self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]]) -> Total:

@@ -40,7 +40,7 @@ NAMES = (
 BOOL, OTHER = 0, 1000  # codes of dtypes; those of variables are unknowns above OTHER
 
 
-class Reject(Exception):
+class IllTyped(Exception):
     """Raised when a term has no value at these ranks and axes."""
 
 
@@ -184,7 +184,7 @@ class Unknowns:
         try:
             return FUNCTIONS[f](*args)
         except (IndexError, ValueError, ZeroDivisionError, KeyError) as error:
-            raise Reject from error
+            raise IllTyped from error
 
     def about(self, f: str, args: Sequence[Any]) -> Any:
         """Value of a function of a tensor's type: rank, size, shape, volume, dtype, or a condition on them."""
@@ -195,7 +195,7 @@ class Unknowns:
             if z.is_expr(args[1]):
                 raise Beyond("the size of an unknown axis")
             if not -len(x.shape) <= args[1] < len(x.shape):
-                raise Reject
+                raise IllTyped
             return x.shape[args[1]]
         if f == "shape":
             return x.shape

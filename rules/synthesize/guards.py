@@ -73,7 +73,7 @@ def _same(function: str, a: Attr, b: Attr, i: Attr, j: Attr) -> Attr:
 
 
 @dataclass
-class Pool:
+class InstancePool:
     """Labelled instances of a rule's left side, with the truth value of every candidate guard.
 
     `right[k]` is whether the sides agree at instance k, `rows[k][i]` whether candidate i holds there.
@@ -187,7 +187,7 @@ def weakest(
     `bare` is the rule without guards, `enough` guards under which it is known to hold, `options` the candidates in
     order of preference, `draws` as in `tried`, `home` a rank at which the rule is tested in addition (0: none).
     """
-    pool = Pool(bare, list(dict.fromkeys([*options, *enough])))
+    pool = InstancePool(bare, list(dict.fromkeys([*options, *enough])))
     pool.draw((), AT_LARGE)
     if home:
         pool.draw(at_rank(bare, home).guards, AT_LARGE)

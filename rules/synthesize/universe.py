@@ -326,7 +326,7 @@ def _exactly(op: str, attrs: Mapping[str, Any], arrays: Sequence[Array], p: int)
 
 
 @dataclass
-class Values:
+class TermValues:
     """Evaluator of ops on the values of enumerated terms. Composites are decomposed; each decomposition is built once
     per type.
     """
@@ -400,7 +400,7 @@ class Universe:
     """All terms of a world up to a size, one per value. `grow` yields the equalities that it encounters."""
 
     def __init__(self, world: World, seed: int) -> None:
-        self.world, self.values = world, Values()
+        self.world, self.values = world, TermValues()
         self.classes: dict[Any, list[UniverseEntry]] = {}
         self.by_size: list[list[UniverseEntry]] = []
         self.terms = 0

@@ -34,7 +34,7 @@ from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.ops import Type
 from ...errors import ShapeError
-from ..check.check import STYLES, Refuted, Trial, Verdict
+from ..check.check import STYLES, Refuted, RuleTrial, Verdict
 from ..semantics.prime_field import BITS, PRIMES, agreement, unrectified
 from .instance import TextInstance
 from .linear_equations import Affine
@@ -43,7 +43,7 @@ from .shape_families import Typing
 from .shapes import Families, typings
 from .signs import Effort, Signs
 from .symbolic import proves
-from .tensat import Apply, Input, TextRule, nodes
+from .tensat import Input, TextApply, TextRule, nodes
 from .terms import Typed
 from .typer import ATTRIBUTES, SYMBOLIC
 
@@ -68,7 +68,7 @@ VAGUE = ("reshape",)  # operators whose shapes are not enumerated completely
 
 @dataclass(frozen=True)
 class _At:
-    """Adapter: a member of a family as `check.Trial` expects an instance."""
+    """Adapter: a member of a family as `check.RuleTrial` expects an instance."""
 
     member: TextInstance
 
@@ -199,7 +199,7 @@ def _wide(rule: TextRule, scope: AxisScope, families: Families, until: float = i
 
     A rule that names a kernel of size 1 is exempt, except for its images.
     """
-    calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
+    calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, TextApply)]
     meant = any(v == 1 for c in calls for k, v in c.params if k in ("kernel_h", "kernel_w"))
     images = {v.name for c in calls if c.op in IMAGES for v in nodes(c.args[0]) if isinstance(v, Input)}
     shaped = any(c.op == "reshape" for c in calls)
@@ -247,7 +247,7 @@ def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMB
                         )
         for member in family.instances(draw, each):
             try:
-                trial = Trial(rule, _At(member), rng)
+                trial = RuleTrial(rule, _At(member), rng)
             except ShapeError:  # sizes that the equations do not describe (a reshape)
                 continue
             tally.modular += trial.exactly()
@@ -260,7 +260,7 @@ def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMB
 def _proved(rule: TextRule, one: _Passed, bits: float, wider: Sequence[_Passed]) -> Verdict:
     """The verdict on a rule that is proved under a scope; under the wider scopes it is only tested."""
     scope, families = one.scope, one.families
-    calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
+    calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, TextApply)]
     said = [f"normal forms are equal for all sizes and ranks in {len(families.found)} families of shapes"]
     if any(c.op == "matmul" for c in calls) and any(c.op == "concat" and c.param("ndim") is None for c in calls):
         said.append("axes without a rank are those of matrices")
@@ -306,7 +306,7 @@ def _proof(rule: TextRule, scope: AxisScope, families: Families, seed: int, unti
 
 def _words(rule: TextRule) -> bool:
     """Whether the rule has one variable permutation that only occurs in transposes between elementwise operators."""
-    calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
+    calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, TextApply)]
     moved = [c for c in calls if c.op == "transpose"]
     return (
         list(rule.attributes.values()).count("perm") == 1
@@ -347,7 +347,7 @@ def _meaningless(rule: TextRule, seed: int) -> Verdict:
     families = typings(rule, symbolic=bool(rule.attributes))
     both = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side)]
     few = not {*rule.attributes.values()} <= {*EVERY_VALUE, *SYMBOLIC} or bool(rule.attributes and families.found)
-    if few or not families.complete or any(isinstance(n, Apply) and n.op in VAGUE for n in both):
+    if few or not families.complete or any(isinstance(n, TextApply) and n.op in VAGUE for n in both):
         return Verdict("unknown", f"no shapes were found at which all sides have types: {families.why}")
     left = _wide(rule, SCOPES[0], typings(rule, only_left=True))
     for family in left.found:

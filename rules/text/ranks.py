@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .tensat import Apply, Input, Number, Term
+from .tensat import Input, Number, Term, TextApply
 from .terms import NoMeaning, perm_of
 
 MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
@@ -59,7 +59,7 @@ class Ranks:
             raise NoMeaning(f"a value would have rank {rank} and rank {self.rank[i]}")
         return i
 
-    def value(self, name: str, term: Apply) -> Any:
+    def value(self, name: str, term: TextApply) -> Any:
         """Value of a parameter of a term."""
         found = term.param(name)
         return self.attrs[found] if isinstance(found, str) else found

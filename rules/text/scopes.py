@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .tensat import Apply, TextRule, nodes
+from .tensat import TextApply, TextRule, nodes
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ GROUPED = 3  # for rules with more convolutions, at most two group counts are tr
 
 def scopes(rule: TextRule) -> tuple[AxisScope, ...]:
     """The scopes to try for a rule, widest first; the last one is for constant kernels only."""
-    ops = {n.op for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)}
+    ops = {n.op for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, TextApply)}
     if "conv2d" not in ops:
         return SCOPES[:1]
     return SCOPES if ops & {"Iconv", "Cpool"} else SCOPES[:-1]

@@ -43,7 +43,7 @@ KEEPING_SIGNS = ("tanh",)
 ACTS = ("", "sigmoid", "relu", "tanh")
 
 
-class Prover:
+class SymbolicProver:
     """Evaluates typed terms at symbolic indices, for one family of shapes."""
 
     def __init__(self, typing: Typing, assumed: Sequence[Affine] = (), effort: Effort | None = None) -> None:
@@ -594,7 +594,7 @@ def proves(typing: Typing, effort: Effort | None = None) -> tuple[bool, str]:
     for _ in range(CASES):
         assumed = cases.pop()
         try:
-            if not Prover(typing, assumed, effort).proves():
+            if not SymbolicProver(typing, assumed, effort).proves():
                 return False, "the normal forms differ"
         except Open as order:
             cases += [(*assumed, case) for case in order.cases]

@@ -91,7 +91,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Apply:
+class TextApply:
     """Operator of a text rule with its parameters and operands.
 
     The halves of a split are `split_0` and `split_1` of a tensor along `axis`.
@@ -111,7 +111,7 @@ class Apply:
         return f"({' '.join([self.op, *shown, *map(str, self.args)])})"
 
 
-Term = Input | Number | Apply
+Term = Input | Number | TextApply
 
 
 @dataclass(frozen=True)
@@ -138,24 +138,24 @@ class TextRule:
     @property
     def attributes(self) -> dict[str, str]:
         """Parameter variables, each with the parameter that it stands for ('act', 'stride_h', …)."""
-        calls = [n for n in self._nodes() if isinstance(n, Apply)]
+        calls = [n for n in self._nodes() if isinstance(n, TextApply)]
         return {v: k for c in calls for k, v in c.params if isinstance(v, str)}
 
     def at(self, values: Mapping[str, Param]) -> TextRule:
         """The rule with values substituted for parameter variables."""
 
         def put(term: Term) -> Term:
-            if not isinstance(term, Apply):
+            if not isinstance(term, TextApply):
                 return term
             params = tuple((n, values.get(v, v) if isinstance(v, str) else v) for n, v in term.params)
-            return Apply(term.op, params, tuple(map(put, term.args)))
+            return TextApply(term.op, params, tuple(map(put, term.args)))
 
         return replace(self, lefts=tuple(map(put, self.lefts)), rights=tuple(map(put, self.rights)))
 
     @property
     def convolutions(self) -> int:
         """The number of distinct convolutions."""
-        return len({n for n in self._nodes() if isinstance(n, Apply) and n.op == "conv2d"})
+        return len({n for n in self._nodes() if isinstance(n, TextApply) and n.op == "conv2d"})
 
     def _nodes(self) -> Iterator[Term]:
         for side in (*self.lefts, *self.rights):
@@ -164,7 +164,7 @@ class TextRule:
 
 def nodes(term: Term) -> Iterator[Term]:
     """The subterms of a term, operands first."""
-    if isinstance(term, Apply):
+    if isinstance(term, TextApply):
         for a in term.args:
             yield from nodes(a)
     yield term
@@ -285,7 +285,7 @@ def _resolved(raw: _Raw, reader: _Reader) -> Term:
 def _atom(head: str, reader: _Reader) -> Term:
     op = ALIASES.get(head, head)
     if op in ("Imatmul", "Iewmul"):
-        return Apply(op, (), ())
+        return TextApply(op, (), ())
     if _INT.fullmatch(head) or _REAL.fullmatch(head):
         return Number(float(head))
     if not _NAME.fullmatch(head):
@@ -312,14 +312,14 @@ def _applied(op: str, slots: Sequence[str], raw: _Raw, reader: _Reader) -> Term:
     args = tuple(_resolved(a, reader) for s, a in zip(slots, raw.args) if s in ".:")
     if op in ("split_0", "split_1") and not params:  # (split_0 (split AXIS T)): one operator that yields one half
         pair = args[0]
-        if not isinstance(pair, Apply) or pair.op != "split":
+        if not isinstance(pair, TextApply) or pair.op != "split":
             raise _Unknown(f"{op} takes a half of a (split AXIS T)")
         params, args = pair.params, pair.args
-    if any(isinstance(a, Apply) and a.op == "split" for a in args):
+    if any(isinstance(a, TextApply) and a.op == "split" for a in args):
         raise _Unknown(f"{op} of both halves of a split")
-    if any(isinstance(a, Apply) and a.op == "noop" for a in args) and op != "noop":
+    if any(isinstance(a, TextApply) and a.op == "noop" for a in args) and op != "noop":
         raise _Unknown(f"{op} of a noop, which has no value")
-    return Apply("concat" if op.startswith("concat") else op, params, args)
+    return TextApply("concat" if op.startswith("concat") else op, params, args)
 
 
 def _param(slot: str, head: str, reader: _Reader) -> Param:
@@ -336,7 +336,7 @@ def _param(slot: str, head: str, reader: _Reader) -> Param:
 
 def _outputs(term: Term) -> list[Term]:
     """The output terms of a side: a noop combines several."""
-    if isinstance(term, Apply) and term.op == "noop":
+    if isinstance(term, TextApply) and term.op == "noop":
         return [o for a in term.args for o in _outputs(a)]
     return [term]
 
@@ -351,7 +351,7 @@ def _rule(reader: _Reader, start: int, left: _Raw, right: _Raw, both: bool) -> T
     problem = ""
     if len(lefts) != len(rights):
         problem = f"{len(lefts)} outputs on the left, {len(rights)} on the right"
-    elif any(isinstance(t, Number) or (isinstance(t, Apply) and t.op == "split") for t in (*lefts, *rights)):
+    elif any(isinstance(t, Number) or (isinstance(t, TextApply) and t.op == "split") for t in (*lefts, *rights)):
         problem = "a side is a number or both halves of a split"
     elif clash := sorted(set(rule.inputs) & set(rule.attributes)):
         problem = f"{', '.join(clash)} stand for tensors and for parameters"

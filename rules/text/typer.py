@@ -11,7 +11,7 @@ from .linear_equations import Affine, System
 from .ranks import Ranks
 from .scopes import AxisScope, group_counts
 from .shape_families import Typing
-from .tensat import Apply, Input, Number, Term, TextRule, nodes
+from .tensat import Input, Number, Term, TextApply, TextRule, nodes
 from .terms import FACTORINGS, Choices, NoMeaning, TermAxis, Typed, factorings, perm_of
 
 ATTRIBUTES = {"stride_h": (1, 2), "stride_w": (1, 2), "pad": (0, 1), "act": (0, 1, 2, 3), "kernel_h": (1, 3),
@@ -83,17 +83,17 @@ class Typer:
         return found
 
     # ------------------------------------------------------------ operators
-    def _pointwise(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _pointwise(self, args: Any, params: Any, term: TextApply) -> Typed:
         if len({len(a.axes) for a in args}) > 1:
             raise NoMeaning(f"{term.op} of ranks {[len(a.axes) for a in args]}")
         return Typed(term.op, [self.merge(*axes) for axes in zip(*(a.axes for a in args))], args, params)
 
     _ewadd = _ewmul = _relu = _tanh = _sigmoid = _pointwise
 
-    def _smul(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _smul(self, args: Any, params: Any, term: TextApply) -> Typed:
         return Typed("smul", args[0].axes, args, params)
 
-    def _matmul(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _matmul(self, args: Any, params: Any, term: TextApply) -> Typed:
         a, b = (x.axes for x in args)
         if len(a) != len(b):
             raise NoMeaning(f"matmul of ranks {len(a)} and {len(b)}")
@@ -101,7 +101,7 @@ class Typer:
         lead = [self.merge(p, q) for p, q in zip(a[:-2], b[:-2])]
         return Typed("matmul", [*lead, a[-2], b[-1]], args, params)
 
-    def _concat(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _concat(self, args: Any, params: Any, term: TextApply) -> Typed:
         axis, found = params["axis"], args[0]
         for other in args[1:]:
             if not axis < len(found.axes) == len(other.axes):
@@ -134,13 +134,13 @@ class Typer:
         axes = [part if i == axis else a for i, a in enumerate(x.axes)]
         return Typed(f"split_{half}", axes, args, params, {"cut": cuts[0][0].size})
 
-    def _split_0(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _split_0(self, args: Any, params: Any, term: TextApply) -> Typed:
         return self._split(0, args, params)
 
-    def _split_1(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _split_1(self, args: Any, params: Any, term: TextApply) -> Typed:
         return self._split(1, args, params)
 
-    def _transpose(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _transpose(self, args: Any, params: Any, term: TextApply) -> Typed:
         perm = perm_of(params["perm"]) if params.get("perm") is not None else (1, 0)
         if perm is None or len(perm) != len(args[0].axes):
             raise NoMeaning(f"{params.get('perm')} does not permute {len(args[0].axes)} axes")
@@ -185,7 +185,7 @@ class Typer:
         self.strided.append((size, kernel, like, found))
         return found
 
-    def _conv2d(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _conv2d(self, args: Any, params: Any, term: TextApply) -> Typed:
         x, w = (a.axes for a in args)
         channels, per = self.system.reduce(x[1].size), self.system.reduce(w[1].size)
         ratio = channels.ratio(per)
@@ -202,7 +202,7 @@ class Typer:
         numbers = {"low_" + i: self.low(a.size, params["pad"]) for i, a in zip("hw", w[2:])}
         return Typed("conv2d", [x[0], w[0], *space], args, {**params, "groups": int(groups)}, numbers)
 
-    def _pool(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _pool(self, args: Any, params: Any, term: TextApply) -> Typed:
         x = args[0].axes
         space = [
             TermAxis(self.positions(x[2 + i].size, Affine.of(params["kernel_" + "hw"[i]]), params["stride_" + "hw"[i]],
@@ -214,7 +214,7 @@ class Typer:
 
     _poolmax = _poolavg = _pool
 
-    def _enlarge(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _enlarge(self, args: Any, params: Any, term: TextApply) -> Typed:
         w = args[0].axes
         wanted = (
             [a.size for a in args[1].axes[2:]] if len(args) > 1 else [Affine.of(params["kernel_" + i]) for i in "hw"]
@@ -237,12 +237,12 @@ class Typer:
         self.enlarged.append((have, want, (before, odd)))
         return before, odd
 
-    def _merge(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _merge(self, args: Any, params: Any, term: TextApply) -> Typed:
         w = args[0].axes
         self.system.equate(w[0].size, self.fresh() * params["count"])
         return Typed("merge", [w[0], TermAxis(w[1].size * params["count"]), *w[2:]], args, params)
 
-    def _reshape(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _reshape(self, args: Any, params: Any, term: TextApply) -> Typed:
         shape = params["shape"] if isinstance(params["shape"], tuple) else (params["shape"],)
         sizes = [self.system.reduce(a.size) for a in args[0].axes]
         left, rest = divmod(prod(shape), prod(int(s.constant) for s in sizes if not s.terms))
@@ -253,12 +253,12 @@ class Typer:
             self.system.equate(size, number)
         return Typed("reshape", [TermAxis(Affine.of(d)) for d in shape], args, {"shape": shape})
 
-    def _batchnorm(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _batchnorm(self, args: Any, params: Any, term: TextApply) -> Typed:
         for a in args[1:]:
             self.system.equate(a.axes[0].size, args[0].axes[1].size)
         return Typed("batchnorm", args[0].axes, args, params)
 
-    def _kernel(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _kernel(self, args: Any, params: Any, term: TextApply) -> Typed:
         n = self.fresh(eager=True)
         if self.scope.constants and self.kernels:
             self.system.equate(n, self.kernels[0].axes[0].size)
@@ -268,18 +268,18 @@ class Typer:
 
     _Iconv = _Cpool = _kernel
 
-    def _Imatmul(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _Imatmul(self, args: Any, params: Any, term: TextApply) -> Typed:
         n = self.fresh(eager=True)
         return Typed("Imatmul", [TermAxis(n), TermAxis(n)])
 
-    def _Iewmul(self, args: Any, params: Any, term: Apply) -> Typed:
+    def _Iewmul(self, args: Any, params: Any, term: TextApply) -> Typed:
         rank = self.rank(self.ranks.ones[id(term)])
         return Typed("Iewmul", [TermAxis(self.fresh(eager=True)) for _ in range(rank)])
 
     # ------------------------------------------------------------ the whole rule
     def narrow(self, terms: Sequence[Term]) -> None:
         """Add the equations that the scope of a rule (text/scopes.py) requires."""
-        convs = [t for t in terms if isinstance(t, Apply) and t.op == "conv2d" and isinstance(t.args[1], Input)]
+        convs = [t for t in terms if isinstance(t, TextApply) and t.op == "conv2d" and isinstance(t.args[1], Input)]
         kernels = list(dict.fromkeys(t.args[1] for t in convs))
         for conv in convs:
             if self.scope.plain and isinstance(conv.args[0], Input):

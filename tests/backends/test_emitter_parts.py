@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from tensor_graphs.backends.cuda.emit import frame as cuda_frame
-from tensor_graphs.backends.cuda.emit.loads import Loads
+from tensor_graphs.backends.cuda.emit.loads import ThreadLoads
 from tensor_graphs.backends.ir.kernel import Builder, Unfusable
 from tensor_graphs.backends.triton.emit import frame as triton_frame
 
@@ -42,4 +42,4 @@ def test_a_frame_knows_no_part(module: ModuleType) -> None:
 def test_loads_without_reductions_refuse_them() -> None:
     """The epilogue of a GEMM has loads and no part that reduces."""
     with pytest.raises(Unfusable, match="beside products"):
-        Loads.reduce(Builder().const(1.0))
+        ThreadLoads.reduce(Builder().const(1.0))

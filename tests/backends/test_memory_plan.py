@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.library.numpy import row
 from tensor_graphs.backends.program import memory_plan as memory
-from tensor_graphs.backends.program.memory_plan import ALIGNMENT, Buffer, aligned, place
+from tensor_graphs.backends.program.memory_plan import ALIGNMENT, LiveBuffer, aligned, place
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.tuning.unfused import FREE, direct_plan
@@ -18,7 +18,7 @@ from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Step, Value
 
 buffers = st.lists(
     st.builds(
-        lambda size, first, span: Buffer(size, first, first + span),
+        lambda size, first, span: LiveBuffer(size, first, first + span),
         st.integers(0, 5000),
         st.integers(0, 30),
         st.integers(0, 10),
@@ -29,7 +29,7 @@ buffers = st.lists(
 
 @settings(deadline=None, max_examples=80)
 @given(buffers)
-def test_no_two_live_buffers_overlap(found: list[Buffer]) -> None:
+def test_no_two_live_buffers_overlap(found: list[LiveBuffer]) -> None:
     offsets, total = place(found)
     for i, (a, x) in enumerate(zip(found, offsets)):
         assert x % ALIGNMENT == 0 and x + a.size <= total
@@ -40,7 +40,7 @@ def test_no_two_live_buffers_overlap(found: list[Buffer]) -> None:
 
 @settings(deadline=None, max_examples=80)
 @given(buffers)
-def test_the_peak_lies_between_the_widest_cut_and_the_sum(found: list[Buffer]) -> None:
+def test_the_peak_lies_between_the_widest_cut_and_the_sum(found: list[LiveBuffer]) -> None:
     _, total = place(found)
     cut = max((sum(aligned(b.size) for b in found if b.first <= i <= b.last) for i in range(41)), default=0)
     assert cut <= total <= sum(aligned(b.size) for b in found)
@@ -48,7 +48,7 @@ def test_the_peak_lies_between_the_widest_cut_and_the_sum(found: list[Buffer]) -
 
 @settings(deadline=None, max_examples=30)
 @given(buffers)
-def test_placing_is_deterministic(found: list[Buffer]) -> None:
+def test_placing_is_deterministic(found: list[LiveBuffer]) -> None:
     assert place(found) == place(list(found))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
-from tensor_graphs.backends.generate.generator import Generator
+from tensor_graphs.backends.generate.generator import KernelGenerator
 from tensor_graphs.backends.generate.kernel_text import kernel_text
 from tensor_graphs.backends.generate.schedule import Domain, Numbers, Schedule, declared, number, optional
 from tensor_graphs.backends.generate.strategy import Request, Strategy
@@ -150,7 +150,7 @@ LINES = Strategy(
 )
 
 
-def pointwise(backend: Generator) -> tuple[GeneratedKernel, Call]:
+def pointwise(backend: KernelGenerator) -> tuple[GeneratedKernel, Call]:
     """An elementwise kernel over 4096 elements."""
     root = t.exp(t.input("x", (4096,), "float32"))
     place = Operand(root.type, contiguous((4096,)))

@@ -23,7 +23,7 @@ from tensor_graphs.egraph.saturate.language import DTYPE_ID, Interner, signature
 from tensor_graphs.egraph.saturate.program import make_program
 from tensor_graphs.egraph.saturate.rule_compiler import compile_rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, decode, saturate_block
-from tensor_graphs.egraph.saturate.tables import Lowered
+from tensor_graphs.egraph.saturate.tables import LoweredGraph
 from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices, tree_costs
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import RuleError
@@ -65,7 +65,7 @@ def _every_law() -> list[Tensor]:
     ]  # fmt: skip
 
 
-def _engine(graph: Graph, pricing: Roofline) -> tuple[Engine, Lowered]:
+def _engine(graph: Graph, pricing: Roofline) -> tuple[Engine, LoweredGraph]:
     """A loaded graph of which Python told egglog nothing but the leaves' facts."""
     program = make_program([graph], (), pricing, 0)
     lowered, engine = program.lower(graph), Engine()

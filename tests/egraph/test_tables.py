@@ -13,7 +13,7 @@ from tensor_graphs.egraph.ir.graph import LEAVES, Graph
 from tensor_graphs.egraph.saturate.engine import Engine
 from tensor_graphs.egraph.saturate.program import make_program
 from tensor_graphs.egraph.saturate.saturate import decode
-from tensor_graphs.egraph.saturate.tables import Lowered, lower, with_parts
+from tensor_graphs.egraph.saturate.tables import LoweredGraph, lower, with_parts
 from tensor_graphs.egraph.saturate.term_cost import Roofline
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.errors import ShapeError
@@ -22,7 +22,7 @@ from ..fuzz.strategies import ANY, graphs
 from .best_terms import best_terms
 
 
-def _loaded(graph: Graph) -> tuple[Lowered, EGraphView]:
+def _loaded(graph: Graph) -> tuple[LoweredGraph, EGraphView]:
     program = make_program([graph], (), Roofline(), 0)
     lowered, engine = program.lower(graph), Engine()
     engine.declare(program.declaration)

@@ -16,7 +16,7 @@ from tensor_graphs.rules.text.instance import eye_kernel
 from tensor_graphs.rules.text.linear_equations import Affine, Inconsistent, System
 from tensor_graphs.rules.text.scopes import SCOPES
 from tensor_graphs.rules.text.shapes import instances, members, typings
-from tensor_graphs.rules.text.tensat import Apply, Input, TextRule, blank, is_text, pair_up, parse_line
+from tensor_graphs.rules.text.tensat import Input, TextApply, TextRule, blank, is_text, pair_up, parse_line
 from tensor_graphs.rules.text.terms import perm_of
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
@@ -223,4 +223,4 @@ def test_a_solution_stays_a_solution(equations: list[tuple[int, ...]], point: tu
 
 def test_terms_know_their_parameters() -> None:
     (term,) = one("(conv2d 1 ?s 0 2 ?x ?w)=>?x").lefts
-    assert isinstance(term, Apply) and term.param("stride_w") == "s" and term.param("axis") is None
+    assert isinstance(term, TextApply) and term.param("stride_w") == "s" and term.param("axis") is None

@@ -50,7 +50,7 @@ class Callee:
 
 def chosen(runs: str, compiled_s: float, own_s: float, calls: int = 60) -> tuple[Any, int, int]:
     """Report, calls of the compiled callable, calls of the caller's own."""
-    backend, graph, compiled, own = whole_calls.Backend(), Graph(runs), Callee(compiled_s), Callee(own_s)
+    backend, graph, compiled, own = whole_calls.CompileBackend(), Graph(runs), Callee(compiled_s), Callee(own_s)
     backend.graphs.add(graph)
     call = whole_calls.WholeCalls(compiled, own, backend)
     for _ in range(calls):

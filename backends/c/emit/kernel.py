@@ -27,7 +27,7 @@ from ...ir.kernel import Kernel, OutputStore, Unfusable
 from ...ir.op_texts import costly
 from .nest import LoopScope
 from .spelling import TYPES, stored
-from .values import Values
+from .values import CValues
 
 COSTLY = 8.0  # work of a costly operation, in additions
 #: Work of other operations, in additions; 1 for those that are not named.
@@ -46,7 +46,7 @@ PARALLEL = 500_000.0  # work (in additions) from which several threads pay off: 
 
 def emit(kernel: Kernel, name: str, doc: str = "") -> str:
     """C function of a kernel: `void name(operands..., out)`. Unfusable if an operation has no C spelling."""
-    return Writer(kernel, name).function(doc)
+    return FunctionWriter(kernel, name).function(doc)
 
 
 def work(kernel: Kernel) -> float:
@@ -58,7 +58,7 @@ def work(kernel: Kernel) -> float:
     )
 
 
-class Writer(Values):
+class FunctionWriter(CValues):
     """Writer of a kernel's C function."""
 
     def function(self, doc: str) -> str:

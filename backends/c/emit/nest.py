@@ -57,7 +57,7 @@ class LoopScope:
 
 
 @dataclass
-class Nest:
+class LoopNest:
     """Loop nest of a kernel's C function."""
 
     kernel: Kernel

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ...ir.c_expressions import position
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import NEUTRAL, Expr, Unfusable, below_maximum
-from .nest import LoopScope, Nest, moved
+from .nest import LoopNest, LoopScope, moved
 from .spelling import TYPES
 
 
-class Values(Nest):
+class CValues(LoopNest):
     """Writer of the C statements that compute expressions inside the loop nest."""
 
     def _at(self, at: Index) -> str:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from ...ir.index import Axis
-from .frame import CudaScope, Frame
-from .thread_layout import Along, Warps
+from .frame import CudaScope, ThreadFrame
+from .thread_layout import DimensionThreads, Warps
 
 CHUNK = 32  # K elements of a fragment
 WIDTH = 8  # columns of a fragment
 HEIGHT = 16  # rows of a fragment
 
 
-class FragmentFrame(Frame):
+class FragmentFrame(ThreadFrame):
     """Frame of mma fragments: a kernel's rows and columns distributed over a block's threads as tensor cores want them.
 
     It exists beside the thread layout of the epilogue. `dim` is the dimension of K, of `size` elements; a loop
     iteration of all warps covers `step` elements.
     """
 
-    def __init__(self, outer: Frame, axis: Axis, warps: Warps) -> None:
+    def __init__(self, outer: ThreadFrame, axis: Axis, warps: Warps) -> None:
         super().__init__(outer.kernel, outer.layout, outer.name, outer.shape)
         self.param, self.counter, self.place, self.warps = outer.param, outer.counter, outer.place, warps
         self.dim, self.block = self.dim_of[axis], outer.along["n"].block
         self.heights = -(-max(1, self.extent["m"]) // HEIGHT)
-        self.along = {d: Along(8, 1, -(-self.extent[d] // WIDTH)) for d in self.order}
-        self.along |= {"m": Along(8, 1, 2 * self.heights), "n": Along(8, 1, warps.tiles)}
-        self.along |= {self.dim: Along(4, 8, warps.depth)}
+        self.along = {d: DimensionThreads(8, 1, -(-self.extent[d] // WIDTH)) for d in self.order}
+        self.along |= {"m": DimensionThreads(8, 1, 2 * self.heights), "n": DimensionThreads(8, 1, warps.tiles)}
+        self.along |= {self.dim: DimensionThreads(4, 8, warps.depth)}
         self.walked, self.size, self.step = {self.dim}, axis.size, CHUNK * warps.depth * warps.along
         bound = {a for d in ("m", "n", self.dim) for a in self.groups[d]} | {*self.shape.batch, *self.shape.inner}
         self.scope = self.top = CudaScope(2, bound)

@@ -17,9 +17,9 @@ from ...ir.index import Axis
 from ...ir.kernel import Expr, Unfusable, factors, walk
 from ...ir.tiling import Dot
 from .fragment_frame import CHUNK, HEIGHT, WIDTH, FragmentFrame
-from .frame import CudaScope, Local, Part
-from .loads import Loads
-from .nest import Nest
+from .frame import CudaPart, CudaScope, Local
+from .loads import ThreadLoads
+from .nest import ThreadNest
 from .reductions import Reductions
 from .spelling import CTYPES, all_of, enclosed, span
 from .thread_layout import steady
@@ -35,7 +35,7 @@ class Put:
     apart: int
 
 
-class Fragments(Part):
+class Fragments(CudaPart):
     """Emitter part for the main loop of skinny GEMM: a kernel's operands as mma fragments, and all its sums along one
     axis.
     """
@@ -44,7 +44,7 @@ class Fragments(Part):
 
     def __init__(self, frame: FragmentFrame, axis: Axis) -> None:
         super().__init__(frame)
-        self.loads = Loads(frame)
+        self.loads = ThreadLoads(frame)
         self.accumulators = Reductions(frame, self.loads)
         self._operands(axis)
 
@@ -131,7 +131,7 @@ class Fragments(Part):
         """Text of one of the vectors that a thread holds, for the loop variables in scope."""
         return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
 
-    def fill(self, nest: Nest, e: Expr, condition: str = "") -> None:
+    def fill(self, nest: ThreadNest, e: Expr, condition: str = "") -> None:
         """Emit vector loads in a loop nest; those of columns bypass L1, which is kept for the rows.
 
         Out-of-bounds vectors are loaded from a valid address and zeroed by a select: a branch would serialize the
@@ -144,7 +144,7 @@ class Fragments(Part):
         text = f"{read}_if<8>({all_of(conditions)}, {where}, {anywhere})" if conditions else f"{read}<8>({where})"
         nest.line(f"{f'if ({condition}) ' if condition else ''}{self.spot(local, nest.slot(local))} = {text};")
 
-    def _source(self, nest: Nest, e: Expr, known: frozenset[Expr] = frozenset()) -> tuple[str, str, list[str]]:
+    def _source(self, nest: ThreadNest, e: Expr, known: frozenset[Expr] = frozenset()) -> tuple[str, str, list[str]]:
         """(address of a vector, an address that is always valid, bounds conditions of the vector). `known` conditions
         are left out."""
         frame = self.frame
@@ -164,7 +164,7 @@ class Fragments(Part):
     def read(self, loads: Sequence[Expr], condition: str = "") -> None:
         """Emit loop nests that load vectors, each predicated by `condition` if there is one."""
         for dims in dict.fromkeys(self.held[x].dims for x in loads):
-            nest = Nest(self.frame, dims, self.frame.dim)
+            nest = ThreadNest(self.frame, dims, self.frame.dim)
             for x in loads:
                 if self.held[x].dims == dims:
                     self.fill(nest, x, condition)
@@ -251,7 +251,7 @@ class Fragments(Part):
             raise Unfusable("a side of a product in two dtypes")
         (dtype,) = kinds
         local = self.hold(frame.spans(e), dtype)
-        nest = Nest(frame, local.dims)
+        nest = ThreadNest(frame, local.dims)
         value = nest.scalar(e, nest.deepest, dtype=dtype)
         nest.line(f"{self.spot(local, nest.slot(local))}.at[{frame.dim}_v] = {value};")
         nest.close()
@@ -269,7 +269,7 @@ class Fragments(Part):
         """The loop nest of products over the same columns. `later` are the loads for the next iteration, each emitted
         right after its use."""
         frame = self.frame
-        nest = Nest(frame, (frame.dim, columns), frame.dim)
+        nest = ThreadNest(frame, (frame.dim, columns), frame.dim)
         tiles = frame.along[columns].repeat
         tile = f"{columns}_i" if tiles > 1 else "0"
         for e in dots:
@@ -287,7 +287,7 @@ class Fragments(Part):
         """Sums of products of equal rows: the diagonal of A·Bᵀ, where the rows of the other operand serve as
         columns."""
         frame = self.frame
-        nest = Nest(frame, (frame.dim,), frame.dim)
+        nest = ThreadNest(frame, (frame.dim,), frame.dim)
         a, b = (self.held[x] for x in self.squares[e])
         for h in range(frame.heights):
             for i, other in enumerate(self._rows_of(b, h)):

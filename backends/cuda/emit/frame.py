@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from ...ir.index import Axis, index
 from ...ir.kernel import Buffer, Expr, Kernel, Unfusable
-from ...ir.scopes import Block, Writer
+from ...ir.scopes import SourceScope, Writer
 from ...ir.tiling import Shape
 from .spelling import CTYPES, SPELLINGS
-from .thread_layout import Along, Layout
+from .thread_layout import DimensionThreads, ThreadLayout
 
 WRITTEN = 2000  # limit of operations over all loop nests: values needed by several nests are emitted in each
 
@@ -32,20 +32,20 @@ class Local:
 
 
 @dataclass
-class CudaScope(Block[Local]):
+class CudaScope(SourceScope[Local]):
     """Scope of emitted CUDA text, with the maxima known not to be -inf in it."""
 
     safe: set[Expr] = field(default_factory=set)  # maxima known not to be -inf
 
 
-class Frame(Writer[CudaScope]):
+class ThreadFrame(Writer[CudaScope]):
     """A kernel in a thread layout, and the text emitted so far.
 
     Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
     not cover and that are therefore looped over sequentially. `wide` is the compute dtype.
     """
 
-    def __init__(self, kernel: Kernel, layout: Layout, name: str, shape: Shape) -> None:
+    def __init__(self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape) -> None:
         self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
         self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
         self.spelling = SPELLINGS[self.wide]
@@ -54,7 +54,7 @@ class Frame(Writer[CudaScope]):
         self.order = ["m", *(a.name for a in own), "n"]
         self.groups: dict[str, tuple[Axis, ...]] = {"m": shape.rows, "n": shape.cols, **{a.name: (a,) for a in own}}
         self.extent = {d: math.prod(a.size for a in g) for d, g in self.groups.items()}
-        self.along = {d: layout.dims.get(d, Along()) for d in self.order}
+        self.along = {d: layout.dims.get(d, DimensionThreads()) for d in self.order}
         self.walked = {a.name for a in own if self.along[a.name].block < a.size}
         if shape.joined and self.along["n"].block < shape.n:
             self.walked.add("n")
@@ -155,12 +155,12 @@ class Frame(Writer[CudaScope]):
 
 
 @dataclass(eq=False)
-class Part:
+class CudaPart:
     """Base of the parts of the CUDA emitter, such as loads or stores, which share a frame and write into its open
     scope.
     """
 
-    frame: Frame
+    frame: ThreadFrame
 
     def __post_init__(self) -> None:
         frame = self.frame

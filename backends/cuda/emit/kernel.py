@@ -8,18 +8,18 @@ that is longer than the block's part of it. Row kernels, column reductions, GEMV
 different layouts of one emitter.
 
 The emitter is made of parts that share a frame. Each part is given the parts that it calls; there is one call upwards, from
-`Loads` to what computes a reduction (`Loads.reduce`):
+`ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
 
     thread_layout  thread layouts, contiguity analysis
     spelling       spelling of dtypes, operations, conditions
     frame          dimensions, scopes of text, known values
-    nest           Nest: loop nests over a thread's elements, expressions
-    loads          Loads: vectorized and prefetched loads
+    nest           ThreadNest: loop nests over a thread's elements, expressions
+    loads          ThreadLoads: vectorized and prefetched loads
     reductions     Reductions: accumulators, reductions across threads
-    loops          Loops: loops over axes that a block does not cover
+    loops          ThreadLoops: loops over axes that a block does not cover
     fragments      Fragments: skinny GEMM on tensor cores
     tensor_cores   TensorCores: sums over its warps
-    stores         Stores
+    stores         ThreadStores
 
 This module connects the parts, chooses a block's tile, and joins the partial results of split reductions. The tiled and the
 warp-specialized GEMM use frame, loads and stores for their epilogues.
@@ -34,45 +34,45 @@ from collections.abc import Sequence
 from ...ir.kernel import Buffer, Kernel, Unfusable
 from ...ir.tiling import Shape
 from ...lowering.split_reduction import counted
-from .frame import CudaScope, Frame, Part, nest_of
-from .loads import Loads
-from .loops import Loops
+from .frame import CudaPart, CudaScope, ThreadFrame, nest_of
+from .loads import ThreadLoads
+from .loops import ThreadLoops
 from .reductions import Reductions
 from .spelling import CTYPES, CudaLaunch
-from .stores import Stores
+from .stores import ThreadStores
 from .tensor_cores import TensorCores
-from .thread_layout import Layout
+from .thread_layout import ThreadLayout
 
 SHARED = 48 << 10  # bytes of static shared memory that a block has without opting in
 ROOM = 200 << 10  # limit of dynamic shared memory in bytes
 
 
-def emit(kernel: Kernel, layout: Layout, name: str, shape: Shape) -> CudaLaunch:
+def emit(kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape) -> CudaLaunch:
     """The launch of a kernel in a layout. Unfusable if the emitter does not support the kernel."""
-    return SimtEmitter(Frame(kernel, layout, name, shape)).launch()
+    return SimtEmitter(ThreadFrame(kernel, layout, name, shape)).launch()
 
 
 def emit_joined(
-    first: Kernel, second: Kernel, layouts: tuple[Layout, Layout], name: str, shapes: tuple[Shape, Shape]
+    first: Kernel, second: Kernel, layouts: tuple[ThreadLayout, ThreadLayout], name: str, shapes: tuple[Shape, Shape]
 ) -> CudaLaunch:
     """One launch of a split reduction: the last block of each tile (by an atomic counter) combines the partial results.
 
     Both halves cover the same tile with equally many threads. The buffer `counters` is zero before and after the
     kernel.
     """
-    last = SimtEmitter(Frame(second, layouts[1], name, shapes[1]))
-    return SimtEmitter(Frame(first, layouts[0], name, shapes[0])).launch(last)
+    last = SimtEmitter(ThreadFrame(second, layouts[1], name, shapes[1]))
+    return SimtEmitter(ThreadFrame(first, layouts[0], name, shapes[0])).launch(last)
 
 
-class SimtEmitter(Part):
+class SimtEmitter(CudaPart):
     """Emitter of a whole CUDA kernel in a thread layout: connects the emitter's parts."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: ThreadFrame) -> None:
         super().__init__(frame)
-        self.loads = Loads(frame)
-        self.reductions = Loops(frame, self.loads, Reductions(frame, self.loads))
+        self.loads = ThreadLoads(frame)
+        self.reductions = ThreadLoops(frame, self.loads, Reductions(frame, self.loads))
         self.matrix = TensorCores(frame, self.loads)
-        self.stores = Stores(frame, self.loads)
+        self.stores = ThreadStores(frame, self.loads)
         self.loads.reduce = self.reductions.reduction
 
     def store_all(self) -> None:

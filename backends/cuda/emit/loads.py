@@ -10,8 +10,8 @@ from ....egraph.ir.dtypes import itemsize
 from ...ir.index import Index
 from ...ir.kernel import Expr, Unfusable, unknown
 from ...ir.op_texts import costly
-from .frame import CudaScope, Local, Part, nest_of
-from .nest import Nest
+from .frame import CudaPart, CudaScope, Local, nest_of
+from .nest import ThreadNest
 from .spelling import CTYPES, all_of, span
 from .thread_layout import steady, together
 
@@ -24,7 +24,7 @@ def no_reduction(e: Expr) -> None:
 
 
 @dataclass(eq=False)
-class Loads(Part):
+class ThreadLoads(CudaPart):
     """Emitter part for loads and hoisted values. `reduce` computes a reduction into registers."""
 
     reduce: Callable[[Expr], None] = field(default=no_reduction, init=False)
@@ -63,7 +63,7 @@ class Loads(Part):
             count * width * (8 if dtype in ("float64", "int64") else 4 if dtype in ("float32", "int32") else 2)
         )
         name = self.fresh("v")
-        nest = Nest(frame, dims, lanes)
+        nest = ThreadNest(frame, dims, lanes)
         place = nest.position(at, [*zip(e.args, steps)], span(at, steps))
         recent = frame.fresh_loads and operand.startswith("part")
         read = f"read{'_recent' if recent else ''}<{width}>({frame.param[operand]} + {place})" if lanes else (
@@ -98,7 +98,7 @@ class Loads(Part):
         local = Local(self.fresh("t"), dims, frame.wide if e.kind == "float" else "")
         if e.kind != "float":
             raise Unfusable("integers kept in registers")
-        nest = Nest(frame, dims)
+        nest = ThreadNest(frame, dims)
         nest.line(f"{nest.at(local)} = {nest.scalar(e, nest.deepest)};")
         self.line(f"{CTYPES[frame.wide]} {local.name}[{count}];")
         nest.close()
@@ -125,7 +125,7 @@ class Loads(Part):
         frame.rings.append(f"    __shared__ {whole} {ring}[{(self.layout.ahead + 1) * count * threads}];")
         for scope in (fetched, inner):
             with self.inside(scope):
-                nest = Nest(frame, dims, lanes)
+                nest = ThreadNest(frame, dims, lanes)
                 own = f"{ring}[(round * {count} + {nest.slot(local)}) * {threads} + thread]"
                 masks = all_of(nest.masks(dims)) if nest.masks(dims) else ""
                 if scope is fetched:

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import sharing
-from .frame import CudaScope, Local, Part, nest_of
-from .loads import Loads
+from .frame import CudaPart, CudaScope, Local, nest_of
+from .loads import ThreadLoads
 from .reductions import Reductions, rolls_on
 from .spelling import plus
 
 
 @dataclass(eq=False)
-class Loops(Part):
+class ThreadLoops(CudaPart):
     """Emitter part for reductions: in a loop where a block does not cover their axis."""
 
-    loads: Loads
+    loads: ThreadLoads
     accumulators: Reductions
 
     def reduction(self, e: Expr) -> None:

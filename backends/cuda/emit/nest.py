@@ -9,18 +9,18 @@ from collections.abc import Iterable, Sequence
 from ....egraph.ir.dtypes import HALVES
 from ...ir.index import WIDE, Axis, Index
 from ...ir.kernel import Expr, Unfusable, below_maximum, unknown
-from .frame import Frame, Local, nest_of
+from .frame import Local, ThreadFrame, nest_of
 from .spelling import CTYPES, enclosed, integer, operation, spelled
 
 
-class Nest:
+class ThreadNest:
     """Loop nest over the elements that a thread holds along some dimensions.
 
     Values that do not vary along inner loops are hoisted out of them. Along `lanes` the nest handles whole vectors
     instead of elements; with `inner` (the same dimension), the elements of a vector are the innermost loop.
     """
 
-    def __init__(self, emitter: Frame, dims: Iterable[str], lanes: str = "", inner: str = "") -> None:
+    def __init__(self, emitter: ThreadFrame, dims: Iterable[str], lanes: str = "", inner: str = "") -> None:
         self.emitter, self.lanes = emitter, lanes
         self.dims = tuple(dims)
         self.loops = emitter.loops(self.dims, lanes)

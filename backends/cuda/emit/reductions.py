@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from ...ir.kernel import NEUTRAL, Expr, Unfusable, factors
 from ...ir.loop_fusion import power_of, rolled
-from .frame import Local, Part
-from .loads import Loads
-from .nest import Nest
+from .frame import CudaPart, Local
+from .loads import ThreadLoads
+from .nest import ThreadNest
 from .spelling import COMBINE, CTYPES, enclosed
 
 
 @dataclass(eq=False)
-class Reductions(Part):
+class Reductions(CudaPart):
     """Emitter part for accumulators of reductions, and their combination across threads."""
 
-    loads: Loads
+    loads: ThreadLoads
 
     def kept_dims(self, e: Expr, body: Expr, dim: str) -> tuple[str, ...]:
         """The dimensions of a reduction's result. Unfusable for unsupported monoids."""
@@ -41,7 +41,7 @@ class Reductions(Part):
         frame = self.frame
         if dim not in frame.spans(body):
             raise Unfusable("a reduction along an axis that its body does not have")
-        nest = Nest(frame, frame.spans(body))
+        nest = ThreadNest(frame, frame.spans(body))
         term = nest.scalar(body, nest.deepest)
         if frame.ragged(dim) and not (e.value[0] == "sum" and vanishes(body)):
             neutral = frame.spelling.number(NEUTRAL[e.value[0]])
@@ -83,11 +83,11 @@ class Reductions(Part):
         old = Local(name, kept, frame.wide)
         count = frame.count(kept)
         self.line(f"{ctype} {new.name}[{count}], {safe.name}[{count}], {scale.name}[{count}];")
-        nest = Nest(frame, kept)
+        nest = ThreadNest(frame, kept)
         nest.line(f"{nest.at(new)} = {nest.at(old)};")
         nest.close()
         self.accumulate(e, body, dim, new)
-        nest = Nest(frame, kept)
+        nest = ThreadNest(frame, kept)
         nest.line(f"{nest.at(safe)} = op::finite({nest.at(new)});")
         nest.line(f"{nest.at(scale)} = op::{power_of(self.kernel, e)}({nest.at(old)} - {nest.at(safe)});")
         nest.line(f"{nest.at(old)} = {nest.at(new)};")
@@ -98,7 +98,7 @@ class Reductions(Part):
 
     def rescale(self, acc: Local, scale: Local) -> None:
         """Multiply an accumulator by the rescaling factor of a running maximum."""
-        nest = Nest(self.frame, acc.dims)
+        nest = ThreadNest(self.frame, acc.dims)
         nest.line(f"{nest.at(acc)} *= {nest.at(scale)};")
         nest.close()
 
@@ -114,13 +114,13 @@ class Reductions(Part):
         own = Local(names[e], kept, frame.wide)
         before = Local(self.fresh("own"), kept, frame.wide)
         self.line(f"{CTYPES[frame.wide]} {before.name}[{frame.count(kept)}];")
-        nest = Nest(frame, kept)
+        nest = ThreadNest(frame, kept)
         nest.line(f"{nest.at(before)} = {nest.at(own)};")
         nest.close()
         self.exchange([names[e]], "max", dim)
         for x in sums:
             acc = Local(names[x], self.kept_dims(x, bodies[x], dim), frame.wide)
-            nest = Nest(frame, acc.dims)
+            nest = ThreadNest(frame, acc.dims)
             nest.line(
                 f"{nest.at(acc)} *= op::{power_of(self.kernel, e)}({nest.at(before)} - op::finite({nest.at(own)}));"
             )

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import itemsize
 from ...ir.kernel import OutputStore, Unfusable
-from .frame import Part
-from .loads import Loads
-from .nest import Nest
+from .frame import CudaPart
+from .loads import ThreadLoads
+from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed
 from .thread_layout import together
 
 
 @dataclass(eq=False)
-class Stores(Part):
+class ThreadStores(CudaPart):
     """Emitter part for stores of results, with the loads and reductions that they need."""
 
-    loads: Loads
+    loads: ThreadLoads
 
     def write(self, store: OutputStore) -> None:
         """Emit the loads, reductions and the store of one result, vectorized where its elements are contiguous."""
@@ -34,7 +34,7 @@ class Stores(Part):
         lanes = next((d for d in dims if d not in guarded and frame.groups[d] and together(
             store.at, frame.groups[d][-1], frame.along[d].vector, itemsize(buffer.dtype))
             and all(step % frame.along[d].vector == 0 for _, step in store.parts)), "")  # fmt: skip
-        nest = Nest(frame, dims, lanes, inner=lanes)
+        nest = ThreadNest(frame, dims, lanes, inner=lanes)
         ctype, target = CTYPES[buffer.dtype], frame.param[store.buffer]
         place = nest.position(store.at, store.parts, store.at.range[1], True)
         masks = [*nest.masks(dims), *(nest.scalar(g, nest.depth(frame.spans(g))) for g in store.guards)]

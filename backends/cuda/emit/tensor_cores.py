@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from ...ir.kernel import Expr, Unfusable
 from .fragment_frame import FragmentFrame
 from .fragments import Fragments, Put, plus
-from .frame import Local, Part
-from .loads import Loads
-from .nest import Nest
+from .frame import CudaPart, Local
+from .loads import ThreadLoads
+from .nest import ThreadNest
 
 
 @dataclass(eq=False)
-class TensorCores(Part):
+class TensorCores(CudaPart):
     """Emitter part for products on tensor cores, in kernels whose layout has warps for them (skinny GEMM)."""
 
-    loads: Loads
+    loads: ThreadLoads
 
     def products(self) -> None:
         """Compute all reductions along K in fragments, and add the warps' partial sums in the kernel's thread
@@ -48,7 +48,7 @@ class TensorCores(Part):
         local = Local(self.fresh("acc"), frame.spans(e), frame.wide)
         self.loads.check_held(4 * frame.count(local.dims))
         self.line(f"float {local.name}[{frame.count(local.dims)}];")
-        nest = Nest(frame, local.dims)
+        nest = ThreadNest(frame, local.dims)
         spots = [plus("shared", put.first)]
         if "m" in local.dims:
             spots.append(nest.coordinate("m") + (f" * {put.row}" if put.row > 1 else ""))

@@ -12,7 +12,7 @@ from ...ir.kernel import Expr
 
 
 @dataclass(frozen=True)
-class Along:
+class DimensionThreads:
     """Distribution of one dimension over a thread block: `threads` threads, `vector` contiguous elements each, `repeat`
     times."""
 
@@ -46,7 +46,7 @@ class Warps:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ThreadLayout:
     """Thread layout of a kernel.
 
     `dims` maps each dimension to its distribution, the fastest-varying thread dimension first. `early` enables
@@ -55,7 +55,7 @@ class Layout:
     GEMM, None without one.
     """
 
-    dims: Mapping[str, Along]
+    dims: Mapping[str, DimensionThreads]
     early: bool = False
     ahead: int = 0
     least: int = 32

@@ -24,13 +24,13 @@ from ...ir.tensor_maps import as_one
 from ...ir.tiling import Shape, shape_of
 from ...lowering.split_reduction import split
 from ...machine import target
-from ..emit.frame import Frame, Local, Part
+from ..emit.frame import CudaPart, Local, ThreadFrame
 from ..emit.kernel import SimtEmitter
-from ..emit.loads import Loads
-from ..emit.nest import Nest
+from ..emit.loads import ThreadLoads
+from ..emit.nest import ThreadNest
 from ..emit.spelling import CudaLaunch
-from ..emit.stores import Stores
-from ..emit.thread_layout import Along, Layout
+from ..emit.stores import ThreadStores
+from ..emit.thread_layout import DimensionThreads, ThreadLayout
 
 _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
 TILE_INTRINSICS, TILE_LIBRARY = _TEXT[0], "".join(_TEXT)
@@ -90,7 +90,7 @@ class TiledSchedule(Schedule):
 
 
 @dataclass(frozen=True)
-class Side:
+class TiledOperand:
     """Operand of a tiled GEMM in global memory.
 
     Text of the tile's base address, stride of its non-contiguous dimension, whether it is contiguous along K, and how
@@ -114,27 +114,30 @@ def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) ->
     own, inner = shape_of(first), tuple(dict.fromkeys(e.axis for e in second.reductions))
     parts = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch), joined={})
     after = replace(shape, joined={}, inner=inner, outer=inner, dots={})
-    joining = SimtEmitter(Frame(second, _joining(tiles), name, after))
+    joining = SimtEmitter(ThreadFrame(second, _joining(tiles), name, after))
     return TiledGemm(TiledFrame(first, parts, tiles, name), tiles).tiles(joining)
 
 
-def _joining(t: TiledSchedule) -> Layout:
+def _joining(t: TiledSchedule) -> ThreadLayout:
     """The thread layout in which the last block combines a tile's partial sums: contiguous along the columns."""
     across = min(t.n // 4, t.threads)
     down = min(t.m, t.threads // across)
-    dims = {"n": Along(across, 4, t.n // (4 * across)), "m": Along(down, 1, t.m // down)}
-    return Layout({**dims, "parts": Along()}, t.early, least=t.threads)
+    dims = {"n": DimensionThreads(across, 4, t.n // (4 * across)), "m": DimensionThreads(down, 1, t.m // down)}
+    return ThreadLayout({**dims, "parts": DimensionThreads()}, t.early, least=t.threads)
 
 
-class TiledFrame(Frame):
+class TiledFrame(ThreadFrame):
     """Frame of a tiled GEMM's epilogue, in the thread layout of its accumulators. `tile` is the tile's size."""
 
     def __init__(self, kernel: Kernel, shape: Shape, schedule: TiledSchedule, name: str) -> None:
         s = schedule
-        dims = {"n": Along(4, 2, s.wide // 8), "m": Along(8, 1, s.high // 8)}
+        dims = {"n": DimensionThreads(4, 2, s.wide // 8), "m": DimensionThreads(8, 1, s.high // 8)}
         if not s.precision:
-            dims = {"n": Along(s.n // s.wide, 4, s.wide // 4), "m": Along(s.m // s.high, 4, s.high // 4)}
-        super().__init__(kernel, Layout(dims, s.early, least=1), name, shape)
+            dims = {
+                "n": DimensionThreads(s.n // s.wide, 4, s.wide // 4),
+                "m": DimensionThreads(s.m // s.high, 4, s.high // 4),
+            }
+        super().__init__(kernel, ThreadLayout(dims, s.early, least=1), name, shape)
         self.tile = {"m": s.m, "n": s.n}
 
     def ragged(self, dim: str) -> bool:
@@ -142,7 +145,7 @@ class TiledFrame(Frame):
         return self.extent[dim] % self.tile[dim] != 0
 
 
-class TiledGemm(Part):
+class TiledGemm(CudaPart):
     """Emitter of a tiled GEMM. Frame, loads and stores are those of the epilogue."""
 
     frame: TiledFrame
@@ -150,7 +153,7 @@ class TiledGemm(Part):
     def __init__(self, frame: TiledFrame, schedule: TiledSchedule) -> None:
         super().__init__(frame)
         self.t, shape, kernel = schedule, frame.shape, frame.kernel
-        self.stores = Stores(frame, Loads(frame))
+        self.stores = ThreadStores(frame, ThreadLoads(frame))
         self.dots = list(shape.dots)
         axes = {e.axis for e in self.dots}
         if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots} or shape.joined:
@@ -167,7 +170,7 @@ class TiledGemm(Part):
         if len({(r.step, r.along) for r in self.right}) > 1:
             raise Unfusable("right sides that lie differently")
 
-    def _side(self, side: Sequence[Expr], dim: str) -> Side:
+    def _side(self, side: Sequence[Expr], dim: str) -> TiledOperand:
         """An operand of a product as strided lines. Unfusable if it is no plain float32 matrix."""
         frame = self.frame
         e = side[0]
@@ -183,10 +186,10 @@ class TiledGemm(Part):
             raise Unfusable("a side of a product without neighbours along it")
         along = steps[self.axis] == 1
         step = steps[one if along else self.axis]
-        base = Nest(frame, ()).position(rest, (), rest.range[1])
+        base = ThreadNest(frame, ()).position(rest, (), rest.range[1])
         together = math.gcd(step, rest.const, *(c for _, c in rest.terms))
         place = f"{frame.param[e.value[0]]} + {base}" if base != "0" else frame.param[e.value[0]]
-        return Side(place, step, along, math.gcd(together, 4))
+        return TiledOperand(place, step, along, math.gcd(together, 4))
 
     def tiles(self, last: SimtEmitter | None = None) -> CudaLaunch:
         """The function's text and its grid. `last` emits what the last block of each tile does after its own part

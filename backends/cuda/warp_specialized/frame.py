@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from ...ir.kernel import Kernel
 from ...ir.tiling import Shape
-from ..emit.frame import Frame
-from ..emit.thread_layout import Along, Layout
+from ..emit.frame import ThreadFrame
+from ..emit.thread_layout import DimensionThreads, ThreadLayout
 from .device_library import PIECE
 from .parameters import DEPTH, GemmSchedule
 
 
-class GemmFrame(Frame):
+class GemmFrame(ThreadFrame):
     """Frame of the epilogue of a warp-specialized GEMM. `tile` is the tile's size, `tiles` the number of tiles along rows and
     columns, `last` the first row and column of the last tiles."""
 
     def __init__(self, kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -> None:
-        layout = Layout({"n": Along(4, 2, PIECE // 8), "m": Along(8, 1, 2)}, schedule.early)
+        layout = ThreadLayout({"n": DimensionThreads(4, 2, PIECE // 8), "m": DimensionThreads(8, 1, 2)}, schedule.early)
         super().__init__(kernel, layout, name, shape)
         self.tile = {"m": schedule.m, "n": schedule.n}
         self.tiles = -(-shape.m // schedule.m), -(-shape.n // schedule.n)

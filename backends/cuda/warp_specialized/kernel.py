@@ -21,12 +21,12 @@ from ...ir.kernel import PROBE, Expr, Kernel, OutputStore, Unfusable, if_fusable
 from ...ir.tensor_maps import Box, as_one, box
 from ...ir.tiling import Shape
 from ...machine import target
-from ..emit.frame import CudaScope, Local, Part, nest_of
-from ..emit.loads import Loads
-from ..emit.nest import Nest
+from ..emit.frame import CudaPart, CudaScope, Local, nest_of
+from ..emit.loads import ThreadLoads
+from ..emit.nest import ThreadNest
 from ..emit.spelling import CTYPES, CudaLaunch
-from ..emit.stores import Stores
-from ..emit.thread_layout import Along
+from ..emit.stores import ThreadStores
+from ..emit.thread_layout import DimensionThreads
 from .device_library import COLUMNS, GROUP, GROUPS, PIECE, ROLE_LIBRARY, product_text
 from .frame import GemmFrame
 from .parameters import DEPTH, GemmSchedule
@@ -37,7 +37,7 @@ THREADS = 128 * (1 + GROUPS)
 
 
 @dataclass(frozen=True)
-class Side:
+class GemmOperand:
     """Operand of a warp-specialized GEMM: name of its tensor map, its TMA box, and whether it is contiguous along K."""
 
     name: str
@@ -56,7 +56,7 @@ def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
     return if_fusable(lambda: Gemm(GemmFrame(kernel, shape, roles, PROBE), roles)) is not None
 
 
-class Gemm(Part):
+class Gemm(CudaPart):
     """Emitter of a warp-specialized GEMM.
 
     Frame, loads and stores are those of the epilogue.
@@ -67,8 +67,8 @@ class Gemm(Part):
     def __init__(self, frame: GemmFrame, roles: GemmSchedule) -> None:
         super().__init__(frame)
         self.r, shape, kernel = roles, frame.shape, frame.kernel
-        self.loads = Loads(frame)
-        self.stores = Stores(frame, self.loads)
+        self.loads = ThreadLoads(frame)
+        self.stores = ThreadStores(frame, self.loads)
         self.boxes: dict[tuple[str, Box], str] = {}
         # prefetched epilogue operands: (array over all pieces, layout within a piece)
         self.ahead: dict[Expr, tuple[str, Local]] = {}
@@ -125,7 +125,7 @@ class Gemm(Part):
             return None
         return found, next(d for d, one in ones.items() if one == found.axes[1])
 
-    def _side(self, side: Sequence[Expr], dim: str, shared: int) -> Side:
+    def _side(self, side: Sequence[Expr], dim: str, shared: int) -> GemmOperand:
         """An operand as TMA boxes, of which each block of a cluster loads its part. `shared` is the number of blocks
         that share the operand."""
         frame = self.frame
@@ -137,7 +137,7 @@ class Gemm(Part):
         along = fast == inner
         size = frame.tile[dim] // shared if shared > 1 else min(frame.tile[dim], frame.extent[dim])
         block = (size, DEPTH) if along else (DEPTH // shared, PIECE)
-        return Side(self._described(e.value[0], replace(whole, block=block)), whole, along)
+        return GemmOperand(self._described(e.value[0], replace(whole, block=block)), whole, along)
 
     def _brought(self) -> int:
         """Bytes that TMA transfers per stage (the mbarrier's expected bytes); TMA clips the rows of an operand
@@ -303,7 +303,7 @@ class Gemm(Part):
         """The epilogue: results in pieces of 64 columns; threads store a narrower last piece directly."""
         found = [line for store in self.kernel.stores for line in self._written(store)]
         if rest := self.r.wide % PIECE:
-            self.frame.along["n"] = Along(4, 2, rest // 8)
+            self.frame.along["n"] = DimensionThreads(4, 2, rest // 8)
             found += [line for store in self.kernel.stores for line in self._written(store, last=True)]
         return found
 
@@ -380,7 +380,7 @@ class Gemm(Part):
         if self.frame.spans(store.value) != ("m", "n"):
             raise Unfusable("a result that is no tile of rows and columns")
         ctype = CTYPES[self.kernel.buffers[store.buffer].dtype]
-        nest = Nest(self.frame, ("m", "n"), "n", inner="n")
+        nest = ThreadNest(self.frame, ("m", "n"), "n", inner="n")
         text = nest.scalar(store.value, nest.deepest, dtype=self.kernel.buffers[store.buffer].dtype)
         name = self.fresh("y")
         nest.before(f"Pack<{ctype}, 2> {name};")

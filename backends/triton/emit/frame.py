@@ -12,21 +12,21 @@ from typing import Any
 from ....egraph.ir.dtypes import HALVES
 from ...ir.index import Axis
 from ...ir.kernel import Expr, Kernel
-from ...ir.scopes import Block, Writer
+from ...ir.scopes import SourceScope, Writer
 from ...ir.tensor_maps import Box
 from ...ir.tiling import Shape, Tiling, is_window
 from .spelling import Tile
 
 
 @dataclass
-class TritonScope(Block[Tile]):
+class TritonScope(SourceScope[Tile]):
     """Scope of emitted Triton text, with the values converted in it."""
 
     widened: dict[Expr, Tile] = field(default_factory=dict)  # values converted to float32 for several uses
     held: list[str] = field(default_factory=list)  # accumulators of products to wait for at the end of the scope
 
 
-class Frame(Writer[TritonScope]):
+class TileFrame(Writer[TritonScope]):
     """A kernel with its tiling, and the text emitted so far.
 
     `walked` holds the reduction axes that are iterated over tile by tile; `n_loop` is whether a program iterates over
@@ -104,12 +104,12 @@ class Frame(Writer[TritonScope]):
 
 
 @dataclass(eq=False)
-class Part:
+class TritonPart:
     """Base of the parts of the Triton emitter, such as loads or stores, which share a frame and write into its open
     scope.
     """
 
-    frame: Frame
+    frame: TileFrame
 
     def __post_init__(self) -> None:
         frame = self.frame

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .frame import Part
+from .frame import TritonPart
 from .index import Positions
 from .loop_bounds import LoopBounds
 
 
 @dataclass(eq=False)
-class Grid(Part):
+class Grid(TritonPart):
     """Emitter part for the assignment of a kernel's tiles to programs."""
 
     positions: Positions

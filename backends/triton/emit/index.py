@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from ...ir.index import WIDE, Axis, Division, Index, index
 from ...ir.kernel import Unfusable
-from .frame import Part
+from .frame import TritonPart
 from .spelling import Tile
 
 
 @dataclass(eq=False)
-class Positions(Part):
+class Positions(TritonPart):
     """Emitter part for index expressions of a kernel over its tiles, and bounds masks."""
 
     def axis_text(self, axis: Axis) -> str:

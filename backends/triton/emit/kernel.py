@@ -1,18 +1,18 @@
 """The Triton emitter: a kernel of the IR and its tiling as the text of one `@triton.jit` function.
 
 A program holds a tile of rows and columns. The emitter is made of parts that share a frame. Each part is given the parts
-that it calls; there is one call upwards, from `Values` to what makes loads and reductions (`Values.makers`):
+that it calls; there is one call upwards, from `TileValues` to what makes loads and reductions (`TileValues.makers`):
 
     spelling       tiles as text, spelling of operations
     frame          dimensions, scopes, known values
     index          Positions: positions and masks
-    values         Values: elementwise expressions
-    loads          Loads
+    values         TileValues: elementwise expressions
+    loads          TileLoads
     products       Products: tensor-core products
     loop_bounds    LoopBounds: ranges of loops
-    loops          Loops: reductions
+    loops          TileLoops: reductions
     row_stores     interleaved stores
-    stores         Stores: results
+    stores         TileStores: results
     grid           Grid: the program's tile
 
 This module connects the parts, gives concatenated results programs of their own, and joins the partial results of split
@@ -28,26 +28,26 @@ from ...ir.index import Axis, index
 from ...ir.kernel import Expr, Kernel, OutputStore, Unfusable, walk
 from ...ir.tiling import Shape, Tiling, padded, shape_of
 from ...lowering.split_reduction import counted
-from .frame import Frame, Part, TritonScope
+from .frame import TileFrame, TritonPart, TritonScope
 from .grid import Grid
 from .index import Positions
-from .loads import Loads
+from .loads import TileLoads
 from .loop_bounds import LoopBounds
-from .loops import Loops
+from .loops import TileLoops
 from .products import Products
-from .spelling import Launch, names_it
-from .stores import Stores
-from .values import Values
+from .spelling import TritonLaunch, names_it
+from .stores import TileStores
+from .values import TileValues
 
 ONE_BY_ONE = 8  # parts up to which partial sums are added sequentially in each thread, all loads in flight
 
 
-def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) -> Launch:
+def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) -> TritonLaunch:
     """The launch of a kernel with given tiles. Unfusable if Triton cannot express the kernel."""
-    return TileEmitter(Frame(kernel, tiling, name, shape or shape_of(kernel))).launch()
+    return TileEmitter(TileFrame(kernel, tiling, name, shape or shape_of(kernel))).launch()
 
 
-def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> Launch:
+def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> TritonLaunch:
     """One launch of a split reduction: the last program of each tile (by an atomic counter) combines the partial
     results.
 
@@ -66,8 +66,8 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     k = {a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}
     # large partial results are not pipelined: stages of them would exceed shared memory
     join = replace(tiling, k=k, stages=1 if tiling.m * tiling.n > 4096 else tiling.stages)
-    last = TileEmitter(Frame(second, join, name, joining))
-    return TileEmitter(Frame(first, tiling, name, spread)).launch(last)
+    last = TileEmitter(TileFrame(second, join, name, joining))
+    return TileEmitter(TileFrame(first, tiling, name, spread)).launch(last)
 
 
 def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
@@ -94,22 +94,22 @@ def _place(store: OutputStore) -> tuple[Axis, int, int] | None:
     return (axis, low, axis.size if high < 0 else high) if simple else None
 
 
-class TileEmitter(Part):
+class TileEmitter(TritonPart):
     """Emitter of a whole Triton kernel: connects the emitter's parts."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: TileFrame) -> None:
         super().__init__(frame)
         self.positions = Positions(frame)
-        self.values = Values(frame, self.positions)
-        self.loads = Loads(frame, self.positions, self.values)
+        self.values = TileValues(frame, self.positions)
+        self.loads = TileLoads(frame, self.positions, self.values)
         self.products = Products(frame, self.values, self.loads)
         bounds = LoopBounds(frame, self.positions, self.values)
-        self.loops = Loops(frame, self.values, self.products, bounds)
-        self.stores = Stores(frame, self.positions, self.values)
+        self.loops = TileLoops(frame, self.values, self.products, bounds)
+        self.stores = TileStores(frame, self.positions, self.values)
         self.grid = Grid(frame, self.positions, bounds)
         self.values.makers = {"load": self.loads.load, "reduce": self.loops.reduction}
 
-    def launch(self, last: TileEmitter | None = None) -> Launch:
+    def launch(self, last: TileEmitter | None = None) -> TritonLaunch:
         """The function's text and its grid. `last` emits what the last program of each tile does after its own part."""
         frame = self.frame
         s, t = self.shape, self.tiling
@@ -133,7 +133,7 @@ class TileEmitter(Part):
         early = bool(t.options.get("early"))
         begin = ["    begin_early()"] if early else []
         lines = ["@triton.jit", f"def {frame.name}({', '.join([*args, *frame.described])}):", *begin, *body]
-        return Launch(
+        return TritonLaunch(
             frame.name,
             "\n".join(lines) + "\n",
             tiles_m * tiles_n * batch,
@@ -169,7 +169,7 @@ class TileEmitter(Part):
             if (shape.rows, shape.cols, shape.batch) != (self.shape.rows, self.shape.cols, self.shape.batch):
                 return []
             ends = [f"{origin} >= {low}"] * (low > 0) + [f"{origin} < {high}"] * (high < axis.size)
-            groups.append((TileEmitter(Frame(one, self.tiling, frame.name, shape)), " and ".join(ends)))
+            groups.append((TileEmitter(TileFrame(one, self.tiling, frame.name, shape)), " and ".join(ends)))
         return groups
 
     def _unguarded(self, store: OutputStore) -> OutputStore:

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from ...ir.index import WIDE, Axis, Index
 from ...ir.kernel import Expr
 from ...ir.tensor_maps import Box, as_one, box
-from .frame import Part
+from .frame import TritonPart
 from .index import Positions
 from .spelling import ITEMSIZE, Tile
-from .values import Values
+from .values import TileValues
 
 
 @dataclass(eq=False)
-class Loads(Part):
+class TileLoads(TritonPart):
     """Emitter part for loads: an expression of the IR becomes the text of a tile in registers."""
 
     positions: Positions
-    values: Values
+    values: TileValues
 
     def read_inside(self, e: Expr) -> None:
         """Emit a loop-invariant load inside the surrounding loop, after the loop's prologue copies, which would

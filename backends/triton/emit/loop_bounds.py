@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from ...ir.index import Axis, index
 from ...ir.kernel import Expr
 from ...ir.loop_fusion import Bound, Room, rolled, seen_by, up_to
-from .frame import Part
+from .frame import TritonPart
 from .index import Positions
-from .values import Values
+from .values import TileValues
 
 
 @dataclass(eq=False)
-class LoopBounds(Part):
+class LoopBounds(TritonPart):
     """Emitter part for ranges of loops over an axis, and the masks that bound them."""
 
     positions: Positions
-    values: Values
+    values: TileValues
 
     def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
         """Ranges of the loops over an axis, as (start, end, masks that are redundant there).

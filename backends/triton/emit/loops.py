@@ -14,18 +14,18 @@ from ....egraph.ir import dtypes
 from ...ir.index import Axis
 from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import power_of, rolled, sharing
-from .frame import Part, TritonScope
+from .frame import TritonPart, TritonScope
 from .loop_bounds import LoopBounds
 from .products import Products, vanishes
 from .spelling import ACROSS, COMBINE, NEUTRAL, TRITON, Tile
-from .values import Values
+from .values import TileValues
 
 
 @dataclass(eq=False)
-class Loops(Part):
+class TileLoops(TritonPart):
     """Emitter part for reductions: one call where a tile holds the whole axis, else an accumulator of a loop."""
 
-    values: Values
+    values: TileValues
     products: Products
     bounds: LoopBounds
 

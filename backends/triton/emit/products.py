@@ -10,21 +10,21 @@ from ....egraph.ir.dtypes import HALVES
 from ...ir.index import Axis
 from ...ir.kernel import Expr, Unfusable, factors, walk
 from ...ir.tiling import Dot
-from .frame import Part, TritonScope
-from .loads import Loads
+from .frame import TritonPart, TritonScope
+from .loads import TileLoads
 from .spelling import TRITON, Tile
-from .values import Values
+from .values import TileValues
 
 FEW = 32  # maximum rows of sums of products that are taken from the diagonal of a matrix product
 TALL = 64  # rows from which a product is asynchronous (wgmma)
 
 
 @dataclass(eq=False)
-class Products(Part):
+class Products(TritonPart):
     """Emitter part for products on tensor cores, and for the waits in loops over them."""
 
-    values: Values
-    loads: Loads
+    values: TileValues
+    loads: TileLoads
 
     def dot(self, e: Expr, dot: Dot, acc: str | None) -> Tile | None:
         """Tile of a product on tensor cores, or None if its tiles are too small."""

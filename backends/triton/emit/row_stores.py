@@ -17,14 +17,14 @@ from ...ir.tiling import padded
 MOST = 16  # maximum elements that are joined
 
 
-class Row(NamedTuple):
+class RowStore(NamedTuple):
     """Stores of one element each that are adjacent in memory, in order, and the position of the first one."""
 
     stores: tuple[OutputStore, ...]
     at: Index
 
 
-def rows(kernel: Kernel) -> list[Row]:
+def rows(kernel: Kernel) -> list[RowStore]:
     """Runs of stores of a kernel to consecutive memory positions, at most `MOST` stores each.
 
     A run is left out if it is longer than the distance to the next iteration's run, which it would overlap.
@@ -40,7 +40,7 @@ def rows(kernel: Kernel) -> list[Row]:
             if apart >= len(run):
                 for n in range(0, len(run), MOST):
                     part = run[n : n + MOST]
-                    found += [Row(tuple(stores[p] for p in part), at + part[0])] if len(part) > 1 else []
+                    found += [RowStore(tuple(stores[p] for p in part), at + part[0])] if len(part) > 1 else []
     return found
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ....egraph.ir.dims import Expr
+from ....egraph.ir.dims import DimExpr
 from ...generate.size_fit import Fitted, Limited
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -47,7 +47,7 @@ def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple
 def _spelled(value: Fitted, prefix: str) -> str:
     if isinstance(value, Limited):
         return f"tl.{value.op}imum({_spelled(value.value, prefix)}, {value.limit})"
-    return f"({_WORD.sub(lambda m: prefix + m[0], str(value))})" if isinstance(value, Expr) else str(value)
+    return f"({_WORD.sub(lambda m: prefix + m[0], str(value))})" if isinstance(value, DimExpr) else str(value)
 
 
 def _constants(text: str, prefix: str) -> Iterator[bool]:

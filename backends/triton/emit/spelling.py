@@ -40,7 +40,7 @@ def _is_call(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Launch(LaunchBase):
+class TritonLaunch(LaunchBase):
     """Launch of a Triton kernel: the function's name and text, programs in the grid, argument names, launch options."""
 
     name: str

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from ...ir.index import WIDE
 from ...ir.kernel import Expr, OutputStore, Unfusable, walk
 from ...ir.tiling import padded
-from .frame import Part, TritonScope
+from .frame import TritonPart, TritonScope
 from .index import Positions
-from .row_stores import Row, joined, rows
+from .row_stores import RowStore, joined, rows
 from .spelling import TRITON, Tile
-from .values import Values
+from .values import TileValues
 
 EARLY = 32  # number of loads up to which all are issued at once
 AHEAD = 96  # elements per thread in flight if there are more: no load is moved across a store, which might alias
 
 
 @dataclass(eq=False)
-class Stores(Part):
+class TileStores(TritonPart):
     """Emitter part for stores of results, and the order in which loads are issued before them."""
 
     positions: Positions
-    values: Values
+    values: TileValues
 
     def results(self) -> None:
         """Emit all results of the program's tile."""
@@ -95,7 +95,7 @@ class Stores(Part):
         )
         frame.top.lines += inner.lines
 
-    def _store_row(self, row: Row) -> None:
+    def _store_row(self, row: RowStore) -> None:
         """Emit interleaved results as one store, along an axis of their own."""
         frame = self.frame
         buffer, count = row.stores[0].buffer, len(row.stores)

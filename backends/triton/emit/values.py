@@ -11,7 +11,7 @@ from ...ir.kernel import Expr, Unfusable, below_maximum, unknown
 from ...ir.loop_fusion import at_least_one
 from ...ir.op_texts import op_text
 from ...ir.short_erf import COARSE, FINE
-from .frame import Part
+from .frame import TritonPart
 from .index import Positions
 from .spelling import TRITON, Tile, widest
 
@@ -19,7 +19,7 @@ LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minut
 
 
 @dataclass(eq=False)
-class Values(Part):
+class TileValues(TritonPart):
     """Emitter part for elementwise expressions. `makers` emit the others: op ("load", "reduce") -> function that
     returns a tile.
     """

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from ...ir.kernel import Kernel, Unfusable
 from ...ir.tiling import Shape, Tiling
 from ...machine import target
-from ..emit.frame import Part, TritonScope
+from ..emit.frame import TritonPart, TritonScope
 from ..emit.grid import Grid
 from ..emit.loop_bounds import LoopBounds
 from ..emit.products import Products
-from ..emit.spelling import TRITON, Launch, names_it
-from ..emit.values import Values
+from ..emit.spelling import TRITON, TritonLaunch, names_it
+from ..emit.values import TileValues
 from .attention_frame import AttentionFrame, numbered
 from .attention_loop import AttentionLoops
 from .attention_stores import AttentionStores
@@ -33,7 +33,7 @@ from .tiles import AttentionLoads, AttentionPositions, SharedTiles
 
 
 @dataclass(frozen=True)
-class RoleLaunch(Launch):
+class RoleLaunch(TritonLaunch):
     """Launch of a warp-specialized kernel (4 warps before specialization).
 
     Its tensor maps include the shared-memory swizzle.
@@ -59,7 +59,7 @@ def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> R
     return AttentionEmitter(AttentionFrame(kernel, replace(tiling, m=GROUP), name, alone, groups)).roles()
 
 
-class AttentionEmitter(Part):
+class AttentionEmitter(TritonPart):
     """Emitter of a warp-specialized attention kernel: connects the parts that write loads, loops, products and stores."""
 
     frame: AttentionFrame
@@ -67,7 +67,7 @@ class AttentionEmitter(Part):
     def __init__(self, frame: AttentionFrame) -> None:
         super().__init__(frame)
         positions = AttentionPositions(frame)
-        values = Values(frame, positions)
+        values = TileValues(frame, positions)
         loads = AttentionLoads(frame, positions, values)
         products, bounds = Products(frame, values, loads), LoopBounds(frame, positions, values)
         self.tiles = SharedTiles(frame, loads)

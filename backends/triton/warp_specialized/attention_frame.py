@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ...ir.kernel import Kernel, Unfusable
 from ...ir.tiling import Shape, Tiling, padded
-from ..emit.frame import Frame
+from ..emit.frame import TileFrame
 from ..emit.spelling import Tile
 from .spelling import GROUP
 
@@ -34,7 +34,7 @@ def numbered(stem: str, count: int) -> list[str]:
     return [stem] if count == 1 else [f"{stem}_{i}" for i in range(count)]
 
 
-class AttentionFrame(Frame):
+class AttentionFrame(TileFrame):
     """Frame of a warp-specialized attention program: register layouts, width pieces, operands loaded by TMA.
 
     `tall` is its number of rows, `groups` its number of consumer warp groups.

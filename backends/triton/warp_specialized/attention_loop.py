@@ -17,10 +17,10 @@ from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import power_of
 from ...machine import target
 from ..emit.frame import TritonScope
-from ..emit.loops import Loops
+from ..emit.loops import TileLoops
 from ..emit.spelling import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Tile
 from .attention_frame import AttentionFrame, numbered
-from .attention_parts import Parts, parts_of
+from .attention_parts import AttentionParts, parts_of
 from .spelling import GROUP
 from .tiles import AttentionLoads, SharedTiles
 
@@ -33,7 +33,7 @@ class KeyLoop:
     the operands' dtype (`narrow`).
     """
 
-    parts: Parts
+    parts: AttentionParts
     names: Mapping[Expr, str]
     scores: str
     keys: Sequence[str]
@@ -42,7 +42,7 @@ class KeyLoop:
 
 
 @dataclass(eq=False)
-class AttentionLoops(Loops):
+class AttentionLoops(TileLoops):
     """Emitter part for reductions of a consumer group's tile of rows: those over keys share one loop."""
 
     frame: AttentionFrame
@@ -92,7 +92,7 @@ class AttentionLoops(Loops):
         for e in parts.ready:
             outer.known[e] = Tile(names[e], ("m", "n") if e is parts.product else ("m",), "float32")
 
-    def _sides(self, parts: Parts) -> tuple[list[str], list[str], str]:
+    def _sides(self, parts: AttentionParts) -> tuple[list[str], list[str], str]:
         """Put the queries into shared memory. Returns the texts of key and of value tiles of a slot (by width piece),
         and the operands' dtype."""
         frame = self.frame

@@ -36,7 +36,7 @@ def _scales(e: Expr, score: Expr) -> bool:
 
 
 @dataclass(frozen=True)
-class Parts:
+class AttentionParts:
     """Components of attention among the reductions of a loop over keys.
 
     All reductions that are ready after the loop; among them the product with the values and the maximum (`top`); the
@@ -50,7 +50,7 @@ class Parts:
     own: Sequence[Expr]
 
 
-def parts_of(frame: AttentionFrame, ready: Sequence[Expr]) -> Parts:
+def parts_of(frame: AttentionFrame, ready: Sequence[Expr]) -> AttentionParts:
     """Components of attention in a loop over some reductions. Unfusable unless they form attention."""
     dots, axis = frame.shape.dots, frame.axis
     products = [e for e in ready if e in dots]
@@ -66,4 +66,4 @@ def parts_of(frame: AttentionFrame, ready: Sequence[Expr]) -> Parts:
     own: list[Expr] = []
     if _scales(top.args[0], score):
         own = [f for f in dots[score].left if score.axis not in f.axes and _positive(f)]
-    return Parts(ready, product, score, top, own if any(f.axes for f in own) else [])
+    return AttentionParts(ready, product, score, top, own if any(f.axes for f in own) else [])

@@ -8,7 +8,7 @@ from ...ir.index import WIDE
 from ...ir.kernel import OutputStore, Unfusable
 from ..emit.frame import TritonScope
 from ..emit.spelling import TRITON, Tile
-from ..emit.stores import Stores
+from ..emit.stores import TileStores
 from .attention_frame import AttentionFrame, numbered
 from .attention_loop import AttentionLoops
 from .spelling import GROUP
@@ -16,7 +16,7 @@ from .tiles import SharedTiles
 
 
 @dataclass(eq=False)
-class AttentionStores(Stores):
+class AttentionStores(TileStores):
     """Emitter part for stores of a consumer group's tile of rows, by column piece."""
 
     frame: AttentionFrame

@@ -22,9 +22,9 @@ from ...ir.index import Axis, Division, Index, atom_range, index
 from ...ir.kernel import Expr, Kernel, Unfusable
 from ...ir.tensor_maps import describable
 from ...ir.tiling import Shape, Tiling
-from ..emit.frame import Frame
+from ..emit.frame import TileFrame
 from ..emit.kernel import TileEmitter
-from ..emit.spelling import ITEMSIZE, TRITON, Launch, Tile, names_it
+from ..emit.spelling import ITEMSIZE, TRITON, Tile, TritonLaunch, names_it
 from ..schedules.parameters import ConvolutionSchedule
 from .spelling import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout
 
@@ -58,7 +58,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class ConvolutionLaunch(Launch):
+class ConvolutionLaunch(TritonLaunch):
     """Launch of a convolution kernel, with tensor maps of any number of axes."""
 
     patches: tuple[Patch, ...] = ()
@@ -166,7 +166,7 @@ def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
     return found
 
 
-class EpilogueFrame(Frame):
+class EpilogueFrame(TileFrame):
     """Frame of a convolution's epilogue, for one group's positions and one filter piece."""
 
     def ragged(self, dim: str) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Expr, Unfusable
 from ...ir.tensor_maps import Box, edged_box
-from ..emit.frame import Part
+from ..emit.frame import TritonPart
 from ..emit.index import Positions
-from ..emit.loads import Loads
+from ..emit.loads import TileLoads
 from ..emit.spelling import ITEMSIZE, TRITON
 from .attention_frame import AttentionFrame, numbered
 
@@ -54,7 +54,7 @@ class AttentionPositions(Positions):
 
 
 @dataclass(eq=False)
-class AttentionLoads(Loads):
+class AttentionLoads(TileLoads):
     """Emitter part for loads in attention; TMA boxes may go beyond the ends of axes."""
 
     frame: AttentionFrame
@@ -96,7 +96,7 @@ class AttentionLoads(Loads):
 
 
 @dataclass(eq=False)
-class SharedTiles(Part):
+class SharedTiles(TritonPart):
     """Emitter part for queries, keys and values in shared memory."""
 
     frame: AttentionFrame

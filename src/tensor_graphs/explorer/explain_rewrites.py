@@ -12,8 +12,8 @@ from typing import Any
 from ..backends.registry import select
 from ..backends.verification.inputs import index_bounds
 from ..egraph.explain.explain import Explanation, classes_of, derive, explain
-from ..egraph.explain.replay import Checked, check
-from ..egraph.ir.blocks import Blocks, Instance
+from ..egraph.explain.replay import ReplayResult, check
+from ..egraph.ir.blocks import BlockInstance, Blocks
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import LEAVES, Graph, Tensor, make, topological
 from ..egraph.ir.rule import Rule
@@ -53,7 +53,7 @@ class BlockRewrites:
     e_nodes: int
     inside: int = 0  # outputs without a kernel of their own: fused into kernels that extend beyond the block
     explanations: tuple[Explanation, ...] = ()
-    checked: tuple[Checked | None, ...] = ()
+    checked: tuple[ReplayResult | None, ...] = ()
     given_up: str = ""  # reason why there are no explanations, or ""
 
     @property
@@ -93,7 +93,7 @@ class BlockRewrites:
 
 def explain_choice(
     graph: Graph, view: EGraphView, choice: Choice, rules: Iterable[Rule] = ALL, *, replay: bool | None = None
-) -> tuple[list[Explanation], list[Checked | None]]:
+) -> tuple[list[Explanation], list[ReplayResult | None]]:
     """Rewrite steps from each root to its chosen term, and the check of each, as (steps, checks; None if not replayed).
 
     `replay` None: only if cheap.
@@ -205,7 +205,7 @@ def _saved_blocks(
 
 def _form(
     block: Graph, view: EGraphView, form: Sequence[Tensor | None], rules: Sequence[Rule], replay: bool | None
-) -> tuple[tuple[Explanation, ...], tuple[Checked | None, ...]]:
+) -> tuple[tuple[Explanation, ...], tuple[ReplayResult | None, ...]]:
     """Return (steps from a block's outputs to their chosen terms, check of each)."""
     pairs = [(r, t) for r, t in zip(block.roots, form) if t is not None]
     fired = [d for r in rules for d in r.directions if view.report.matches.get(d.name)]
@@ -216,7 +216,7 @@ def _form(
 
 
 def _cut(
-    block: Graph, instance: Instance, classes: Mapping[Tensor, int], terms: Mapping[int, Tensor]
+    block: Graph, instance: BlockInstance, classes: Mapping[Tensor, int], terms: Mapping[int, Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Terms chosen for a block's outputs, over its leaves; None for an output without a kernel of its own (fused beyond
     the block).

@@ -11,7 +11,7 @@ from typing import Any
 from ..egraph.explain.explain import Explanation
 from ..extract.model.kernel import Plan
 from ..extract.search.plan import plan_of
-from ..pipeline.prices import KernelFacts
+from ..pipeline.prices import KernelBounds
 from ..writing import write_text
 from .derivations import Derivation, TermMatcher, derivations
 from .static_pages import StaticPages
@@ -30,7 +30,7 @@ class Explorer(StaticPages):
     `to_arrow()`, `to_json()`, `to_networkx()` and `to_dot()` give everything as data (docs/explore.md).
     """
 
-    facts: Mapping[int, KernelFacts] = field(default_factory=dict)  # per candidate; views are left out
+    facts: Mapping[int, KernelBounds] = field(default_factory=dict)  # per candidate; views are left out
 
     @cached_property
     def derivations(self) -> list[Derivation]:

@@ -18,7 +18,7 @@ import numpy as np
 from ..backends.generate.free_terms import Sized
 from ..backends.tuning.jobs import job_of, read_job, template_of_job
 from ..egraph.ir import dtypes
-from ..egraph.ir.dims import Expr
+from ..egraph.ir.dims import DimExpr
 from ..egraph.ir.graph import Data, Graph, Tensor, load_data
 from ..egraph.ir.ops import Type
 from ..errors import UsageError
@@ -90,7 +90,7 @@ def _type_out(kind: Type) -> list[Any]:
 
 
 def _out(value: Any) -> Any:
-    if isinstance(value, Expr):
+    if isinstance(value, DimExpr):
         return {"dim": dim_to_json(value)}
     if isinstance(value, tuple):
         return [_out(v) for v in value]

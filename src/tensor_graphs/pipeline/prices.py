@@ -29,7 +29,7 @@ class ScheduleVariant:
 
 
 @dataclass(frozen=True)
-class KernelFacts:
+class KernelBounds:
     """Bounds of a kernel: flops, compulsory traffic in bytes, lower bound in µs, and measured relative error against
     float64.
 
@@ -104,10 +104,10 @@ class CostPricer:
         known = self.store.accuracies({digest for digests in asked for digest in digests})
         return [max([r.rel_fro for d in digests for r in known.get(d, ())], default=0.0) for digests in asked]
 
-    def facts(self, found: Sequence[Candidate]) -> list[KernelFacts | None]:
+    def facts(self, found: Sequence[Candidate]) -> list[KernelBounds | None]:
         """Work, roofline and measured error of each candidate; None for views."""
-        made: dict[tuple[int, int], KernelFacts] = {}
-        rows: list[KernelFacts | None] = []
+        made: dict[tuple[int, int], KernelBounds] = {}
+        rows: list[KernelBounds | None] = []
         for c in found:
             place = (id(c.template), id(c.call))
             if not c.is_view and place not in made:
@@ -115,7 +115,7 @@ class CostPricer:
                 errors = self.errors([c]) if self.on_record(c) else [0.0]
                 roofline = self.store.predictor(regime_of(query.key.device)).roofline(query.key)
                 limit = roofline.us(query.work)
-                made[place] = KernelFacts(query.work.flops, query.work.bytes, limit, errors[0] or None, roofline)
+                made[place] = KernelBounds(query.work.flops, query.work.bytes, limit, errors[0] or None, roofline)
             rows.append(None if c.is_view else made[place])
         return rows
 

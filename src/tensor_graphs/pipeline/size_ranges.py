@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..backends.program.emit_any_size import sources
-from ..egraph.ir.dims import Atom, Dim, Expr, dim
+from ..egraph.ir.dims import Atom, Dim, DimExpr, dim
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.size_conditions import NO_LIMIT
 from ..errors import ShapeError, UsageError
@@ -48,7 +48,7 @@ def within(graph: Graph, searched: Mapping[str, int]) -> Graph:
 def why_fixed(graph: Graph) -> str:
     """Reason why a graph cannot be compiled for free sizes; "" if it can."""
     for leaf in (*graph.leaves("state"), *graph.leaves("param")):
-        if any(isinstance(d, Expr) for d in leaf.shape):
+        if any(isinstance(d, DimExpr) for d in leaf.shape):
             return f"the {leaf.op} {leaf.attr('name')!r} has free sizes"
     try:
         sources([leaf.shape for leaf in graph.inputs], list(graph.free_dims))

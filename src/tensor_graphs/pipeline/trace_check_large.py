@@ -18,7 +18,7 @@ from ..errors import TraceError
 from ..models.functions.numpy_array import OwnFunction
 from ..verification.comparison import relative_error
 from ..verification.memory_checks import eager_bytes, in_and_out, lacking
-from ..verification.strips import LEAST, Places, StripPart, fingerprint, strips_of
+from ..verification.strips import LEAST, OutputStrips, StripPart, fingerprint, strips_of
 from .trace_agreement import Array, Rounding, near, refuse
 
 LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
@@ -49,7 +49,7 @@ def compare_large(
     if cuts is None:
         return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis"
     rng = np.random.default_rng((seed, 77))
-    places = [Places(graph, root, axes, rng) for root, axes in zip(graph.outputs, cuts)]
+    places = [OutputStrips(graph, root, axes, rng) for root, axes in zip(graph.outputs, cuts)]
     given = sum(n.type.nbytes for n in graph.inputs)
     needed = max(in_and_out(graph), given + eager_bytes(graph)) + max(p.taken for p in places)
     if problem := lacking(needed):

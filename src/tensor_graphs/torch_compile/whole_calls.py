@@ -30,7 +30,7 @@ from .report import EAGER
 CALLS, FEWEST, MOST_S, KEPT = 12, 3, 2.0, 64
 
 
-class Backend:
+class CompileBackend:
     """The `torch.compile` backend of one `tg.compile` call.
 
     `graphs`: those that it has compiled and that still exist.
@@ -46,10 +46,10 @@ class Backend:
         return graph
 
     def __reduce__(self) -> Any:
-        return Backend, ()  # a copy compiles graphs of its own
+        return CompileBackend, ()  # a copy compiles graphs of its own
 
 
-class Trial:
+class CallTrial:
     """Timed calls of one signature, alternating between the compiled callable and the caller's own."""
 
     def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any]) -> None:
@@ -78,11 +78,11 @@ class Trial:
 class WholeCalls:
     """Dispatcher of calls to a compiled callable or to the caller's own."""
 
-    def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any], backend: Backend) -> None:
+    def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any], backend: CompileBackend) -> None:
         self.compiled, self.own, self.backend = compiled, own, backend
         self._training = isinstance(own, torch.nn.Module)
         self._chosen: dict[Any, Callable[..., Any]] = {}
-        self._trials: dict[Any, Trial] = {}
+        self._trials: dict[Any, CallTrial] = {}
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The results of a call."""
@@ -127,9 +127,9 @@ class WholeCalls:
         elif torch.is_grad_enabled():
             self._choose(key, self.compiled, "")
         else:
-            self._trials[key] = Trial(self.compiled, self.own)
+            self._trials[key] = CallTrial(self.compiled, self.own)
 
-    def _end(self, key: Any, trial: Trial) -> None:
+    def _end(self, key: Any, trial: CallTrial) -> None:
         compiled, own = (median(us[1:]) for us in trial.us)
         faster = compiled <= own
         said = f"go to {'the compiled one' if faster else 'the module itself'}: {compiled:.1f} µs compiled, {own:.1f} µs the module itself"
@@ -147,9 +147,9 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
 
     def __init__(self, mod: torch.nn.Module, dynamo_ctx: Any) -> None:
         super().__init__(mod, dynamo_ctx)
-        self.choose(Backend())
+        self.choose(CompileBackend())
 
-    def choose(self, backend: Backend) -> None:
+    def choose(self, backend: CompileBackend) -> None:
         """Time whole calls once the graphs of a backend are decided."""
         self.__dict__["_calls"] = WholeCalls(super().__call__, self._orig_mod, backend)
 
@@ -160,7 +160,7 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
 
 def compiled(model: Any, **given: Any) -> Any:
     """Result of `torch.compile(model, **given)` with a backend of its own, and with the choice between it and `model`."""
-    backend = Backend()
+    backend = CompileBackend()
     made = torch.compile(model, backend=backend, **given)
     if type(made) is OptimizedModule:
         made.__class__ = CompiledModule
@@ -177,4 +177,4 @@ def compiled(model: Any, **given: Any) -> Any:
     return call
 
 
-__all__ = ["Backend", "CompiledModule", "WholeCalls", "compiled"]
+__all__ = ["CompileBackend", "CompiledModule", "WholeCalls", "compiled"]

@@ -164,7 +164,7 @@ def relative_error(value: Array, reference: Array) -> float:
     """Relative error ‖value − reference‖ / ‖reference‖ in float64 over the finite elements; ‖value‖ for a reference of
     zeros.
     """
-    return compare.Measured(np.asarray(value), np.asarray(reference, np.float64), None).errors[0]
+    return compare.MeasuredErrors(np.asarray(value), np.asarray(reference, np.float64), None).errors[0]
 
 
 def misplaced(value: Array, reference: Array, original: Array) -> bool:
@@ -240,15 +240,15 @@ def compare_output(
     return OutputError(name, plan, original, allowed, found.finite, worst=found.worst(dtype, allowed))
 
 
-def _measured(y: Any, exact: Any, own: Any) -> compare.Measured:
+def _measured(y: Any, exact: Any, own: Any) -> compare.MeasuredErrors:
     """Error measurement, on the host if device memory is insufficient."""
     if is_torch(exact):
         import torch
 
         with suppress(torch.OutOfMemoryError):
-            return compare.Measured(y, exact, own)
+            return compare.MeasuredErrors(y, exact, own)
         y, exact, own = y.cpu(), exact.cpu(), own.cpu()
-    return compare.Measured(y, exact, own)
+    return compare.MeasuredErrors(y, exact, own)
 
 
 def _unequal(y: Array, own: Array) -> float:

@@ -58,7 +58,7 @@ def verify_strips(
     """
     rng = np.random.default_rng((seed, 0))
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
-    places = [Places(graph, root, axes, rng) for root, axes in zip(graph.roots, cuts, strict=True)]
+    places = [OutputStrips(graph, root, axes, rng) for root, axes in zip(graph.roots, cuts, strict=True)]
     refuse_more_than_available(
         in_and_out(graph) + max(p.taken for p in places), "verification", graph, hint="verify=False leaves it out"
     )
@@ -86,7 +86,7 @@ def fingerprint(arrays: Mapping[str, Array]) -> list[int]:
     return [int(np.add.reduce(f[: f.size // 8 * 8].view(np.uint64))) + int(f[f.size // 8 * 8 :].sum()) for f in flat]
 
 
-class Places:
+class OutputStrips:
     """The strips of one output of a graph, in the order in which they are compared: the first, the last, then random
     ones.
 
@@ -145,7 +145,7 @@ class _Root:
     """One output under comparison, and the errors of the strips so far."""
 
     name: str
-    places: Places
+    places: OutputStrips
     value: Array
     tolerance: Tolerance
     errors: list[OutputError] = field(default_factory=list)  # one per strip
@@ -187,4 +187,4 @@ def _data(leaf: Tensor, graph: Graph, inputs: Mapping[str, Array]) -> Array:
     return load_data(graph.params[name]) if leaf.op == "param" else inputs[name]
 
 
-__all__ = ["LEAST", "Places", "StripPart", "fingerprint", "strips_of", "verify_strips"]
+__all__ = ["LEAST", "OutputStrips", "StripPart", "fingerprint", "strips_of", "verify_strips"]

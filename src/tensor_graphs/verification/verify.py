@@ -149,7 +149,7 @@ def _reconsidered(
             place = compare.differing(y, own, exact, disturbed.moved[k])
             judged = replace(judged, plan=place.ratio, worst=place)
         else:
-            found = compare.Measured(y, exact, own, disturbed.moved[k])
+            found = compare.MeasuredErrors(y, exact, own, disturbed.moved[k])
             plan = found.errors[0] if adversarial else judged.plan
             judged = replace(judged, plan=plan, worst=found.worst(dtype, judged.allowed))
     return judged
