@@ -162,3 +162,12 @@ def test_building_an_expression_needs_no_engine() -> None:
         "sys.exit(any(m in sys.modules for m in ('torch', 'egglog', 'ortools', 'duckdb')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_class_names_are_unique() -> None:
+    named: dict[str, list[str]] = {}
+    for module, path in FILES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                named.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in named.items() if len(modules) > 1} == {}

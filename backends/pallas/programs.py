@@ -29,7 +29,7 @@ from ...extract.model.kernel import Plan, output_names
 from ..ir.source_text import identifier, indented, one_line, signature, title
 from ..program import memory_plan
 from ..program.device_programs import DevicePrograms
-from ..program.emit_cpu import Emitted
+from ..program.emit_cpu import EmittedProgram
 from ..program.helper_functions import helper_source
 from ..runtime.marshalling import Exchange, OnCpu, is_torch, tensor_of
 from .spelling import node_text
@@ -65,7 +65,7 @@ def is_jax(x: Any) -> bool:
 class JaxPrograms(DevicePrograms):
     """See `DevicePrograms`."""
 
-    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
         """Emitted program of a plan (`DevicePrograms.emit`). Outputs are always fresh arrays."""
         return _Emitter(plan).emit()
 
@@ -84,7 +84,7 @@ class _Emitter:
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
 
-    def emit(self) -> Emitted:
+    def emit(self) -> EmittedProgram:
         plan = self.plan
         definitions: dict[str, str] = {}
         for step in plan.steps:
@@ -105,7 +105,9 @@ class _Emitter:
         made = {v for s in plan.steps for v in s.outputs}
         fresh = sum(memory_plan.nbytes(plan.values[v].type) for v in made)
         layout = replace(memory_plan.layout(plan, made), size=0)
-        return Emitted("\n".join(text), self.weights, self._state_types(), layout, fresh, frozenset(self.weights))
+        return EmittedProgram(
+            "\n".join(text), self.weights, self._state_types(), layout, fresh, frozenset(self.weights)
+        )
 
     def _state_types(self) -> dict[str, Type]:
         written = {name: self.plan.values[v].type for name, v in self.plan.updates.items()}

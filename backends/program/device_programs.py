@@ -9,7 +9,7 @@ from ...errors import TensorGraphsError
 from ...extract.model.kernel import Plan
 from ..runtime.marshalling import Exchange, OnCpu
 from ..runtime.threads import loops_shared
-from .emit_cpu import Emitted
+from .emit_cpu import EmittedProgram
 
 Run = Callable[..., Sequence[Any]]
 
@@ -24,7 +24,7 @@ class DevicePrograms:
 
     helpers: Mapping[str, str] = {}  # source of helper functions that emitted programs may call, by name
 
-    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
         """Emitted program of a plan. With `reuse_outputs`, the next call may overwrite the outputs."""
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from .. import gpu
 from ..device import HOST
 from .binaries import Binaries, without_compilers
 from .device_programs import DevicePrograms
-from .emit_cpu import Emitted
+from .emit_cpu import EmittedProgram
 from .execute import execute
 
 try:
@@ -39,7 +39,7 @@ def programs_of(name: str) -> DevicePrograms:
     return device(name).programs
 
 
-def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
     """Emitted program of a plan, for the plan's device."""
     return programs_of(device_of(plan)).emit(plan, reuse_outputs=reuse_outputs)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...extract.model.kernel import Plan
-from .emit_cpu import Emitted, Emitter
+from .emit_cpu import EmittedProgram, ProgramEmitter
 
 
-def emit(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+def emit(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
     """Emitted program of a CPU plan. With `reuse_outputs`, outputs are in the workspace and the next call overwrites
     them.
     """
@@ -14,4 +14,4 @@ def emit(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
 
     if plan.sizes:
         return SizedEmitter(renamed_sizes(plan), reuse_outputs).emit()
-    return Emitter(plan, reuse_outputs).emit()
+    return ProgramEmitter(plan, reuse_outputs).emit()

@@ -31,7 +31,7 @@ from ...errors import UsageError
 from ...extract.model.kernel import Call, Operand, Plan, Step, Template, contiguous
 from ...extract.model.sizes import bound_call, bound_terms, bound_value
 from ..ir.source_text import RESERVED, dtype_text, identifier, indented, literal, signature
-from .emit_cpu import Emitter
+from .emit_cpu import ProgramEmitter
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 #: Variables of emitted programs.
@@ -143,7 +143,7 @@ def free(value: Any) -> bool:
 
 # ---------------------------------------------------------------- the emitter
 @dataclass
-class SizedEmitter(Emitter):
+class SizedEmitter(ProgramEmitter):
     """Emitter of programs for CPU plans with free sizes."""
 
     computed: dict[Tensor, str] = field(default_factory=dict)  # values computed from weights and sizes -> variable

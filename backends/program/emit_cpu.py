@@ -33,7 +33,7 @@ LARGE = 1 << 24  # bytes from which a weight is packed early, to limit peak memo
 
 
 @dataclass(frozen=True)
-class Emitted:
+class EmittedProgram:
     """Source of a program with its requirements.
 
     `weights`: weight key -> term to evaluate. `states`: state name -> type. `layout`: memory plan of the workspace.
@@ -85,7 +85,7 @@ def operand_kind(template: Template) -> str:
 
 
 @dataclass
-class Emitter:
+class ProgramEmitter:
     """Emitter of programs for plans on the CPU; subclasses emit for other devices. Holds the state of one emission."""
 
     plan: Plan
@@ -110,7 +110,7 @@ class Emitter:
 
     alignment = memory.ALIGNMENT
 
-    def emit(self) -> Emitted:
+    def emit(self) -> EmittedProgram:
         """Source of the plan's program, with the requirements collected while emitting."""
         plan = self.plan
         self.root = memory.roots(plan)
@@ -121,7 +121,7 @@ class Emitter:
         self._reserve()
         self._states()
         self._run()
-        return Emitted(
+        return EmittedProgram(
             self._assemble(), self.weights, self._state_types(), self.layout, self._fresh_bytes(), self._row_major()
         )
 

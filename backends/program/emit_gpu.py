@@ -26,12 +26,12 @@ from ...extract.model.kernel import Plan, Step, Template, Value, contiguous
 from ..ir.source_text import identifier, indented, literal, signature
 from ..runtime.views import torch_view
 from . import memory_plan as memory
-from .emit_cpu import STATEMENTS, Emitted, Emitter
+from .emit_cpu import STATEMENTS, EmittedProgram, ProgramEmitter
 
 
-def emit_cuda(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+def emit_cuda(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
     """Emitted program of a GPU plan. With `reuse_outputs`, the next call overwrites the outputs."""
-    return CudaEmitter(plan, reuse_outputs).emit()
+    return GpuProgramEmitter(plan, reuse_outputs).emit()
 
 
 def torch_dtype(dtype: str) -> str:
@@ -45,7 +45,7 @@ HALVES = frozenset(["float16", "bfloat16"])
 
 
 @dataclass
-class CudaEmitter(Emitter):
+class GpuProgramEmitter(ProgramEmitter):
     """Emitter of programs for GPU plans: every value is a Torch tensor.
 
     At a fixed address, except inputs, results that are written to fresh memory, and results that kernels allocate.
@@ -189,4 +189,4 @@ class CudaEmitter(Emitter):
 
 
 _LAUNCH = re.compile(r"(\w+)[\[(]")
-__all__ = ["CudaEmitter", "emit_cuda", "torch_dtype"]
+__all__ = ["GpuProgramEmitter", "emit_cuda", "torch_dtype"]

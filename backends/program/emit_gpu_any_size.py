@@ -35,15 +35,15 @@ from ..ir.source_text import identifier, indented, literal
 from ..runtime.views import torch_view
 from . import memory_plan as memory
 from .emit_any_size import SizedEmitter, along_axis, atoms_of, plain_call
-from .emit_cpu import Emitter
-from .emit_gpu import CudaEmitter, torch_dtype
+from .emit_cpu import ProgramEmitter
+from .emit_gpu import GpuProgramEmitter, torch_dtype
 
 ALIGNMENT = 256  # bytes: alignment of CUDA's allocator, sufficient for tensor maps
 MOST_WARM = 24  # choices of sizes at which kernels are compiled ahead
 
 
 @dataclass
-class SizedCudaEmitter(CudaEmitter, SizedEmitter):
+class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
     """Emitter of programs for GPU plans with free sizes.
 
     Sizes, weights and scopes are as in programs of the CPU, values are tensors.
@@ -78,7 +78,7 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
     # ------------------------------------------------------------ weights
     def _weight(self, value: int) -> str:
         term = self.plan.weights[value]
-        return self._value(term) if self._sized(term) else CudaEmitter._weight(self, value)
+        return self._value(term) if self._sized(term) else GpuProgramEmitter._weight(self, value)
 
     def _filled(self, node: Tensor) -> str:
         value, dtype = literal(node.attr("value")), torch_dtype(node.dtype)
@@ -124,7 +124,7 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
         """Peak allocation of a call at the sizes of the plan: new outputs, and copies of inputs and outputs of a graph."""
         places = sum(memory.nbytes(leaf.type, self.plan.sizes) for leaf in self.plan.graph.inputs)
         copies = sum(self._bytes(v) for v in self.plan.outputs)
-        return Emitter._fresh_bytes(self) + places + copies + self.packed
+        return ProgramEmitter._fresh_bytes(self) + places + copies + self.packed
 
     def _function(self) -> list[str]:
         for helper in ("CallsBySize", "check_sizes"):

@@ -13,7 +13,7 @@ from .any_size_gpu_helpers import HELPERS as ANY_SIZE_HELPERS
 from .any_size_helpers import SIZED_HELPERS
 from .device_programs import DevicePrograms, Run
 from .emit_any_size import renamed_sizes
-from .emit_cpu import Emitted
+from .emit_cpu import EmittedProgram
 from .emit_gpu import emit_cuda
 from .emit_gpu_any_size import SizedCudaEmitter
 from .gpu_helpers import HELPERS
@@ -31,7 +31,7 @@ class GpuPrograms(DevicePrograms):
         "SizeError": SIZED_HELPERS["SizeError"],
     }
 
-    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
         """Emitted program of a plan (`DevicePrograms.emit`)."""
         if plan.sizes:
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()

@@ -6,7 +6,7 @@ from ...extract.model.kernel import Plan
 from .cpu_helpers import HELPERS
 from .device_programs import DevicePrograms
 from .emit import emit
-from .emit_cpu import Emitted
+from .emit_cpu import EmittedProgram
 
 __all__ = ["PROGRAMS", "HostPrograms"]
 
@@ -16,7 +16,7 @@ class HostPrograms(DevicePrograms):
 
     helpers = HELPERS
 
-    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
+    def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
         """Emitted program of a plan; of one size or of any size (`DevicePrograms.emit`)."""
         return emit(plan, reuse_outputs=reuse_outputs)
 
