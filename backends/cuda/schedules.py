@@ -8,9 +8,11 @@ from math import prod
 
 from ...egraph.ir import dtypes
 from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
+from ..generate.template import split_axis
 from ..ir.index import Axis, Index
 from ..ir.kernel import Kernel, Unfusable, if_fusable, walk
 from ..ir.tiling import Shape, padded
+from .emit.fragments import refusal
 from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, slope, together
 from .ranking import Few, Pass, Product, Reduced, Rows, ranked
 
@@ -218,8 +220,15 @@ def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> 
 
 
 def _splittable(kernel: Kernel, shape: Shape) -> bool:
-    """Whether partial results, which are float32, can hold the values of a split reduction."""
-    return not shape.joined and all(b.dtype != "float64" for b in kernel.buffers.values())
+    """Whether a kernel with partial results can be written in one thread layout.
+
+    Partial results are float32, and its reductions must all be inside of those over the split axis.
+    """
+    if shape.joined or any(b.dtype == "float64" for b in kernel.buffers.values()):
+        return False
+    axis = split_axis(shape)
+    inside = walk([e.args[0] for e in kernel.reductions if e.axis == axis])
+    return {*shape.inner} <= {axis, *(e.axis for e in inside if e.op == "reduce")}
 
 
 def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
@@ -233,11 +242,12 @@ def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
             if dtypes.itemsize(x.value[3]) != 2 or not together(x.value[1], main, 8, 2):
                 return None
     own = if_fusable(_short, kernel, shape, main)
-    if own is None:
+    if own is None or refusal(kernel, main):
         return None
     matrices = sum(e.axis == main and bool(d.cols & {*shape.cols}) for e, d in shape.dots.items())
     batch = prod(a.size for a in shape.batch)
-    return Few(shape.m, shape.n, main.size, max(1, matrices), batch, splits, own)
+    split = splits and split_axis(shape) == main  # fragments hold parts of the product's own axis
+    return Few(shape.m, shape.n, main.size, max(1, matrices), batch, split, own)
 
 
 def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced | Product:

@@ -112,3 +112,23 @@ def test_columns_of_one_product_as_several_results(tmp_path: Path) -> None:
 def test_what_has_no_fragments_is_left_to_others(root: Tensor, weights: tuple[str, ...], dtype: str) -> None:
     template = generated(root, weights)
     assert template.lower(call_of(template, dtype)) is None
+
+
+def _scores() -> Tensor:
+    return t.matmul(x("q", 1, 2, 2, 1, 16), t.permute(x("k", 1, 2, 1, 32, 16), (0, 1, 2, 4, 3)))
+
+
+def _normed_scores() -> Tensor:
+    a = x("a", 1, 2, 2, 1, 16)
+    scale = t.rsqrt(t.mean(a * a, axis=4, keepdims=True) + 1e-6)
+    return t.matmul(c.relu(a * scale), t.permute(x("k", 1, 2, 1, 32, 16), (0, 1, 2, 4, 3)))
+
+
+@pytest.mark.parametrize("make", [lambda: c.softmax(_scores(), axis=4), _normed_scores], ids=["softmax", "norm inside"])
+def test_every_ranked_schedule_can_be_emitted(make: Callable[[], Tensor]) -> None:
+    template = generated(make())
+    call = call_of(template, "bfloat16")
+    lowered = template.lower(call)
+    assert lowered is not None and lowered.space
+    for schedule in lowered.space:
+        assert launches(template, replace(call, schedule=schedule)), schedule

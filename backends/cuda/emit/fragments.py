@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ir.index import Axis
-from ...ir.kernel import Expr, Unfusable, factors, walk
+from ...ir.kernel import Expr, Kernel, Unfusable, factors, walk
 from ...ir.tiling import Dot
 from .fragment_frame import CHUNK, HEIGHT, WIDTH, FragmentFrame
 from .frame import CudaPart, CudaScope, Local
@@ -35,6 +35,16 @@ class Put:
     apart: int
 
 
+def refusal(kernel: Kernel, axis: Axis) -> str:
+    """Reason why no schedule has the reductions along an axis in fragments; "" if some may."""
+    ready = [e for e in kernel.reductions if e.axis == axis]
+    if any(e.value[0] != "sum" or e.kind != "float" for e in ready):
+        return "a reduction that is no sum beside a product"
+    if any(x.op == "reduce" for e in ready for x in walk(e.args)):
+        return "a product of what another reduction gives"
+    return ""
+
+
 class Fragments(CudaPart):
     """Emitter part for the main loop of skinny GEMM: a kernel's operands as mma fragments, and all its sums along one
     axis.
@@ -52,11 +62,11 @@ class Fragments(CudaPart):
         """Find the products and other sums along the axis, their sides, and their loads. Unfusable where fragments do
         not apply."""
         frame = self.frame
+        if reason := refusal(self.kernel, axis):
+            raise Unfusable(reason)
+        if frame.wide != "float32":
+            raise Unfusable("a product in float64")
         ready = [e for e in self.kernel.reductions if e.axis == axis]
-        if any(e.value[0] != "sum" or e.kind != "float" for e in ready) or frame.wide != "float32":
-            raise Unfusable("a reduction that is no sum beside a product")
-        if any(x.op == "reduce" for e in ready for x in walk(e.args)):
-            raise Unfusable("a product of what another reduction gives")
         if frame.extent["m"] > 2 * HEIGHT or frame.size % 8:
             raise Unfusable("fragments do not cover the rows, or the sum")
         b, dots = self.kernel.builder, self.shape.dots

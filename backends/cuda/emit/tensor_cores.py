@@ -24,7 +24,10 @@ class TensorCores(CudaPart):
         layout."""
         frame, warps = self.frame, self.layout.warps
         assert warps is not None
-        axis = max((e.axis for e in self.shape.dots if e.axis in self.shape.outer), key=lambda a: a.size)
+        axes = [e.axis for e in self.shape.dots if e.axis in self.shape.outer]
+        if not axes:
+            raise Unfusable("no product for tensor cores")
+        axis = max(axes, key=lambda a: a.size)
         own = FragmentFrame(frame, axis, warps)
         fragments = Fragments(own, axis)
         if any(frame.dim_of.get(a) in frame.walked - {own.dim} for e in fragments.dots for a in e.axes):
