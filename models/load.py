@@ -1,19 +1,65 @@
-"""Model importer entry point: picks the importer by file suffix or folder contents."""
+"""Model importer entry point: picks the importer by file suffix or folder contents.
+
+A new format is an entry of `FORMATS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ..egraph.ir.graph import Graph
 from ..errors import BadModelError, UnsupportedError, UntrustedModelError
 
-_KNOWN = ".onnx, .pt2 (trusted), .safetensors with a graph in its header, or a folder with config.json and weights"
+Dims = Mapping[str, int] | None
+
+
+class ModelFormat(NamedTuple):
+    """Format of model files: a loader (path, sizes of free dimensions) -> graph, and a description for messages.
+
+    `runs_code`: loading can run code, so the caller has to trust the file. Loaders import their modules when called.
+    """
+
+    load: Callable[[Path, Dims], Graph]
+    description: str
+    runs_code: bool = False
+
+
+def _onnx(path: Path, dims: Dims) -> Graph:
+    from .onnx.load import load_onnx
+
+    return load_onnx(path, dims=dims)
+
+
+def _pt2(path: Path, dims: Dims) -> Graph:
+    from .torch_export.pt2 import load_pt2
+
+    return _bound(load_pt2(path, trust=True), dims)
+
+
+def _native(path: Path, dims: Dims) -> Graph:
+    from .files.native import load_graph
+
+    return _bound(load_graph(path), dims)
+
+
+#: Suffix -> format of model files.
+FORMATS: dict[str, ModelFormat] = {
+    ".onnx": ModelFormat(_onnx, ".onnx"),
+    ".pt2": ModelFormat(_pt2, ".pt2 (trusted)", runs_code=True),
+    ".safetensors": ModelFormat(_native, ".safetensors with a graph in its header"),
+}
 #: Suffixes of pickle files. Unpickling can run arbitrary code, so these files are never opened.
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
-def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool = False) -> Graph:
+def known_formats() -> str:
+    """Text that lists what `load` accepts."""
+    return ", ".join([*(f.description for f in FORMATS.values()), "or a folder with config.json and weights"])
+
+
+def load(path: Path | str, *, dims: Dims = None, trust: bool = False) -> Graph:
     """Graph of a model file or folder. Weights are lazy: they stay in their files until used.
 
     `dims` binds free dimensions by name; the others stay free. `trust` allows formats whose loading can run code
@@ -39,37 +85,31 @@ def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool
     return _load_file(path, dims, trust)
 
 
-def _load_file(path: Path, dims: Mapping[str, int] | None, trust: bool) -> Graph:
+def _load_file(path: Path, dims: Dims, trust: bool) -> Graph:
     suffix = path.suffix.lower()
-    if suffix == ".onnx":
-        from .onnx.load import load_onnx
-
-        return load_onnx(path, dims=dims)
-    if suffix == ".pt2":
-        if not trust:
-            raise UntrustedModelError(
-                "a .pt2 file can run code when it is opened",
-                where=str(path),
-                hint="export to ONNX or safetensors, or say that you trust it (trust=True, --trust-model)",
-            )
-        from .torch_export.pt2 import load_pt2
-
-        return _bound(load_pt2(path, trust=trust), dims)
-    if suffix == ".safetensors":
-        from .files.native import load_graph
-
-        return _bound(load_graph(path), dims)
+    found = FORMATS.get(suffix)
+    if found is not None and (trust or not found.runs_code):
+        return found.load(path, dims)
+    if found is not None:
+        raise UntrustedModelError(
+            f"a {suffix} file can run code when it is opened",
+            where=str(path),
+            hint="export to ONNX or safetensors, or say that you trust it (trust=True, --trust-model)",
+        )
     if suffix in _PICKLES:
         raise UntrustedModelError(
             f"a {suffix} file is a pickle, which can run code when it is opened; it is never opened",
             where=str(path),
             hint="export with torch.export or to ONNX, or convert the weights to safetensors beside a config.json",
         )
-    hint = f"known: {_KNOWN}"
+    hint = f"known: {known_formats()}"
     if path.name.endswith(".json"):
         hint = f"give the folder: {path.parent}"
     raise UnsupportedError(f"{path.name!r} is not a known model format", where=str(path), hint=hint)
 
 
-def _bound(graph: Graph, dims: Mapping[str, int] | None) -> Graph:
+def _bound(graph: Graph, dims: Dims) -> Graph:
     return graph.bind(dims) if dims else graph
+
+
+__all__ = ["FORMATS", "ModelFormat", "known_formats", "load"]

@@ -15,7 +15,7 @@ from tensor_graphs.errors import BadModelError, UnsupportedError, UntrustedModel
 from tensor_graphs.models import zoo
 from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.models.files.safetensors import write_arrays
-from tensor_graphs.models.load import load
+from tensor_graphs.models.load import FORMATS, ModelFormat, load
 
 
 def test_native_files_and_folders(tmp_path: Path) -> None:
@@ -89,3 +89,24 @@ def test_weights_alone_are_no_model(tmp_path: Path) -> None:
     write_arrays(tmp_path / "w.safetensors", {"w": np.zeros(2)})
     with pytest.raises(BadModelError, match="no graph"):
         load(tmp_path / "w.safetensors")
+
+
+def test_a_format_added_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lines(path: Path, dims: object) -> Graph:
+        x = t.input("x", tuple(map(int, path.read_text().split())))
+        return Graph.of(t.exp(x))
+
+    monkeypatch.setitem(FORMATS, ".shape", ModelFormat(lines, ".shape"))
+    (tmp_path / "m.shape").write_text("2 3")
+    assert load(tmp_path / "m.shape").outputs[0].shape == (2, 3)
+    (tmp_path / "m.other").write_text("2 3")
+    with pytest.raises(UnsupportedError) as refused:
+        load(tmp_path / "m.other")
+    assert ".shape" in refused.value.hint
+
+
+def test_formats_are_documented() -> None:
+    root = Path(__file__).parents[2]
+    for place in ("docs/cli.md", "SECURITY.md", "README.md", "src/tensor_graphs/cli/app.py"):
+        text = (root / place).read_text(encoding="utf-8")
+        assert [s for s in FORMATS if s not in text] == [], f"{place} does not name these formats"
