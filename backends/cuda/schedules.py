@@ -11,7 +11,8 @@ from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
 from ..generate.template import split_axis
 from ..ir.index import Axis, Index
 from ..ir.kernel import Kernel, Unfusable, if_fusable, walk
-from ..ir.tiling import Shape, padded
+from ..ir.tiling import Shape, padded, shape_of
+from ..lowering.split_reduction import split
 from .emit.fragments import refusal
 from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, slope, together
 from .ranking import Few, Pass, Product, Reduced, Rows, ranked
@@ -220,15 +221,20 @@ def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> 
 
 
 def _splittable(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a kernel with partial results can be written in one thread layout.
-
-    Partial results are float32, and its reductions must all be inside of those over the split axis.
+    """Whether a split reduction can be written: partial results are float32, and the kernel that computes them has all
+    reduction axes.
     """
     if shape.joined or any(b.dtype == "float64" for b in kernel.buffers.values()):
         return False
-    axis = split_axis(shape)
-    inside = walk([e.args[0] for e in kernel.reductions if e.axis == axis])
-    return {*shape.inner} <= {axis, *(e.axis for e in inside if e.op == "reduce")}
+    if len(shape.inner) == 1:
+        return True
+    partial = if_fusable(_partial_shape, kernel, shape)
+    return partial is not None and len(partial.inner) == len(shape.inner)
+
+
+def _partial_shape(kernel: Kernel, shape: Shape) -> Shape:
+    """The shape of the kernel of partial results of a split reduction, for two parts."""
+    return shape_of(split(kernel, split_axis(shape), 2)[0])
 
 
 def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
@@ -246,8 +252,10 @@ def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
         return None
     matrices = sum(e.axis == main and bool(d.cols & {*shape.cols}) for e, d in shape.dots.items())
     batch = prod(a.size for a in shape.batch)
-    split = splits and split_axis(shape) == main  # fragments hold parts of the product's own axis
-    return Few(shape.m, shape.n, main.size, max(1, matrices), batch, split, own)
+    if splits and split_axis(shape) != main:  # the parts must have a product for tensor cores
+        partial = _partial_shape(kernel, shape)
+        splits = any(e.axis in partial.outer for e in partial.dots)
+    return Few(shape.m, shape.n, main.size, max(1, matrices), batch, splits, own)
 
 
 def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced | Product:
