@@ -1,6 +1,6 @@
 """Calls of a program on a GPU: a helper class of emitted programs.
 
-The source of the class is copied into emitted programs: it may use `torch` and the helpers of gpu_launches.py only.
+The source of the class is copied into emitted programs: it may use `torch` and the helpers of cuda_driver.py and gpu_launches.py only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from .gpu_launches import Driver
+from .cuda_driver import Driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Helper functions of emitted GPU programs: memory, uploads, and (from gpu_calls.py, gpu_launches.py) calls.
+"""Helper functions of emitted GPU programs: memory, uploads, and (from gpu_calls.py, gpu_launches.py, cuda_driver.py) calls.
 
 Their source is copied into emitted programs: each may use `np`, `torch` and the other helpers only.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from .cuda_driver import HELPERS as DRIVER
 from .gpu_calls import HELPERS as CALLS
 from .gpu_launches import HELPERS as LAUNCHES
 
@@ -56,6 +57,7 @@ def kept(states: Any, name: str, shape: Sequence[int], dtype: Any, device: Any) 
 #: helper name -> source
 HELPERS: dict[str, str] = {
     **CALLS,
+    **DRIVER,
     **LAUNCHES,
     **{
         name: inspect.getsource(value).rstrip()
