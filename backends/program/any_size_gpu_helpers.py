@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """One allocation on the device that holds the intermediate values of a call at any size. It grows, by a quarter more
-    than asked for; `grown` counts how often, because views of the memory before are then out of date."""
+    """Memory on the device for the intermediate values of a call at any size: one allocation that grows on demand.
+
+    It grows by a quarter more than asked for; `grown` counts how often, because older views are then invalid.
+    """
 
     def __init__(self, device: Any) -> None:
         self.device, self.size, self.grown = device, -1, 0
@@ -38,15 +40,13 @@ class Workspace:
 
 
 class CallsBySize:
-    """A program's calls at every size. `at(*shapes)` prepares one choice of sizes: its `Calls`. Nothing is compiled for
-    it, because kernels take their sizes as arguments. `warm` lists shapes at which, together, all kernels run: they are
-    compiled there at once.
+    """Calls of a program at every size. `at(*shapes)` prepares the `Calls` of one choice of sizes.
 
-    The last `KEPT` choices are kept. Calls at a choice launch kernel by kernel until it occurs for the `SEEN`th time;
-    then they are recorded, and run the way that was fastest at the first choice that was recorded, unless `way` names
-    one.
-
-    Calls that a graph of the caller contains are kept for as long as the program lives: the graph uses their memory.
+    Nothing is compiled for a new choice, because kernels take their sizes as arguments. `warm` lists shapes at which,
+    together, all kernels run: they are compiled there at once. The last `KEPT` choices are kept. Calls at a choice
+    launch kernel by kernel until the choice occurs for the `SEEN`th time; then they are recorded, and run in the way
+    that was fastest at the first recorded choice, unless `way` names one. Calls that are part of a CUDA graph of the
+    caller are kept for as long as the program exists, because that graph uses their memory.
     """
 
     KEPT, SEEN = 64, 2
@@ -82,7 +82,7 @@ class CallsBySize:
             return results
 
     def prepared(self, shapes: Any, calls: Any, capturing: bool) -> Any:
-        """The calls of a choice of sizes, made if there are none, to follow the call that ran last."""
+        """The calls of a choice of sizes, made if there are none, ordered after the call that ran last."""
         if calls is None:
             calls = self.made(shapes, capturing)
         if capturing:
@@ -98,8 +98,11 @@ class CallsBySize:
         return calls
 
     def made(self, shapes: Any, capturing: bool) -> Any:
-        """New calls. While a graph is captured, values of weights that `at` computes become part of the graph: the calls
-        are for that graph only."""
+        """New calls for a choice of sizes.
+
+        While a CUDA graph is captured, values of weights that `at` computes become part of that graph: the calls are
+        for it only.
+        """
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):
             calls = self.at(*shapes)
         calls.seen = 0
@@ -112,14 +115,14 @@ class CallsBySize:
         return calls
 
     def drop(self, count: int, capturing: bool) -> None:
-        """Forget the oldest choices of sizes, when no other stream than that of their memory uses it."""
+        """Forget the oldest choices of sizes; waits for the device if several streams used their memory."""
         if count > 0 and len(self.streams) > 1 and not capturing:
             torch.cuda.synchronize(self.index)
         for shapes in list(self.kept)[: max(count, 0)]:
             del self.kept[shapes]
 
     def warm(self, choices: Sequence[Any], states: Any) -> None:
-        """Run the kernels once at some choices of sizes, on zeros; states are as they were afterwards."""
+        """Run the kernels once at some choices of sizes, on zeros; states are restored afterwards."""
         saved = {name: x.clone() for name, x in states.items()}
         for shapes in choices:
             try:
@@ -134,7 +137,7 @@ class CallsBySize:
 
 
 class SizedCudaKernel(CudaKernel):
-    """A CUDA C++ kernel whose calls give the number of blocks, `grid`, and integers that follow the addresses, `sizes`."""
+    """A CUDA C++ kernel whose calls give the number of blocks (`grid`) and integers after the addresses (`sizes`)."""
 
     def __init__(self, name: str, block: int, **options: Any) -> None:
         super().__init__(name, 1, block, **options)
@@ -156,7 +159,7 @@ class SizedCudaKernel(CudaKernel):
             launch(self, self.config(device), kernel, *places, *sizes)
 
     def config(self, device: int) -> Any:
-        """The launch configuration."""
+        """The launch configuration for a device and grid; cached."""
         found = self.configs.get((device, self.grid))
         if found is None:
             from cuda.core import LaunchConfig

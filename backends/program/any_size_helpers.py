@@ -1,4 +1,8 @@
-"""Helper functions of emitted programs with free sizes."""
+"""Helper functions of emitted CPU programs with free sizes: memory plans and views made when a choice of sizes first
+occurs.
+
+Their source is copied into emitted programs.
+"""
 
 from __future__ import annotations
 

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 
 class Driver:
-    """Functions of the CUDA driver. RuntimeError if one fails; LookupError if the driver is too old to have it, or does not
-    tell what is needed for direct launches."""
+    """Functions of the CUDA driver, called by name.
+
+    RuntimeError if a function fails; LookupError if the driver lacks it, or lacks information for direct launches.
+    """
 
     def __init__(self) -> None:
         self.library, self.context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -28,14 +30,14 @@ class Driver:
         self.checked(function, given, function(*given))
 
     def checked(self, function: Any, given: Any, code: int) -> None:
-        """Raises for an error code. In a thread without a context (201), the program's is set and the call repeated."""
+        """Raise for an error code. In a thread without a context (201), set the program's context and repeat the call."""
         if code == 201 and not self.library.cuCtxSetCurrent(self.context):
             code = function(*given)
         if code:
             raise RuntimeError(f"CUDA error: {function.__name__} failed with code {code}")
 
     def last_node(self, stream: int) -> int:
-        """The graph node that the last launch on a stream became, while the stream is captured."""
+        """The graph node of the last launch on a stream that is being captured."""
         status, number, graph = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_void_p()
         nodes, edges, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_void_p(), ctypes.c_size_t()
         found = [ctypes.byref(x) for x in (status, number, graph, nodes, edges, count)]
@@ -49,7 +51,7 @@ class Driver:
 
 
 class KernelNode(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS."""
+    """Structure CUDA_KERNEL_NODE_PARAMS of the driver."""
 
     _fields_ = (
         ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
@@ -58,13 +60,13 @@ class KernelNode(ctypes.Structure):
 
 
 class DriverAttribute(ctypes.Structure):
-    """CUlaunchAttribute with an integer value."""
+    """Structure CUlaunchAttribute of the driver, with an integer value."""
 
     _fields_ = (("key", ctypes.c_uint), ("gap", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
 
 class DriverConfig(ctypes.Structure):
-    """CUlaunchConfig."""
+    """Structure CUlaunchConfig of the driver."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
@@ -73,7 +75,9 @@ class DriverConfig(ctypes.Structure):
 
 
 def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:
-    """Memory for parameters at (offset, bytes): the buffer, the address of its beginning, and the array of addresses."""
+    """Memory for kernel parameters at (offset, bytes): the buffer, its start address, and the array of parameter
+    addresses.
+    """
     memory = ctypes.create_string_buffer(max((a + n for a, n in spans), default=0) + 64)
     base = -(-ctypes.addressof(memory) // 64) * 64  # tensor maps need this alignment
     return memory, base, (ctypes.c_void_p * max(len(spans), 1))(*(base + a for a, _ in spans))

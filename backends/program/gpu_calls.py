@@ -23,21 +23,22 @@ if TYPE_CHECKING:
 
 
 class Calls:
-    """A program's calls, on the caller's current stream: kernels read the caller's tensors and write fresh results.
+    """Calls of a program on the caller's current stream: kernels read the caller's tensors and write fresh results.
 
-    `launch` runs the kernels, given the inputs and the memory of results. Kernels assume dense row-major tensors of this
-    device that begin at multiples of 16 bytes: other inputs are copied first. `inputs` and `results` are (shape, dtype)
-    and (shape, dtype, strides); `library` numbers those, inputs first, that library kernels read or write. With `reuse`,
-    results are in the program's own memory and the next call overwrites them. `strict`: library kernels multiply float32,
-    and must not round operands by the process' settings.
+    `launch` runs the kernels, given the inputs and the memory of results. Kernels assume dense row-major tensors on
+    this device that begin at multiples of 16 bytes: other inputs are copied first. `inputs` are (shape, dtype),
+    `results` are (shape, dtype, strides). `library`: indices of the tensors (inputs, then results) that library kernels
+    read or write. With `reuse`, results are in the program's own memory and the next call overwrites them. `strict`:
+    library kernels multiply float32, and must not round operands even if the process allows it.
 
-    The first call launches kernel by kernel; then, with `graph`, launches are recorded, and whole calls are timed in
-    each `way`, of which the fastest is kept, unless one is given:
+    The first call launches kernel by kernel. Then, with `graph`, the launches are recorded, whole calls are timed in
+    each
+    `way`, and the fastest way is kept, unless one is given:
       flat: each kernel is launched by itself;
-      graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; what library
-        kernels read or write is copied;
+      graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; tensors that
+        library kernels read or write are copied;
       copying: a CUDA graph on fixed memory; all inputs and results are copied.
-    While the caller records a graph, kernels are launched one by one and become part of that.
+    While the caller captures a CUDA graph, kernels are launched one by one and become part of the caller's graph.
     """
 
     def __init__(
@@ -90,26 +91,26 @@ class Calls:
 
     # ------------------------------------------------------------ arguments
     def fits(self, x: Any) -> bool:
-        """Whether kernels can read a tensor where it is."""
+        """Whether kernels can read a tensor without a copy."""
         return (
             x.is_contiguous() and not x.data_ptr() & 15 and x.get_device() == self.index and not x.requires_grad
             and not x.is_neg() and not (self.private and x.untyped_storage()._cdata in self.private)
         )  # fmt: skip
 
     def dense(self, x: Any) -> Any:
-        """The tensor, copied as far as kernels need it to be."""
+        """The tensor in the form that kernels need; a copy if it has another form."""
         x = x.detach().to(self.device).resolve_neg().contiguous()
         moved = x.data_ptr() % 16 or (self.private and x.untyped_storage()._cdata in self.private)
         return x.clone() if moved else x
 
     def maker(self, number: int) -> Any:
-        """A function that allocates memory of an input or result."""
+        """A function that allocates the memory of input or result `number`."""
         shape, dtype, strides = self.types[number]
         strides = torch.empty(shape, device="meta").stride() if strides is None else strides
         return partial(torch.empty_strided, shape, strides, dtype=dtype, device=self.device)
 
     def follow(self, stream: int) -> None:
-        """Calls share memory: on another stream than the last one, wait for it."""
+        """Make a stream wait for the last call if that ran on another stream, because calls share memory."""
         current = torch.cuda.current_stream()
         if self.stream_object is not None:
             current.wait_stream(self.stream_object)
@@ -117,15 +118,17 @@ class Calls:
 
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:
-        """Runs `launch` on inputs and fresh results."""
+        """Run `launch` on inputs and fresh results."""
         results = self.launched([*given, *[make() for make in self.fresh]])
         if self.reuse:  # the next call writes over them
             self.private |= {x.untyped_storage()._cdata for x in results}
         return results
 
     def launched(self, tensors: Sequence[Any]) -> Any:
-        """Runs `launch`. Whatever the caller's rule for products of float32 is, a library rounds no operands here but where a
-        kernel asks for it. The rule is the process' own: one program at a time launches library kernels under its own."""
+        """Run `launch` with exact float32 products in libraries, except in kernels that ask for TF32.
+
+        The setting belongs to the process: a lock lets one program at a time launch library kernels with it changed.
+        """
         if self.kernels is not None:
             self.kernels.next = 0
         if not self.strict:
@@ -142,7 +145,7 @@ class Calls:
                 setattr(settings, name, before)
 
     def flat(self, given: Sequence[Any], stream: int) -> Any:
-        """Launches each kernel, generated ones by the driver."""
+        """Launch each kernel by itself; generated kernels directly by the driver."""
         tensors = [*given, *[make() for make in self.fresh]]
         self.kernels.on(stream)
         if self.complete:
@@ -155,15 +158,15 @@ class Calls:
             self.kernels.direct = False
 
     def graph(self, given: Sequence[Any], stream: int) -> Any:
-        """Launches the graph, in which generated kernels use the caller's tensors."""
+        """Launch the CUDA graph; generated kernels use the caller's tensors."""
         return self.replay(given, stream, self.library)
 
     def copying(self, given: Sequence[Any], stream: int) -> Any:
-        """Launches the graph on copies of the inputs; results are copies."""
+        """Launch the CUDA graph on copies of the inputs; the results are copies."""
         return self.replay(given, stream, self.places.keys())
 
     def replay(self, given: Sequence[Any], stream: int, fixed: Any) -> Any:
-        """Launches the graph; `fixed` numbers the inputs and results that have their memory in the program."""
+        """Launch the CUDA graph. `fixed`: indices of the inputs and results with memory in the program."""
         tensors = list(given)
         for i, x in enumerate(given):
             if i in fixed:
@@ -186,7 +189,7 @@ class Calls:
         return self.results(tensors, fixed)
 
     def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
-        """The results of recorded kernels that used these tensors; a copy of what the next call overwrites."""
+        """The results of recorded kernels that used these tensors; copies of those that the next call overwrites."""
         found = []
         for number, view in self.handed:
             if number < 0:
@@ -198,7 +201,7 @@ class Calls:
 
     # ------------------------------------------------------------ recording
     def record(self, given: Sequence[Any], stream: int) -> None:
-        """Records the launches as a CUDA graph, which computes nothing, and chooses the way of later calls."""
+        """Record the launches as a CUDA graph, without running them, and choose the way of later calls."""
         with torch.inference_mode(False), torch.no_grad():
             places = [self.maker(i)() for i in range(len(self.types))]
         try:
@@ -221,8 +224,10 @@ class Calls:
         self.ready, self.flat_ready = True, self.way == "flat"
 
     def captured(self, places: Sequence[Any], direct: bool) -> bool:
-        """Records the launches on fixed memory; `direct`: reads them back. Torch records one graph at a time: a second one, in
-        another thread, would end the process."""
+        """Record the launches on fixed memory. `direct`: also read the launches from the graph; returns `direct`.
+
+        Torch records one graph at a time: recording in two threads would end the process.
+        """
         recorded = torch.cuda.CUDAGraph(keep_graph=True) if direct else torch.cuda.CUDAGraph()
         alone = vars(torch.cuda).setdefault("_programs_recording", Lock())  # the same for all programs in a process
         kernels = self.kernels
@@ -243,7 +248,9 @@ class Calls:
 
     @staticmethod
     def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:
-        """Where a recorded result is: in the memory of a result, whole or a view (shape, strides, offset), or elsewhere."""
+        """The memory of a recorded result: (index of the result, None), (index, view as shape, strides, offset), or
+        (-1, tensor).
+        """
         number = owners.get(result.untyped_storage()._cdata, -1)
         if number < 0:
             return number, result
@@ -251,7 +258,7 @@ class Calls:
         return number, None if whole else (result.shape, result.stride(), result.storage_offset())
 
     def instantiate(self, graph: Any, driver: Driver) -> None:
-        """Makes the recorded graph executable."""
+        """Make the recorded CUDA graph executable."""
         count, executable = ctypes.c_size_t(), ctypes.c_void_p()
         driver("cuGraphGetNodes", graph, None, ctypes.byref(count))
         self.complete = count.value == len(self.kernels.table)
@@ -260,8 +267,9 @@ class Calls:
         self.executable, self.last = executable, []
 
     def fastest(self, ways: Sequence[str], given: Sequence[Any], stream: int) -> str:
-        """The way in which whole calls are fastest; of nearly equal ones (3 %) the first. States are as they were
-        afterwards."""
+        """The way in which whole calls are fastest; of nearly equal ones (3 %) the first. States are restored
+        afterwards.
+        """
         saved = {name: x.clone() for name, x in self.states.items()}
         times = dict.fromkeys(ways, float("inf"))
         count = 1

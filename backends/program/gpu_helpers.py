@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def device_bytes(size: int, device: Any) -> Any:
-    """Bytes on the device for all intermediate values: one allocation."""
+    """Bytes on the device for all intermediate values, as one allocation."""
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def tensor_at(memory: Any, offset: int, shape: Sequence[int], dtype: Any, strides: Any = None) -> Any:
-    """A tensor in the workspace, row-major unless strides (in elements) are given."""
+    """A tensor at an offset of the workspace, row-major unless strides (in elements) are given."""
     if strides is None:
         strides = torch.empty(shape, device="meta").stride()
     return (
@@ -36,7 +36,9 @@ def tensor_at(memory: Any, offset: int, shape: Sequence[int], dtype: Any, stride
 
 
 def uploaded(x: Any, device: Any, row_major: bool = True) -> Any:
-    """A NumPy array or a tensor on the device, row-major there or as it lies; bfloat16 arrays go by way of their bits."""
+    """A NumPy array or tensor on the device, row-major or in its own layout. bfloat16 arrays are sent as 16-bit
+    integers.
+    """
     if isinstance(x, np.ndarray):
         x = x if x.flags.writeable else x.copy(order="K")
         x = (
@@ -48,7 +50,7 @@ def uploaded(x: Any, device: Any, row_major: bool = True) -> Any:
 
 
 def kept(states: Any, name: str, shape: Sequence[int], dtype: Any, device: Any) -> Any:
-    """A state's tensor: the caller's, else zeros that become the caller's to see."""
+    """Memory of a state: the caller's tensor, else new zeros, which are added to the caller's states."""
     if name not in states:
         states[name] = torch.zeros(shape, dtype=dtype, device=device)
     return states[name]

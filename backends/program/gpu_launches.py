@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class DirectLaunch:
-    """One launch, read from its graph node.
+    """One kernel launch that is made by the driver, with function, configuration and parameters of a graph node.
 
     `pointers` has an entry for each argument that is one parameter, `maps` one for each tensor map, in order: (address,
-    number of the caller's tensor that it lies in or -1, offset in it in bytes); None for an argument that is no tensor.
-    `early`: programmatic dependent launch.
+    index of the caller's tensor with this address or -1, offset in that tensor in bytes); None for an argument that is
+    no tensor. `early`: programmatic dependent launch.
     """
 
     def __init__(self, driver: Any, node: int, early: bool, pointers: Sequence[Any], maps: Sequence[Any]) -> None:
@@ -69,7 +69,7 @@ class DirectLaunch:
         self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
 
     def spans(self) -> list[tuple[int, int]]:
-        """(offset, bytes) of each parameter; empty if the driver does not tell."""
+        """The (offset, bytes) of each parameter; empty if the driver does not tell."""
         start, size = ctypes.c_size_t(), ctypes.c_size_t()
         for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
             found: list[tuple[int, int]] = []
@@ -81,7 +81,7 @@ class DirectLaunch:
         return []
 
     def place(self, addresses: Sequence[int]) -> None:
-        """Sets the parameters that depend on the caller's tensors, given their addresses."""
+        """Set the parameters that depend on the caller's tensors, given the tensors' addresses."""
         for slot, i, offset, _ in self.slots:
             slot.value = addresses[i] + offset
         for box, i, offset, _ in self.boxes:
@@ -90,20 +90,20 @@ class DirectLaunch:
                 self.driver.checked(self.replace, given, code)
 
     def update(self, graph: Any) -> None:
-        """Writes the parameters into an executable graph, for its next launches."""
+        """Write the parameters into an executable CUDA graph, for its next launches."""
         self.driver("cuGraphExecKernelNodeSetParams_v2", graph, self.node, ctypes.byref(self.how))
 
     def launch(self) -> None:
-        """Launches the kernel, on the stream that its configuration names."""
+        """Launch the kernel on the stream in its configuration."""
         if code := self.call(*self.arguments):
             self.driver.checked(self.call, self.arguments, code)
 
 
 class StoredLaunch:
-    """One launch of a saved program, whose kernel was compiled when it was saved.
+    """One launch of a saved program, with the kernel that was compiled when the program was saved.
 
-    `stored` has the configuration, (offset, bytes) and values of the parameters, which of them are addresses of the call's
-    tensors, and the number of tensor maps, which come last. `module` is the loaded binary.
+    `stored` has the configuration, (offset, bytes) and values of the parameters, the indices of those that are
+    addresses of a call's tensors, and the number of tensor maps, which come last. `module` is the loaded binary.
     """
 
     def __init__(self, driver: Any, module: Any, stored: Any) -> None:
@@ -126,7 +126,7 @@ class StoredLaunch:
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
 
     def launch(self, given: Sequence[Any], boxed: Sequence[Any], stream: int) -> None:
-        """Launches the kernel on a call's tensors."""
+        """Launch the kernel on a call's tensors."""
         for slot, k in self.slots:
             slot.value = given[k].data_ptr()
         for box, x in zip(self.boxes, boxed):
@@ -136,8 +136,11 @@ class StoredLaunch:
 
 
 class Launches:
-    """The launches of a program's generated kernels, in order. `of` wraps a kernel's function, so that its launches are
-    seen; while `direct`, they are made by the driver. `stored`: (binaries, launches) of a saved program, or None."""
+    """The launches of a program's generated kernels, in order.
+
+    `of` wraps a kernel's function, so that its launches are recorded; while `direct`, the driver makes them. `stored`:
+    (binaries, launches) of a saved program, or None.
+    """
 
     stored: Any = None
 
@@ -154,17 +157,17 @@ class Launches:
         self.driver: Any = None
 
     def of(self, kernel: Any) -> Any:
-        """The kernel, to be launched as before."""
+        """A kernel whose launches are recorded; it is called like the kernel itself."""
         return OwnKernel(self, kernel)
 
     def begin(self, tensors: Sequence[Any], device: int) -> None:
-        """Records the launches to come, which read and write these tensors of the caller; on a stream being captured."""
+        """Start recording launches, which read and write these tensors of the caller, on a stream being captured."""
         self.driver, self.device, self.seen, self.recording = Driver(), device, [], True
         self.binaries, self.next = [], 0
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
     def keep(self, given: Sequence[Any], boxed: Sequence[Any], early: bool, binary: Any) -> None:
-        """Notes the launch that was made last."""
+        """Record the launch that was made last."""
         self.binaries.append(binary)
         node = self.driver.last_node(torch._C._cuda_getCurrentRawStream(self.device))
         pointers = [self.source(x) if isinstance(x, torch.Tensor) else None for x in given if not hasattr(x, "base")]
@@ -173,27 +176,27 @@ class Launches:
         self.seen.append((node, early, pointers, [self.source(x) for x in boxed]))
 
     def source(self, x: Any) -> tuple[int, int, int]:
-        """A tensor's address, the number of the caller's tensor that it lies in (-1: none), and its offset in that."""
+        """A tensor as (address, index of the caller's tensor with its memory or -1, offset in that tensor)."""
         where = x.data_ptr()
         number, start = self.sources.get(x.untyped_storage()._cdata, (-1, where))
         return where, number, where - start
 
     def read(self) -> None:
-        """Reads the recorded launches back, once the graph is complete."""
+        """Read the recorded launches from the complete CUDA graph."""
         self.table = [DirectLaunch(self.driver, *seen) for seen in self.seen]
         self.slots = [x[:3] for one in self.table for x in one.slots]
         self.boxes = [one for one in self.table if one.boxes]
         self.stream = 0
 
     def on(self, stream: int) -> None:
-        """Sets the stream of the launches to come."""
+        """Set the stream of further launches."""
         if stream != self.stream:
             for one in self.table:
                 one.config.stream = stream
             self.stream = stream
 
     def run(self, addresses: Sequence[int]) -> None:
-        """Makes all launches of the table, on the caller's tensors at these addresses."""
+        """Make all recorded launches, on the caller's tensors at these addresses."""
         for slot, i, offset in self.slots:
             slot.value = addresses[i] + offset
         for one in self.boxes:
@@ -203,7 +206,7 @@ class Launches:
                 self.driver.checked(one.call, one.arguments, code)
 
     def load(self) -> None:
-        """Loads the binaries of a saved program into the current device."""
+        """Load the binaries of a saved program into the current device."""
         driver, modules = Driver(), {}
         binaries, launches = self.stored
         for name, binary in binaries.items():
@@ -214,7 +217,7 @@ class Launches:
         self.loaded = [StoredLaunch(driver, modules[one["binary"]], one) for one in launches]
 
     def make(self, *given: Any, **options: Any) -> None:
-        """Makes the next launch of a saved program, with its compiled kernel."""
+        """Make the next launch of a saved program, with its stored kernel."""
         if not self.loaded:
             self.load()
         one = self.loaded[self.next]
@@ -223,7 +226,7 @@ class Launches:
         one.launch(given, boxed_tensors(given, options), stream)
 
     def compiled(self) -> list[Any] | None:
-        """All recorded launches as (binary, `stored` of a `StoredLaunch`); None if one is not known as a whole."""
+        """All recorded launches as (binary, `stored` of a `StoredLaunch`); None if a launch cannot be stored."""
         if len(self.binaries) != len(self.table) or not all(self.binaries):
             return None
         return [
@@ -237,7 +240,7 @@ class Launches:
         ]  # fmt: skip
 
     def again(self, *given: Any, **options: Any) -> None:
-        """Makes the next launch of the table, on the tensors of this call."""
+        """Make the next recorded launch, on the tensors of this call."""
         one = self.table[self.next]
         self.next += 1
         for slot, _, _, k in one.slots:
@@ -249,12 +252,12 @@ class Launches:
 
 
 def boxed_tensors(given: Sequence[Any], options: Any) -> list[Any]:
-    """The tensors of a call that are read by way of tensor maps."""
+    """The tensors of a call that kernels read through tensor maps (TMA)."""
     return [b[0] for b in options["boxes"]] if "boxes" in options else [x.base for x in given if hasattr(x, "base")]
 
 
 class OwnKernel:
-    """A generated kernel of a program: Triton's function, which is indexed by its grid, or a `CudaKernel`."""
+    """A generated kernel of a program: a Triton function, which is indexed by its grid, or a `CudaKernel`."""
 
     def __init__(self, launches: Any, kernel: Any) -> None:
         self.launches, self.kernel = launches, kernel
@@ -272,14 +275,14 @@ class OwnKernel:
             self.made(self.launches.make if self.launches.stored else self.kernel, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
-        """Launches through the kernel's own interface, or with its stored binary."""
+        """Launch the kernel through its own interface, or with its stored binary, and record the launch if asked for."""
         compiled = launch(*given, **options)
         if self.launches.recording:
             early = self.early or options.get("launch_pdl", False)
             self.launches.keep(given, boxed_tensors(given, options), early, self.binary(compiled))
 
     def binary(self, compiled: Any) -> Any:
-        """The binary that was launched and the name of its function; None if it cannot be stored."""
+        """The launched binary and the name of its function; None if the binary cannot be stored."""
         if hasattr(compiled, "asm"):  # Triton's
             facts = compiled.metadata
             scratch = any(getattr(facts, name, 0) for name in ("global_scratch_size", "profile_scratch_size"))

@@ -17,21 +17,22 @@ import torch
 
 
 class Calls:
-    """A program's calls, on the caller's current stream: kernels read the caller's tensors and write fresh results.
+    """Calls of a program on the caller's current stream: kernels read the caller's tensors and write fresh results.
 
-    `launch` runs the kernels, given the inputs and the memory of results. Kernels assume dense row-major tensors of this
-    device that begin at multiples of 16 bytes: other inputs are copied first. `inputs` and `results` are (shape, dtype)
-    and (shape, dtype, strides); `library` numbers those, inputs first, that library kernels read or write. With `reuse`,
-    results are in the program's own memory and the next call overwrites them. `strict`: library kernels multiply float32,
-    and must not round operands by the process' settings.
+    `launch` runs the kernels, given the inputs and the memory of results. Kernels assume dense row-major tensors on
+    this device that begin at multiples of 16 bytes: other inputs are copied first. `inputs` are (shape, dtype),
+    `results` are (shape, dtype, strides). `library`: indices of the tensors (inputs, then results) that library kernels
+    read or write. With `reuse`, results are in the program's own memory and the next call overwrites them. `strict`:
+    library kernels multiply float32, and must not round operands even if the process allows it.
 
-    The first call launches kernel by kernel; then, with `graph`, launches are recorded, and whole calls are timed in
-    each `way`, of which the fastest is kept, unless one is given:
+    The first call launches kernel by kernel. Then, with `graph`, the launches are recorded, whole calls are timed in
+    each
+    `way`, and the fastest way is kept, unless one is given:
       flat: each kernel is launched by itself;
-      graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; what library
-        kernels read or write is copied;
+      graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; tensors that
+        library kernels read or write are copied;
       copying: a CUDA graph on fixed memory; all inputs and results are copied.
-    While the caller records a graph, kernels are launched one by one and become part of that.
+    While the caller captures a CUDA graph, kernels are launched one by one and become part of the caller's graph.
     """
 
     def __init__(
@@ -84,26 +85,26 @@ class Calls:
 
     # ------------------------------------------------------------ arguments
     def fits(self, x: Any) -> bool:
-        """Whether kernels can read a tensor where it is."""
+        """Whether kernels can read a tensor without a copy."""
         return (
             x.is_contiguous() and not x.data_ptr() & 15 and x.get_device() == self.index and not x.requires_grad
             and not x.is_neg() and not (self.private and x.untyped_storage()._cdata in self.private)
         )  # fmt: skip
 
     def dense(self, x: Any) -> Any:
-        """The tensor, copied as far as kernels need it to be."""
+        """The tensor in the form that kernels need; a copy if it has another form."""
         x = x.detach().to(self.device).resolve_neg().contiguous()
         moved = x.data_ptr() % 16 or (self.private and x.untyped_storage()._cdata in self.private)
         return x.clone() if moved else x
 
     def maker(self, number: int) -> Any:
-        """A function that allocates memory of an input or result."""
+        """A function that allocates the memory of input or result `number`."""
         shape, dtype, strides = self.types[number]
         strides = torch.empty(shape, device="meta").stride() if strides is None else strides
         return partial(torch.empty_strided, shape, strides, dtype=dtype, device=self.device)
 
     def follow(self, stream: int) -> None:
-        """Calls share memory: on another stream than the last one, wait for it."""
+        """Make a stream wait for the last call if that ran on another stream, because calls share memory."""
         current = torch.cuda.current_stream()
         if self.stream_object is not None:
             current.wait_stream(self.stream_object)
@@ -111,15 +112,17 @@ class Calls:
 
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:
-        """Runs `launch` on inputs and fresh results."""
+        """Run `launch` on inputs and fresh results."""
         results = self.launched([*given, *[make() for make in self.fresh]])
         if self.reuse:  # the next call writes over them
             self.private |= {x.untyped_storage()._cdata for x in results}
         return results
 
     def launched(self, tensors: Sequence[Any]) -> Any:
-        """Runs `launch`. Whatever the caller's rule for products of float32 is, a library rounds no operands here but where a
-        kernel asks for it. The rule is the process' own: one program at a time launches library kernels under its own."""
+        """Run `launch` with exact float32 products in libraries, except in kernels that ask for TF32.
+
+        The setting belongs to the process: a lock lets one program at a time launch library kernels with it changed.
+        """
         if self.kernels is not None:
             self.kernels.next = 0
         if not self.strict:
@@ -136,7 +139,7 @@ class Calls:
                 setattr(settings, name, before)
 
     def flat(self, given: Sequence[Any], stream: int) -> Any:
-        """Launches each kernel, generated ones by the driver."""
+        """Launch each kernel by itself; generated kernels directly by the driver."""
         tensors = [*given, *[make() for make in self.fresh]]
         self.kernels.on(stream)
         if self.complete:
@@ -149,15 +152,15 @@ class Calls:
             self.kernels.direct = False
 
     def graph(self, given: Sequence[Any], stream: int) -> Any:
-        """Launches the graph, in which generated kernels use the caller's tensors."""
+        """Launch the CUDA graph; generated kernels use the caller's tensors."""
         return self.replay(given, stream, self.library)
 
     def copying(self, given: Sequence[Any], stream: int) -> Any:
-        """Launches the graph on copies of the inputs; results are copies."""
+        """Launch the CUDA graph on copies of the inputs; the results are copies."""
         return self.replay(given, stream, self.places.keys())
 
     def replay(self, given: Sequence[Any], stream: int, fixed: Any) -> Any:
-        """Launches the graph; `fixed` numbers the inputs and results that have their memory in the program."""
+        """Launch the CUDA graph. `fixed`: indices of the inputs and results with memory in the program."""
         tensors = list(given)
         for i, x in enumerate(given):
             if i in fixed:
@@ -180,7 +183,7 @@ class Calls:
         return self.results(tensors, fixed)
 
     def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
-        """The results of recorded kernels that used these tensors; a copy of what the next call overwrites."""
+        """The results of recorded kernels that used these tensors; copies of those that the next call overwrites."""
         found = []
         for number, view in self.handed:
             if number < 0:
@@ -192,7 +195,7 @@ class Calls:
 
     # ------------------------------------------------------------ recording
     def record(self, given: Sequence[Any], stream: int) -> None:
-        """Records the launches as a CUDA graph, which computes nothing, and chooses the way of later calls."""
+        """Record the launches as a CUDA graph, without running them, and choose the way of later calls."""
         with torch.inference_mode(False), torch.no_grad():
             places = [self.maker(i)() for i in range(len(self.types))]
         try:
@@ -215,8 +218,10 @@ class Calls:
         self.ready, self.flat_ready = True, self.way == "flat"
 
     def captured(self, places: Sequence[Any], direct: bool) -> bool:
-        """Records the launches on fixed memory; `direct`: reads them back. Torch records one graph at a time: a second one, in
-        another thread, would end the process."""
+        """Record the launches on fixed memory. `direct`: also read the launches from the graph; returns `direct`.
+
+        Torch records one graph at a time: recording in two threads would end the process.
+        """
         recorded = torch.cuda.CUDAGraph(keep_graph=True) if direct else torch.cuda.CUDAGraph()
         alone = vars(torch.cuda).setdefault("_programs_recording", Lock())  # the same for all programs in a process
         kernels = self.kernels
@@ -237,7 +242,9 @@ class Calls:
 
     @staticmethod
     def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:
-        """Where a recorded result is: in the memory of a result, whole or a view (shape, strides, offset), or elsewhere."""
+        """The memory of a recorded result: (index of the result, None), (index, view as shape, strides, offset), or
+        (-1, tensor).
+        """
         number = owners.get(result.untyped_storage()._cdata, -1)
         if number < 0:
             return number, result
@@ -245,7 +252,7 @@ class Calls:
         return number, None if whole else (result.shape, result.stride(), result.storage_offset())
 
     def instantiate(self, graph: Any, driver: Driver) -> None:
-        """Makes the recorded graph executable."""
+        """Make the recorded CUDA graph executable."""
         count, executable = ctypes.c_size_t(), ctypes.c_void_p()
         driver("cuGraphGetNodes", graph, None, ctypes.byref(count))
         self.complete = count.value == len(self.kernels.table)
@@ -254,8 +261,9 @@ class Calls:
         self.executable, self.last = executable, []
 
     def fastest(self, ways: Sequence[str], given: Sequence[Any], stream: int) -> str:
-        """The way in which whole calls are fastest; of nearly equal ones (3 %) the first. States are as they were
-        afterwards."""
+        """The way in which whole calls are fastest; of nearly equal ones (3 %) the first. States are restored
+        afterwards.
+        """
         saved = {name: x.clone() for name, x in self.states.items()}
         times = dict.fromkeys(ways, float("inf"))
         count = 1
@@ -278,11 +286,11 @@ class Calls:
 
 
 class DirectLaunch:
-    """One launch, read from its graph node.
+    """One kernel launch that is made by the driver, with function, configuration and parameters of a graph node.
 
     `pointers` has an entry for each argument that is one parameter, `maps` one for each tensor map, in order: (address,
-    number of the caller's tensor that it lies in or -1, offset in it in bytes); None for an argument that is no tensor.
-    `early`: programmatic dependent launch.
+    index of the caller's tensor with this address or -1, offset in that tensor in bytes); None for an argument that is
+    no tensor. `early`: programmatic dependent launch.
     """
 
     def __init__(self, driver: Any, node: int, early: bool, pointers: Sequence[Any], maps: Sequence[Any]) -> None:
@@ -321,7 +329,7 @@ class DirectLaunch:
         self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
 
     def spans(self) -> list[tuple[int, int]]:
-        """(offset, bytes) of each parameter; empty if the driver does not tell."""
+        """The (offset, bytes) of each parameter; empty if the driver does not tell."""
         start, size = ctypes.c_size_t(), ctypes.c_size_t()
         for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
             found: list[tuple[int, int]] = []
@@ -333,7 +341,7 @@ class DirectLaunch:
         return []
 
     def place(self, addresses: Sequence[int]) -> None:
-        """Sets the parameters that depend on the caller's tensors, given their addresses."""
+        """Set the parameters that depend on the caller's tensors, given the tensors' addresses."""
         for slot, i, offset, _ in self.slots:
             slot.value = addresses[i] + offset
         for box, i, offset, _ in self.boxes:
@@ -342,18 +350,20 @@ class DirectLaunch:
                 self.driver.checked(self.replace, given, code)
 
     def update(self, graph: Any) -> None:
-        """Writes the parameters into an executable graph, for its next launches."""
+        """Write the parameters into an executable CUDA graph, for its next launches."""
         self.driver("cuGraphExecKernelNodeSetParams_v2", graph, self.node, ctypes.byref(self.how))
 
     def launch(self) -> None:
-        """Launches the kernel, on the stream that its configuration names."""
+        """Launch the kernel on the stream in its configuration."""
         if code := self.call(*self.arguments):
             self.driver.checked(self.call, self.arguments, code)
 
 
 class Driver:
-    """Functions of the CUDA driver. RuntimeError if one fails; LookupError if the driver is too old to have it, or does not
-    tell what is needed for direct launches."""
+    """Functions of the CUDA driver, called by name.
+
+    RuntimeError if a function fails; LookupError if the driver lacks it, or lacks information for direct launches.
+    """
 
     def __init__(self) -> None:
         self.library, self.context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -366,14 +376,14 @@ class Driver:
         self.checked(function, given, function(*given))
 
     def checked(self, function: Any, given: Any, code: int) -> None:
-        """Raises for an error code. In a thread without a context (201), the program's is set and the call repeated."""
+        """Raise for an error code. In a thread without a context (201), set the program's context and repeat the call."""
         if code == 201 and not self.library.cuCtxSetCurrent(self.context):
             code = function(*given)
         if code:
             raise RuntimeError(f"CUDA error: {function.__name__} failed with code {code}")
 
     def last_node(self, stream: int) -> int:
-        """The graph node that the last launch on a stream became, while the stream is captured."""
+        """The graph node of the last launch on a stream that is being captured."""
         status, number, graph = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_void_p()
         nodes, edges, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_void_p(), ctypes.c_size_t()
         found = [ctypes.byref(x) for x in (status, number, graph, nodes, edges, count)]
@@ -387,13 +397,13 @@ class Driver:
 
 
 class DriverAttribute(ctypes.Structure):
-    """CUlaunchAttribute with an integer value."""
+    """Structure CUlaunchAttribute of the driver, with an integer value."""
 
     _fields_ = (("key", ctypes.c_uint), ("gap", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
 
 class DriverConfig(ctypes.Structure):
-    """CUlaunchConfig."""
+    """Structure CUlaunchConfig of the driver."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
@@ -402,7 +412,7 @@ class DriverConfig(ctypes.Structure):
 
 
 class KernelNode(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS."""
+    """Structure CUDA_KERNEL_NODE_PARAMS of the driver."""
 
     _fields_ = (
         ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
@@ -411,8 +421,11 @@ class KernelNode(ctypes.Structure):
 
 
 class Launches:
-    """The launches of a program's generated kernels, in order. `of` wraps a kernel's function, so that its launches are
-    seen; while `direct`, they are made by the driver. `stored`: (binaries, launches) of a saved program, or None."""
+    """The launches of a program's generated kernels, in order.
+
+    `of` wraps a kernel's function, so that its launches are recorded; while `direct`, the driver makes them. `stored`:
+    (binaries, launches) of a saved program, or None.
+    """
 
     stored: Any = None
 
@@ -429,17 +442,17 @@ class Launches:
         self.driver: Any = None
 
     def of(self, kernel: Any) -> Any:
-        """The kernel, to be launched as before."""
+        """A kernel whose launches are recorded; it is called like the kernel itself."""
         return OwnKernel(self, kernel)
 
     def begin(self, tensors: Sequence[Any], device: int) -> None:
-        """Records the launches to come, which read and write these tensors of the caller; on a stream being captured."""
+        """Start recording launches, which read and write these tensors of the caller, on a stream being captured."""
         self.driver, self.device, self.seen, self.recording = Driver(), device, [], True
         self.binaries, self.next = [], 0
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
     def keep(self, given: Sequence[Any], boxed: Sequence[Any], early: bool, binary: Any) -> None:
-        """Notes the launch that was made last."""
+        """Record the launch that was made last."""
         self.binaries.append(binary)
         node = self.driver.last_node(torch._C._cuda_getCurrentRawStream(self.device))
         pointers = [self.source(x) if isinstance(x, torch.Tensor) else None for x in given if not hasattr(x, "base")]
@@ -448,27 +461,27 @@ class Launches:
         self.seen.append((node, early, pointers, [self.source(x) for x in boxed]))
 
     def source(self, x: Any) -> tuple[int, int, int]:
-        """A tensor's address, the number of the caller's tensor that it lies in (-1: none), and its offset in that."""
+        """A tensor as (address, index of the caller's tensor with its memory or -1, offset in that tensor)."""
         where = x.data_ptr()
         number, start = self.sources.get(x.untyped_storage()._cdata, (-1, where))
         return where, number, where - start
 
     def read(self) -> None:
-        """Reads the recorded launches back, once the graph is complete."""
+        """Read the recorded launches from the complete CUDA graph."""
         self.table = [DirectLaunch(self.driver, *seen) for seen in self.seen]
         self.slots = [x[:3] for one in self.table for x in one.slots]
         self.boxes = [one for one in self.table if one.boxes]
         self.stream = 0
 
     def on(self, stream: int) -> None:
-        """Sets the stream of the launches to come."""
+        """Set the stream of further launches."""
         if stream != self.stream:
             for one in self.table:
                 one.config.stream = stream
             self.stream = stream
 
     def run(self, addresses: Sequence[int]) -> None:
-        """Makes all launches of the table, on the caller's tensors at these addresses."""
+        """Make all recorded launches, on the caller's tensors at these addresses."""
         for slot, i, offset in self.slots:
             slot.value = addresses[i] + offset
         for one in self.boxes:
@@ -478,7 +491,7 @@ class Launches:
                 self.driver.checked(one.call, one.arguments, code)
 
     def load(self) -> None:
-        """Loads the binaries of a saved program into the current device."""
+        """Load the binaries of a saved program into the current device."""
         driver, modules = Driver(), {}
         binaries, launches = self.stored
         for name, binary in binaries.items():
@@ -489,7 +502,7 @@ class Launches:
         self.loaded = [StoredLaunch(driver, modules[one["binary"]], one) for one in launches]
 
     def make(self, *given: Any, **options: Any) -> None:
-        """Makes the next launch of a saved program, with its compiled kernel."""
+        """Make the next launch of a saved program, with its stored kernel."""
         if not self.loaded:
             self.load()
         one = self.loaded[self.next]
@@ -498,7 +511,7 @@ class Launches:
         one.launch(given, boxed_tensors(given, options), stream)
 
     def compiled(self) -> list[Any] | None:
-        """All recorded launches as (binary, `stored` of a `StoredLaunch`); None if one is not known as a whole."""
+        """All recorded launches as (binary, `stored` of a `StoredLaunch`); None if a launch cannot be stored."""
         if len(self.binaries) != len(self.table) or not all(self.binaries):
             return None
         return [
@@ -512,7 +525,7 @@ class Launches:
         ]  # fmt: skip
 
     def again(self, *given: Any, **options: Any) -> None:
-        """Makes the next launch of the table, on the tensors of this call."""
+        """Make the next recorded launch, on the tensors of this call."""
         one = self.table[self.next]
         self.next += 1
         for slot, _, _, k in one.slots:
@@ -524,7 +537,7 @@ class Launches:
 
 
 class OwnKernel:
-    """A generated kernel of a program: Triton's function, which is indexed by its grid, or a `CudaKernel`."""
+    """A generated kernel of a program: a Triton function, which is indexed by its grid, or a `CudaKernel`."""
 
     def __init__(self, launches: Any, kernel: Any) -> None:
         self.launches, self.kernel = launches, kernel
@@ -542,14 +555,14 @@ class OwnKernel:
             self.made(self.launches.make if self.launches.stored else self.kernel, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
-        """Launches through the kernel's own interface, or with its stored binary."""
+        """Launch the kernel through its own interface, or with its stored binary, and record the launch if asked for."""
         compiled = launch(*given, **options)
         if self.launches.recording:
             early = self.early or options.get("launch_pdl", False)
             self.launches.keep(given, boxed_tensors(given, options), early, self.binary(compiled))
 
     def binary(self, compiled: Any) -> Any:
-        """The binary that was launched and the name of its function; None if it cannot be stored."""
+        """The launched binary and the name of its function; None if the binary cannot be stored."""
         if hasattr(compiled, "asm"):  # Triton's
             facts = compiled.metadata
             scratch = any(getattr(facts, name, 0) for name in ("global_scratch_size", "profile_scratch_size"))
@@ -559,10 +572,10 @@ class OwnKernel:
 
 
 class StoredLaunch:
-    """One launch of a saved program, whose kernel was compiled when it was saved.
+    """One launch of a saved program, with the kernel that was compiled when the program was saved.
 
-    `stored` has the configuration, (offset, bytes) and values of the parameters, which of them are addresses of the call's
-    tensors, and the number of tensor maps, which come last. `module` is the loaded binary.
+    `stored` has the configuration, (offset, bytes) and values of the parameters, the indices of those that are
+    addresses of a call's tensors, and the number of tensor maps, which come last. `module` is the loaded binary.
     """
 
     def __init__(self, driver: Any, module: Any, stored: Any) -> None:
@@ -585,7 +598,7 @@ class StoredLaunch:
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
 
     def launch(self, given: Sequence[Any], boxed: Sequence[Any], stream: int) -> None:
-        """Launches the kernel on a call's tensors."""
+        """Launch the kernel on a call's tensors."""
         for slot, k in self.slots:
             slot.value = given[k].data_ptr()
         for box, x in zip(self.boxes, boxed):
@@ -595,17 +608,19 @@ class StoredLaunch:
 
 
 def boxed_tensors(given: Sequence[Any], options: Any) -> list[Any]:
-    """The tensors of a call that are read by way of tensor maps."""
+    """The tensors of a call that kernels read through tensor maps (TMA)."""
     return [b[0] for b in options["boxes"]] if "boxes" in options else [x.base for x in given if hasattr(x, "base")]
 
 
 def device_bytes(size: int, device: Any) -> Any:
-    """Bytes on the device for all intermediate values: one allocation."""
+    """Bytes on the device for all intermediate values, as one allocation."""
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:
-    """Memory for parameters at (offset, bytes): the buffer, the address of its beginning, and the array of addresses."""
+    """Memory for kernel parameters at (offset, bytes): the buffer, its start address, and the array of parameter
+    addresses.
+    """
     memory = ctypes.create_string_buffer(max((a + n for a, n in spans), default=0) + 64)
     base = -(-ctypes.addressof(memory) // 64) * 64  # tensor maps need this alignment
     return memory, base, (ctypes.c_void_p * max(len(spans), 1))(*(base + a for a, _ in spans))
@@ -619,7 +634,7 @@ def place(memory, offset, shape, dtype, strides=None):
 
 
 def tensor_at(memory: Any, offset: int, shape: Sequence[int], dtype: Any, strides: Any = None) -> Any:
-    """A tensor in the workspace, row-major unless strides (in elements) are given."""
+    """A tensor at an offset of the workspace, row-major unless strides (in elements) are given."""
     if strides is None:
         strides = torch.empty(shape, device="meta").stride()
     return (
@@ -630,7 +645,9 @@ def tensor_at(memory: Any, offset: int, shape: Sequence[int], dtype: Any, stride
 
 
 def uploaded(x: Any, device: Any, row_major: bool = True) -> Any:
-    """A NumPy array or a tensor on the device, row-major there or as it lies; bfloat16 arrays go by way of their bits."""
+    """A NumPy array or tensor on the device, row-major or in its own layout. bfloat16 arrays are sent as 16-bit
+    integers.
+    """
     if isinstance(x, np.ndarray):
         x = x if x.flags.writeable else x.copy(order="K")
         x = (
