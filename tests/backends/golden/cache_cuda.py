@@ -26,8 +26,7 @@ class Calls:
     library kernels multiply float32, and must not round operands even if the process allows it.
 
     The first call launches kernel by kernel. Then, with `graph`, the launches are recorded, whole calls are timed in
-    each
-    `way`, and the fastest way is kept, unless one is given:
+    each `way`, and the fastest way is kept, unless one is given:
       flat: each kernel is launched by itself;
       graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; tensors that
         library kernels read or write are copied;
