@@ -24,9 +24,10 @@ from ..generate.schedule import Domain, Schedule
 from ..generate.schedule import number as parameter
 from ..generate.strategy import Request, Strategy, StrategyEmitter
 from ..generate.template import Launch, LaunchBase, Lowered
-from ..ir.index import Axis, Index, unravelled
-from ..ir.kernel import PROBE, Buffer, Expr, Kernel, OutputStore, Unfusable, below_maximum
+from ..ir.index import Axis, Index
+from ..ir.kernel import PROBE, Expr, Kernel, OutputStore, Unfusable, below_maximum
 from ..ir.tiling import Shape
+from .accesses import DimensionSlice, blocked_axis, blocked_dimension, buffer_shape, last_index, parts_of, row_major
 from .spelling import dtype_text, number, scalar_text
 
 __all__ = ["EMITTER", "PallasEmitter", "PallasLaunch", "emit"]
@@ -110,73 +111,12 @@ def emit(kernel: Kernel, rows: int, name: str) -> PallasLaunch:
     return _Writer(kernel, axis if axis is not None and rows < axis.size else None, rows).launch(name)
 
 
-@dataclass(frozen=True)
-class DimensionSlice:
-    """Indices that an access takes along one dimension of a buffer: `start`, `start + step`, …, one per index of
-    `axis`.
-
-    A single index without an axis.
-    """
-
-    axis: Axis | None
-    start: int = 0
-    step: int = 1
-
-    def text(self, size: int) -> str:
-        """Python text of the slice of a dimension of this size."""
-        count = self.axis.size if self.axis else 1
-        if self.start == 0 and self.step == 1 and count == size:
-            return ":"
-        step = f":{self.step}" if self.step > 1 else ""
-        return f"{self.start}:{self.start + self.step * (count - 1) + 1}{step}"
-
-
-def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
-    """Access to a row-major buffer as one `DimensionSlice` per dimension; None if the access is no box of the buffer."""
-    found = []
-    for place, size in zip(unravelled(at, buffer.shape), buffer.shape, strict=True):
-        low, high = place.range
-        if low < 0 or high >= size or len(place.terms) > 1:
-            return None
-        ((atom, step),) = place.terms or ((None, 1),)
-        if step < 1 or (atom is not None and not isinstance(atom, Axis)):
-            return None
-        found.append(DimensionSlice(atom, place.const, step))
-    axes = [p.axis for p in found if p.axis is not None]
-    low, high = at.range
-    inside = low >= 0 and high < prod(buffer.shape)
-    return tuple(found) if inside and len(set(axes)) == len(axes) else None
-
-
-def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
-    """Dimension of a buffer that an access follows along a whole axis; None without one."""
-    for d, part in enumerate(parts or ()):
-        if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
-            return d
-    return None
-
-
-def blocked_axis(kernel: Kernel) -> Axis | None:
-    """Outermost parallel axis, if the kernel can be split into blocks along it; else None.
-
-    Every store must follow it along one whole dimension of its buffer, and no reduction may bind it.
-    """
-    axis = next((a for a in kernel.axes if a.size > 1), None)
-    if axis is None or any(e.axis == axis for e in kernel.reductions):
-        return None
-    for store in kernel.stores:
-        buffer = kernel.buffers[store.buffer]
-        if store.guards or store.parts or blocked_dimension(parts_of(store.at, buffer), buffer, axis) is None:
-            return None
-    return axis
-
-
 class _Writer:
     """Writes one kernel. `rows`: places of the axis `blocked` in a block; the grid has one program without it."""
 
     def __init__(self, kernel: Kernel, blocked: Axis | None, rows: int) -> None:
         for name, buffer in kernel.buffers.items():
-            if not _row_major(buffer):
+            if not row_major(buffer):
                 raise Unfusable(f"{name} is not row-major: JAX arrays have no strides")
             if 0 in buffer.shape:
                 raise Unfusable(f"{name} has no elements")
@@ -209,7 +149,7 @@ class _Writer:
             f"    def kernel({', '.join(f'{n}_ref' for n in (*operands, results[0]))}):",
             *(f"        {line}" for line in self.lines), "",
             "    made = pl.pallas_call(",
-            f"        kernel, out_shape=jax.ShapeDtypeStruct({_shape(out)}, {dtype_text(out.dtype)}), grid=({grid},),",
+            f"        kernel, out_shape=jax.ShapeDtypeStruct({buffer_shape(out)}, {dtype_text(out.dtype)}), grid=({grid},),",
             f"        in_specs=[{specs}], out_specs={self._spec(results[0])},",
             "        interpret=pallas_interpreted(),",
             f"    )({given})",
@@ -219,7 +159,7 @@ class _Writer:
 
     def _spec(self, name: str) -> str:
         buffer = self.kernel.buffers[name]
-        shape, place = list(_shape(buffer)), ["0"] * len(_shape(buffer))
+        shape, place = list(buffer_shape(buffer)), ["0"] * len(buffer_shape(buffer))
         if (d := self._dimension(name)) is not None:
             shape[d], place[d] = self.rows, "i"
         return f"pl.BlockSpec({tuple(shape)}, lambda i: ({', '.join(place)},))"
@@ -305,7 +245,7 @@ class _Writer:
                 raise Unfusable("a load at other places of a blocked operand")
             place = self._position(at)
             for x, step in zip(args, steps):
-                place += f" + jnp.clip({x}, 0, {_last(buffer, step)}) * {step}"
+                place += f" + jnp.clip({x}, 0, {last_index(buffer, step)}) * {step}"
             found = f"jnp.take({name}_ref[...].reshape(-1), {place}, mode='clip').astype({kind})"
         return f"jnp.where({' & '.join(guards)}, {found}, {kind}(0))" if guards else found
 
@@ -381,7 +321,7 @@ class _Writer:
                 place = f"jnp.where({' & '.join(self.names[g] for g in store.guards)}, {place}, {count})"
             value = f"jnp.broadcast_to({self.names[store.value]}, {shape}).astype(made.dtype)"
             self.lines.append(f"made = made.at[jnp.broadcast_to({place}, {shape})].set({value}, mode='drop')")
-        self.lines.append(f"{name}_ref[...] = made.reshape({_shape(buffer)})")
+        self.lines.append(f"{name}_ref[...] = made.reshape({buffer_shape(buffer)})")
 
     def _store_box(self, store: OutputStore, parts: Sequence[DimensionSlice]) -> None:
         name, buffer, blocked = store.buffer, self.kernel.buffers[store.buffer], self._dimension(store.buffer)
@@ -399,28 +339,5 @@ class _Writer:
         self.lines.append(f"{name}_ref[{place}] = {value}.reshape({sizes}).astype({dtype_text(buffer.dtype)})")
 
 
-def _row_major(buffer: Buffer) -> bool:
-    """Whether a buffer is row-major without gaps (strides of axes of size 1 are ignored)."""
-    step = 1
-    for size, stride in zip(reversed(buffer.shape), reversed(buffer.strides)):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
-
-
-def _shape(buffer: Buffer) -> tuple[int, ...]:
-    """The shape of a buffer in a kernel: references have at least one dimension."""
-    return tuple(buffer.shape) or (1,)
-
-
 def _tuple(values: Iterable[int]) -> str:
     return repr(tuple(values))
-
-
-def _last(buffer: Buffer, step: int) -> int:
-    """The last index of the dimension that a data-dependent index addresses."""
-    sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
-    if len(sizes) > 1 or not step:
-        raise Unfusable("an index into one of several axes with equal strides")
-    return sizes[0] - 1 if sizes else 0

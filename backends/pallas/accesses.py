@@ -1,0 +1,94 @@
+"""Accesses of a Pallas kernel to its buffers as boxes: one slice per dimension; the axis that blocks of the grid follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ..ir.index import Axis, Index, unravelled
+from ..ir.kernel import Buffer, Kernel, Unfusable
+
+
+@dataclass(frozen=True)
+class DimensionSlice:
+    """Indices that an access takes along one dimension of a buffer: `start`, `start + step`, …, one per index of
+    `axis`.
+
+    A single index without an axis.
+    """
+
+    axis: Axis | None
+    start: int = 0
+    step: int = 1
+
+    def text(self, size: int) -> str:
+        """Python text of the slice of a dimension of this size."""
+        count = self.axis.size if self.axis else 1
+        if self.start == 0 and self.step == 1 and count == size:
+            return ":"
+        step = f":{self.step}" if self.step > 1 else ""
+        return f"{self.start}:{self.start + self.step * (count - 1) + 1}{step}"
+
+
+def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
+    """Access to a row-major buffer as one `DimensionSlice` per dimension; None if the access is no box of the buffer."""
+    found = []
+    for place, size in zip(unravelled(at, buffer.shape), buffer.shape, strict=True):
+        low, high = place.range
+        if low < 0 or high >= size or len(place.terms) > 1:
+            return None
+        ((atom, step),) = place.terms or ((None, 1),)
+        if step < 1 or (atom is not None and not isinstance(atom, Axis)):
+            return None
+        found.append(DimensionSlice(atom, place.const, step))
+    axes = [p.axis for p in found if p.axis is not None]
+    low, high = at.range
+    inside = low >= 0 and high < prod(buffer.shape)
+    return tuple(found) if inside and len(set(axes)) == len(axes) else None
+
+
+def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
+    """Dimension of a buffer that an access follows along a whole axis; None without one."""
+    for d, part in enumerate(parts or ()):
+        if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
+            return d
+    return None
+
+
+def blocked_axis(kernel: Kernel) -> Axis | None:
+    """Outermost parallel axis, if the kernel can be split into blocks along it; else None.
+
+    Every store must follow it along one whole dimension of its buffer, and no reduction may bind it.
+    """
+    axis = next((a for a in kernel.axes if a.size > 1), None)
+    if axis is None or any(e.axis == axis for e in kernel.reductions):
+        return None
+    for store in kernel.stores:
+        buffer = kernel.buffers[store.buffer]
+        if store.guards or store.parts or blocked_dimension(parts_of(store.at, buffer), buffer, axis) is None:
+            return None
+    return axis
+
+
+def row_major(buffer: Buffer) -> bool:
+    """Whether a buffer is row-major without gaps (strides of axes of size 1 are ignored)."""
+    step = 1
+    for size, stride in zip(reversed(buffer.shape), reversed(buffer.strides)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def buffer_shape(buffer: Buffer) -> tuple[int, ...]:
+    """The shape of a buffer in a kernel: references have at least one dimension."""
+    return tuple(buffer.shape) or (1,)
+
+
+def last_index(buffer: Buffer, step: int) -> int:
+    """The last index of the dimension that a data-dependent index addresses."""
+    sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
+    if len(sizes) > 1 or not step:
+        raise Unfusable("an index into one of several axes with equal strides")
+    return sizes[0] - 1 if sizes else 0
