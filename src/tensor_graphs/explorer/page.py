@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .explorer import Explorer
 
 WEB = Path(__file__).with_name("web")
-SCRIPTS = ("data.js", "board.js", "viewer.js")
+SCRIPTS = ("data.js", "board.js", "elements.js", "graph.js", "egraph_tab.js", "tabs.js", "viewer.js")
 QUESTION_SECONDS = 5.0  # for what-if answers that are stored in a page
 EXPLAINED_NODES = 2_500  # e-nodes above which the rewriting steps are not reconstructed for a page
 

@@ -1,0 +1,82 @@
+// Indexes of the columns, made once.
+class Graph {
+  constructor(data) {
+    this.data = data;
+    const n = (name) => data.numbers(name), t = (name) => data.texts(name), l = (name) => data.lists(name);
+    Object.assign(this, {
+      types: t("class.type"), weight: n("class.weight"), root: n("class.root"), age: n("class.age"),
+      owner: n("node.class"), op: t("node.op"), name: t("node.name"), attrs: t("node.attrs"), kids: l("node.kid"),
+      own: n("node.own"), since: n("node.age"), rule: t("node.rule"), rules: t("node.rules"), from: n("node.from"),
+      placeClass: n("place.class"), layout: t("place.layout"), given: n("place.given"),
+      kernel: t("kernel.name"), backend: t("kernel.backend"), isView: n("kernel.view"), us: n("kernel.us"), low: n("kernel.low"),
+      high: n("kernel.high"), price: t("kernel.price"), schedule: t("kernel.schedule"), limit: n("kernel.limit"),
+      flops: n("kernel.flops"), bytes: n("kernel.bytes"), error: n("kernel.error"), step: n("kernel.step"),
+      out: l("kernel.out"), input: l("kernel.in"), covers: l("kernel.node"), source: t("kernel.source"),
+      computes: t("kernel.computes"), operands: t("kernel.operands"), size: n("class.bytes"), launch: n("kernel.launch"), byteRate: n("kernel.byte_rate"), flopRate: n("kernel.flop_rate"), pinned: n("kernel.pinned"), without: n("kernel.without"),
+    });
+    this.classes = this.types.length; this.nodes = this.owner.length; this.kernels = this.kernel.length;
+    const each = (count, items, key) => (put) => { for (let i = 0; i < count; i++) for (const x of items(i)) put(key(x), i); };
+    this.nodesOf = grouped(this.classes, (put) => { for (let i = 0; i < this.nodes; i++) put(this.owner[i], i); });
+    this.usersOf = grouped(this.classes, each(this.nodes, this.kids, (kid) => kid));
+    this.makersOf = grouped(this.classes, each(this.kernels, this.out, (place) => this.placeClass[place]));
+    this.fusersOf = grouped(this.classes, each(this.kernels, this.covers, (node) => this.owner[node]));
+    this.plan = [];
+    for (let k = 0; k < this.kernels; k++) if (this.step[k] >= 0) this.plan[this.step[k]] = k;
+    this.ruled = this.rule.dict.some(Boolean);
+    this.total = this.plan.reduce((s, k) => s + this.us[k], 0);
+    this.chosen = new Uint8Array(this.nodes);
+    for (const k of this.plan) for (const node of this.covers(k)) this.chosen[node] = 1;
+  }
+  kidsOf(cls) { const found = new Set(); for (const n of this.nodesOf(cls)) for (const k of this.kids(n)) found.add(k); return [...found]; }
+  planned(cls) { return this.makersOf(cls).find((k) => this.step[k] >= 0); }
+  label(node) {
+    if (this.name.at(node)) return `${this.op.at(node)} ${this.name.at(node)}`;
+    const kids = Array.from(this.kids(node), (k) => "c" + k).join(", "), attrs = this.attrs.at(node);
+    return `${this.op.at(node)}(${[kids, attrs].filter(Boolean).join(", ")})`;
+  }
+  place(p) { return "c" + this.placeClass[p]; }
+  // E-nodes of a class in the order shown: chosen ones, those of the model, the others.
+  listed(cls) {
+    const score = (n) => (this.chosen[n] ? 0 : this.own[n] ? 1 : 2);
+    return Array.from(this.nodesOf(cls)).sort((a, b) => score(a) - score(b) || a - b);
+  }
+  // The kernels of a list by time, chosen first, without views unless nothing else is there.
+  ranked(kernels) {
+    const found = [...new Set(kernels)].sort((a, b) => (this.step[b] >= 0) - (this.step[a] >= 0) || this.us[a] - this.us[b]);
+    const real = found.filter((k) => !this.isView[k]);
+    return real.length ? real : found;
+  }
+  // The e-classes that a kernel reads and the plan does not write, and the least time of kernels that write them.
+  missing(k) {
+    const classes = [...new Set(Array.from(this.input(k)).filter((p) => !this.given[p]).map((p) => this.placeClass[p]))]
+      .filter((c) => !this.weight[c] && this.planned(c) === undefined && this.makersOf(c).length);
+    return { classes, us: classes.reduce((s, c) => s + Array.from(this.makersOf(c)).reduce((a, m) => Math.min(a, this.us[m]), Infinity), 0) };
+  }
+  // The kernels of the plan that compute some e-classes; their time; and about the least time of one kernel instead of
+  // them: one launch, the arithmetic of all, and their traffic without the values that pass between them.
+  together(classes) {
+    const maker = (c) => this.planned(c) ?? this.plan.find((k) => !this.isView[k] && Array.from(this.covers(k)).some((n) => this.owner[n] === c));
+    const behind = (p) => { let k = this.makersOf(this.placeClass[p]).find((m) => this.step[m] >= 0); while (k !== undefined && this.isView[k]) { p = this.input(k)[0]; k = this.makersOf(this.placeClass[p]).find((m) => this.step[m] >= 0); } return this.placeClass[p]; };
+    const kernels = [...new Set(classes.map(maker))].filter((k) => k !== undefined && !this.isView[k] && this.limit[k] > 0);
+    const made = new Set(kernels.flatMap((k) => Array.from(this.out(k), (p) => this.placeClass[p])));
+    const sum = (of) => kernels.reduce((s, k) => s + of(k), 0), most = (of) => kernels.reduce((s, k) => Math.max(s, of(k)), 0);
+    const passed = new Set(kernels.flatMap((k) => Array.from(this.input(k), behind)).filter((c) => made.has(c)));
+    const bytes = sum((k) => this.bytes[k]) - 2 * [...passed].reduce((s, c) => s + this.size[c], 0);
+    const least = most((k) => this.launch[k]) + Math.max(Math.max(0, bytes) / most((k) => this.byteRate[k]), sum((k) => this.flops[k]) / most((k) => this.flopRate[k]));
+    return { kernels, us: sum((k) => this.us[k]), passed: [...passed], least, between: sum((k) => this.limit[k]) - least };
+  }
+  // Part of the time that the machine's limit explains; unknown for kernels that are priced at their limit.
+  share(k) { return this.price.at(k) !== "bound" && this.limit[k] > 0 && this.us[k] > 0 ? Math.min(1, this.limit[k] / this.us[k]) : NaN; }
+}
+
+// A question from its text: words after "forbid" and "pin" are selectors, those after "cost" SELECTOR=µs.
+function questionOf(text) {
+  const question = { forbid: [], pin: [], cost: {} };
+  let kind = "forbid";
+  for (const word of text.trim().split(/[\s,]+/).filter(Boolean)) {
+    if (word in question) kind = word;
+    else if (kind === "cost") { const at = word.lastIndexOf("="); question.cost[word.slice(0, at)] = Number(word.slice(at + 1)); }
+    else question[kind].push(word);
+  }
+  return question;
+}
