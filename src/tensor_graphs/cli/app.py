@@ -32,6 +32,8 @@ from .generate import generate
 from .rules import app as rules_app
 
 if TYPE_CHECKING:
+    from ..backends.tuning.fleet import FleetOutcome
+    from ..backends.tuning.jobs import Outcome
     from ..egraph.ir.rule import Rule
 
 SCHEMA = 1
@@ -312,22 +314,33 @@ def measure(
     workers: Annotated[int, typer.Option(help="compiler processes; 0: one per core")] = 0,
     schedules: Annotated[int, typer.Option(help="maximum number of schedules tried per kernel")] = 16,
     seconds: Annotated[float, typer.Option(help="stop after about this many seconds")] = math.inf,
+    fleet: Annotated[str | None, typer.Option(help="measure on a Ray cluster: its address, \"auto\", or \"local\" for one of this machine's GPUs")] = None,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Measure the kernels of a job file on this machine. `db merge` imports the resulting shards on another machine."""
+    """Measure the kernels of a job file on this machine, or on a Ray cluster. `db merge` imports the resulting shards on
+    another machine.
+    """
     from ..backends.tuning.jobs import measure_jobs, read_jobs
 
     if device not in (GPU_KIND, "cpu"):
         raise UsageError(f"--device {device!r}", hint="cuda or cpu")
     with working(verbose, as_json) as progress:
-        found = measure_jobs(
-            read_jobs(jobs), output, device=device, workers=workers or None, schedules=schedules, seconds=seconds,
-            say=partial(progress.say, "measure"), stop=lambda: progress.stopped,
-        )  # fmt: skip
-    text = (
-        f"{found.measured} measured, {found.known} were known, {len(found.bad)} are no jobs; rows: {dict(found.rows)}"
-        f"\nto plan for this GPU elsewhere: TENSOR_GRAPHS_GPU={found.gpu!r}"
-    )
+        found: FleetOutcome | Outcome
+        common: dict[str, Any] = {
+            "device": device, "workers": workers or None, "schedules": schedules, "seconds": seconds,
+            "say": partial(progress.say, "measure"), "stop": lambda: progress.stopped,
+        }  # fmt: skip
+        if fleet is not None:
+            from ..backends.tuning.fleet import measure_on_fleet
+
+            found = measure_on_fleet(read_jobs(jobs), output, address=fleet, **common)
+            text = f"{found.measured} measured, {found.known} were known, {found.lost} lost, {len(found.bad)} failed or are no jobs; rows: {dict(found.rows)}"
+        else:
+            found = measure_jobs(read_jobs(jobs), output, **common)
+            text = (
+                f"{found.measured} measured, {found.known} were known, {len(found.bad)} are no jobs; rows: {dict(found.rows)}"
+                f"\nto plan for this GPU elsewhere: TENSOR_GRAPHS_GPU={found.gpu!r}"
+            )
     stopped = Interrupted(
         "stopped on request; what was measured is kept", where=str(output), hint="the same again goes on"
     )
