@@ -38,6 +38,10 @@ IMPLAUSIBLE_FACTOR = 100.0
 """A stored time below the bound by more than this factor is implausible: prediction ignores it, and it counts as
 measured only if this process measured it (then the work was overstated)."""
 
+SHIPPED_FACTOR = 1.25
+"""Factor within which this machine is expected to confirm a shipped time. Above 1 / MIN_CERTAINTY of a search
+(extract/search/measurement_state.py): kernels of a plan with such a price are measured again."""
+
 _LEVELS = (("kernel", 1), ("name", 2), ("family", 3))
 """Field that relatives share (besides backend and device), nearest level first, and the number of relatives
 required."""
@@ -83,13 +87,15 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A time in µs with its prediction interval, its source, and the number of runs or relatives it is based on."""
+    """A time in µs with its prediction interval, its source, and the number of runs or relatives it is based on.
+    `shipped`: measured, but only elsewhere, on a device of the same model (costdb/store/starter.py)."""
 
     us: float
     low: float
     high: float
     source: Source
     n: int
+    shipped: bool = False
 
 
 class Predictor:
@@ -126,6 +132,9 @@ class Predictor:
         measured = self._snapshot.measurement(key.digest, self._regime)
         if measured is None or not (measured.own or measured.us * IMPLAUSIBLE_FACTOR >= bound):
             return None
+        if measured.shipped:
+            low, high = measured.us / SHIPPED_FACTOR, measured.us * SHIPPED_FACTOR
+            return Price(measured.us, min(measured.low, low), max(measured.high, high), "measured", measured.n, True)
         return Price(measured.us, measured.low, measured.high, "measured", measured.n)
 
     def roofline(self, key: KernelKey) -> DeviceRoofline:

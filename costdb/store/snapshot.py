@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
-from .schema import REGIMES, run_id
+from .schema import REGIMES, SHIPPED, run_id
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
@@ -31,7 +31,7 @@ class Measurement:
 
     `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation of
     the median), `n` the number of runs, `samples` the total number of samples, `own` whether this process measured the key too: if other runs contradict its own by more than a factor 2, only its
-    own count."""
+    own count. `shipped`: only rows that came with the package are known; they do not count beside others."""
 
     us: float
     low: float
@@ -40,6 +40,7 @@ class Measurement:
     samples: int
     regime: str
     own: bool = False
+    shipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ class Snapshot:
             return None
         medians, mads, counts, runs = (columns[name] for name in ("median_us", "mad_us", "n", "run"))
         if len(rows) > 1:
+            rows = [row for row in rows if runs[row] != SHIPPED] or rows
             rows = self._believed(rows, runs, medians)
         by_run = _by_run(rows, runs, medians)
         per_run = sorted(by_run.values())
@@ -157,6 +159,7 @@ class Snapshot:
             samples=sum(int(counts[row]) for row in rows),
             regime=regime,
             own=run_id() in by_run,
+            shipped=SHIPPED in by_run,
         )
 
     @staticmethod

@@ -411,6 +411,20 @@ def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> Answe
     return Answer({"rows": rows, "output": str(path)}, f"{rows} rows written to {path}")
 
 
+@db.command("export-starter")
+def db_export_starter(
+    folder: Path, costdb: CostDb = None,
+    megabytes: Annotated[float, typer.Option(help="largest size of a device's file")] = 1.0, as_json: Json = False,
+) -> Answer:  # fmt: skip
+    """Write starter rows, one file a device: what searches on a new machine begin with (setting `starter`)."""
+    from ..costdb.store.starter import export_starter
+
+    if not megabytes > 0:
+        raise UsageError(f"--megabytes {megabytes:g} is not positive")
+    found = export_starter(_store(costdb).root, folder, int(megabytes * (1 << 20)))
+    return Answer({"files": [f.to_json() for f in found]}, "\n".join(map(repr, found)))
+
+
 def _store(costdb: Path | None) -> Any:
     from .. import settings
     from ..costdb.store.store import Store, default_root
