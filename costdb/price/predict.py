@@ -134,6 +134,7 @@ class Predictor:
             return None
         if measured.shipped:
             low, high = measured.us / SHIPPED_FACTOR, measured.us * SHIPPED_FACTOR
+            low = min(low, bound) if measured.alone else low
             return Price(measured.us, min(measured.low, low), max(measured.high, high), "measured", measured.n, True)
         return Price(measured.us, measured.low, measured.high, "measured", measured.n)
 

@@ -17,7 +17,7 @@ from ...writing import write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
-from . import cache, shards, starter
+from . import cache, shards, starter, team
 from .schema import FORMAT, Row, checked, to_table
 from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
 from .starter import Devices
@@ -127,7 +127,7 @@ class Store:
                 self._add_starter(self._loaded.snapshot)
                 for table in self._pending:
                     _extend(self._loaded.snapshot, table)
-                self._names = set(self._loaded.shards)
+                self._names = {*self._loaded.shards, *self._add_team(self._loaded.snapshot)}
                 self._frozen_id = self._current_id() if self.frozen else ""
             return self._loaded
 
@@ -156,6 +156,22 @@ class Store:
                 _extend(snapshot, starter.read(path))
             except (shards.BadShard, OSError) as error:
                 self._warn(f"the starter rows in {path} cannot be used: {error}")
+
+    def _add_team(self, snapshot: Snapshot) -> tuple[str, ...]:
+        """Add the rows of the team's store that the setting `team` names; returns the names of their shards. If it cannot be
+        read, there is a warning."""
+        named = settings.current().team if self._starter is not None else ""
+        if not named:
+            return ()
+        try:
+            found, names, warning = team.rows_of(named, self.wait_s, refresh=not self.frozen)
+        except CostStoreError as error:
+            self._warn(error.message)
+            return ()
+        if warning:
+            self._warn(warning)
+        snapshot.extend("timing", {name: found.column("timing", name) for name in LOADED["timing"]})
+        return names
 
     def _warn(self, message: str) -> None:
         warned(f"cost store {self.root}: {message}", CostStoreWarning)

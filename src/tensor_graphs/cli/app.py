@@ -397,6 +397,35 @@ def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answe
     return Answer({"merge": found.to_json()}, repr(found))
 
 
+Team = Annotated[str | None, typer.Argument(help="folder or URL of the team's store; default: the setting `team`")]
+
+
+@db.command("pull")
+def db_pull(team: Team = None, as_json: Json = False) -> Answer:
+    """Copy new measurements from a team's store. (Searches do so by themselves every ten minutes.)"""
+    from ..costdb.store.team import pull
+
+    found = pull(_team(team))
+    return Answer({"pull": found.to_json()}, repr(found))
+
+
+@db.command("push")
+def db_push(team: Team = None, costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Publish this store's measurements in a team's store."""
+    from ..costdb.store.team import push
+
+    found = push(_store(costdb).root, _team(team))
+    return Answer({"push": found.to_json()}, repr(found))
+
+
+def _team(named: str | None) -> str:
+    from .. import settings
+
+    if found := named or settings.current().team:
+        return found
+    raise UsageError("no team's store is named", hint="an argument, or TENSOR_GRAPHS_TEAM=/shared/folder")
+
+
 @db.command("compact")
 def db_compact(costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Merge the many small shards of a store into one per device, which loads faster."""
