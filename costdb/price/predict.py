@@ -98,6 +98,18 @@ class Price:
     shipped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A measured time in µs beside its prediction from other kernels."""
+
+    name: str
+    family: str
+    backend: str
+    device: str
+    measured_us: float
+    predicted_us: float
+
+
 class Predictor:
     """Prices from one snapshot in one cache regime. Deterministic: equal snapshots give bitwise equal prices."""
 
@@ -187,6 +199,23 @@ class Predictor:
 
     def _errors(self, place: Place) -> list[float]:
         """|log(predicted / measured)| of a family's keys, each predicted at the level it would have without itself."""
+        return [abs(error) for _, error in self._residuals(place)]
+
+    def held_out_pairs(self) -> list[HeldOut]:
+        """For keys of every family and device (at most 256 each): the measured time and what would be predicted without
+        it."""
+        found = []
+        for place in sorted(place for place in self._places() if place[0] == "family"):
+            for digest, error in self._residuals(place):
+                measured = self._snapshot.measurement(digest, self._regime)
+                if measured is not None:
+                    name = str(self._snapshot.first_row(digest, ("name",))["name"])
+                    found.append(HeldOut(name, *place[1:], measured.us, measured.us * math.exp(-error)))
+        return found
+
+    def _residuals(self, place: Place) -> list[tuple[str, float]]:
+        """(digest, log(measured / predicted)) of a family's keys, each predicted at the level it would have without
+        itself."""
         wanted = self._group(place).digests
         rows = {digest: self._snapshot.first_row(digest) for digest in wanted}
         found: dict[str, float] = {}
@@ -194,9 +223,9 @@ class Predictor:
             for own in {(level, str(rows[digest][level]), *place[2:]) for digest in wanted if digest not in found}:
                 if len(self._places()[own]) > needed:
                     group = self._group(own)
-                    errors = zip(group.digests, np.abs(group.residuals).tolist())
+                    errors = zip(group.digests, group.residuals.tolist())
                     found.update((d, e) for d, e in errors if d in rows and d not in found and math.isfinite(e))
-        return [found[digest] for digest in wanted if digest in found]
+        return [(digest, found[digest]) for digest in wanted if digest in found]
 
 
 class _Group:

@@ -397,6 +397,18 @@ def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answe
     return Answer({"merge": found.to_json()}, repr(found))
 
 
+@db.command("page")
+def db_page(
+    output: Annotated[Path, typer.Option("-o", "--output", help="the HTML file to write")] = Path("cost-store.html"),
+    costdb: CostDb = None, as_json: Json = False,
+) -> Answer:  # fmt: skip
+    """Write a page that shows the store: predicted against measured times, coverage, repeated measurements, failures."""
+    from ..report.store_page import store_page
+
+    write_text(output, store_page(_store(costdb)))
+    return Answer({"output": str(output)}, f"written: {output}")
+
+
 Team = Annotated[str | None, typer.Argument(help="folder or URL of the team's store; default: the setting `team`")]
 
 
