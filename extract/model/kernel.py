@@ -530,13 +530,19 @@ class Candidate:
 @dataclass(frozen=True)
 class Priced:
     """A candidate's price in µs: the value used, its prediction interval (low, high), its source, and the schedule it
-    refers to."""
+    refers to. `shipped`: measured only elsewhere, by a row that came with the package."""
 
     us: float
     low: float
     high: float
     source: str  # measured | predicted | bound
     schedule: tuple[tuple[str, int], ...] = ()
+    shipped: bool = False
+
+    @property
+    def origin(self) -> str:
+        """The source as reports name it: "shipped" for a shipped measurement."""
+        return "shipped" if self.shipped else self.source
 
 
 class Measurer(Protocol):

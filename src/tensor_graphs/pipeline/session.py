@@ -11,6 +11,7 @@ from pathlib import Path
 from .. import settings
 from ..backends.generate.generator import Lowerings
 from ..backends.generate.lowering_pool import LowerPool
+from ..backends.registry import select
 from ..costdb.store.store import Store, default_root
 from ..egraph.ir.memo import forget
 from ..egraph.ir.rule import Rule
@@ -133,7 +134,8 @@ def store_root(options: Options) -> Path:
 def store_of(session: Session) -> Store:
     """The session's cost store, not loaded yet."""
     with kept_warnings(session):  # warnings about an unwritable folder
-        return Store(store_root(session.options), frozen=session.options.deterministic)
+        starter = lambda: {b.machine().device for b in select(session.options.backend_name)}
+        return Store(store_root(session.options), frozen=session.options.deterministic, starter=starter)
 
 
 @contextmanager

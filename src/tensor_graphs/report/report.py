@@ -116,7 +116,7 @@ def step_rows(plan: Plan) -> list[StepReport]:
 
     return [
         StepReport(
-            s.template.name, s.template.backend, s.template.pattern[:LONGEST_TEXT], s.cost.us, s.cost.source,
+            s.template.name, s.template.backend, s.template.pattern[:LONGEST_TEXT], s.cost.us, s.cost.origin,
             list(dict.fromkeys(name(v) for _, v in s.inputs)), [f"%{v}" for v in s.outputs],
             str(plan.values[s.output].type),
         )
@@ -128,13 +128,13 @@ _RENAMED = {"remembered": "from_plan_cache", "memory": "plan_cache_notes", "cut"
 
 
 def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
-    """Group kernel calls by kernel and price source, most expensive first; without views."""
+    """Group kernel calls by kernel and origin of the price, most expensive first; without views."""
     grouped: dict[tuple[str, str], KernelReport] = {}
     for template, price in calls:
         if template.family == "view":
             continue
-        new = KernelReport(template.name, template.backend, 0, 0.0, price.source)
-        row = grouped.setdefault((template.name, price.source), new)
+        new = KernelReport(template.name, template.backend, 0, 0.0, price.origin)
+        row = grouped.setdefault((template.name, price.origin), new)
         row.count += 1
         row.us += price.us
     return sorted(grouped.values(), key=lambda k: -k.us)
@@ -161,7 +161,7 @@ class Report:
     lower_bound_us: float = 0.0
     optimal: bool = False
     method: str = ""
-    # price source (measured, predicted, bound) -> number of kernels in the plan
+    # origin of the price (measured, shipped, predicted, bound) -> number of kernels in the plan
     priced: dict[str, int] = field(default_factory=dict)
     measured_now: int = 0
     optimism_us: float = 0.0
