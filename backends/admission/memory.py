@@ -22,8 +22,8 @@ from ...extract.model.kernel import Call, Operand
 Array = np.ndarray[Any, Any]
 ZONE = 4096  # bytes before and after each operand
 ALIGNMENT = 256  # bytes
-POISON = 0xFF  # content of red zones, and of outputs before the first run: NaN in every float dtype
-OTHER_POISON = 0x5A  # content of outputs before the second run
+POISON = 0xFF  # content of inputs' red zones, and of outputs before the first run: NaN in every float dtype
+OTHER_POISON = 0x5A  # content of outputs' red zones, and of outputs before the second run: finite, unlike a computed NaN
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def places_of(call: Call) -> tuple[dict[str, Place], int]:
     """Places of all operands and outputs of a call, and the bytes of the file."""
     found, end = {}, 0
     for name, operand in call.places.items():
-        start, size = -(-(end + ZONE) // ALIGNMENT) * ALIGNMENT, nbytes(operand)
+        start, size = -(-(end + ZONE) // ALIGNMENT) * ALIGNMENT, nbytes(operand)  # zones do not overlap
         found[name] = Place(start, size)
         end = start + size + ZONE
     return found, max(end, mmap.PAGESIZE)
@@ -66,11 +66,18 @@ class SharedMemory:
         number, self.path = tempfile.mkstemp(prefix="tensor_graphs-kernel-", dir=folder)
         os.ftruncate(number, size)
         self.size, self.raw = size, mmap.mmap(number, size)
+        self.filled: Array = np.zeros(size, np.uint8)  # the content before a run, without the inputs' values
         os.close(number)
 
     def fill(self, call: Call, places: Mapping[str, Place], values: Mapping[str, Array]) -> None:
         """Poison everything but the inputs, which get their values."""
-        np.frombuffer(self.raw, np.uint8)[:] = POISON
+        raw = np.frombuffer(self.raw, np.uint8)
+        for name, place in places.items():
+            content = POISON if name in call.operands else OTHER_POISON
+            raw[place.start - ZONE : place.start + place.size + ZONE] = content
+            if name not in call.operands:
+                raw[place.start : place.start + place.size] = POISON
+        self.filled = raw.copy()
         for name, array in values.items():
             if array.size:
                 view_of(self.raw, places[name], call.operands[name])[...] = array
@@ -82,7 +89,7 @@ class SharedMemory:
 
     def outside(self, places: Mapping[str, Place]) -> int | None:
         """Offset of the first changed byte outside of all operands; None if there is none."""
-        changed = np.frombuffer(self.raw, np.uint8) != POISON
+        changed = np.frombuffer(self.raw, np.uint8) != self.filled
         for place in places.values():
             changed[place.start : place.start + place.size] = False
         return int(changed.argmax()) if changed.any() else None
