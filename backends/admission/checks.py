@@ -29,7 +29,7 @@ from ..user.templates import UserKernel, template_of_form
 from ..verification import compare
 from ..verification.rounding_noise import Disturbed, kernel_fault
 from .cases import CASES, Array, Case, cases_of, kinds_of, values_of
-from .memory import OTHER_POISON, POISON, SharedMemory, places_of
+from .memory import OTHER_POISON, SharedMemory, places_of
 
 LOAD_S, BIND_S, RUN_S = 60.0, 120.0, 10.0  # seconds for executing a file, for compiling a kernel, for one run
 
@@ -57,7 +57,9 @@ class Verdict:
     def __str__(self) -> str:
         if self.admitted:
             return f"{self.kernel} ({self.language}): admitted, {self.cases} cases"
-        return f"{self.kernel} ({self.language}): {self.status}: {self.message}" + (f"; at {self.case}" if self.case else "")
+        return f"{self.kernel} ({self.language}): {self.status}: {self.message}" + (
+            f"; at {self.case}" if self.case else ""
+        )
 
     def to_json(self) -> dict[str, Any]:
         """All fields."""
@@ -133,12 +135,23 @@ class Checker:
             for index, template in there:
                 for number, case in enumerate(cases_of(template, max(3, min(CASES, 24 // len(there))))):
                     for schedule in _schedules(template, case):
-                        for where in self._checked(index, template, replace(case, call=replace(case.call, schedule=schedule)), number):
+                        for _ in self._checked(
+                            index, template, replace(case, call=replace(case.call, schedule=schedule)), number
+                        ):
                             passed += 1
         except Refused as refused:
             self._reload()
             case_text = refused.args[1] if len(refused.args) > 1 else where
-            return Verdict(kernel.name, kernel.language, refused.status, refused.message, case_text, refused.error, refused.index, passed)
+            return Verdict(
+                kernel.name,
+                kernel.language,
+                refused.status,
+                refused.message,
+                case_text,
+                refused.error,
+                refused.index,
+                passed,
+            )
         except KernelError as error:
             return Verdict(kernel.name, kernel.language, "malformed", error.message)
         return Verdict(kernel.name, kernel.language, "admitted", cases=passed)

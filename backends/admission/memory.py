@@ -23,7 +23,9 @@ Array = np.ndarray[Any, Any]
 ZONE = 4096  # bytes before and after each operand
 ALIGNMENT = 256  # bytes
 POISON = 0xFF  # content of inputs' red zones, and of outputs before the first run: NaN in every float dtype
-OTHER_POISON = 0x5A  # content of outputs' red zones, and of outputs before the second run: finite, unlike a computed NaN
+OTHER_POISON = (
+    0x5A  # content of outputs' red zones, and of outputs before the second run: finite, unlike a computed NaN
+)
 
 
 @dataclass(frozen=True)

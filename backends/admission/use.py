@@ -87,7 +87,9 @@ def _admitted(file: KernelFile, names: set[str], say: Say) -> tuple[list[UserKer
     return [t for t in there if t.kernel.name in good], verdicts
 
 
-def verdicts_of(file: KernelFile, *, interpret: bool = False, again: bool = False, say: Say = lambda message: None) -> list[Verdict]:
+def verdicts_of(
+    file: KernelFile, *, interpret: bool = False, again: bool = False, say: Say = lambda message: None
+) -> list[Verdict]:
     """The verdicts on a file's kernels, from the cache if its content, this version's checks and the machine are the same.
 
     `interpret`: run Triton kernels in Triton's interpreter where there is no GPU. `again`: check again. The file is executed

@@ -15,7 +15,13 @@ from ...extract.model.kernel import Call, output_names
 from .operand_specs import OperandSpec, bound, operand_spec
 
 #: Language of a body -> backends whose kernels it becomes.
-BACKENDS = {"c": ("c",), "numpy": ("numpy",), "torch": ("torch", "torch_cuda"), "triton": ("triton",), "cuda": ("nvrtc",)}
+BACKENDS = {
+    "c": ("c",),
+    "numpy": ("numpy",),
+    "torch": ("torch", "torch_cuda"),
+    "triton": ("triton",),
+    "cuda": ("nvrtc",),
+}
 PYTHON = ("numpy", "torch")  # languages in which the decorated function is the kernel itself
 MOST_VARIANTS = 64  # combinations of choices
 

@@ -75,7 +75,9 @@ def kernels_of(file: KernelFile) -> list[Kernel]:
         raise KernelError(f"the file of kernels fails: {type(error).__name__}: {error}", where=str(file.path)) from None
     found = [k for k in vars(module).values() if isinstance(k, Kernel) and k.file == file.path]
     if not found:
-        raise KernelError("the file declares no kernels", where=str(file.path), hint="@tg.kernel(...) before a function")
+        raise KernelError(
+            "the file declares no kernels", where=str(file.path), hint="@tg.kernel(...) before a function"
+        )
     return list(dict.fromkeys(found))
 
 

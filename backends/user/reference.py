@@ -59,7 +59,9 @@ def _check(kernel: Kernel, form: Form) -> None:
     terms = parse_terms(form.pattern)
     used = {v for t in terms for v in variables(t)}
     if len(form.pattern) > LONGEST:
-        raise KernelError(f"the reference of {kernel.name!r} has {len(form.pattern)} characters", where=str(kernel.file))
+        raise KernelError(
+            f"the reference of {kernel.name!r} has {len(form.pattern)} characters", where=str(kernel.file)
+        )
     if len(terms) != kernel.outputs:
         raise KernelError(f"the reference of {kernel.name!r} makes {len(terms)} values, not {kernel.outputs}",
                           where=str(kernel.file), hint="outputs=")  # fmt: skip
@@ -156,7 +158,11 @@ class _Writer:
         if not free and not any(isinstance(p, Expr) for p in parts):
             return repr(value)
         if free:  # shape or dtype of a constant
-            text = f"ones(rank({self.ranks[len(parts)]}))" if value == (1,) * len(parts) != () and len(parts) in self.ranks else repr(value)
+            text = (
+                f"ones(rank({self.ranks[len(parts)]}))"
+                if value == (1,) * len(parts) != () and len(parts) in self.ranks
+                else repr(value)
+            )
         else:
             text = re.sub(r"[A-Za-z_]\w*", lambda m: self.sizes.get(m[0], m[0]), repr(value))
         name = f"attr{len(self.derived)}_"

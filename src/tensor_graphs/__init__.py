@@ -92,9 +92,9 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from .backends.admission.use import use_kernels as use_kernels
     from .backends.program.program import Program as Program
     from .backends.program.program import load_program as load_program
-    from .backends.admission.use import use_kernels as use_kernels
     from .backends.user.declare import Launch as Launch
     from .backends.user.declare import kernel as kernel
     from .egraph.ir.graph import Graph as Graph

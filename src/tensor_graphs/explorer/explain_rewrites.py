@@ -26,6 +26,7 @@ from ..extract.search.search import Choice
 from ..options import Options
 from ..pipeline.choose import choose
 from ..pipeline.match import hypergraph
+from ..pipeline.measuring import chosen_backends
 from ..pipeline.prepare import prepare
 from ..pipeline.prices import CostPricer
 from ..pipeline.provenance import origin_of, read_origin

@@ -16,6 +16,7 @@ from ..extract.search.search import Choice
 from ..options import Options, PathOptions, SaturateOptions
 from ..pipeline.choose import choose_cheapest
 from ..pipeline.match import hypergraph
+from ..pipeline.measuring import chosen_backends
 from ..pipeline.prepare import prepare
 from ..pipeline.prices import CostPricer
 from ..pipeline.provenance import attach
