@@ -244,7 +244,7 @@ def with_kernels(chosen: Iterable[Target], added: Iterable[Template]) -> list[Ta
     for b in chosen:
         own = [t for (name, _), t in by_name.items() if name == b.name]
         found.append(b.with_templates((*b.templates, *own)) if own else b)
-    return found  # type: ignore[return-value]
+    return found
 
 
 def template(backend_name: str, name: str) -> Template:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import Fact
@@ -90,7 +91,7 @@ def _case(template: UserKernel, known: Mapping[str, Any], constants: Mapping[str
         return None
     first, *more = [_operand(t.type) for t in terms]
     call = Call({n: operands[n] for n in template.operands}, first, attrs, more=tuple(more))
-    if prod(terms[0].shape) > MOST_ELEMENTS or template.applies is None or not template.applies(call):
+    if prod(concrete(terms[0].shape)) > MOST_ELEMENTS or template.applies is None or not template.applies(call):
         return None
     return Case(call, {**known, **constants})
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
 from ...errors import KernelError, TensorGraphsError
@@ -200,7 +201,7 @@ class Checker:
                 if (again := memory.bytes_of(place)) != made[name]:
                     at = int(np.argmax(np.frombuffer(again, np.uint8) != np.frombuffer(made[name], np.uint8)))
                     item = dtypes.itemsize(call.places[name].type.dtype)
-                    where = tuple(int(i) for i in np.unravel_index(at // item, call.places[name].type.shape))
+                    where = tuple(int(i) for i in np.unravel_index(at // item, concrete(call.places[name].type.shape)))
                     raise Refused("nondeterministic", f"two runs differ in {name}, first at {list(where)}", None, where)
 
     def _harmless(self, memory: SharedMemory, places: Mapping[str, Any], before: Mapping[str, bytes]) -> None:
@@ -231,7 +232,7 @@ def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: 
         disturbed = Disturbed(Graph.of(terms, params=dict(values)), {})
         for k, (name, raw) in enumerate(made.items()):
             kind = call.outputs[k].type
-            got = np.frombuffer(raw, dtypes.numpy_dtype(kind.dtype)).reshape(kind.shape)
+            got = np.frombuffer(raw, dtypes.numpy_dtype(kind.dtype)).reshape(concrete(kind.shape))
             want = np.asarray(exact[k])
             if not dtypes.is_float(kind.dtype):
                 want = want.astype(got.dtype)

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ...errors import KernelError
+from ...errors import KernelError, KernelMissingError
 from ...plain import Malformed, read_bytes
 from .declare import Kernel
 
@@ -89,12 +89,32 @@ def file_of(kernel: Kernel) -> KernelFile:
     return kernel_file(kernel.file)
 
 
-def loaded(digest: str) -> bool:
-    """Whether a file with this content was executed in this process."""
-    return f"tensor_graphs_kernels_{digest}" in sys.modules
+def require_file(path: str, digest: str, where: str) -> None:
+    """KernelMissingError if a file of kernels is neither executed in this process nor in its place with this content."""
+    if f"tensor_graphs_kernels_{digest}" in sys.modules:
+        return
+    try:
+        known = kernel_file(path).digest
+    except KernelError as error:
+        raise KernelMissingError(
+            f"the program needs a file of kernels: {error.message}", where=where,
+            hint=f"put the file back at {path}, or call tg.use_kernels on a copy of it first",
+        ) from None  # fmt: skip
+    if known != digest:
+        raise KernelMissingError(f"the file of kernels {path} has changed since the program was saved", where=where,
+                                 hint="optimize and save the program again")  # fmt: skip
 
 
 #: Helper name -> source, for emitted programs.
 HELPERS = {f.__name__: inspect.getsource(f).rstrip() for f in (user_module, user_kernel)}
 
-__all__ = ["HELPERS", "KernelFile", "file_of", "kernel_file", "kernels_of", "loaded", "user_kernel", "user_module"]
+__all__ = [
+    "HELPERS",
+    "KernelFile",
+    "file_of",
+    "kernel_file",
+    "kernels_of",
+    "require_file",
+    "user_kernel",
+    "user_module",
+]

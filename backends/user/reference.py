@@ -122,9 +122,9 @@ class _Writer:
     def __init__(self, inputs: Mapping[str, Tensor], marks: Mapping[str, float]) -> None:
         self.marks = {value: name for name, value in marks.items()}
         self.derived: dict[str, str] = {}  # attribute variable -> expression
-        self.ranks = {t.rank: n for n, t in reversed(inputs.items())}
+        self.ranks = {t.rank: n for n, t in reversed([*inputs.items()])}
         self.sizes = {
-            str(d): f"size({n}, {i})" for n, t in reversed(inputs.items()) for i, d in enumerate(t.shape)
+            str(d): f"size({n}, {i})" for n, t in reversed([*inputs.items()]) for i, d in enumerate(t.shape)
             if isinstance(d, Expr)
         }  # fmt: skip
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from ...egraph.ir.pattern import PatternCall, Term, shared
 from ...errors import ShapeError, TensorGraphsError
-from ...extract.model.kernel import Call, LibraryKernel, identify
+from ...extract.model.kernel import Call, LibraryKernel, Template, identify
 from ...extract.model.meaning import output_terms
 from .bodies import SETUP, Body
-from .declare import BACKENDS, Kernel
+from .declare import BACKENDS, PYTHON, Kernel
 from .files import KernelFile, kernels_of
 from .reference import Form, forms
 
@@ -94,6 +94,11 @@ def _applies(kernel: Kernel, form: Form, template: UserKernel, choices: Mapping[
     return all(t.type == o.type for t, o in zip(made, call.outputs, strict=True))
 
 
+def executed_file(template: Template) -> KernelFile | None:
+    """The file that programs with a kernel execute: that of a user kernel in Python; None for others."""
+    return template.file if isinstance(template, UserKernel) and template.kernel.language in PYTHON else None
+
+
 def _family(pattern: str) -> str:
     """Family in reports and cost models, by the reference's operations."""
     from ...egraph.ir.ops import OPS
@@ -113,4 +118,4 @@ def _calls(term: Term) -> Iterator[PatternCall]:
     return (t for t in shared(term) if isinstance(t, PatternCall))
 
 
-__all__ = ["USER_PREFIX", "UserKernel", "kernel_templates", "template_of_form", "templates_of"]
+__all__ = ["USER_PREFIX", "UserKernel", "executed_file", "kernel_templates", "template_of_form", "templates_of"]
