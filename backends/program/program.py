@@ -31,6 +31,7 @@ from ...writing import recover, replacing_folder
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
+from ..user.files import require_file
 from .binaries import Binaries, collected, read_binaries, write_binaries
 from .cuda_helpers import cuda_text
 from .emission import emit_for, executed, programs_of
@@ -405,7 +406,8 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
 
     BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
-    DeviceUnavailableError without a matching GPU.
+    DeviceUnavailableError without a matching GPU, KernelMissingError if a file of user kernels in Python is missing or has
+    changed.
     """
     path = Path(folder)
     recover(Path(os.path.realpath(path)))
@@ -417,6 +419,8 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
         raise
     if device is None:
         programs_of(manifest.device).check_hardware(manifest.hardware, where=str(path))
+    for file, digest in manifest.kernel_files.items():
+        require_file(file, digest, where=str(path))
     stored = StoredWeights(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
     found = Program._of(manifest, source, stored, device)
     found._binaries = read_binaries(path, manifest.binaries)

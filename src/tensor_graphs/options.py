@@ -138,6 +138,13 @@ class CommonOptions:
         (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", anything
     )
 
+    kernels: Sequence[Any] = option(
+        (),
+        "Files of user kernels (or kernels declared in one) that are candidates beside the built-in ones, after the checks"
+        " of `use_kernels`. The files are executed as code.",
+        anything,
+    )
+
     def __post_init__(self) -> None:
         for declared in fields(self):
             declared.metadata["check"](declared.name, getattr(self, declared.name))
