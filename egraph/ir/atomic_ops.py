@@ -232,6 +232,9 @@ _TRITON_ATAN = (
 #: Ties to even: half of the distance to the next whole number is exact.
 _TRITON_ROUND = "tl.floor({0}); {0} - {1}; tl.where({2} < 0.5, {1}, tl.where({2} > 0.5, {1} + 1.0, 2.0 * tl.floor({1} * 0.5 + 0.5)))"
 _TRITON_SIGN = "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))"
+#: The remainder of C has the sign of the dividend; that of the op table has the sign of the divisor.
+_TRITON_FLOORDIV = "{0} % {1}; {0} // {1} - (({2} != 0) & (({2} ^ {1}) < 0)).to(tl.int32)"
+_TRITON_MOD = "{0} % {1}; tl.where(({2} != 0) & (({2} ^ {1}) < 0), {2} + {1}, {2})"
 _TRITON_MAXIMUM, _TRITON_MINIMUM = (f"tl.{f}({{0}}, {{1}}, tl.PropagateNan.ALL)" for f in ("maximum", "minimum"))
 
 # ---------------------------------------------------------------- elementwise
@@ -296,10 +299,12 @@ binary("div", _div, "x / y of floats", real=lambda z, x, y: x / y, linear=(0,), 
        text=_text("{0} / {1}", cuda="op::div({0}, {1})"))  # fmt: skip
 binary("floordiv", _quiet(np.floor_divide), "floor(x / y)", domain="nonzero", aten=("floor_divide",),
        numpy_function=OutFunction("floor_divide", "number"), torch_function=OutFunction("floor_divide", "none"),
-       text=TargetText(jax="jnp.floor_divide({0}, {1})"))  # fmt: skip
+       text=TargetText(c_whole="floor_div({0}, {1})", cuda_whole="op::floor_div({0}, {1})", triton_whole=_TRITON_FLOORDIV,
+                       jax="jnp.floor_divide({0}, {1})"))  # fmt: skip
 binary("mod", _quiet(np.mod), "x - y * floor(x / y)", domain="nonzero", onnx=("Mod",), aten=("remainder",),
        numpy_function=OutFunction("remainder", "number"), torch_function=OutFunction("remainder", "none"),
-       text=TargetText(jax="jnp.mod({0}, {1})"))  # fmt: skip
+       text=TargetText(c_whole="floor_mod({0}, {1})", cuda_whole="op::floor_mod({0}, {1})", triton_whole=_TRITON_MOD,
+                       jax="jnp.mod({0}, {1})"))  # fmt: skip
 binary("pow", _quiet(_power), "x ** y", flops=16, domain="positive", rounding="always", onnx=("Pow",), aten=("pow",),
        torch_function=OutFunction("pow", "float", counted=True),
        text=TargetText("__builtin_powf({0}, {1})", "pow({0}, {1})", cuda="op::pow({0}, {1})",

@@ -77,7 +77,7 @@ def _facts(op: Op) -> list[str]:
 
 def _languages(op: Op) -> str:
     text = op.text
-    texts = {"C": text.of("c"), "CUDA": text.of("cuda"), "Triton": text.triton, "JAX": text.jax}
+    texts = {"C": text.of("c"), "CUDA": text.of("cuda"), "Triton": text.of("triton_whole"), "JAX": text.jax}
     found = [name for name, has in texts.items() if has]
     return ", ".join([*found, *(["integers"] if text.of("c_whole") else [])])
 
