@@ -30,7 +30,7 @@ Measuring = Literal["", "host", "gpu"]
 
 
 class Target(Backend, Protocol):
-    """A backend as the registry, code emission and measuring see it."""
+    """Protocol of a backend, with all members that the registry, code emission and measuring use."""
 
     @property
     def device(self) -> TargetDevice:
@@ -39,13 +39,16 @@ class Target(Backend, Protocol):
 
     @property
     def operands(self) -> str:
-        """Form in which code gets its operands in a program on the host: "numpy" arrays, "torch" tensors, or memory
-        addresses ("address"). Programs of other devices have one form only."""
+        """Form of operands that emitted code gets on the host: "numpy" arrays, "torch" tensors, or memory addresses
+        ("address").
+
+        Programs of other devices have one form only.
+        """
         ...
 
     @property
     def measured(self) -> Measuring:
-        """Where kernels are measured on this machine."""
+        """Kind of measuring process for the backend's kernels on this machine."""
         ...
 
     def machine(self) -> MachineKey:
@@ -57,12 +60,13 @@ class Target(Backend, Protocol):
         ...
 
     def with_templates(self, templates: Sequence[Template]) -> Target:
-        """See `Backend.with_templates`."""
+        """A copy of the backend with other library kernels (`Backend.with_templates`)."""
         ...
 
     def opened(self, lowerings: Lowerings | None = None) -> Backend:
-        """The backend with the state of one optimization, in `lowerings` (None: unshared); itself without such
-        state."""
+        """The backend with mutable state of one optimization, kept in `lowerings` (None: unshared); itself without such
+        state.
+        """
         ...
 
     def template(
@@ -76,9 +80,11 @@ class Target(Backend, Protocol):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """The size-generic form (`generate.free_terms.Sized`) of a generated kernel; None if there is none. `numbers`:
-        the meaning of the call's generic sizes; `searched`, `probes`: sizes to price and to check the form at; `others`:
-        backends whose kernels may serve sizes that the form leaves."""
+        """Form for every size of a generated kernel (`generate.free_terms.Sized`); None if there is none.
+
+        `numbers`: the meaning of the call's generic sizes; `searched`, `probes`: sizes to price and to check the form
+        at; `others`: backends whose kernels may serve sizes that the form leaves.
+        """
         ...
 
 
@@ -96,19 +102,19 @@ class BackendBase:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """None; a library overrides this."""
+        """No templates; a library overrides this."""
         return ()
 
     def unavailable(self) -> str:
-        """Empty text: the backend is usable everywhere."""
+        """Empty reason: the backend is usable everywhere."""
         return ""
 
     def machine(self) -> MachineKey:
-        """This CPU, with the tools whose versions may change a kernel's time."""
+        """Key of this CPU, with the tools whose versions may change a kernel's time."""
         return host_key(toolchain_key(self.name))
 
     def restricted(self, keep: Callable[[Template], bool]) -> Self:
-        """See `Target.restricted`."""
+        """The backend with the library kernels that `keep` accepts (`Target.restricted`)."""
         return self.with_templates(tuple(filter(keep, self.templates)))
 
     def with_templates(self, templates: Sequence[Template]) -> Self:
@@ -118,28 +124,28 @@ class BackendBase:
         return found
 
     def opened(self, lowerings: Lowerings | None = None) -> Backend:
-        """The backend itself: a library has no state."""
+        """The backend itself, since a library has no state."""
         return self
 
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """Yield no generated kernels."""
+        """No generated kernels."""
         return iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Nothing to prepare."""
+        """No work ahead: a library lowers nothing."""
         return iter(())
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """Raises UsageError: a library generates no kernels."""
+        """Raises UsageError, because a library generates no kernels."""
         raise UsageError(f"the backend {self.name} generates no kernels")
 
     def any_size(
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """None: generated kernels hold at one choice of sizes."""
+        """None, because generated kernels hold at one choice of sizes by default."""
         return None

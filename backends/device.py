@@ -29,7 +29,7 @@ class TargetDevice:
 
     @cached_property
     def programs(self) -> DevicePrograms:
-        """Emission, argument marshalling and memory checks of programs on this device."""
+        """Emission, argument marshalling and memory checks of programs on this device, as a `DevicePrograms`."""
         found: DevicePrograms = import_module(self.programs_module).PROGRAMS
         return found
 

@@ -56,8 +56,10 @@ def check_hardware(wanted: str, where: str = "") -> None:
 
 
 def check_room(device: str, wanted: int) -> None:
-    """Raise DeviceUnavailableError without a GPU; DeviceMemoryError if `wanted` bytes are not free; DeviceFaultError if the
-    GPU has failed before."""
+    """Raise DeviceUnavailableError without a GPU, DeviceMemoryError if `wanted` bytes are not free.
+
+    DeviceFaultError if the GPU has failed before.
+    """
     check_hardware("")
     import torch
 
@@ -92,7 +94,7 @@ def wait(device: str, what: str) -> None:
 
 
 def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
-    """A Torch error as one of this package's errors, if the GPU failed; else None."""
+    """The error of this package that stands for a Torch error of a failed GPU; None for other errors."""
     text = str(error).strip().partition("\n")[0]
     if type(error).__name__ == "OutOfMemoryError":
         return DeviceMemoryError(f"{what}: {text}", hint="free memory, use smaller dims, or optimize for the CPU")
@@ -105,7 +107,7 @@ def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
 
 
 def facts() -> dict[str, str]:
-    """GPU facts for a bug report."""
+    """Name, memory and driver of the GPU, for a bug report."""
     from .registry import backend
 
     why = backend("torch_cuda").unavailable()
@@ -125,7 +127,7 @@ def facts() -> dict[str, str]:
 
 
 def keep_compiled() -> None:
-    """Direct Triton's compile cache to a folder that only this user can write, because Triton loads code from there.
+    """Set Triton's compile cache to a folder that only this user can write, because Triton loads code from there.
 
     TRITON_CACHE_DIR is kept if it names such a folder.
     """

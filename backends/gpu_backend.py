@@ -10,7 +10,7 @@ __all__ = ["GpuBackend"]
 
 
 class GpuBackend(BackendBase):
-    """Kernels on Torch tensors of the GPU, measured in the GPU's worker processes."""
+    """Base of backends whose kernels work on Torch tensors of the GPU and are measured in GPU worker processes."""
 
     device = GPU
     operands = "torch"
@@ -23,5 +23,5 @@ class GpuBackend(BackendBase):
         return "" if torch.cuda.is_available() else "no CUDA device"
 
     def machine(self) -> MachineKey:
-        """The GPU that plans target."""
+        """Key of the GPU that plans target."""
         return gpu_machine()

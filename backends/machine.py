@@ -27,9 +27,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU. `shared_per_block`, `shared_per_multiprocessor`: bytes of shared memory that a block may ask for, and that
-    the blocks of a multiprocessor (SM) share. `registers`, `threads`: 32-bit registers and resident threads of an SM.
-    `bytes_per_us`: DRAM bandwidth. `cache_bytes`: L2 cache."""
+    """Sizes and rates of a GPU.
+
+    `shared_per_block`, `shared_per_multiprocessor`: bytes of shared memory that a block may ask for, and that the
+    blocks of a multiprocessor (SM) share. `registers`, `threads`: 32-bit registers and resident threads of an SM.
+    `bytes_per_us`: DRAM bandwidth. `cache_bytes`: L2 cache.
+    """
 
     name: str
     capability: int
@@ -73,7 +76,7 @@ def target() -> Machine:
 
 @contextmanager
 def using(machine: Machine) -> Iterator[None]:
-    """Context in which `target` is this machine."""
+    """Context manager in which `target` returns a given machine."""
     token = _using.set(machine)
     try:
         yield
@@ -82,7 +85,7 @@ def using(machine: Machine) -> Iterator[None]:
 
 
 def per_machine(size: int) -> Callable[[F], F]:
-    """Decorator: `memo(size)` of a function that also depends on `target`."""
+    """Decorator that caches up to `size` results of a function (`memo`) per machine that `target` returns."""
 
     def decorate(function: F) -> F:
         @memo(size)
@@ -108,8 +111,10 @@ def _target(key: str) -> Machine:
 
 
 def of_key(device: str) -> Machine:
-    """The machine of a device key, such as "gpu:NVIDIA H200:sm90:multiprocessors=132". What the key does not say is
-    stated per compute capability, or that of `REFERENCE`."""
+    """Machine of a device key, such as "gpu:NVIDIA H200:sm90:multiprocessors=132".
+
+    Facts that the key lacks are stated per compute capability, or are those of `REFERENCE`.
+    """
     found = re.fullmatch(r"gpu:(.*):sm(\d+):multiprocessors=(\d+)", device)
     if found is None:
         return REFERENCE

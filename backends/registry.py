@@ -114,15 +114,19 @@ def backend(name: str) -> Target:
 
 
 def elsewhere(choice: str) -> bool:
-    """Whether a choice is for planning only: it needs the GPU that the setting `gpu` describes, and this machine has
-    none."""
+    """Whether a backend choice is for planning only.
+
+    It needs the GPU that the setting `gpu` describes, and this machine has none.
+    """
     on_one = any(n in BUILT_IN and backend(n).device.on_gpu for n in CHOICES.get(choice, ()))
     return bool(settings.current().gpu) and on_one and bool(backend("torch_cuda").unavailable())
 
 
 def select(choice: str | None = None) -> list[Target]:
-    """The backends of a choice: "auto", "numpy", "torch", "c", "gpu", "cuda", "triton", "triton-only", "generated" or
-    the name of another backend. None means the setting `backend`.
+    """The backends of a choice.
+
+    The choice is "auto", "numpy", "torch", "c", "gpu", "cuda", "triton", "triton-only", "generated" or the name of
+    another backend. None means the setting `backend`.
 
     "torch" adds Torch's CPU kernels to NumPy's (both work on the same memory; NumPy covers ops that Torch lacks), "c"
     adds generated C functions to NumPy's. "gpu" is Torch's GPU library kernels, Triton and CUDA C++; "cuda" omits
@@ -172,11 +176,10 @@ def _one_float(call: Call) -> bool:
 
 
 def storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:
-    """CPU backends for plans whose storage dtype may be a 16-bit float while the compute dtype is float32
-    (extract/model/storage_dtypes.py).
+    """CPU backends for plans that store values in a 16-bit float while the compute dtype is float32.
 
-    Every kernel of NumPy except views, copies and casts then requires float operands and outputs of one dtype. A cast
-    between equal dtypes is a view.
+    See extract/model/storage_dtypes.py. Every kernel of NumPy except views, copies and casts then requires float
+    operands and outputs of one dtype. A cast between equal dtypes is a view.
     """
     return [_of_one_float(b) if b.name == "numpy" else b for b in chosen]
 
@@ -203,12 +206,12 @@ def on_gpu(chosen: Iterable[Backend]) -> bool:
 
 
 def eager(chosen: Sequence[Backend]) -> list[Backend]:
-    """The backends that run a graph eagerly, node by node, for the choice `chosen`: libraries first."""
+    """Backends that run a graph eagerly, node by node, for the choice `chosen`: libraries first."""
     return [backend("torch_cuda")] if on_gpu(chosen) else list(reversed(chosen))
 
 
 def describe(chosen: Iterable[Backend]) -> str:
-    """The backends and devices as text for the report: `numpy + torch on cpu`."""
+    """Names of backends and devices for the report: `numpy + torch on cpu`."""
     found = list(chosen)
     return f"{' + '.join(b.name for b in found)} on {', '.join(dict.fromkeys(b.device.name for b in found))}"
 

@@ -14,7 +14,7 @@ _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
 def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool = False) -> Graph:
-    """Return the graph of a model file or folder. Weights are lazy: they stay in their files until used.
+    """Graph of a model file or folder. Weights are lazy: they stay in their files until used.
 
     `dims` binds free dimensions by name; the others stay free. `trust` allows formats whose loading can run code
     (`.pt2`) and links that lead out of a model's folder. Raises BadModelError for a missing, empty or malformed file,

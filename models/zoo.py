@@ -288,7 +288,7 @@ def unet(
 
 
 def larger(x: Tensor) -> Tensor:
-    """Upsample x[N, C, H, W] by 2 in both directions (nearest neighbour)."""
+    """Image x[N, C, H, W] upsampled by 2 in both directions (nearest neighbour)."""
     n, channels, high, wide = x.shape
     repeated = t.broadcast_to(t.reshape(x, (n, channels, high, 1, wide, 1)), (n, channels, high, 2, wide, 2))
     return t.reshape(repeated, (n, channels, high * 2, wide * 2))

@@ -18,7 +18,7 @@ from tensor_graphs.backends.library.numpy import NumpyBackend
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.runtime.views import view_layout
 from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
 from tensor_graphs.egraph.ir.index_maps import AffineMap, Along
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ir.op_markdown import table_markdown
@@ -57,10 +57,14 @@ BOTH = Op(
 )  # fmt: skip
 PEAK = Op(
     "toy_peak", 1, "reduce", "reduction", {"axes": "dims"}, {}, "largest over axes", monoid="maximum", rounding="never",
-    algebra="order", numpy=lambda a, x: np.max(x, axis=a["axes"], keepdims=True),
+    algebra="order", keeps_positive=True, numpy=lambda a, x: np.max(x, axis=a["axes"], keepdims=True),
     text=TargetText(jax="jnp.max({0}, axis={axes}, keepdims=True)"),
 )  # fmt: skip
-TOYS = (ASINH, TURN, PEAK, BOTH)
+TAKE = Op(
+    "toy_take", 2, "gather", "index", {"axis": "int"}, {}, "slices at the indices", fused_as="cheap", index_operand=1,
+    work=lambda node: 3.0, numpy=lambda a, x, i: np.take(x, i, axis=a["axis"], mode="clip"),
+)  # fmt: skip
+TOYS = (ASINH, TURN, PEAK, BOTH, TAKE)
 SHAPE = (6, 5)
 
 
@@ -150,6 +154,26 @@ def test_index_maps_reach_regions_notation_and_layouts() -> None:
     assert view_layout("toy_turn", {"axis": 0}, Operand(Type(SHAPE, "float32"), (5, 1))) == ((-5, 1), 25)
 
 
+def test_facts_reach_fusion_work_and_the_drawing_of_operands() -> None:
+    from tensor_graphs.backends.tuning.gpu_operands import roles as gpu_roles
+    from tensor_graphs.backends.verification.inputs import roles
+    from tensor_graphs.egraph.view.view import view_of
+    from tensor_graphs.extract.fusion.groups import FusionGroups
+    from tensor_graphs.extract.model.work import graph_flops
+
+    x, i = t.input("x", SHAPE), t.input("i", (3,), "int64")
+    taken = make("toy_take", (x, i), {"axis": 1})
+    root = t.log(make("toy_peak", (taken,), {"axes": (1,)}))
+    found = roles(Graph.of(root))
+    assert found["x"].positive is False and found["i"].bound == SHAPE[1]
+    assert roles(Graph.of(t.log(make("toy_peak", (x,), {"axes": (1,)}))))["x"].positive
+    params = make("toy_take", (t.param("x", SHAPE), t.param("i", (3,), "int64")), {"axis": 0})
+    assert gpu_roles([params])["i"].bound == SHAPE[0] and graph_flops([taken]) == 3.0
+    view = view_of(Graph.of(root))
+    groups = FusionGroups(view, frozenset((view.classes[x], view.classes[i])))
+    assert any({n.op for n in (g.term, *topological([g.term]))} >= {"log", "toy_peak", "toy_take"} for g in groups)
+
+
 def test_numpy_programs_have_them() -> None:
     graph, x = Graph.of(_peak()), _data()
     plan = direct_plan(graph, [NumpyBackend()])
@@ -220,4 +244,4 @@ def test_the_documented_table_is_the_op_table() -> None:
     assert DOCS.read_text(encoding="utf-8") == table_markdown(ours), (
         "python -m tensor_graphs.egraph.ir.op_markdown > docs/ops.md"
     )
-    assert all(f"| `{op.name}` | 1 |" in table_markdown(OPS.values()) for op in TOYS)
+    assert all(f"| `{op.name}` | {op.arity} |" in table_markdown(OPS.values()) for op in TOYS)

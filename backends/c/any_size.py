@@ -40,8 +40,11 @@ PARALLEL = "omp parallel"
 
 @dataclass(frozen=True, eq=False)
 class SizedTemplate(LibraryKernel):
-    """A C kernel for every size. Its text derives from a template and call at generic sizes; measurements belong to the
-    template at the searched sizes."""
+    """Template of a C kernel for every size.
+
+    Its text derives from a template and call at generic sizes; measurements belong to the template at the searched
+    sizes.
+    """
 
     origin: GeneratedKernel = field(default=None)  # type: ignore[assignment]
     origin_call: Call = field(default=None)  # type: ignore[assignment]
@@ -49,11 +52,13 @@ class SizedTemplate(LibraryKernel):
 
     @property
     def lifted_from(self) -> tuple[Template, Call]:
-        """See `Template.lifted_from`."""
+        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """The kernel at the searched sizes: sizes are no attributes of its call."""
+        """The kernel and call at the searched sizes, under which the cost store has the time. Sizes are no attributes
+        of that call.
+        """
         return self.searched, replace(call, attrs={})
 
 
@@ -64,8 +69,9 @@ def sized(
     searched: Mapping[str, int],
     probes: Iterable[Mapping[str, int]],
 ) -> Sized | None:
-    """The size-generic form of a kernel generated at generic sizes; None if its text depends on the sizes in another
-    way."""
+    """Form for every size of a C kernel generated at generic sizes; None if its text depends on the sizes in another
+    way.
+    """
     if template.backend != EMITTER.name or template.prep or template.layout is not None:
         return None
     try:

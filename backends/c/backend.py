@@ -17,7 +17,7 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
-from ...extract.fusion.policy import FUSION_POLICIES, PRODUCT_OPS, FusionPolicy
+from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
 from ..generate.generator import Asked, Generator, Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 def _narrow(t: Tensor) -> bool:
     """Whether a term is no product, or a product with few rows (judged before lowering)."""
-    if t.op not in PRODUCT_OPS:
+    if t.entry.fusion_role != "product":
         return True
-    return t.op in ("matmul", "linear") and t.args[1].rank == 2 and _few(t.args[0].type)
+    return t.entry.law in ("matmul", "linear") and t.args[1].rank == 2 and _few(t.args[0].type)
 
 
 def _few(x: Type) -> bool:
@@ -42,12 +42,12 @@ def _few(x: Type) -> bool:
 
 
 def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
-    """The C template of a term over inputs, or of several terms."""
+    """C template of the kernel that computes a term over inputs, or several terms."""
     return template_of(EMITTER, root)
 
 
 class CLowering(Lowering):
-    """Lowering for the C backend."""
+    """Lowering of fusion groups for the C backend."""
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template of a fusion group with its call, if C can compute it."""
@@ -70,7 +70,7 @@ class C(Generator):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """See `Target`. Imports Torch, whose threads share the loops."""
+        """The generated kernel of terms over inputs (`Target.template`). Imports Torch, whose threads share the loops."""
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)
@@ -79,18 +79,19 @@ class C(Generator):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """See `Target.any_size`."""
+        """Form for every size of a generated kernel (`generate.free_terms.Sized`) (`Target.any_size`)."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """The fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
-        memory."""
+        """Fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
+        memory.
+        """
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
         return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)
 
     def unavailable(self) -> str:
-        """Why the backend is unusable (no working C compiler); empty if it is usable."""
+        """Reason why the backend cannot be used (no working C compiler); empty if it can."""
         return _unavailable()
 
 

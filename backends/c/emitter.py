@@ -21,7 +21,7 @@ ROWS = 1  # maximum rows of a product: few enough that reading the matrix domina
 
 @dataclass(frozen=True)
 class CLaunch(LaunchBase):
-    """A C function; `buffers` in parameter order."""
+    """Call of an emitted C function; `buffers` in the order of its parameters."""
 
     name: str
     source: str
@@ -75,7 +75,7 @@ NEST = Strategy(
 
 @dataclass
 class CEmitter(StrategyEmitter):
-    """Emits one C function per kernel."""
+    """Emitter of C: one function per kernel."""
 
     name: str = "c"
     version: str = "6"

@@ -130,8 +130,10 @@ TILED = Strategy(
 
 @dataclass
 class CudaEmitter(StrategyEmitter):
-    """Emitter of CUDA C++: one `__global__` function per kernel. In a split reduction the last block of each tile
-    combines the partial results."""
+    """Emitter of CUDA C++: one `__global__` function per kernel.
+
+    In a split reduction the last block of each tile combines the partial results.
+    """
 
     name: str = "nvrtc"
     version: str = "6"
@@ -141,21 +143,27 @@ class CudaEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(WINDOWS, SIMT, SKINNY, GEMM, TILED), kw_only=True)
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """See `Emitter`."""
+        """Launch statement with its grid as an argument and a placeholder for sizes, and the definitions
+        (`Emitter.sized_launch`).
+        """
         return sized_launch(launch, statement, definitions)
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """See `Emitter`."""
+        """Text of the further arguments of a launch statement: values of given sizes (`Emitter.size_arguments`)."""
         return f", sizes=({''.join(f'{n}, ' for n in names).rstrip(' ' if len(names) == 1 else ', ')})" if names else ""
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Return the text with size parameters: see `Emitter.with_sizes`."""
+        """Kernel text with an integer parameter for each free size that occurs in it, and these sizes
+        (`Emitter.with_sizes`).
+        """
         return with_sizes(text, name, sizes, prefix)
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
-    """Template of a term over inputs, or of several (multi-output fusion); the weights named in `transposed` are
-    transposed at load time."""
+    """CUDA template of the kernel that computes a term over inputs, or several terms (multi-output fusion).
+
+    The weights named in `transposed` are transposed at load time.
+    """
     return template_of(BACKEND.emitter, root, transposed)
 
 

@@ -35,7 +35,7 @@ RING = 47 << 10  # limit of a block's prefetch ring in bytes of shared memory
 
 
 class Seen(Protocol):
-    """A description of a kernel that suffices to rank its schedules. Hashable: key of the cache of `ranked`."""
+    """Protocol of kernel descriptions that suffice to rank schedules. Hashable: key of the cache of `ranked`."""
 
     def ranked(self) -> Ranked:
         """Candidate schedules with a rank each; lower is better."""
@@ -44,7 +44,7 @@ class Seen(Protocol):
 
 @per_machine(4096)
 def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
-    """At most `count` schedules, best rank first.
+    """Candidate schedules for a kernel description, at most `count`, best rank first.
 
     About three quarters of them use programmatic dependent launch (`early`); the best quarter follows without it.
     """
@@ -108,7 +108,7 @@ def _splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[in
 
 @dataclass(frozen=True)
 class Pass:
-    """Elementwise kernels and transposes: every element is read and written once.
+    """Description of an elementwise kernel or transpose, to rank its schedules: every element is read and written once.
 
     `fast` and `slow` name the dimensions ("m", "n") with the most and the least contiguous bytes, `length` and
     `breadth` are their sizes, `vector` and `across` the vector widths along them, `reads` the number of loads, `batch`
@@ -158,7 +158,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class Rows:
-    """Row reductions followed by elementwise work on the same rows (softmax, layer norm).
+    """Description of a kernel of row reductions and elementwise work on the same rows (softmax, layer norm), to rank
+    its schedules.
 
     Rows stay in registers where they fit; longer rows are read again in each pass. `count` and `length` are the number
     and the length of rows, `vector` is the width along a row, `across` the width over neighbouring rows where results
@@ -209,12 +210,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Reductions whose rows are not needed again (row and column sums); the longest axis may be split over
-    blocks.
+    """Description of a kernel of reductions whose rows are not needed again (row and column sums), to rank its
+    schedules.
 
-    `count` is the number of rows, `length` the length of the longest reduction axis, `axis` its index in `Shape.inner`.
-    The vector of `vector` elements lies along the rows (`along_rows`: column sums of a row-major matrix) or along the
-    reduction. `nbytes` is the memory traffic, `splits` allows split reductions.
+    The longest axis may be split over blocks. `count` is the number of rows, `length` the length of the longest
+    reduction axis, `axis` its index in `Shape.inner`. The vector of `vector` elements lies along the rows
+    (`along_rows`: column sums of a row-major matrix) or along the reduction. `nbytes` is the memory traffic, `splits`
+    allows split reductions.
     """
 
     count: int
@@ -262,7 +264,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Product:
-    """Skinny GEMM and GEMV on CUDA cores: few rows times one or more matrices, bound by reading the matrices once.
+    """Description of a skinny GEMM or GEMV on CUDA cores, to rank its schedules: bound by reading the matrices once.
 
     `rows`, `columns` and `length` are M, N and K, `axis` is the index of K in `Shape.inner`, `matrices` the number of
     right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors lie along N
@@ -360,7 +362,8 @@ WASTED = 8  # others may be divided unevenly, into so many blocks that the parti
 
 @dataclass(frozen=True)
 class Few:
-    """Candidate schedules of skinny GEMM on tensor cores: 2 to 32 rows times matrices, with fragments loaded straight into registers.
+    """Description of a skinny GEMM of 2 to 32 rows on tensor cores, to rank its schedules; fragments are loaded into
+    registers.
 
     Bound by reading the matrices once, so as many bytes as possible must be in flight from the start. `rows`, `columns`
     and `length` are M, N and K; `own` holds the fixed schedule entries of short inner reductions.

@@ -25,7 +25,7 @@ SPLIT = "split-K factor over blocks; the last block of a tile combines the parti
 
 
 def covered(dimension: str, *numbers: tuple[tuple[str, int], ...]) -> int:
-    """Product of a dimension's numbers, each 1 if absent."""
+    """Elements that a thread block covers along a dimension: the product of its numbers, each 1 if absent."""
     return prod(dict(n).get(dimension, 1) for n in numbers)
 
 
@@ -122,8 +122,9 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
 
 
 def joining(first: Layout, shape: Shape) -> Layout:
-    """The layout in which the last block combines a tile's partial results: threads along the reduction now lie along
-    the parts."""
+    """Thread layout in which the last block of a tile combines partial results: threads along the reduction lie along
+    the parts.
+    """
     dims: dict[str, Along] = {}
     for name, along in first.dims.items():
         if name in ("m", "n"):
@@ -155,7 +156,7 @@ def _groups(shape: Shape) -> dict[str, tuple[Axis, ...]]:
 
 
 def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
-    """Return, for each dimension of the tile, the bytes of global-memory traffic whose elements are contiguous along it."""
+    """Dimensions of a tile -> bytes of global-memory traffic whose elements are contiguous along each."""
     found: dict[str, float] = {}
     for dim, group in _groups(shape).items():
         ends = [group[-1], *shape.joined] if dim == "n" and group else group[-1:]
@@ -165,7 +166,7 @@ def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
 
 
 def width(kernel: Kernel, shape: Shape, dim: str) -> int:
-    """The widest vector along a dimension that serves the most bytes, at most 16 bytes of the narrowest operand."""
+    """Elements of the widest useful vector along a dimension, at most 16 bytes of the narrowest operand."""
     group = _groups(shape)[dim]
     if not group:
         return 1

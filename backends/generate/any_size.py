@@ -53,28 +53,28 @@ Bounds = Mapping[str, tuple[int, int]]  # size -> (least, largest)
 
 
 class NoForm(Exception):
-    """A kernel has no form for every size; the text says why."""
+    """Raised when a kernel has no form for every size; the text says why."""
 
 
 # ---------------------------------------------------------------- texts
 @dataclass(frozen=True)
 class Text:
-    """A text with holes: `pieces` alternate with `values`."""
+    """Emitted text with holes for numbers that depend on sizes: `pieces` alternate with `values`."""
 
     pieces: tuple[str, ...]
     values: tuple[Fitted, ...]
 
     def spelled(self, spell: Callable[[Fitted], str]) -> str:
-        """The text with each value as `spell` writes it."""
+        """The text with each value as the function `spell` writes it."""
         return "".join([*(p + spell(v) for p, v in zip(self.pieces, self.values)), self.pieces[-1]])
 
     def at(self, sizes: Sizes) -> str:
-        """The text at some sizes."""
+        """The text at given sizes."""
         return self.spelled(lambda value: str(value_at(value, sizes)))
 
     @staticmethod
     def of(texts: Sequence[str], points: Sequence[Sizes]) -> Text:
-        """The common form of texts emitted at some points. NoForm if there is none."""
+        """Common form of texts emitted at several points (choices of sizes). NoForm if there is none."""
         pieces = tuple(_NUMBER.split(texts[0])[::2])
         rows = [list(map(int, _NUMBER.findall(t))) for t in texts]
         values = []
@@ -87,12 +87,12 @@ class Text:
 
 
 def skeleton(text: str) -> str:
-    """The text without its integers: equal for texts with a common form."""
+    """Text without its integers; equal for texts with a common form."""
     return _NUMBER.sub("#", text)
 
 
 def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
-    """A fitted function as a Python expression; `names`: size -> expression."""
+    """Python expression of a fitted function of sizes; `names`: size -> expression."""
     if isinstance(value, Limited):
         return f"{value.op}({python(value.value, names)}, {value.limit})"
     if not isinstance(value, Expr):
@@ -102,8 +102,11 @@ def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
 
 @dataclass(frozen=True)
 class Emitted:
-    """What one schedule emits at one choice of sizes: the statements of a call, with placeholders for operands and
-    kernels (`kernel0_`, …), bytes of scratch memory, and definitions by name."""
+    """Texts that one schedule emits at one choice of sizes.
+
+    The statements of a call, with placeholders for operands and kernels (`kernel0_`, …), bytes of scratch memory, and
+    definitions by name.
+    """
 
     statement: str
     scratch: int
@@ -117,7 +120,7 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Form:
-    """One schedule of a kernel for sizes within `bounds` (size -> least, largest): texts with sizes in them."""
+    """Texts of one schedule of a kernel with sizes in them, for sizes within `bounds` (size -> least, largest)."""
 
     statement: Text
     scratch: Dim
@@ -154,17 +157,17 @@ class SizedKernel(KernelBase):
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """See `Template`."""
+        """Tensor variables of the pattern, in order of first use (`Template.operands`)."""
         return self.origin.operands
 
     @property
     def layout(self) -> Layout | None:
-        """See `Template`."""
+        """Function from a call to the strides of a channels-last output, that of the generic kernel; None if row-major."""
         return self.origin.layout
 
     @property
     def lifted_from(self) -> tuple[Template, Call]:
-        """See `Template.lifted_from`."""
+        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
@@ -173,19 +176,19 @@ class SizedKernel(KernelBase):
 
     @property
     def code_identity(self) -> str:
-        """The kernel at the generic sizes."""
+        """Declared identity of the kernel at the generic sizes."""
         return f"any_size[{self.origin.identity}]"
 
     def alike(self, call: Call) -> None:
-        """None: the kernel at the generic sizes is the one that is tuned."""
+        """None, because only the kernel at the generic sizes is tuned."""
 
     def job_fields(self) -> dict[str, Any]:
-        """Empty: see `origin`."""
+        """No fields: tuning jobs name the kernel at the generic sizes, `origin`."""
         return {}
 
     # ------------------------------------------------------------ code
     def write(self, call: Call) -> str:
-        """The statements of a call: the first form whose sizes are large enough."""
+        """Statements of a call: those of the first form whose sizes are large enough."""
         names = {n: literal(call.attrs[n]) for n in self.ranges}
         found = self.all_forms(call)
         if len(found) == 1:
@@ -208,11 +211,11 @@ class SizedKernel(KernelBase):
         return text
 
     def writes_out(self, call: Call) -> bool:
-        """See `Template`."""
+        """Whether the code writes into a given buffer (`Template.writes_out`)."""
         return mentions_out(self.write, self.operands, call)
 
     def source(self, call: Call) -> dict[str, str]:
-        """Definitions that the statements need: name -> text."""
+        """Definitions that the statements of a call need, by name."""
         return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
 
     def scratch(self, call: Call) -> int:
@@ -224,23 +227,23 @@ class SizedKernel(KernelBase):
 
     # ------------------------------------------------------------ forms
     def all_forms(self, call: Call) -> tuple[Form, ...]:
-        """The forms of a call's schedule, for large sizes first; the last one is for all sizes. ShapeError without."""
+        """Forms of a call's schedule, for large sizes first; the last one is for all sizes. ShapeError without any."""
         found = self.forms_of(call)
         if isinstance(found, str):
             raise ShapeError(f"{self.name} has no form for every size: {found}")
         return found
 
     def bounds_of(self, call: Call) -> list[Bounds]:
-        """The sizes of each form."""
+        """Bounds of the sizes of each form of a call's schedule."""
         return [form.bounds for form in self.all_forms(call)]
 
     def conditions_of(self, call: Call) -> list[str]:
-        """Python expressions that must be true: addresses have 32 bits."""
+        """Python expressions over the sizes that must be true for a call, because addresses have 32 bits."""
         elements = [volume(o.type.shape) for o in call.places.values()]
         return [f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST]
 
     def forms_of(self, call: Call) -> tuple[Form, ...] | str:
-        """The forms of a call's schedule, or why there are none."""
+        """Forms of a call's schedule, or the reason why there are none."""
         chosen = dict(call.schedule) or dict(self.origin.space(self.origin_call)[0])
         key = tuple(sorted(chosen.items()))
         if key not in self.forms:
@@ -298,8 +301,9 @@ class SizedKernel(KernelBase):
         raise NoForm(why or f"no schedule is legal for all of {dict(bounds)}")
 
     def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> Form:
-        """The form of one schedule for sizes within some bounds, or some of them. NoForm if its texts have nothing in
-        common."""
+        """Form of one schedule for sizes within some bounds, or for a part of these. NoForm if its texts have nothing
+        in common.
+        """
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
         seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
@@ -350,7 +354,7 @@ class SizedKernel(KernelBase):
 
     @cached_property
     def volumes(self) -> tuple[Dim, ...]:
-        """Elements of each operand, in free sizes; a kernel is right where all are at most `LARGEST`."""
+        """Number of elements of each operand, in free sizes; a kernel is right where all are at most `LARGEST`."""
         return tuple(volume(o.type.shape) for o in self.free_call.places.values())
 
     def _bounds(
@@ -402,7 +406,7 @@ class SizedKernel(KernelBase):
                 raise NoForm(f"its text at {dict(sizes)} is not the one inferred from other sizes")
 
     def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted | str:
-        """What a schedule emits at some sizes, or why it cannot."""
+        """Texts that a schedule emits at some sizes, or the reason why there are none."""
         key = emitter.name, tuple(sorted(schedule.items())), tuple(sorted(sizes.items()))
         if key not in self._emitted:
             try:
@@ -441,9 +445,11 @@ class SizedKernel(KernelBase):
 def sized_kernel(
     template: GeneratedKernel, call: Call, numbers: Numbers, others: Sequence[Emitter] = ()
 ) -> Sized | None:
-    """The form for every size of a kernel generated at generic sizes; None if its terms hold at these sizes only.
+    """Form for every size of a kernel generated at generic sizes; None if its terms hold at these sizes only.
+
     Whether a schedule's text has such a form is known once it is asked for (`SizedKernel.forms_of`). `others`: emitters
-    whose schedules may serve sizes that the chosen one leaves."""
+    whose schedules may serve sizes that the chosen one leaves.
+    """
     ranges = {n: (atom.min, atom.max) for n, atom in sorted(numbers.graph.free_dims.items())}
     try:
         roots, free = free_terms(template.roots, numbers), free_call(call, numbers)
@@ -500,9 +506,10 @@ TOP = 4096  # largest size at a point, if the range allows more
 
 
 def probes(ranges: Bounds) -> list[dict[str, int]]:
-    """Choices of sizes to infer texts from: primes and their doubles spread over the ranges, the largest sizes first.
+    """Choices of sizes to infer texts from: primes and their doubles over the ranges, the largest sizes first.
 
-    With several sizes, each point takes another step of each, so that no two sizes are proportional."""
+    With several sizes, each point takes another step of each, so that no two sizes are proportional.
+    """
     ladders = {n: _ladder(low, min(high, max(TOP, 2 * low))) for n, (low, high) in ranges.items()}
     count = max(map(len, ladders.values()))
     found = []
@@ -517,7 +524,7 @@ def probes(ranges: Bounds) -> list[dict[str, int]]:
 
 
 def held_out(ranges: Bounds) -> Iterator[dict[str, int]]:
-    """Choices of sizes over whole ranges, others than `probes`, the largest first."""
+    """Choices of sizes over whole ranges, others than `probes`, at which inferred texts are checked; the largest first."""
     for i in range(len(HELD_OUT_STEPS)):
         found = {}
         for j, (name, (low, high)) in enumerate(ranges.items()):

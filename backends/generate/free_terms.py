@@ -15,7 +15,9 @@ __all__ = ["Sized", "free_call", "free_terms"]
 
 @dataclass(frozen=True)
 class Sized:
-    """A kernel with its call at the sizes where it is priced, and its size-generic form with a call in free sizes."""
+    """A generated kernel with two calls: at the sizes where it is priced, and in free sizes with its form for every
+    size.
+    """
 
     template: Template
     call: Call
@@ -24,7 +26,7 @@ class Sized:
 
 
 def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
-    """The terms in free sizes. ShapeError if a term holds at one size only."""
+    """Terms of a kernel in free sizes. ShapeError if a term holds at one size only."""
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         if node.op == "full" and numbers.fill(node.attr("value")) is not None:
@@ -38,7 +40,7 @@ def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
 
 
 def free_call(call: Call, numbers: Numbers) -> Call:
-    """The call in free sizes, without a schedule."""
+    """Kernel call in free sizes, without a schedule."""
 
     def operand(o: Operand) -> Operand:
         kind = numbers.type(o.type)

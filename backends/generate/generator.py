@@ -46,8 +46,7 @@ BODIES = 2  # kept templates per output class and set of operands: alternative c
 
 @dataclass(frozen=True, eq=False)
 class Generator(BackendBase):
-    """Description of a backend that generates kernels from an e-graph view. Immutable; `opened` returns the mutable
-    `Lowering`.
+    """A backend that generates kernels from an e-graph view. Immutable; `opened` returns the mutable `Lowering`.
 
     `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows for which a product counts as
     skinny GEMM (bound by reading weights); for those, transposed weight layouts are tried too.
@@ -84,11 +83,11 @@ class Generator(BackendBase):
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """`Lowering.generated` with an unshared `Lowering`."""
+        """Kernels for the fusion groups of a view (`Lowering.generated`), with state that is not shared."""
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """`Lowering.prepare` with an unshared `Lowering`."""
+        """Lower calls of templates ahead (`Lowering.prepare`), with state that is not shared."""
         return self.opened().prepare(asked)
 
     def lowering(self, lowerings: Lowerings) -> Lowering:
@@ -98,7 +97,7 @@ class Generator(BackendBase):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """See `Target`. UsageError for an unknown precision."""
+        """The generated kernel of terms over inputs (`Target.template`). UsageError for an unknown precision."""
         found = next((p for p in PRECISIONS if p.name == precision), None)
         if found is None:
             raise UsageError(f"there is no precision {precision!r}", hint=f"one of {[p.name for p in PRECISIONS]}")
@@ -112,14 +111,14 @@ class GpuGenerator(Generator, GpuBackend):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """See `Target`. The kernel is priced at the generic sizes."""
+        """Form for every size of a generated kernel (`Target.any_size`). The kernel is priced at the generic sizes."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         emitters = [b.emitter for b in others if isinstance(b, Generator | Lowering) and b.name != self.name]
         return sized_kernel(template, call, numbers, emitters)
 
 
 class Lowering:
-    """The templates that one optimization generates with one backend, and its cache of lowered fusion groups.
+    """Kernels that one optimization generates with one backend, and its cache of lowered fusion groups.
 
     An opened `Backend`. Not thread-safe.
     """
@@ -265,7 +264,7 @@ class Lowering:
         return target() if self.device.on_gpu else None
 
     def answers(self, asked: Asked) -> Sequence[Answer]:
-        """The templates that compute a fusion group, cached: repeated layers give equal requests."""
+        """Templates that compute a fusion group; cached, because repeated layers give equal requests."""
         key = asked.key
         found = self.answered.get(key)
         if found is None:
@@ -300,7 +299,7 @@ class Lowering:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """Handle a `Job` in a worker process: lower all forms of a fusion group, or calls of one form.
+        """Answers to a `Job` in a worker process: all forms of a fusion group, or calls of one form, lowered.
 
         Returns the answers for a group, [] for calls of one form (whose lowered kernels stay in the template).
         """
@@ -402,8 +401,11 @@ class Lowering:
 
 
 class Asked(NamedTuple):
-    """A lowering request: a fusion group, the call that computes it from row-major values, the names of its weights,
-    and the names of operands and outputs that are images."""
+    """Lowering request: a fusion group, the call that computes it from row-major values, names of weights and of
+    images.
+
+    `images`: names of operands and outputs that are images.
+    """
 
     group: FusionGroup | MultiOutputGroup
     call: Call
@@ -470,7 +472,7 @@ class Lowerings:
         self.pool.close()
 
     def take_in(self, terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
-        """Store a worker's reply: the lowered kernels of some terms, and the answer to the request with this `key`."""
+        """Store a worker's reply: lowered kernels of some terms, and the answer to the request with this `key`."""
         for name, found, forms in reply:
             lowering = self.open[name]
             made = {form: lowering._template(terms, *form[:2], PRECISIONS[form[2]]) for form in {f for f, *_ in found}}
@@ -517,7 +519,7 @@ def _operand(kind: Type) -> Operand:
 
 
 def missing(modules: Iterable[str]) -> str:
-    """Which of the required modules is not installed, as text; empty if all are."""
+    """Which of some required modules is not installed, as text; empty if all are."""
     return next((f"{module} is not installed" for module in modules if not _there(module)), "")
 
 

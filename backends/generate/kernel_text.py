@@ -23,7 +23,7 @@ OUT = "out_"  # output argument, a name that kernel code does not use; further o
 
 
 def out_argument(name: str) -> str:
-    """The argument of `run` for an output (out, out1, …)."""
+    """Name of the argument of `run` for an output (out, out1, …)."""
     return f"{name}_"
 
 
@@ -49,7 +49,7 @@ class KernelText:
 
     @staticmethod
     def of_json(data: Mapping[str, Any]) -> KernelText:
-        """Inverse of `to_json`."""
+        """Kernel text from the JSON values of `to_json`."""
         return KernelText(**{**data, "operands": tuple(data["operands"]), "prepared": tuple(data["prepared"])})
 
 
@@ -82,7 +82,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
 
 
 def module_of(found: KernelText) -> ModuleType:
-    """The executed module of a kernel text."""
+    """Namespace of the module in a kernel text, executed."""
     module = ModuleType(f"kernel_{found.digest}")
     execute(found.text, f"<{module.__name__}>", vars(module))
     return module
@@ -90,12 +90,12 @@ def module_of(found: KernelText) -> ModuleType:
 
 # ---------------------------------------------------------------- calls as JSON
 def operand_json(o: Operand) -> list[Any]:
-    """[shape, dtype, strides]."""
+    """An operand as the JSON list [shape, dtype, strides]."""
     return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
 
 
 def operand_of_json(data: list[Any]) -> Operand:
-    """The operand of [shape, dtype, strides]."""
+    """An operand from the JSON list [shape, dtype, strides]."""
     return Operand(Type(tuple(data[0]), data[1]), tuple(data[2]))
 
 
@@ -112,7 +112,7 @@ def call_json(call: Call) -> dict[str, Any]:
 
 
 def call_of_json(data: Mapping[str, Any]) -> Call:
-    """Inverse of `call_json`."""
+    """A call from the JSON values of `call_json`."""
     return Call(
         {n: operand_of_json(o) for n, o in data["operands"].items()}, operand_of_json(data["output"]),
         {n: tuple(v) if isinstance(v, list) else v for n, v in data["attrs"].items()}, {}, dict(data["schedule"]),

@@ -24,7 +24,8 @@ HEAD = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Job:
-    """A fusion group to lower with the generators `names`; or, with `form`, calls of one form of one generator.
+    """Message to a lowering worker: a fusion group to lower with the generators `names`, or with `form`, calls of one
+    form.
 
     `limit`: permitted relative error. `images`: names of operands and results that are images.
     """
@@ -45,7 +46,7 @@ Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, f
 
 
 def flat(terms: Sequence[Tensor]) -> Flat:
-    """Terms as (nodes in topological order with argument indices, indices of the terms).
+    """Terms in picklable form: (nodes in topological order with argument indices, indices of the terms).
 
     Needed because tensors compare by identity, which pickling does not preserve.
     """
@@ -55,7 +56,7 @@ def flat(terms: Sequence[Tensor]) -> Flat:
 
 
 def built(found: Flat) -> tuple[Tensor, ...]:
-    """The terms that `flat` encoded."""
+    """Terms from the form that `flat` made."""
     made: list[Tensor] = []
     for op, args, attrs in found[0]:
         made.append(make(op, [made[a] for a in args], attrs))

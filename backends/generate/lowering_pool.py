@@ -81,8 +81,10 @@ class _Process:
 
 @dataclass(eq=False)
 class Batch:
-    """Jobs that the caller takes in order, each once. Job numbers are unique within the pool, which may have several
-    batches in flight."""
+    """Queue of lowering jobs that the caller takes in order, each once.
+
+    Job numbers are unique within the pool, which may have several batches in flight.
+    """
 
     pool: LowerPool
     jobs: list[Callable[[], Job]] = field(default_factory=list)
@@ -113,12 +115,14 @@ class Batch:
         self.pool.pump(self)
 
     def there(self) -> Reply:
-        """The reply to the next job if it has arrived, else an empty one. Does not wait."""
+        """The worker's reply to the next job if it has arrived, else an empty one. Does not wait."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 
     def take(self) -> Reply:
-        """The reply to the next job; empty if the caller must do the job. Waits if a worker has the job in progress."""
+        """The worker's reply to the next job; empty if the caller must do the job. Waits if a worker has the job in
+        progress.
+        """
         number = self.numbers[self.taken]
         self.taken += 1
         self.pool.pump(self)
@@ -130,8 +134,10 @@ class Batch:
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Up to `PART` jobs for a worker: from the end, except jobs that the caller reaches first; from the beginning
-        while the batch grows."""
+        """Jobs for a worker, up to `PART`.
+
+        From the end, except jobs that the caller reaches first; from the beginning while the batch grows.
+        """
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0
             self.early += count
@@ -145,8 +151,10 @@ class Batch:
 
 
 class LowerPool:
-    """Up to `size` workers (default: cores minus one, at most `MOST`), started by `begin` within the limit of all
-    pools."""
+    """Pool of up to `size` lowering workers (default: cores minus one, at most `MOST`).
+
+    `begin` starts them, within the limit on the workers of all pools.
+    """
 
     def __init__(self, size: int | None = None) -> None:
         self.size = min(MOST, cores() - 1) if size is None else size

@@ -24,7 +24,7 @@ IDLE_S = 60  # seconds without input after which a worker ends
 
 
 def answer(job: Job) -> Reply:
-    """The reply to a job: lowers it with each of its generators."""
+    """Reply to a job: its terms lowered with each of its generators."""
     from ..registry import backend
     from .generator import Generator, Lowerings
 
@@ -47,7 +47,7 @@ def answer(job: Job) -> Reply:
 
 
 def packed(lowered: Any) -> bytes:
-    """A lowered kernel (generated.Lowered) pickled as (kernel, shape, schedules)."""
+    """A lowered kernel (template.Lowered) pickled as (kernel, shape, schedules)."""
     return pickle.dumps((lowered.kernel, lowered.shape, lowered.space), pickle.HIGHEST_PROTOCOL)
 
 

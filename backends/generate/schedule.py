@@ -22,8 +22,10 @@ Kind = Literal["number", "flag", "depths", "sides"]
 
 
 class Move(NamedTuple):
-    """A move of the schedule search: the parameter that changes, whether it grows (1) or shrinks (-1), and the stored
-    form of the resulting schedule."""
+    """One move of the schedule search from a schedule.
+
+    The parameter that changes, whether it grows (1) or shrinks (-1), and the stored form of the resulting schedule.
+    """
 
     parameter: str
     direction: int
@@ -92,28 +94,30 @@ FLAG = Domain(1, 1, steps="none")
 
 
 def number(meaning: str, domain: Domain, *, default: Any = dataclasses.MISSING, **more: Any) -> Any:
-    """Field of a number that every stored schedule has (type int). `default`: of the dataclass field."""
+    """Field of a schedule class: a number that every stored schedule has (type int). `default`: of the dataclass field."""
     return field(default=default, metadata={"parameter": Parameter(meaning, domain, required=True, **more)})
 
 
 def optional(meaning: str, domain: Domain, **more: Any) -> Any:
-    """Field of a number that may be absent (type int | None)."""
+    """Field of a schedule class: a number that may be absent (type int | None)."""
     return field(default=None, metadata={"parameter": Parameter(meaning, domain, **more)})
 
 
 def flag(meaning: str, *, fixed: bool = False, **more: Any) -> Any:
-    """Field of a flag (type bool). Moves toggle it, unless it is `fixed`."""
+    """Field of a schedule class: a flag (type bool). Moves toggle it, unless it is `fixed`."""
     domain = FLAG if fixed else dataclasses.replace(FLAG, steps="scale")
     return field(default=False, metadata={"parameter": Parameter(meaning, domain, "flag", **more)})
 
 
 def depths(meaning: str, domain: Domain, stored: str = "k") -> Any:
-    """Field of one number per reduction axis (type tuple[int, ...])."""
+    """Field of a schedule class: one number per reduction axis (type tuple[int, ...])."""
     return field(default=(), metadata={"parameter": Parameter(meaning, domain, "depths", stored=stored)})
 
 
 def sides(meaning: str, domain: Domain, stored: str) -> Any:
-    """Field of numbers by dimension, `m`, `n` or the index of a reduction axis (type tuple[tuple[str, int], ...])."""
+    """Field of a schedule class: numbers by dimension, `m`, `n` or the index of a reduction axis (type
+    tuple[tuple[str, int], ...]).
+    """
     return field(default=(), metadata={"parameter": Parameter(meaning, domain, "sides", stored=stored)})
 
 
@@ -131,8 +135,11 @@ class Schedule:
 
     @classmethod
     def parse(cls, numbers: Numbers) -> Self | None:
-        """The schedule of a stored form; None unless the names are exactly parameters of this class, with all required
-        ones. Values need not be in the domain (`valid`)."""
+        """Schedule of this class from its stored form.
+
+        None unless the names are exactly parameters of this class, with all required ones. Values need not be in the
+        domain (`valid`).
+        """
         known = declared(cls)
         if cls.tag and numbers.get(cls.tag) != 1:
             return None
@@ -163,12 +170,12 @@ class Schedule:
         return cls(**found)
 
     def numbers(self) -> dict[str, int]:
-        """The stored form, sorted by name."""
+        """Stored form of the schedule: names and integers, sorted by name."""
         return dict(self.key)
 
     @property
     def key(self) -> Key:
-        """The hashable stored form."""
+        """Stored form of the schedule as a hashable tuple."""
         own, found = self.__dict__, [(self.tag, 1)] if self.tag else []
         for name, stored, kind in _layout(cast(Any, type(self))):
             value = own[name]
@@ -214,7 +221,7 @@ class Schedule:
 
     @property
     def forms(self) -> frozenset[str]:
-        """Stored names of the parameters that make the kernel one of another form."""
+        """Stored names of the schedule's parameters that make the kernel one of another form."""
         names = {p.stored for p in declared(type(self)).values() if p.form and self.__dict__[p.field]}
         return frozenset({*names, self.tag} if self.warp_specialized else names)
 
@@ -272,7 +279,7 @@ def _suffix(p: Parameter, text: str) -> bool:
 
 
 def declared(schedule: type[Schedule]) -> dict[str, Parameter]:
-    """The parameters of a schedule class by stored name (of families: the prefix), in the order of the fields."""
+    """Parameters of a schedule class by stored name (of families: the prefix), in the order of the fields."""
     return _declared(cast(Any, schedule))
 
 

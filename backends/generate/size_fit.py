@@ -26,7 +26,7 @@ CHECKS = 2  # values beyond those that a function is solved from
 
 @dataclass(frozen=True)
 class Limited:
-    """`min(value, limit)` or `max(value, limit)`."""
+    """Fitted function with a constant limit: `min(value, limit)` or `max(value, limit)`."""
 
     op: str  # "min" or "max"
     value: Dim
@@ -50,8 +50,10 @@ def value_at(fitted: Fitted, sizes: Sizes) -> int:
 
 
 def fit(values: Sequence[int], points: Sequence[Sizes]) -> Fitted | None:
-    """The function of the sizes with these values at these points; None if no known function has them. An integer if
-    all values are equal."""
+    """Function of the sizes that has given values at given points; None if no known function has them.
+
+    An integer if all values are equal.
+    """
     return _fit(tuple(values), tuple(tuple(sorted(p.items())) for p in points))
 
 

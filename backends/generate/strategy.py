@@ -25,8 +25,10 @@ Merge = Callable[[Sequence[Schedule], Sequence[Schedule], int], Sequence[Schedul
 
 @dataclass(frozen=True)
 class Request:
-    """A kernel whose candidate schedules are wanted. `splits`: whether its longest reduction may be split. `precision`:
-    input precision of float32 matrix products."""
+    """Request for the candidate schedules of a kernel.
+
+    `splits`: whether its longest reduction may be split. `precision`: input precision of float32 matrix products.
+    """
 
     kernel: Kernel
     shape: Shape
@@ -35,34 +37,36 @@ class Request:
 
 
 def after(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of candidates (`own`) behind those of earlier strategies (`found`), whose last ones are dropped so that at most
-    `count` remain."""
+    """Merge of candidate lists: candidates of this strategy (`own`) behind those of earlier ones (`found`).
+
+    The last earlier ones are dropped so that at most `count` remain.
+    """
     return [*found[: count - len(own)], *own]
 
 
 def alternating(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Candidates alternating with those of earlier strategies, which come first: a short search sees both."""
+    """Merge of candidate lists in which strategies alternate, earlier ones first: a short search sees both."""
     return [s for pair in zip_longest(found, own) for s in pair if s is not None]
 
 
 def every_third(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """At most `count` candidates: two of earlier strategies, then one of this one, and so on."""
+    """Merge of candidate lists, at most `count` long: two of earlier strategies, then one of this one, and so on."""
     threes = zip_longest(found[::2], found[1::2], own)
     return [s for three in threes for s in three if s is not None][:count]
 
 
 def all_of(count: int, found: int) -> int:
-    """`count` candidates, however many earlier strategies found."""
+    """Number of candidates to ask a strategy for: `count`, however many earlier strategies found."""
     return count
 
 
 def rest_of(count: int, found: int) -> int:
-    """As many candidates as earlier strategies left of `count`."""
+    """Number of candidates to ask a strategy for: as many as earlier strategies left of `count`."""
     return count - found
 
 
 def if_none(count: int, found: int) -> int:
-    """`count` candidates if earlier strategies found none, else none."""
+    """Number of candidates to ask a strategy for: `count` if earlier strategies found none, else none."""
     return 0 if found else count
 
 
@@ -171,7 +175,7 @@ class StrategyEmitter(EmitterBase):
         return found is not None and found[1].warp_specialized
 
     def masked(self, schedule: Numbers) -> bool:
-        """See `Emitter`."""
+        """Whether a stored schedule's text is also right for sizes below a tile: `Strategy.masked` (`Emitter.masked`)."""
         found = self.find(schedule)
         return found is not None and found[0].masked(found[1])
 

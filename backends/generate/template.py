@@ -86,21 +86,21 @@ class Launch(Protocol):
 
 
 class LaunchBase:
-    """Defaults of `Launch`."""
+    """Default members of `Launch`."""
 
     name: str
     source: str
 
     @property
     def definitions(self) -> Mapping[str, str]:
-        """The kernel's own definition."""
+        """Definitions that the launch needs: the kernel's own."""
         return {self.name: self.source}
 
 
 class Emitter(Protocol):
-    """Converts kernels of the IR to source. `StrategyEmitter` (generate/strategy.py) implements all of it; `EmitterBase` has the
-    defaults of the data members.
+    """Protocol of code generators from kernel IR to source.
 
+    `StrategyEmitter` (generate/strategy.py) implements all of it; `EmitterBase` has the defaults of the data members.
     `name`: the backend's name. `version`: raise it when the text emitted for the same kernel and schedule changes.
     """
 
@@ -126,7 +126,7 @@ class Emitter(Protocol):
 
     @property
     def across(self) -> Mapping[Precision, Precision]:
-        """Precisions that need both operands contiguous along K -> the precision to use where they are not."""
+        """Input precision to use in place of one that needs both operands contiguous along K, where they are not."""
         ...
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
@@ -163,18 +163,22 @@ class Emitter(Protocol):
         ...
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """The statement and the definitions of a launch with its grid in the statement, where it may depend on sizes, and
-        with the text `SIZES_` and the launch's name where arguments of sizes are added."""
+        """Launch statement with its grid as an argument, where it may depend on sizes, and the launch's definitions.
+
+        The text `SIZES_` and the launch's name stand where arguments of sizes are added.
+        """
         ...
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """The further arguments of a launch statement: values of these sizes."""
+        """Text of the further arguments of a launch statement: values of given sizes."""
         ...
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Return a kernel's source text with an integer parameter for each free size that occurs in it, and the names of
-        these sizes. A parameter is called `prefix` + size; `text` is an `any_size.Text`. None if a size occurs where
-        the compiler needs a constant."""
+        """Kernel text with an integer parameter for each free size that occurs in it, and the names of these sizes.
+
+        A parameter is called `prefix` + size; `text` is an `any_size.Text`. None if a size occurs where the compiler
+        needs a constant.
+        """
         ...
 
 
@@ -182,19 +186,19 @@ class EmitterBase:
     """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, one size."""
 
     def masked(self, schedule: Numbers) -> bool:
-        """See `Emitter`."""
+        """False: texts for sizes that tiles do not divide may be wrong below a tile (`Emitter.masked`)."""
         return False
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """See `Emitter`."""
+        """Launch statement and definitions, unchanged: kernels of this emitter take no sizes (`Emitter.sized_launch`)."""
         return statement, definitions
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """See `Emitter`."""
+        """Text of the further arguments of a launch statement: values of given sizes (`Emitter.size_arguments`)."""
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Return None: this emitter has no kernels with size parameters."""
+        """None, because this emitter has no kernels with size parameters."""
         return None
 
     setup: tuple[str, ...] = ()
@@ -204,7 +208,7 @@ class EmitterBase:
 
 
 def spelled(terms: Sequence[Tensor]) -> str:
-    """The terms as a pattern, with inputs as variables.
+    """Terms as pattern text, with inputs as variables.
 
     In large terms, shared and deeply nested nodes become named definitions.
     """
@@ -238,7 +242,7 @@ def _spelled(term: Tensor, texts: Mapping[Tensor, str]) -> str:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A call's kernel with its shape and its candidate schedules."""
+    """A call's kernel in the IR, with its shape and its candidate schedules."""
 
     kernel: Kernel
     shape: Shape
@@ -281,7 +285,7 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def bases(self) -> dict[str, str]:
-        """Partially written outputs (scatter) -> operands that hold the remaining elements."""
+        """Outputs that are written in part only (scatter) -> operands that hold the remaining elements."""
         outputs = zip(output_names(len(self.roots)), self.roots)
         return {name: str(t.args[0].attr("name")) for name, t in outputs if _partial(t)}
 
@@ -303,7 +307,7 @@ class GeneratedKernel(KernelBase):
 
     @property
     def code_identity(self) -> str:
-        """Part of the key of every stored measurement; the terms are in the pattern."""
+        """Text that stands for the emitter in the key of stored measurements; the terms are in the pattern."""
         return CODE_IDENTITY
 
     @property
@@ -329,7 +333,7 @@ class GeneratedKernel(KernelBase):
         return self.lower(self.written(call)) is not None
 
     def flops(self, call: Call) -> float:
-        """See `effort.flops`."""
+        """Flops of a call, including recomputation due to its schedule."""
         return self.effort(call)
 
     def scratch(self, call: Call) -> int:
@@ -357,21 +361,21 @@ class GeneratedKernel(KernelBase):
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
-        """See `Template.writes_out`."""
+        """Whether the code writes into a given buffer (`Template.writes_out`)."""
         return mentions_out(self.write, self.operands, call)
 
     def job_fields(self) -> dict[str, Any]:
-        """See `Template.job_fields`."""
+        """JSON fields of a tuning job that regenerate the kernel from its pattern (`Template.job_fields`)."""
         leaves = {t.attr("name"): t.type.dtype for t in topological(self.roots) if t.op == "input"}
         return {"leaves": leaves, "laid_out": sorted(self.prep), "channels_last": self.last,
                 "precision": self.precision.name}  # fmt: skip
 
     def written(self, call: Call) -> Call:
-        """The call with the output layout of this template."""
+        """The call with the output layout that this template writes."""
         return call if self.layout is None else replace(call, output=Operand(call.output.type, self.layout(call)))
 
     def effort(self, call: Call) -> float:
-        """Flops of a call, including recomputation due to its schedule."""
+        """Work of a call in flops, including recomputation due to its schedule."""
         found = self.lower(call)
         if found is None:
             return self.work
@@ -384,7 +388,7 @@ class GeneratedKernel(KernelBase):
         return len(found.kernel.exprs) if found is not None else 0
 
     def ways(self, call: Call) -> tuple[str, ...]:
-        """Names of the kernel IR transformations that a call's kernel uses."""
+        """Names of the kernel IR transformations that the call's kernel uses."""
         found = self.lower(call)
         if found is None:
             return ()
@@ -466,7 +470,7 @@ class GeneratedKernel(KernelBase):
 
 
 def lying(call: Call) -> Hashable:
-    """Cache key of a call's layout: strides and dtypes of operands and outputs."""
+    """Cache key of the layouts of a call: strides and dtypes of operands and outputs."""
     places = (*call.operands.values(), *call.outputs)
     return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in places])
 
@@ -495,7 +499,7 @@ _deepening = Lock()
 
 
 def across(found: Lowered) -> bool:
-    """Whether the right operand of a matrix product is not contiguous along K."""
+    """Whether the right operand of a kernel's matrix product is not contiguous along K."""
     return any(
         e.op == "load" and dot.axis in e.axes and e.value[1].coefficient(dot.axis) != 1
         for dot, d in found.shape.dots.items()
@@ -523,7 +527,7 @@ def _read(
 
 
 def stored(found: Lowered, call: Call) -> Numbers:
-    """The stored schedule of a call, or the best guess if it has none."""
+    """Stored schedule of a call, or the best guess if it has none."""
     return dict(call.schedule) or found.space[0]
 
 

@@ -18,8 +18,7 @@ WORTH = 4  # maximum padding of rows: this fraction (1/WORTH) of their size
 
 
 def even(size: int, dtype: str) -> int:
-    """Row stride in elements that makes each row begin at a multiple of 16 bytes; the size itself if padding would add
-    too much."""
+    """Row stride in elements that aligns rows to 16 bytes; the size itself if padding would add too much."""
     padded = padded_row(size, dtype)
     return padded if (padded - size) * WORTH <= size else size
 
@@ -33,7 +32,7 @@ def uneven(kind: Type) -> bool:
 
 
 def laid_out(weight: Buffer, call: Call) -> Buffer:
-    """The layout in which `prepared` puts a weight, such that the elements for one output are contiguous.
+    """Layout in which `prepared` puts a weight: the elements for one output are contiguous.
 
     A matrix is transposed and its rows padded; filters become channels-last, in the call's 16-bit dtype if it has one;
     depthwise filters have the filter axis innermost.
@@ -47,7 +46,7 @@ def laid_out(weight: Buffer, call: Call) -> Buffer:
 
 
 def prepared(name: str) -> Callable[[Call], str]:
-    """The code generator (of a call) that changes a weight's layout at load time."""
+    """Code generator, from a call to text, that changes a weight's layout at load time."""
 
     def text(call: Call) -> str:
         kind, weight = call.operands[name].type, call.names[name]
@@ -71,7 +70,7 @@ def _narrow(dtype: str, call: Call) -> str:
 
 
 def innermost(shape: tuple[int, ...]) -> Strides:
-    """Strides of an image or filter with channels (axis 1) innermost."""
+    """Channels-last strides of an image or filter shape: channels (axis 1) innermost."""
     first, channels, *image = shape
     strides = contiguous((first, *image, channels))
     return (strides[0], 1, *strides[1:-1])
@@ -91,6 +90,6 @@ def channels_last(call: Call) -> Strides:
 
 
 def filters(root: Tensor, weights: Iterable[str]) -> tuple[str, ...]:
-    """The weights that are filters of convolutions in a term."""
+    """Weights of a term that are filters of convolutions."""
     used = {str(n.args[1].attr("name")) for n in topological([root]) if n.op == "conv" and n.args[1].op == "input"}
     return tuple(w for w in weights if w in used)

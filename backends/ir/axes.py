@@ -15,7 +15,7 @@ LANES = 8  # elements of the longest memory vector
 
 
 def normalized(kernel: Kernel) -> Kernel:
-    """The kernel with normalized axes.
+    """A kernel with its axes in normal form.
 
     Adjacent parallel axes that every index treats as one are merged; axes that indices divide are split; reductions
     iterate in memory order, and have an axis of their own if they are computed inside the loop of another reduction.

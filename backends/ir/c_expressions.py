@@ -48,7 +48,7 @@ class Spelling:
 
 
 def position(at: Index, name: Callable[[Axis], str]) -> str:
-    """An index as C text; dividends are nonnegative wherever the value is used."""
+    """C text of an index; dividends are nonnegative wherever the value is used."""
     parts = []
     for atom, factor in at.terms:
         inner = (

@@ -119,7 +119,7 @@ static inline float scaled(float x, int32_t n)
 
 
 def needed(text: str) -> Iterator[str]:
-    """The definitions that a text needs, transitively, each after those it calls."""
+    """Definitions of elementary functions that a C text needs, transitively, each after those it calls."""
     return (DEFINITIONS[name] for name in DEFINITIONS if name in _called([text]))
 
 

@@ -137,7 +137,7 @@ class Index:
         return frozenset(x for atom, _ in self.terms for x in ({atom} if isinstance(atom, Axis) else atom.index.axes))
 
     def replaced(self, change: Mapping[Axis, Index]) -> Index:
-        """The index with axes replaced by indices."""
+        """The index with other indices in place of axes."""
         if not self.axes & change.keys():
             return self
         found = Index((), self.const)
@@ -167,7 +167,7 @@ class Index:
         return frozenset(a for x, _ in self.terms for a in (x, *(() if isinstance(x, Axis) else x.index.atoms)))
 
     def text(self, name: Callable[[Axis], str]) -> str:
-        """Python text, with axes named by a function."""
+        """Python text of the index, with axes named by a function."""
         parts = []
         for atom, c in self.terms:
             if isinstance(atom, Axis):
@@ -195,7 +195,7 @@ def index(value: Axis | Index | int) -> Index:
 
 
 def linear(indices: Iterable[Index], shape: Iterable[int]) -> Index:
-    """Row-major position of an element."""
+    """Row-major position of the element at some indices."""
     found = Index()
     for i, size in zip(indices, shape, strict=True):
         found = found * size + i
@@ -203,7 +203,7 @@ def linear(indices: Iterable[Index], shape: Iterable[int]) -> Index:
 
 
 def unravelled(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """Indices of a row-major position."""
+    """Indices of the element at a row-major position."""
     found = []
     for size in reversed(shape):
         position, rest = position.split(size) if size != 1 else (position, Index())
@@ -212,7 +212,7 @@ def unravelled(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
 
 
 def atom_range(atom: Atom) -> tuple[int, int]:
-    """Minimum and maximum value of an atom."""
+    """Minimum and maximum value of an atom: an axis or a division."""
     if isinstance(atom, Axis):
         return 0, atom.size - 1
     low, high = atom.index.range

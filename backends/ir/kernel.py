@@ -34,11 +34,11 @@ PROBE = "probe"  # kernel name for test emissions, which only find out whether a
 
 
 class Unfusable(Exception):
-    """A kernel cannot be generated for a term or schedule; the message says why."""
+    """Raised when a kernel cannot be generated for a term or schedule; the message says why."""
 
 
 def if_fusable(make: Callable[..., T], *args: Any, **named: Any) -> T | None:
-    """The result of `make(*args, **named)`, or None if it raises Unfusable."""
+    """Result of `make(*args, **named)`, or None if it raises Unfusable."""
     try:
         return make(*args, **named)
     except Unfusable:
@@ -78,8 +78,10 @@ class Expr:
 
 
 def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
-    """All expressions below the roots in topological order, operands first, without `known` ones and those below
-    them."""
+    """All expressions below some roots in topological order, operands first.
+
+    Without `known` ones and those below them.
+    """
     order: list[Expr] = []
     seen: set[Expr] = {*known}
     stack = [(r, False) for r in roots]
@@ -105,7 +107,7 @@ class Builder:
         self.ways: set[str] = set()  # names of transformations that changed the kernel
 
     def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
-        """An expression as given, without simplification."""
+        """Expression of an op on operands as given, without simplification."""
         key = (op, tuple(a.number for a in args), value, kind)
         found = self._known.get(key)
         if found is None:
@@ -131,14 +133,15 @@ class Builder:
     def load(
         self, operand: str, at: Index, dtype: str, parts: Sequence[tuple[Expr, int]], guards: Sequence[Expr]
     ) -> Expr:
-        """The element of an operand at an index plus data-dependent terms with their strides (`parts`), under
-        `guards`."""
+        """Load of an operand's element, at an index plus data-dependent terms with their strides (`parts`), under
+        `guards`.
+        """
         kind = dtypes.category(dtype)
         steps = tuple(c for _, c in parts)
         return self.make("load", (*(e for e, _ in parts), *guards), (operand, at, steps, dtype), kind)
 
     def less(self, a: Index, b: Index) -> Expr:
-        """a < b; a constant if the index ranges decide the comparison."""
+        """Comparison a < b; a constant if the index ranges decide it."""
         low, high = (a - b).range
         if high < 0 or low >= 0:
             return self.const(high < 0, "bool")
@@ -152,7 +155,7 @@ class Builder:
         return found if found is not None else self.make(op, args, None, kind)
 
     def mul(self, a: Expr, b: Expr) -> Expr:
-        """Expression of a * b, simplified."""
+        """Product a * b, simplified."""
         return self.pointwise("mul", (a, b))
 
     def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
@@ -180,7 +183,7 @@ class Builder:
         return self.make("reduce", (body,), (monoid, axis), body.kind)
 
     def product(self, over: Sequence[Expr], under: Sequence[Expr]) -> Expr:
-        """Expression of the product of `over` divided by that of `under`."""
+        """Product of the factors `over`, divided by the product of `under`."""
         roots = [f for f in under if f.op == "sqrt"]
         over = [*over, *(self.pointwise("rsqrt", f.args) for f in roots)]
         under = [f for f in under if f not in roots]
@@ -197,8 +200,9 @@ class Builder:
         return found
 
     def rebuilt(self, roots: Sequence[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) -> list[Expr]:
-        """The roots rebuilt bottom-up, with `change` applied to each expression and its changed operands (None: keep
-        the op)."""
+        """Terms rebuilt bottom-up, with `change` applied to each expression and its changed operands (None: keep the
+        op).
+        """
         done: dict[Expr, Expr] = {}
         for e in walk(roots):
             args = tuple(done[a] for a in e.args)
@@ -221,14 +225,18 @@ class Builder:
 
 
 def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
-    """The expressions that must be computed for `root` and are not known yet, operands first; does not descend into
-    loads and reductions."""
+    """Expressions that must be computed for `root` and are not known yet, operands first.
+
+    Does not descend into loads and reductions.
+    """
     return operands_first(root, known, lambda e: e.args if e.op not in ("load", "reduce") else ())
 
 
 def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Sequence[T]]) -> list[T]:
-    """The nodes below `root` that are not known yet, each after those it `reads`. Iterative, because chains may have
-    hundreds of nodes."""
+    """Nodes below `root` that are not known yet, each after the nodes that it `reads`.
+
+    Iterative, because chains may have hundreds of nodes.
+    """
     order: list[T] = []
     seen: set[T] = set()
     stack = [(root, False)]
@@ -244,7 +252,7 @@ def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Seq
 
 
 def below_maximum(e: Expr) -> tuple[Expr, Expr] | None:
-    """(a, m) of an exponential exp(a - m) where m is the maximum of a; else None.
+    """Operands (a, m) of an exponential exp(a - m) where m is the maximum of a; None for other expressions.
 
     Every emitter treats m = -inf as 0 there, so that a fully masked row part contributes nothing.
     """
@@ -259,8 +267,10 @@ FACTORS = 256  # limit of factors of a product: repeated squaring doubles their 
 
 
 def factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
-    """(numerator factors, denominator factors) of a product; the product itself if it has more than `FACTORS`
-    factors."""
+    """Factors of a product: (those of the numerator, those of the denominator).
+
+    The product itself if it has more than `FACTORS` factors.
+    """
     sides: tuple[list[Expr], list[Expr]] = [], []
     stack, steps = [(e, 0)], 0
     while stack:
@@ -287,11 +297,11 @@ class Buffer:
 
 @dataclass(frozen=True)
 class OutputStore:
-    """One result: at each point of the kernel's axes where all `guards` hold, `value` is stored at position `at` of a
-    buffer.
+    """One result of a kernel: where all `guards` hold, `value` is stored at position `at` of a buffer.
 
-    A value that does not depend on an axis is constant along it. `parts` are data-dependent terms of the position with
-    their strides (a scatter); other elements of the buffer remain unchanged.
+    Evaluated at each point of the kernel's axes. A value that does not depend on an axis is constant along it. `parts`
+    are data-dependent terms of the position with their strides (a scatter); other elements of the buffer remain
+    unchanged.
     """
 
     buffer: str
@@ -335,7 +345,7 @@ class Kernel:
 
     @cached_property
     def long(self) -> bool:
-        """Whether expressions are so deep that emitters must avoid recursion."""
+        """Whether expressions nest so deeply that emitters must avoid recursion."""
         depth: dict[Expr, int] = {}
         for e in self.exprs:
             depth[e] = 1 + max((depth[a] for a in e.args), default=0)

@@ -15,8 +15,10 @@ from .kernel import Expr, Kernel, below_maximum, factors, walk
 
 
 def rolled(e: Expr, axis: Axis) -> Expr | None:
-    """The maximum m if a sum reduces exp(a - m) times factors free of m, where m is the maximum of a along the same
-    axis; else None."""
+    """Maximum m that a sum can share its loop with (online softmax); None for other sums.
+
+    The sum reduces exp(a - m) times factors free of m, where m is the maximum of a along the same axis.
+    """
     if e.value[0] != "sum":
         return None
     found = None
@@ -42,7 +44,7 @@ def rolled(e: Expr, axis: Axis) -> Expr | None:
 
 
 def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> list[Expr]:
-    """Those of the ready reductions along one axis that one loop can compute, inner ones first.
+    """Reductions along one axis that one loop can compute, of those that are ready; inner ones first.
 
     They depend on no other of these reductions, or only on the maximum that they are relative to (given by `maximum`).
     """
@@ -55,20 +57,24 @@ def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> li
 
 
 def at_least_one(e: Expr) -> bool:
-    """Whether a value is a sum of exponentials below their maximum (or 0 if all are masked), so that its reciprocal
-    does not overflow."""
+    """Whether a value is a sum of exponentials below their maximum, hence at least 1 (or 0 if all are masked).
+
+    Its reciprocal does not overflow.
+    """
     return e.op == "reduce" and e.value[0] == "sum" and below_maximum(e.args[0]) is not None
 
 
 def power_of(kernel: Kernel, maximum: Expr) -> str:
-    """The op (exp or exp2) applied to differences from this maximum."""
+    """Op (exp or exp2) that a kernel applies to differences from a maximum."""
     return next(x.op for x in kernel.exprs if x.op in ("exp", "exp2") and x.args[0].args[1:] == (maximum,))
 
 
 @dataclass(frozen=True)
 class Room:
-    """A mask that keeps the elements of an axis with `rest + side * axis >= 0`, where the value is `kept`; `alone` if
-    it has no other condition."""
+    """Mask that keeps the elements of an axis with `rest + side * axis >= 0`, where the value is `kept`.
+
+    `alone`: it has no other condition.
+    """
 
     rest: Index
     side: int
@@ -81,8 +87,10 @@ Allowed = tuple[Index, Expr, Expr, bool]
 
 
 def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
-    """Masks of a value: (index that is nonnegative wherever the value may differ from `lost`, the `where` node, the
-    unmasked value, whether the `where` has no other condition)."""
+    """Masks of a value, as (index, `where` node, unmasked value, whether the `where` has no other condition).
+
+    The index is nonnegative wherever the value may differ from `lost`.
+    """
     if e.op == "add" and lost == -math.inf:
         return [*allowed(e.args[0]), *allowed(e.args[1])]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
@@ -101,8 +109,10 @@ Bound = tuple[Index, Expr, bool]
 
 
 def up_to(e: Expr) -> list[Bound]:
-    """Bounds of a maximum's body: (index, number in memory, strict); the index is at most (strict: less than) the
-    number wherever the body may differ from -inf."""
+    """Bounds that a maximum's body has from numbers in memory, as (index, number, strict).
+
+    The index is at most (strict: less than) the number wherever the body may differ from -inf.
+    """
     if e.op == "add":
         return [*up_to(e.args[0]), *up_to(e.args[1])]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
@@ -138,7 +148,7 @@ def _reduces(e: Expr) -> bool:
 
 
 def seen_by(e: Expr, one: Expr) -> list[Allowed]:
-    """The masks (see `allowed`) of the body of a maximum or a sum of products; masked elements do not contribute.
+    """Masks (see `allowed`) of the body of a maximum or a sum of products; masked elements do not contribute.
 
     A condition may be a factor; its unmasked value is `one`.
     """

@@ -16,7 +16,7 @@ def op_text(op: str, target: str) -> str:
 
 
 def costly(op: str) -> bool:
-    """Whether an operation should not be computed twice for the same element."""
+    """Whether an element of an operation is too expensive to be computed twice."""
     return op in INTERNAL or (op in OPS and OPS[op].costly)
 
 

@@ -42,6 +42,8 @@ LIBRARY_TF32 = 3e-4  # loss of TF32 products in libraries, which round: Triton t
 
 
 def within(limit: float, offered: Sequence[Precision]) -> tuple[Precision, ...]:
-    """The precision worth trying: a tuple with the last (fastest) offered one whose loss is at most `limit`, or IEEE.
-    `offered` is sorted by speed, slowest first."""
+    """Input precisions worth trying for a permitted relative error: the fastest offered one within `limit`, or IEEE.
+
+    A tuple. `offered` is sorted by speed, slowest first.
+    """
     return (([p for p in offered if p.loss <= limit] or [IEEE])[-1],)

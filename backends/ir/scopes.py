@@ -17,7 +17,7 @@ B = TypeVar("B", bound="Block[Any]")
 
 @dataclass
 class Block(Generic[V]):
-    """A scope of the source: its lines, the values known in it, the axes bound in it."""
+    """Scope of emitted source: its lines, the values known in it, the axes bound in it."""
 
     indent: int
     bound: set[Axis]
@@ -33,12 +33,12 @@ class Block(Generic[V]):
             block = block.outside
 
     def find(self, e: Expr) -> V | None:
-        """The known value of an expression here, None without one."""
+        """Known value of an expression, in this scope or an enclosing one; None without one."""
         return next((b.known[e] for b in self.outward() if e in b.known), None)
 
 
 class Writer(Generic[B]):
-    """Writes lines of source into the open scope; `top` is the outermost one."""
+    """Writer of emitted source into nested scopes; `top` is the outermost one."""
 
     top: B
     scope: B

@@ -24,7 +24,7 @@ def _number(e: Expr) -> Any:
 
 
 def folded(b: Builder, op: str, args: Sequence[Expr], kind: str) -> Expr | None:
-    """The constant result of an operation on constants, if it is finite; else None."""
+    """Constant result of an operation on constants, if it is finite; else None."""
     known = OPS.get(op)
     if known is None or known.numpy is None or any(a.op != "const" or a.kind != "float" for a in args):
         return None
@@ -102,7 +102,7 @@ def _where(b: Builder, c: Expr, x: Expr, y: Expr) -> Expr | None:
 
 
 def conjuncts(c: Expr) -> list[Expr]:
-    """The conditions whose conjunction `c` is."""
+    """Conditions whose conjunction a condition is."""
     return [c] if c.op != "and" else [*conjuncts(c.args[0]), *conjuncts(c.args[1])]
 
 
@@ -165,7 +165,7 @@ def _neg(b: Builder, x: Expr) -> Expr | None:
 
 
 def as_index(e: Expr) -> Index:
-    """An integer constant or index expression as an Index."""
+    """Index that an integer constant or index expression stands for; None for other expressions."""
     return e.value if e.op == "index" else index(int(e.value))
 
 
@@ -177,7 +177,7 @@ SIMPLIFY: dict[str, Callable[..., Expr | None]] = {
 
 
 def simplifies(op: str) -> bool:
-    """Whether there is a rule for an operation."""
+    """Whether there is a simplification rule for an operation."""
     return op in SIMPLIFY or (op in OPS and bool(OPS[op].symmetry))
 
 

@@ -104,6 +104,6 @@ def signature(plan: Plan) -> str:
 
 
 def indented(lines: Iterable[str], width: int) -> Iterator[str]:
-    """The lines, indented by `width` spaces."""
+    """Lines of text, indented by `width` spaces."""
     for line in lines:
         yield " " * width + line if line else line

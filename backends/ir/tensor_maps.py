@@ -27,8 +27,10 @@ def padded_row(size: int, dtype: str) -> int:
 
 
 def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()) -> bool:
-    """Whether a tensor map can encode an operand with these strides (in elements, outermost axis first) and, if given,
-    this box."""
+    """Whether a tensor map can encode an operand with these strides and, if given, this box.
+
+    Strides are in elements, outermost axis first.
+    """
     *slow, fast = strides
     fits = 1 <= len(slow) < MOST_AXES and fast == 1 and all(s > 0 and s * itemsize % BYTES == 0 for s in slow)
     return fits and (not block or (max(block) <= LONGEST and block[-1] * itemsize % BYTES == 0))
@@ -51,7 +53,7 @@ class Box:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of the box."""
+        """Number of rows and of columns of the box."""
         rows, columns = (n for n in self.block if n > 1) if len(self.block) > 2 else self.block
         return rows, columns
 
@@ -59,7 +61,7 @@ class Box:
 def box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str], ends: Set[Axis] = frozenset()
 ) -> Box | None:  # fmt: skip
-    """The TMA box of a load at an index, or None if there is none.
+    """TMA box of the tile that a load reads, or None if there is none.
 
     `tiles` gives the origin text and the size of each axis that the tile spans, `text` the value of every other axis.
     Tiles may reach beyond the end of the axes in `ends`, where TMA must fill zeros: the matrix has to end there.
@@ -101,8 +103,10 @@ def box(
 def edged_box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str]
 ) -> Box | None:
-    """A box with one tensor-map axis per index term, so that TMA fills zeros beyond the end of every axis; None if
-    there is none."""
+    """TMA box with one tensor-map axis per index term, so that TMA fills zeros beyond the end of every axis.
+
+    None if there is none.
+    """
     steps = [(step, atom) for atom, step in at.terms]
     spanned = [atom for _, atom in sorted(steps, key=lambda s: s[0]) if atom in tiles]
     inner = {a for _, atom in steps if not isinstance(atom, Axis) for a in atom.index.axes}
@@ -124,8 +128,10 @@ def edged_box(
 
 
 def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
-    """The index with one axis in place of a group that it traverses contiguously (a flattened axis); None if it does
-    not."""
+    """Index with one axis in place of a group of axes that it traverses contiguously (a flattened axis).
+
+    None if it does not.
+    """
     step = at.coefficient(group[-1])
     rest, size = at, 1
     for a in reversed(group):

@@ -35,11 +35,12 @@ def is_window(axis: Axis) -> bool:
 
 
 def as_dot(e: Expr) -> Dot | None:
-    """The two sides of a sum whose body is a product of two parts that share only batch axes and the reduction axis;
-    else None.
+    """The two sides of a matrix product: those of a sum whose body is a product of two parts; None for other
+    expressions.
 
-    The side with the later parallel axis is the right one (columns); a side that contains a product is the left one,
-    and its rows are those of that product, whatever the result's memory order (channels before pixels).
+    The parts share only batch axes and the reduction axis. The side with the later parallel axis is the right one
+    (columns); a side that contains a product is the left one, and its rows are those of that product, whatever the
+    result's memory order (channels before pixels).
     """
     if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
         return None
@@ -98,7 +99,7 @@ MIDDLE = 256  # longest axis between two products that is held whole while the f
 
 @dataclass(frozen=True)
 class Shape:
-    """Roles of a kernel's axes.
+    """Roles of a kernel's axes in tiles: rows, columns, batch and reduction axes.
 
     `rows` and `cols` are tiled by programs; `batch` axes take one value per program. `joined` maps a reduction axis to
     the column axis whose elements it runs over; `inner` lists the reduction axes in the order of tile dimensions;
@@ -267,8 +268,11 @@ def _joined(kernel: Kernel) -> dict[Axis, Axis]:
 
 
 def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
-    """Operations that tiles of m rows and n columns recompute: reductions independent of the columns are computed once
-    per column tile, those that depend on some of a tile's axes once per element."""
+    """Number of operations that tiles of m rows and n columns compute more than once.
+
+    Reductions independent of the columns are computed once per column tile, those that depend on some of a tile's axes
+    once per element.
+    """
     total = 0.0
     for e in kernel.reductions:
         times = 1.0
@@ -293,10 +297,10 @@ class Tiling:
 
 
 def divisors(size: int, wanted: Iterable[int]) -> list[int]:
-    """For each wanted number, the largest divisor of `size` that is at most the number and more than half of it, if
-    there is one.
+    """Divisors of `size` near some wanted numbers: for each, the largest one that is at most it and more than half of
+    it.
 
-    Parts keep the vector alignment of the whole.
+    Numbers without such a divisor are left out. Parts keep the vector alignment of the whole.
     """
     found: dict[int, None] = {}
     whole = gcd(size, VECTOR)
@@ -307,5 +311,5 @@ def divisors(size: int, wanted: Iterable[int]) -> list[int]:
 
 
 def padded(size: int) -> int:
-    """The next power of two."""
+    """The next power of two from a size on."""
     return 1 << max(size - 1, 0).bit_length()

@@ -28,14 +28,14 @@ def _row(op: str) -> LibraryKernel:
 
 
 class NullBackend(BackendBase):
-    """One empty kernel for every op that is not a leaf."""
+    """Backend with one empty kernel for every op that is not a leaf."""
 
     name = "null"
     helpers: Mapping[str, str] = {"nothing": 'def nothing(*arrays):\n    """Leaves the output as it is."""'}
 
     @cached_property
     def templates(self) -> Sequence[LibraryKernel]:
-        """Views, a copy, and one empty kernel per op."""
+        """Templates: views, a copy, and one empty kernel per op."""
         copy = LibraryKernel("null.copy", "null", "x", "nothing({x}, {out})", family="copy", setup=("nothing",))
         return (*view_templates(), copy, *(_row(op) for op, entry in OPS.items() if entry.arity))
 

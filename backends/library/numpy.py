@@ -49,12 +49,12 @@ def _shape(operand: Operand) -> tuple[int, ...]:
 
 
 def row(name: str, pattern: str, code: Code, **more: Any) -> LibraryKernel:
-    """A library kernel that runs NumPy code."""
+    """Template of a library kernel that runs NumPy code."""
     return LibraryKernel(f"np.{name}", "numpy", pattern, code, **more)
 
 
 def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]:
-    """Code from a format string whose attributes become literals (including infinities)."""
+    """Code of a kernel from a format string whose attributes become literals (including infinities)."""
 
     def code(call: Call) -> str:
         attrs = {k: literal(v) for k, v in call.attrs.items()}
@@ -165,7 +165,7 @@ _DTYPES: dict[str, Applies | None] = {"any": None, "number": _NUMBER, "bits": _i
 
 
 def out_call(op: Op) -> tuple[str, str, tuple[str, ...]]:
-    """The pattern of an op, the operands of a call in code, and the operands that the result may overwrite."""
+    """Parts of the template of an elementwise op: its pattern, the operands in its code, the operands it may overwrite."""
     names = ("x", "y", "z")[: op.arity]
     name = f"{op.name}_" if iskeyword(op.name) else op.name
     keeps_dtype = op.law != "compare" or op.name == "not"
@@ -424,7 +424,7 @@ def _copied_pattern(op: str) -> str:
 
 
 def concats() -> Iterator[tuple[int, str, str]]:
-    """(number of operands, pattern, format fields) of concatenations of 2 to 4 values."""
+    """Patterns of concatenations of 2 to 4 values, as (number of operands, pattern, format fields)."""
     pattern, names = "x0", ["x0"]
     for n in range(1, 4):
         names.append(f"x{n}")
@@ -457,7 +457,7 @@ def _layout() -> list[LibraryKernel]:
 
 
 class NumpyBackend(BackendBase):
-    """NumPy on the CPU: always usable, with a reference kernel for every op."""
+    """Backend of NumPy kernels on the CPU: always usable, with a reference kernel for every op."""
 
     name = "numpy"
     helpers: Mapping[str, str] = HELPERS

@@ -30,18 +30,18 @@ def shape_of(call: Call, name: str) -> tuple[int, ...]:
 
 
 def one_at(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    """The shape with size 1 along `axes`: a reduction with kept dimensions."""
+    """A shape with size 1 along `axes`: that of a reduction with kept dimensions."""
     return tuple(1 if i in [a % len(shape) for a in axes] else d for i, d in enumerate(shape))
 
 
 def work(call: Call) -> Room | str:
-    """Scratch buffer for the result in its compute dtype; "out" if that equals the output dtype."""
+    """Scratch buffer for a kernel's result in its compute dtype; "out" if that equals the output dtype."""
     kind = call.output.type.dtype
     return "out" if wide(kind) == kind else (shape_of(call, "out"), wide(kind))
 
 
 def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
-    """(buffer name -> (offset, buffer), total bytes), without aliases."""
+    """Placement of a kernel's scratch buffers: (buffer name -> (offset, buffer), total bytes), without aliases."""
     found, end = {}, 0
     for name, room in rooms.items():
         if not isinstance(room, str):
@@ -51,8 +51,10 @@ def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
 
 
 def with_rooms(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]) -> dict[str, Any]:
-    """LibraryKernel arguments `code` and `scratch` for a code format string over operands, attributes, `out` and scratch
-    buffers."""
+    """Arguments `code` and `scratch` of a `LibraryKernel` whose code uses scratch buffers.
+
+    `text`: format string over operands, attributes, `out` and scratch buffers.
+    """
 
     def code(call: Call) -> str:
         wanted = rooms(call)

@@ -69,7 +69,7 @@ def _packs(call: Call) -> bool:
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether oneDNN has bfloat16 GEMMs on this CPU."""
+    """Whether oneDNN has bfloat16 GEMMs for this CPU."""
     if _unavailable():
         return False
     import torch
@@ -82,7 +82,7 @@ def _all(*conditions: Applies | None) -> Applies:
 
 
 def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> LibraryKernel:
-    """A library kernel that runs Torch code on the CPU."""
+    """Template of a library kernel that runs Torch code on the CPU."""
     return LibraryKernel(f"torch.{name}", "torch", pattern, code, applies=_all(applies), **more)
 
 
@@ -464,7 +464,7 @@ def _rest() -> list[LibraryKernel]:
 
 
 class TorchBackend(BackendBase):
-    """Torch CPU backend, on NumPy's memory."""
+    """Backend of Torch kernels on the CPU, on NumPy's memory."""
 
     name = "torch"
     operands = "torch"
@@ -476,7 +476,7 @@ class TorchBackend(BackendBase):
         return (*_pointwise(), *_reductions(), *_products(), *_convolutions(), *_pools(), *_recurrent(), *_rest())
 
     def unavailable(self) -> str:
-        """Why the backend is unusable (Torch missing or broken); empty if it is usable."""
+        """Reason why Torch cannot be used (missing or broken); empty if it can."""
         return _unavailable()
 
 

@@ -16,7 +16,7 @@ INTS = ("uint8", "int8", "int16", "int32", "int64")
 
 # ---------------------------------------------------------------- conditions
 def both(*conditions: Applies | None) -> Applies:
-    """Conjunction of conditions; None is ignored."""
+    """Condition on calls: the conjunction of conditions; None is ignored."""
     kept = [c for c in conditions if c is not None]
     return lambda call: all(c(call) for c in kept)
 
@@ -27,13 +27,13 @@ def dtypes_of(call: Call) -> set[str]:
 
 
 def usable(call: Call) -> bool:
-    """Whether Torch has the dtypes and no stride is negative."""
+    """Condition on calls: Torch has the dtypes, and no stride is negative."""
     known = dtypes_of(call) <= {*FLOATS, *INTS, "bool"}
     return known and all(s >= 0 for o in call.operands.values() for s in o.strides)
 
 
 def of(*names: str) -> Applies:
-    """Condition: a call has only these dtypes."""
+    """Condition on calls: operands and results have only these dtypes."""
     return lambda call: dtypes_of(call) <= set(names)
 
 
@@ -41,18 +41,18 @@ SINGLE, NUMBER, BITS = of("float32"), of(*FLOATS, *INTS), of("bool", *INTS)
 
 
 def extents(operand: Operand) -> tuple[int, ...]:
-    """The shape of an operand; sizes may be expressions."""
+    """Shape of an operand; sizes may be expressions."""
     return operand.type.shape  # type: ignore[return-value]
 
 
 def some_axes(call: Call) -> bool:
-    """Whether the reduction has axes: an empty tuple means all axes to Torch."""
+    """Condition on calls: the reduction has axes (an empty tuple means all axes to Torch)."""
     return call.attrs.get("axes") != ()
 
 
 # ---------------------------------------------------------------- products
 def rows_in(operand: Operand) -> int:
-    """Rows of an operand viewed as a matrix: all axes but the last merged."""
+    """Number of rows of an operand viewed as a matrix: all axes but the last merged."""
     return prod(extents(operand)[:-1])
 
 
@@ -65,12 +65,12 @@ def _matrix(call: Call, name: str) -> str:
 
 
 def two_d(call: Call) -> bool:
-    """Whether the weight is a matrix."""
+    """Condition on calls: the weight is a matrix."""
     return call.operands["w"].type.rank == 2
 
 
 def flat_code(text: str) -> Callable[[Call], str]:
-    """Code over operands viewed as matrices: `x2`, `r2`, `out2`."""
+    """Code of a kernel over operands viewed as matrices: `x2`, `r2`, `out2`."""
 
     def code(call: Call) -> str:
         matrices = {f"{o}2": _matrix(call, o) for o in ("x", "r", "out") if o == "out" or o in call.operands}
@@ -81,13 +81,15 @@ def flat_code(text: str) -> Callable[[Call], str]:
 
 
 def equal_batches(call: Call) -> bool:
-    """Whether both operands have rank >= 3 and equal leading sizes: one batched GEMM over a view."""
+    """Condition on calls: both operands have rank >= 3 and equal leading sizes, so that one batched GEMM over a view
+    computes them.
+    """
     a, b = call.operands["x"], call.operands["w"]
     return a.type.rank == b.type.rank >= 3 and extents(a)[:-2] == extents(b)[:-2]
 
 
 def batches_merge(call: Call) -> bool:
-    """Whether the batch axes of every operand can be merged as a view."""
+    """Condition on calls: the batch axes of every operand can be merged as a view."""
 
     def merges(o: Operand) -> bool:
         s = extents(o)
@@ -105,7 +107,7 @@ PRODUCTS = (
 
 
 def bias_line(call: Call) -> bool:
-    """Whether a reshaped bias is a vector along the last axis."""
+    """Condition on calls: the reshaped bias is a vector along the last axis."""
     s = call.attrs.get("s")
     if s is None:
         return True
@@ -114,12 +116,12 @@ def bias_line(call: Call) -> bool:
 
 
 def residual_fits(call: Call) -> bool:
-    """Whether the residual has the result's type."""
+    """Condition on calls: the residual has the result's type."""
     return call.operands["r"].type == call.output.type
 
 
 def batched_code(text: str) -> Callable[[Call], str]:
-    """Code over operands viewed as batches of matrices."""
+    """Code of a kernel over operands viewed as batches of matrices."""
 
     def code(call: Call) -> str:
         def flat(name: str) -> str:
@@ -143,13 +145,13 @@ CONVOLUTIONS = (
 
 
 def symmetric(call: Call) -> bool:
-    """Whether padding is equal before and after."""
+    """Condition on calls: padding is equal before and after each axis."""
     pads, n = call.attrs["pads"], len(call.attrs["pads"]) // 2
     return tuple(pads[:n]) == tuple(pads[n:])
 
 
 def channel_bias(call: Call) -> bool:
-    """Whether a reshaped bias is a vector along the channels."""
+    """Condition on calls: the reshaped bias is a vector along the channels."""
     s = call.attrs.get("s")
     if s is None:
         return True
@@ -158,7 +160,7 @@ def channel_bias(call: Call) -> bool:
 
 
 def planar(call: Call) -> bool:
-    """Whether images have two spatial axes."""
+    """Condition on calls: images have two spatial axes."""
     return call.operands["x"].type.rank == 4
 
 
@@ -171,7 +173,7 @@ def channels_last(call: Call) -> Strides:
 
 
 def one_block(call: Call) -> bool:
-    """Whether x is row-major or channels-last."""
+    """Condition on calls: x is row-major or channels-last."""
     x = call.operands["x"]
     n, c, h, w = extents(x)
     last = (h * w * c, 1, w * c, c)
@@ -184,13 +186,13 @@ def half_pads(call: Call) -> tuple[int, ...]:
 
 
 def residual_fits_last(call: Call) -> bool:
-    """Whether the residual has the result's type and is channels-last."""
+    """Condition on calls: the residual has the result's type and is channels-last."""
     r, want = call.operands["r"], channels_last(call)
     return residual_fits(call) and all(s == t or d == 1 for s, t, d in zip(r.strides, want, extents(r)))
 
 
 def pool_pads(call: Call) -> bool:
-    """Whether Torch has this 2-D pool: symmetric padding of at most half a window, no dilation."""
+    """Condition on calls: Torch has this 2-D pool, with symmetric padding of at most half a window and no dilation."""
     pads, kernel = call.attrs["pads"], call.attrs["kernel"]
     n = len(kernel)
     return (
@@ -203,7 +205,9 @@ def pool_pads(call: Call) -> bool:
 
 # ---------------------------------------------------------------- attention
 def heads_fit(call: Call) -> bool:
-    """Whether the leading sizes of q match those of k and v; only the group axis of a rank-5 form may broadcast."""
+    """Condition on calls: the leading sizes of q match those of k and v; only the group axis of a rank-5 form may
+    broadcast.
+    """
     q, k, v = (extents(call.operands[n])[:-2] for n in "qkv")
     if len(q) < 3:
         return q == k == v

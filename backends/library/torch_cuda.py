@@ -198,7 +198,7 @@ def _reductions() -> list[LibraryKernel]:
 
 
 def sums_wider(call: Call) -> bool:
-    """Whether the result is at least as wide as the summand, so that Torch adds in the result's dtype."""
+    """Condition on calls: the result is at least as wide as the summand, so that Torch adds in the result's dtype."""
     return dtypes.itemsize(call.output.type.dtype) >= dtypes.itemsize(call.operands["x"].type.dtype)
 
 
@@ -282,7 +282,7 @@ class TorchCudaBackend(GpuBackend):
         return (*TENSOR_VIEWS, *native, *_twins(native))
 
     def unavailable(self) -> str:
-        """Why no GPU is usable (no Torch, driver or device); empty if one is."""
+        """Reason why no GPU can be used (no Torch, driver or device); empty if one can."""
         return _unavailable()
 
 

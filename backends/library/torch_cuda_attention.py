@@ -46,7 +46,7 @@ def _lines(call: Call) -> bool:
 
 
 def heads_inside(call: Call) -> Strides:
-    """Strides of the result with all heads of a position contiguous: [batch, T, heads, D] in memory."""
+    """Strides of attention's result with all heads of a position contiguous: [batch, T, heads, D] in memory."""
     _, *heads, rows, width = extents(call.output)
     inner: list[int] = []
     step = width

@@ -37,7 +37,7 @@ EPILOGUES = {"relu({})": "False", "gelu_tanh({})": "True"}
 
 
 def merges(operand: str) -> Applies:
-    """Condition: the operand can be viewed as a matrix, with all axes but the last merged."""
+    """Condition on calls: an operand can be viewed as a matrix, with all axes but the last merged."""
 
     def fits(call: Call) -> bool:
         o = call.operands[operand]

@@ -12,27 +12,27 @@ FLOAT = of(*FLOATS)  # float dtypes, possibly mixed; `row` requires a single one
 
 
 def floats(call: Call) -> set[str]:
-    """Float dtypes of operands and output."""
+    """Float dtypes of a call's operands and output."""
     return {o.type.dtype for o in (*call.operands.values(), call.output) if dtypes.is_float(o.type.dtype)}
 
 
 def uniform(call: Call) -> bool:
-    """Whether all floats have one dtype."""
+    """Condition on calls: all floats have one dtype."""
     return len(floats(call)) <= 1
 
 
 def single(call: Call) -> bool:
-    """Whether all floats are float32."""
+    """Condition on calls: all floats are float32."""
     return floats(call) == {"float32"}
 
 
 def halves(call: Call) -> bool:
-    """Whether all floats are 16-bit."""
+    """Condition on calls: all floats are 16-bit."""
     return floats(call) <= {*dtypes.HALVES}
 
 
 def promotes(call: Call) -> bool:
-    """Whether the widest operand is as wide as the result, so that Torch's promotion loses no precision."""
+    """Condition on calls: the widest operand is as wide as the result, so that Torch's promotion loses no precision."""
     given = [dtypes.itemsize(o.type.dtype) for o in call.operands.values() if dtypes.is_float(o.type.dtype)]
     made = call.output.type.dtype
     return not dtypes.is_float(made) or not given or max(given) >= dtypes.itemsize(made)
@@ -41,6 +41,6 @@ def promotes(call: Call) -> bool:
 def row(
     name: str, pattern: str, code: Any, *, applies: Applies | None = None, mixed: bool = False, **more: Any
 ) -> LibraryKernel:
-    """A GPU template. `mixed`: accepts several float dtypes."""
+    """Template of a library kernel that runs Torch code on the GPU. `mixed`: accepts several float dtypes."""
     fits = both(usable, None if mixed else uniform, applies)
     return LibraryKernel(f"cuda.{name}", "torch_cuda", pattern, code, applies=fits, **more)

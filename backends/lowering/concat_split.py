@@ -25,7 +25,7 @@ WRITTEN = 2.0  # limit of the growth in operations by unrolled reductions
 
 
 class Piece(NamedTuple):
-    """A part of a result: `term` computes its elements, which begin at index `start` of `root`."""
+    """Part of a concatenated result: `term` computes its elements, which begin at index `start` of `root`."""
 
     root: Tensor
     term: Tensor
@@ -33,10 +33,10 @@ class Piece(NamedTuple):
 
 
 def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
-    """The pieces of some results, all with as many elements as the largest or size 1 along some axes.
+    """Pieces that one kernel computes side by side for some results; None if there are none or they do not pay.
 
-    None if the results have no such pieces, or if the pieces have little work and one kernel can compute the results
-    otherwise.
+    All pieces have as many elements as the largest, or size 1 along some axes. They do not pay if they have little work
+    and one kernel can compute the results otherwise.
     """
     nodes = topological(roots)
     if any(t.op in ("conv", "scatter_elements") or _of_matrices(t) for t in nodes):

@@ -20,8 +20,10 @@ from .op_rules import Reader
 
 
 class Beside(NamedTuple):
-    """Results side by side along `axis`; if they come from slices of one tensor, also that tensor (`whole`) and its
-    sliced axis (`columns`)."""
+    """Arrangement of a kernel's results side by side along `axis`.
+
+    If they come from slices of one tensor, also that tensor (`whole`) and its sliced axis (`columns`).
+    """
 
     axis: int
     whole: Tensor | None = None
@@ -29,7 +31,10 @@ class Beside(NamedTuple):
 
     def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
         """Offsets of the slices that a result of size 1 along the axis reads, as a function of the index `by` on the
-        common axis (0 at its own place), so that the result reads what the other results read there."""
+        common axis.
+
+        `by` is 0 at the result's own position. So the result reads what the other results read at that index.
+        """
         slices = [t for t in topological([space]) if t.op == "slice"]
         own = [t for t in slices if t.args[0] is self.whole and t.attr("axis") == self.columns]
         width = max((t.attr("stop") for t in own), default=0) - min((t.attr("start") for t in own), default=0)
@@ -39,7 +44,10 @@ class Beside(NamedTuple):
 def side_by_side(
     roots: Sequence[Tensor], spaces: Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> Beside | None:
-    """How results are side by side, None if they are not; `spaces` are the tensors that the roots compute."""
+    """Arrangement of results side by side along a common axis; None if there is none.
+
+    `spaces` are the tensors that the roots compute.
+    """
     shapes = [concrete(x.shape) for x in spaces]
     if len(shapes) < 2 or len({len(s) for s in shapes}) > 1:
         return None

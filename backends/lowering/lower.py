@@ -24,14 +24,14 @@ from .rotate_half import cut, halved
 def kernel_of(
     root: Tensor | Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer], out: str = "out"
 ) -> Kernel:
-    """The kernel that computes a tensor from the leaves `operands` (leaf -> buffer name) into buffer `out`; of several
-    tensors, the others into `out1`, `out2`, ….
+    """Kernel that computes a tensor, or several, from the leaves `operands` (leaf -> buffer name) into buffers.
 
-    Several tensors are computed over the axes of the largest one. They must have as many elements each, or size 1 along
-    some axes; or be slices of one tensor, which is computed once; or agree in all axes but one, along which they are
-    concatenated. For `scatter_elements` into a tensor in memory only the scattered values count: only their positions
-    are written, and the buffer must already hold the rest. Raises Unfusable for other results, and for ops without an
-    index expression (sort, argmax).
+    The first result goes into buffer `out`, the others into `out1`, `out2`, …. Several tensors are computed over the
+    axes of the largest one. They must have as many elements each, or size 1 along some axes; or be slices of one
+    tensor, which is computed once; or agree in all axes but one, along which they are concatenated. For
+    `scatter_elements` into a tensor in memory only the scattered values count: only their positions are written, and
+    the buffer must already hold the rest. Raises Unfusable for other results, and for ops without an index expression
+    (sort, argmax).
     """
     roots = expand_all([root] if isinstance(root, Tensor) else list(root))
     for leaf in topological(roots):

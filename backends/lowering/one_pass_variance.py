@@ -13,7 +13,7 @@ from ..ir.kernel import Expr, Kernel, walk
 
 
 def in_one_walk(kernel: Kernel, axis: Axis) -> Kernel:
-    """The kernel with such sums over an axis computed in one pass; unchanged if there are none."""
+    """Kernel in which sums of squared deviations along an axis are computed in one pass; unchanged without such sums."""
     found = {e: total for e in kernel.reductions if (total := _mean_within(e, axis)) is not None}
     if not found:
         return kernel

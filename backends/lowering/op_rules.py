@@ -21,7 +21,7 @@ from ..ir.simplify import as_index, conjuncts
 
 
 class Reader:
-    """Lowers tensor elements to expressions. Leaves are operands; `of` maps leaf -> buffer name."""
+    """Lowering of tensor elements to expressions. Leaves are operands; `of` maps leaf -> buffer name."""
 
     def __init__(self, builder: Builder, of: Mapping[Tensor, str], buffers: Mapping[str, Buffer]) -> None:
         self.b, self.of, self.buffers = builder, of, buffers
@@ -31,7 +31,7 @@ class Reader:
         self.written_out = 0  # number of elements up to which a reduction is unrolled; 0: never
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
-        """The element of a tensor at an index, loaded only where all `guards` hold."""
+        """Expression of a tensor's element at an index, loaded only where all `guards` hold."""
         key = (t, at, guards)
         if key not in self.memo:
             for x in self._ahead(t, at, guards):
@@ -73,8 +73,10 @@ class Reader:
         return self.maps[t]
 
     def operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-        """An element of an operand that may broadcast; guards on an index that the operand does not have are
-        dropped."""
+        """Expression of an operand's element, where the operand may broadcast.
+
+        Guards on an index that the operand does not have are dropped.
+        """
         own = tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True))
         atoms = {a for i in own for a in i.atoms}
         lost = {i for i, k in zip(at, own) if i != k and atoms.isdisjoint(a for a, _ in i.terms)}
@@ -82,7 +84,7 @@ class Reader:
         return self.value(x, own, tuple(kept) if lost else guards)
 
     def fresh(self, size: int, at: Iterable[Index], guards: Iterable[Expr], stem: str = "r") -> Axis:
-        """An axis for a reduction: the first one of this size whose name is not in use around it."""
+        """Axis for a reduction: the first one of this size whose name is not in use around it."""
         used = frozenset().union(*(i.axes for i in at), *(g.axes for g in guards))
         k = 0
         while (axis := Axis(f"{stem}{size}" + (f"n{k}" if k else ""), size)) in used:  # a loop over r5 counts in r5_
@@ -90,7 +92,9 @@ class Reader:
         return axis
 
     def within(self, x: Tensor, at: tuple[Index, ...], axis: int, guards: tuple[Expr, ...], fill: float = 0.0) -> Expr:
-        """The element of a tensor at an index that may be out of bounds along an axis, where the value is `fill`."""
+        """Expression of a tensor's element at an index that may be out of bounds along an axis, where the value is
+        `fill`.
+        """
         b = self.b
         inside = b.pointwise("and", (b.less(index(-1), at[axis]), b.less(at[axis], index(int(x.shape[axis])))))  # type: ignore[arg-type]
         more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
@@ -256,7 +260,7 @@ def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
 
 
 def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
-    """A place along an axis; negative ones count from its end."""
+    """Non-negative index along an axis of `size`; negative ones count from its end."""
     if where.op in ("index", "const"):
         return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
     zero = b.const(0, "int")

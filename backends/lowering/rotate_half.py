@@ -16,13 +16,15 @@ from ..ir.kernel import Builder, Expr, Kernel, OutputStore, walk
 
 
 def halved(kernel: Kernel) -> Kernel:
-    """The kernel with such axes split and its axes normalized; unchanged if there are none."""
+    """Kernel with axes split in two whose halves depend on each other's sums, and axes normalized; unchanged without
+    such axes.
+    """
     found = cut(kernel)
     return kernel if found is kernel else normalized(found)
 
 
 def cut(kernel: Kernel) -> Kernel:
-    """The kernel with such axes split."""
+    """Kernel with axes split in two whose halves depend on each other's sums."""
     for axis in kernel.axes:
         if axis.size % 2 == 0 and _turns(kernel, axis):
             kernel.builder.ways.add("HALVES")
@@ -59,7 +61,7 @@ def _cut(kernel: Kernel, axis: Axis) -> Kernel:
 
 
 def simplified(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-    """The roots with axes replaced by indices; conditions that become constant are folded."""
+    """Terms with indices in place of axes; conditions that become constant are folded."""
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if e.op == "index":

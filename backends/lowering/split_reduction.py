@@ -24,11 +24,11 @@ HELD = 64  # longest reduction axis around a split one, whose partial results th
 
 
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
-    """(partial, combining) kernels: the partial one has a first parallel axis `part`, the combining one reduces over
-    `parts`.
+    """The two kernels of a split reduction over an axis: (partial, combining).
 
-    Partial results are float32 buffers `part0`, `part1`, … Unfusable if a reduction over the axis needs another whole
-    one first (sums of squared deviations do not: lowering/one_pass_variance.py), if a partial result is an integer or float64, or if
+    The partial one has a first parallel axis `part`, the combining one reduces over `parts`. Partial results are
+    float32 buffers `part0`, `part1`, … Unfusable if a reduction over the axis needs another whole one first (sums of
+    squared deviations do not: lowering/one_pass_variance.py), if a partial result is an integer or float64, or if
     `parts` does not divide the axis.
     """
     if axis.size % parts or parts < 2:
@@ -101,7 +101,7 @@ def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Exp
 
 
 def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Memory plan of the partial results in one scratch buffer: ({name: (first byte, bytes)}, total bytes)."""
+    """Memory plan of the partial results in one scratch buffer, as ({name: (first byte, bytes)}, total bytes)."""
     found: dict[str, tuple[int, int]] = {}
     total = 0
     for name, b in buffers.items():
@@ -113,7 +113,7 @@ def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], i
 
 
 def counted(programs: int, parts: int) -> int:
-    """Number of tiles of `programs` in `parts` parts each. Unfusable if there are more than `COUNTERS`."""
+    """Number of tiles computed by `programs` in `parts` parts each. Unfusable if there are more than `COUNTERS`."""
     if programs // parts > COUNTERS:
         raise Unfusable(f"{programs // parts} tiles to be joined")
     return programs // parts

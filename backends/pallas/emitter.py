@@ -37,7 +37,7 @@ SCHEDULES = 4  # candidate block sizes
 
 @dataclass(frozen=True)
 class PallasLaunch(LaunchBase):
-    """A function from operands, in the order `operands`, to the result."""
+    """Call of an emitted Pallas function, from operands, in the order `operands`, to the result."""
 
     name: str
     source: str
@@ -90,7 +90,7 @@ BLOCKS = Strategy(
 
 @dataclass
 class PallasEmitter(StrategyEmitter):
-    """Emits one Pallas function per kernel."""
+    """Emitter of Pallas: one function per kernel."""
 
     name: str = "pallas"
     version: str = "1"
@@ -103,22 +103,27 @@ EMITTER = PallasEmitter()
 
 
 def emit(kernel: Kernel, rows: int, name: str) -> PallasLaunch:
-    """The function of a kernel with `rows` places of the blocked axis per program. Unfusable if it cannot be written."""
+    """Pallas function of a kernel, with `rows` indices of the blocked axis per program. Unfusable if it cannot be
+    written.
+    """
     axis = blocked_axis(kernel)
     return _Writer(kernel, axis if axis is not None and rows < axis.size else None, rows).launch(name)
 
 
 @dataclass(frozen=True)
 class DimensionSlice:
-    """The places that an access takes along one dimension of a buffer: `start`, `start + step`, …, one per place of
-    `axis`; a single place without an axis."""
+    """Indices that an access takes along one dimension of a buffer: `start`, `start + step`, …, one per index of
+    `axis`.
+
+    A single index without an axis.
+    """
 
     axis: Axis | None
     start: int = 0
     step: int = 1
 
     def text(self, size: int) -> str:
-        """As a slice of a dimension of this size."""
+        """Python text of the slice of a dimension of this size."""
         count = self.axis.size if self.axis else 1
         if self.start == 0 and self.step == 1 and count == size:
             return ":"
@@ -127,7 +132,7 @@ class DimensionSlice:
 
 
 def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
-    """The access to a row-major buffer as one `DimensionSlice` per dimension; None if it is no box of the buffer."""
+    """Access to a row-major buffer as one `DimensionSlice` per dimension; None if the access is no box of the buffer."""
     found = []
     for place, size in zip(unravelled(at, buffer.shape), buffer.shape, strict=True):
         low, high = place.range
@@ -144,7 +149,7 @@ def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
 
 
 def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
-    """The dimension of a buffer that an access follows along a whole axis; None without one."""
+    """Dimension of a buffer that an access follows along a whole axis; None without one."""
     for d, part in enumerate(parts or ()):
         if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
             return d
@@ -152,8 +157,10 @@ def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, ax
 
 
 def blocked_axis(kernel: Kernel) -> Axis | None:
-    """The outermost parallel axis, if every store follows it along one whole dimension of its buffer and no reduction
-    binds it; else None."""
+    """Outermost parallel axis, if the kernel can be split into blocks along it; else None.
+
+    Every store must follow it along one whole dimension of its buffer, and no reduction may bind it.
+    """
     axis = next((a for a in kernel.axes if a.size > 1), None)
     if axis is None or any(e.axis == axis for e in kernel.reductions):
         return None

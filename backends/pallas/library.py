@@ -95,8 +95,10 @@ COMPUTED: dict[str, Spell] = {
 
 
 def speller(entry: Op) -> Spell | None:
-    """The function of a node and the texts of its operands that spells an atomic op: the text of its entry, that of
-    its type law, or its index map; None if it has none."""
+    """Function that spells an atomic op in JAX, from a node and the texts of its operands; None if the op has no text.
+
+    Taken from the op's entry, its type law, or its index map.
+    """
     if entry.text.jax:
         return node_text
     return COMPUTED.get(entry.law) or (_mapped if entry.index_map is not None else None)

@@ -40,15 +40,17 @@ IMPORTS = ("import jax", "import jax.numpy as jnp", "import numpy as np", "from 
 
 
 class OnJax(OnCpu):
-    """Marshalling for programs on JAX arrays: callers may pass arrays of NumPy, Torch or JAX. Results are JAX arrays if
-    any input is one."""
+    """Argument marshalling of programs on JAX arrays: callers may pass arrays of NumPy, Torch or JAX.
+
+    Results are JAX arrays if any input is one.
+    """
 
     def accept(self, x: Any, spec: Any) -> Any:
-        """See `Exchange.accept`."""
+        """An input in the program's form (`Exchange.accept`)."""
         return super().accept(np.asarray(x) if is_jax(x) else x, spec)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """See `Exchange.hand_out`."""
+        """Results in the form of the inputs `given` (`Exchange.hand_out`)."""
         if any(map(is_jax, given)):
             return results
         arrays = [np.array(r) for r in results]
@@ -64,11 +66,11 @@ class JaxPrograms(DevicePrograms):
     """See `DevicePrograms`."""
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-        """See `DevicePrograms`. Outputs are always fresh arrays."""
+        """Emitted program of a plan (`DevicePrograms.emit`). Outputs are always fresh arrays."""
         return _Emitter(plan).emit()
 
     def exchange(self, place: str) -> Exchange:
-        """See `DevicePrograms.exchange`."""
+        """Marshalling of arguments and results (`DevicePrograms.exchange`)."""
         return OnJax()
 
 

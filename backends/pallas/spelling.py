@@ -17,12 +17,12 @@ _KERNEL_OPS = {"exp2": "jnp.exp2({0})"}
 
 
 def scalar_text(op: str) -> str:
-    """The format string of an elementwise op over its operands; "" if it has none."""
+    """JAX format string of an elementwise op over its operands; "" if it has none."""
     return OPS[op].text.jax if op in OPS else _KERNEL_OPS.get(op, "")
 
 
 def node_text(node: Tensor, args: Sequence[str]) -> str:
-    """The text of an op's entry (`TargetText.jax`) for a node, over the texts of its operands."""
+    """JAX text of a node, from its op's entry (`TargetText.jax`), over the texts of its operands."""
     return Formatter().vformat(node.entry.text.jax, tuple(args), _Fields(node))
 
 
@@ -44,17 +44,17 @@ class _Fields(Mapping[str, Any]):
 
 
 def wide_text(node: Tensor) -> str:
-    """The dtype in which a node accumulates."""
+    """JAX text of the dtype in which a node accumulates."""
     return "jnp.float32" if node.dtype in ("float16", "bfloat16") else dtype_text(node.dtype)
 
 
 def dtype_text(dtype: str) -> str:
-    """A dtype as source text."""
+    """JAX text of a dtype."""
     return f"jnp.{'bool_' if dtype == 'bool' else dtypes.check(dtype)}"
 
 
 def number(value: float | int | bool, dtype: str) -> str:
-    """A constant of a dtype as source text."""
+    """JAX text of a constant of a dtype."""
     if isinstance(value, float) and not math.isfinite(value):
         text = "jnp.nan" if math.isnan(value) else "jnp.inf" if value > 0 else "-jnp.inf"
     else:

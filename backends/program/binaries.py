@@ -25,14 +25,16 @@ COMPILERS = ("triton",)  # packages that a program with compiled kernels does no
 
 @dataclass(frozen=True)
 class Binaries:
-    """Code by file name, and launches in the order of a call, for one kind of GPU ("NVIDIA H200 sm_90")."""
+    """Compiled kernels of a program for one kind of GPU ("NVIDIA H200 sm_90"): code by file name, launches in a call's
+    order.
+    """
 
     gpu: str
     files: Mapping[str, bytes]
     launches: list[dict[str, Any]]
 
     def texts(self) -> dict[str, bytes]:
-        """File name -> content."""
+        """Content of the files in a program's folder, by name."""
         return {**self.files, LAUNCHES: json.dumps({"gpu": self.gpu, "launches": self.launches}).encode()}
 
 
@@ -59,7 +61,7 @@ def write_binaries(folder: Path, binaries: Binaries | None) -> dict[str, str]:
 
 
 def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None:
-    """The compiled kernels of a saved program; None without any. RuntimeWarning and None if a file is missing or damaged."""
+    """Compiled kernels of a saved program; None without any. RuntimeWarning and None if a file is missing or damaged."""
     if not checksums:
         return None
     try:
@@ -76,8 +78,10 @@ def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None
 
 
 class Absent:
-    """Stands for a compiler, and for what a program asks of it, where kernels are compiled already: any attribute, any call.
-    `base`: the first argument, a tensor for tensor maps."""
+    """Stand-in for a compiler module where kernels are compiled already: accepts any attribute and any call.
+
+    `base`: the first argument, a tensor for tensor maps.
+    """
 
     def __init__(self, base: Any = None) -> None:
         self.base = base

@@ -25,7 +25,7 @@ class DevicePrograms:
     helpers: Mapping[str, str] = {}  # source of helper functions that emitted programs may call, by name
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-        """The source of a program. With `reuse_outputs`, the next call may overwrite the outputs."""
+        """Emitted program of a plan. With `reuse_outputs`, the next call may overwrite the outputs."""
         raise NotImplementedError
 
     def exchange(self, place: str) -> Exchange:
@@ -35,8 +35,10 @@ class DevicePrograms:
     def bound(
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
     ) -> Run:
-        """The callable program: calls the emitted `bind`. `way`: how calls launch kernels, where a device has several
-        ways; "" chooses by timing the first calls."""
+        """Callable program, made by the emitted function `bind`.
+
+        `way`: how calls launch kernels, where a device has several ways; "" chooses by timing the first calls.
+        """
         loops_shared()
         return bind(*([weights, states] if states else [weights]))
 
@@ -59,8 +61,8 @@ class DevicePrograms:
         """Raise DeviceMemoryError if `wanted` bytes are not free."""
 
     def wait(self, place: str, what: str) -> None:
-        """Wait for launched kernels; a named error if one failed."""
+        """Wait for launched kernels; raises a named error if one failed."""
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """The named error of a device's RuntimeError; None if it is not the device's."""
+        """The named error that stands for a device's RuntimeError; None if the error is not the device's."""
         return None

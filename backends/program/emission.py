@@ -23,7 +23,7 @@ except ImportError:  # Windows
 
 
 def device_of(plan: Plan) -> str:
-    """The name of the device of a plan's kernels; the host's without any. UsageError if there are several."""
+    """Name of the device that a plan's kernels run on; the host's without any. UsageError if there are several."""
     from ..registry import backend
 
     found = {backend(name).device.name for name in {s.template.backend for s in plan.steps}}
@@ -33,20 +33,22 @@ def device_of(plan: Plan) -> str:
 
 
 def programs_of(name: str) -> DevicePrograms:
-    """Emission and marshalling for the device of a name. UsageError for an unknown one."""
+    """Emission and marshalling for the device with a name. UsageError for an unknown one."""
     from ..registry import device
 
     return device(name).programs
 
 
 def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-    """The emitted program of a plan, for its device."""
+    """Emitted program of a plan, for the plan's device."""
     return programs_of(device_of(plan)).emit(plan, reuse_outputs=reuse_outputs)
 
 
 def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[str, Any]:
-    """Execute emitted source and return its namespace; with compiled kernels, without importing their compiler. Its compiled C library is unloaded once the namespace is
-    garbage."""
+    """Namespace of executed source; with compiled kernels, without importing their compiler.
+
+    Its compiled C library is unloaded once the namespace is garbage.
+    """
     if binaries is None and "triton" in source:
         gpu.keep_compiled()
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])

@@ -53,7 +53,7 @@ _OWN = {
 
 # ---------------------------------------------------------------- names of sizes
 def renamed_sizes(plan: Plan) -> Plan:
-    """The plan with sizes renamed that clash with keywords, builtins or names in emitted source."""
+    """Plan whose sizes have no names that clash with keywords, builtins or names in emitted source."""
     from .helper_functions import all_helpers
 
     taken = RESERVED | set(all_helpers()) | _OWN
@@ -70,7 +70,7 @@ def renamed_sizes(plan: Plan) -> Plan:
 
 
 def substituted(plan: Plan, fresh: Mapping[str, Dim], sizes: Mapping[str, int]) -> Plan:
-    """The plan with sizes replaced by other expressions. `sizes`: the new plan's sizes."""
+    """Plan with its sizes replaced by other expressions. `sizes`: the new plan's sizes."""
 
     def kind(t: Type) -> Type:
         return Type(bound_value(t.shape, fresh), t.dtype)
@@ -91,7 +91,7 @@ def substituted(plan: Plan, fresh: Mapping[str, Dim], sizes: Mapping[str, int]) 
 # ---------------------------------------------------------------- sizes from shapes
 @dataclass(frozen=True)
 class Source:
-    """Where a size is read: axis `axis` of input `leaf` has extent scale * size + shift."""
+    """Place that a size is read from: axis `axis` of input `leaf` has extent scale * size + shift."""
 
     name: str
     leaf: int
@@ -100,12 +100,12 @@ class Source:
     shift: int = 0
 
     def of(self, shapes: Sequence[Sequence[int]]) -> int:
-        """The size derived from the inputs' shapes."""
+        """The size that given input shapes imply."""
         return (shapes[self.leaf][self.axis] - self.shift) // self.scale
 
 
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
-    """For each free size, the input axis from which a call reads it: one of exactly this extent, else of a linear
+    """Place that each free size is read from in a call: an input axis of exactly this extent, else of a linear
     expression in it.
 
     UsageError if no axis determines a size.
@@ -137,14 +137,14 @@ def _line(d: Dim) -> tuple[str, int, int] | None:
 
 
 def free(value: Any) -> bool:
-    """Whether a value, or any element of a nested tuple, depends on free sizes."""
+    """Whether a value, or any element of a nested tuple, contains a free size."""
     return any(map(free, value)) if isinstance(value, tuple) else isinstance(value, Expr)
 
 
 # ---------------------------------------------------------------- the emitter
 @dataclass
 class SizedEmitter(Emitter):
-    """Emitter state for a plan with free sizes."""
+    """Emitter of programs for CPU plans with free sizes."""
 
     computed: dict[Tensor, str] = field(default_factory=dict)  # values computed from weights and sizes -> variable
     loads: dict[Tensor, bool] = field(default_factory=dict)
@@ -325,15 +325,14 @@ class SizedEmitter(Emitter):
 
 
 def atoms_of(plan: Plan) -> dict[str, Atom]:
-    """The plan's free sizes as atoms, which have their ranges."""
+    """Free sizes of a plan as atoms, which have their ranges."""
     return {
         name: atom for leaf in plan.graph.inputs for d in leaf.shape for name, atom in dims.symbols(d).items()
     }  # fmt: skip
 
 
 def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) -> Call | None:
-    """The call of a template that is exactly the node's op, without weight preparation and scratch; None if it is
-    not."""
+    """Call of a template that is exactly the node's op, without weight preparation and scratch; None if it is not."""
     term = template.term
     if not isinstance(term, PatternCall) or term.op != node.op or template.prep or template.when or template.scratch:
         return None
@@ -345,7 +344,7 @@ def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) ->
 
 
 def along_axis(node: Tensor) -> tuple[str, str]:
-    """Source of an iota's size along its axis, and of the shape that is -1 there and else 1."""
+    """Source text of an iota's size along its axis, and of the shape that is -1 there and else 1."""
     axis = node.attr("axis")
     return literal(node.shape[axis]), literal(tuple(-1 if i == axis else 1 for i in range(node.rank)))
 

@@ -34,7 +34,7 @@ LARGE = 1 << 24  # bytes from which a weight is packed early, to limit peak memo
 
 @dataclass(frozen=True)
 class Emitted:
-    """Emitted source with its requirements.
+    """Source of a program with its requirements.
 
     `weights`: weight key -> term to evaluate. `states`: state name -> type. `layout`: memory plan of the workspace.
     """
@@ -86,7 +86,7 @@ def operand_kind(template: Template) -> str:
 
 @dataclass
 class Emitter:
-    """Emitter state for one plan. Subclasses emit for other devices."""
+    """Emitter of programs for plans on the CPU; subclasses emit for other devices. Holds the state of one emission."""
 
     plan: Plan
     reuse_outputs: bool
@@ -111,7 +111,7 @@ class Emitter:
     alignment = memory.ALIGNMENT
 
     def emit(self) -> Emitted:
-        """Emit the source and collect its requirements."""
+        """Source of the plan's program, with the requirements collected while emitting."""
         plan = self.plan
         self.root = memory.roots(plan)
         self.makers = {v: s for s in plan.steps for v in s.outputs}
@@ -181,7 +181,7 @@ class Emitter:
         return helper
 
     def ref(self, value: int, kind: str) -> str:
-        """The variable of a value in an operand kind; emits its definition on first use."""
+        """Name of a value's variable in an operand kind; emits its definition on first use."""
         found = self.names.get((value, kind))
         if found is not None:
             return found

@@ -30,7 +30,7 @@ from .emit_cpu import STATEMENTS, Emitted, Emitter
 
 
 def emit_cuda(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-    """Emit a GPU plan. With `reuse_outputs`, the next call overwrites the outputs."""
+    """Emitted program of a GPU plan. With `reuse_outputs`, the next call overwrites the outputs."""
     return CudaEmitter(plan, reuse_outputs).emit()
 
 
@@ -46,8 +46,10 @@ HALVES = frozenset(["float16", "bfloat16"])
 
 @dataclass
 class CudaEmitter(Emitter):
-    """Emitter for GPU plans: every value is a Torch tensor, at a fixed address except inputs, results that are written
-    to fresh memory, and results that kernels allocate."""
+    """Emitter of programs for GPU plans: every value is a Torch tensor.
+
+    At a fixed address, except inputs, results that are written to fresh memory, and results that kernels allocate.
+    """
 
     own: set[str] = field(default_factory=set)  # generated kernels that are launched
     by_library: set[int] = field(default_factory=set)  # roots that library kernels read or write

@@ -44,8 +44,10 @@ MOST_WARM = 24  # choices of sizes at which kernels are compiled ahead
 
 @dataclass
 class SizedCudaEmitter(CudaEmitter, SizedEmitter):
-    """Emitter state for a GPU plan with free sizes: sizes, weights and scopes as in programs of the CPU, values as
-    tensors."""
+    """Emitter of programs for GPU plans with free sizes.
+
+    Sizes, weights and scopes are as in programs of the CPU, values are tensors.
+    """
 
     # ------------------------------------------------------------ where values are
     def _reserve(self) -> None:
@@ -190,9 +192,11 @@ class SizedCudaEmitter(CudaEmitter, SizedEmitter):
 def slots(
     spans: Sequence[tuple[str, int, int]], sizes: Mapping[str, int]
 ) -> tuple[dict[int, int], list[list[str]]]:  # fmt: skip
-    """(span -> slot, texts of the bytes of each slot's values). Values that are live at a common step have different
-    slots; the largest come first, each into the slot of the nearest size that is free. `spans`: (bytes as an expression,
-    first step, last step)."""
+    """Assignment of values to slots of the workspace, as (span -> slot, texts of the bytes of each slot's values).
+
+    Values that are live at a common step have different slots; the largest come first, each into the slot of the
+    nearest size that is free. `spans`: (bytes as an expression, first step, last step).
+    """
     bytes_of = [concrete((parse(text, sizes),))[0] for text, _, _ in spans]
     slot_of: dict[int, int] = {}
     members: list[list[int]] = []

@@ -32,26 +32,26 @@ class GpuPrograms(DevicePrograms):
     }
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-        """See `DevicePrograms`."""
+        """Emitted program of a plan (`DevicePrograms.emit`)."""
         if plan.sizes:
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
         return emit_cuda(plan, reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Exchange:
-        """See `DevicePrograms`."""
+        """Marshalling of arguments and results (`DevicePrograms.exchange`)."""
         return OnTensors(place)
 
     def bound(
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
     ) -> Run:
-        """See `DevicePrograms`."""
+        """Callable program, made by the emitted function `bind` (`DevicePrograms.bound`)."""
         import torch
 
         with torch.inference_mode(False):  # memory made in inference mode could not be written outside of it
             return bind(weights, states, place, way=way) if way else bind(weights, states, place)
 
     def tensors(self, place: str) -> str:
-        """See `DevicePrograms`."""
+        """Torch device of the tensors that programs work on (`DevicePrograms.tensors`)."""
         return place
 
     def hardware(self) -> str:
@@ -59,7 +59,7 @@ class GpuPrograms(DevicePrograms):
         return gpu.planned_for()
 
     def present(self, place: str) -> str:
-        """See `DevicePrograms`."""
+        """Name of the hardware at a place, as `hardware` (`DevicePrograms.present`)."""
         if place == "cpu":
             return ""
         import torch
@@ -68,20 +68,23 @@ class GpuPrograms(DevicePrograms):
             return gpu.hardware()
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """See `DevicePrograms`."""
+        """Raise DeviceUnavailableError unless the hardware that a saved program was made for is present.
+
+        See `DevicePrograms.check_hardware`.
+        """
         gpu.check_hardware(wanted, where=where)
 
     def check_room(self, place: str, wanted: int) -> None:
-        """See `DevicePrograms`."""
+        """Raise DeviceMemoryError if `wanted` bytes are not free (`DevicePrograms.check_room`)."""
         if place != "cpu":
             gpu.check_room(place, wanted)
 
     def wait(self, place: str, what: str) -> None:
-        """See `DevicePrograms`."""
+        """Wait for launched kernels (`DevicePrograms.wait`)."""
         gpu.wait(place, what)
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """See `DevicePrograms`."""
+        """The named error that stands for a device's RuntimeError (`DevicePrograms.fault`)."""
         return gpu.named(error, what)
 
 

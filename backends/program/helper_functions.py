@@ -25,8 +25,11 @@ on_forget.append(all_helpers.cache_clear)
 
 
 def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
-    """Transitive closure of helper functions: `names`, the helpers in `setups` (backend, helper), and all helpers that
-    these call; sorted."""
+    """Names of the helper functions that emitted code needs, sorted: `names`, those in `setups`, and all that these
+    call.
+
+    `setups` are pairs (backend, helper).
+    """
     known = all_helpers()
     found: set[str] = set()
     todo = {*names, *(name for _, name in setups)}

@@ -12,12 +12,12 @@ __all__ = ["PROGRAMS", "HostPrograms"]
 
 
 class HostPrograms(DevicePrograms):
-    """See `DevicePrograms`."""
+    """Programs on the CPU, on NumPy arrays."""
 
     helpers = HELPERS
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
-        """See `DevicePrograms`; of one size or of any size."""
+        """Emitted program of a plan; of one size or of any size (`DevicePrograms.emit`)."""
         return emit(plan, reuse_outputs=reuse_outputs)
 
 

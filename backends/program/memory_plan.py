@@ -23,7 +23,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the width of an AVX-512 register
 
 @dataclass(frozen=True)
 class Buffer:
-    """Bytes needed from step `first` to step `last`, inclusive."""
+    """One buffer of the workspace: bytes needed from step `first` to step `last`, inclusive."""
 
     size: int
     first: int
@@ -36,7 +36,10 @@ def aligned(size: int, alignment: int = ALIGNMENT) -> int:
 
 
 def place(buffers: Sequence[Buffer], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
-    """(offset of each buffer, total bytes). Buffers that are live at a common step do not overlap. Deterministic."""
+    """Placement of buffers as (offset of each buffer, total bytes). Deterministic.
+
+    Buffers that are live at a common step do not overlap.
+    """
     n = len(buffers)
     offsets = np.zeros(n, np.int64)
     sizes = np.array([aligned(b.size, alignment) for b in buffers], np.int64)
@@ -95,7 +98,7 @@ class Layout:
 
 
 def roots(plan: Plan) -> dict[int, int]:
-    """Value id -> id of the value that owns its memory, following views."""
+    """Owners of memory: value id -> id of the value that owns its memory, following views."""
     found: dict[int, int] = {}
     for value in plan.values:
         number = value.id
@@ -108,7 +111,7 @@ def roots(plan: Plan) -> dict[int, int]:
 def layout(
     plan: Plan, outside: Collection[int] = (), sizes: Mapping[str, int] | None = None, *, alignment: int = ALIGNMENT
 ) -> Layout:
-    """The memory plan of all values that kernels write, and of each step's scratch memory.
+    """Memory plan of all values that kernels write, and of each step's scratch memory.
 
     `outside`: values not in the workspace (results that kernels allocate, fresh outputs).
     """

@@ -454,7 +454,7 @@ def refuse_occupied(target: Path) -> None:
 
 
 def structured(structure: Any, results: Sequence[Any]) -> Any:
-    """Results nested in `structure`, whose integers index the results; None means a single result."""
+    """Results nested as in `structure`, whose integers index the results; None means a single result."""
     return results[0] if structure is None else _filled(structure, results)
 
 

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class EvaluatedWeights(Mapping[str, Array]):
-    """Weights as terms over params, evaluated on each read; nothing is cached.
+    """Weights of a program as terms over params, evaluated on each read; nothing is cached.
 
     A matrix that is only prepacked (not in `plain`) may be returned as the transpose of a row-major array, which saves
     a copy: packing changes the layout anyway.
@@ -95,8 +95,10 @@ def _widens(cast: Tensor) -> bool:
 
 
 class SharedWeights:
-    """A pool of weights for programs over the same params: equal terms are one array or tensor while a program holds
-    it. The pool itself holds nothing."""
+    """Pool of weights for programs over the same params: equal terms are one array or tensor while a program holds it.
+
+    The pool itself holds nothing.
+    """
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[tuple[bytes, bool], Any] = weakref.WeakValueDictionary()
@@ -187,7 +189,7 @@ _SAFETENSORS = {
 
 
 def bytes_of(spec: Spec) -> int:
-    """Bytes of a weight or state."""
+    """Number of bytes of a weight or state."""
     return math.prod(spec[1]) * dtypes.itemsize(spec[2])
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 
 def trim() -> None:
-    """Return freed heap memory to the system (malloc_trim). Weights of some MiB freed one by one leave hundreds of MiB
-    in the heap.
+    """Return freed heap memory of the C library to the system (malloc_trim); a no-op if the C library has no
+    malloc_trim.
 
-    A no-op if the C library has no malloc_trim (glibc has it).
+    Weights of some MiB freed one by one leave hundreds of MiB in the heap.
     """
     found = _malloc_trim()
     if found is not None:

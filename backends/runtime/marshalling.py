@@ -27,7 +27,7 @@ class Exchange(Protocol):
     """Argument marshalling for one device."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """The quick path of calls with these inputs; None without one."""
+        """Fast marshalling function for calls with these inputs; None without one."""
         ...
 
     def accept(self, x: Any, spec: Spec) -> Any:
@@ -56,10 +56,10 @@ class Exchange(Protocol):
 
 
 class OnCpu:
-    """Marshalling for programs on NumPy arrays."""
+    """Argument marshalling of programs on NumPy arrays."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick:
-        """For arrays or tensors of the CPU that are contiguous."""
+        """Fast marshalling of arrays or tensors on the CPU that are contiguous."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count = np.ndarray, len(specs)
 
@@ -126,20 +126,22 @@ class OnCpu:
         state[...] = value
 
     def read(self, state: Array) -> Array:
-        """See `Exchange.read`."""
+        """A copy of a state's values (`Exchange.read`)."""
         return state.copy()
 
 
 class OnTensors:
-    """Marshalling for programs on Torch tensors of one device. Input arrays become tensors over their memory; the
-    program copies them."""
+    """Argument marshalling of programs on Torch tensors of one device.
+
+    Input arrays become tensors over their memory; the program copies them.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.kind = device.partition(":")[0]
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """For tensors of the program's kind of device."""
+        """Fast marshalling of tensors on the program's kind of device."""
         import torch
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
@@ -187,7 +189,7 @@ class OnTensors:
         state.copy_(value if is_torch(value) else tensor_of(np.asarray(value)))
 
     def read(self, state: Any) -> Array:
-        """See `Exchange.read`."""
+        """A copy of a state's values (`Exchange.read`)."""
         return array_of(state).copy()
 
 
@@ -227,7 +229,7 @@ def is_torch(x: Any) -> bool:
 
 
 def array_of(x: Any) -> Array:
-    """A tensor's values as an array, sharing memory if the tensor is on the CPU."""
+    """Array with a tensor's values; it shares memory if the tensor is on the CPU."""
     x = x.detach().cpu()
     if str(x.dtype) == "torch.bfloat16":
         import torch
@@ -239,7 +241,7 @@ def array_of(x: Any) -> Array:
 
 
 def tensor_of(x: Array) -> Any:
-    """A tensor sharing an array's memory; a copy if the array is read-only or has negative strides."""
+    """Tensor over an array's memory; a copy if the array is read-only or has negative strides."""
     import torch
 
     if not x.flags.writeable:

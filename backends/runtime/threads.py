@@ -40,7 +40,7 @@ def _openblas() -> tuple[Any, Any] | None:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Context in which NumPy's matrix products are single-threaded, so that no BLAS worker spins afterwards.
+    """Context manager in which NumPy's matrix products are single-threaded, so that no BLAS worker spins afterwards.
 
     A no-op if NumPy uses another BLAS. The thread count is process-wide; the last context to exit restores it.
     """

@@ -100,7 +100,7 @@ def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
 
 # ---------------------------------------------------------------- spellings
 def index_text(attrs: Attrs) -> str:
-    """The subscript of a slice: `:, 2:5`."""
+    """NumPy subscript of a slice: `:, 2:5`."""
     step = "" if attrs["step"] == 1 else f":{attrs['step']}"
     return ":, " * int(attrs["axis"]) + f"{attrs['start']}:{attrs['stop']}{step}"
 
@@ -224,7 +224,7 @@ def torch_view(template: Template, call: Call) -> str | None:
 
 
 def spelled(code: Code, call: Call) -> str:
-    """The text of a code template for a call."""
+    """Text of a code template for a call."""
     if callable(code):
         return code(call)
     return code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)

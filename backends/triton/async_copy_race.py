@@ -36,8 +36,11 @@ class _Loop:
 
 
 def overtaking(ttgir: str) -> list[str]:
-    """One sentence for each shared-memory ring in which a copy overtakes a product; empty if there is no race or
-    nothing asynchronous."""
+    """Async-copy races in a kernel's TTGIR: one sentence for each shared-memory ring in which a copy overtakes a
+    product.
+
+    Empty if there is no race or nothing asynchronous.
+    """
     lines = ttgir.splitlines()
     places = {m[1]: int(m[2]) for line in lines if (m := _RING.search(line))}
     if not places or "isAsync = true" not in ttgir:

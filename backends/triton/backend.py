@@ -134,17 +134,23 @@ class TritonEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(ATTENTION, CONVOLUTION, TILE), kw_only=True)
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """See `Emitter`."""
+        """Launch statement with its grid as an argument and a placeholder for sizes, and the definitions
+        (`Emitter.sized_launch`).
+        """
         return sized_launch(launch, statement), definitions
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Return the text with size parameters: see `Emitter.with_sizes`."""
+        """Kernel text with an integer parameter for each free size that occurs in it, and these sizes
+        (`Emitter.with_sizes`).
+        """
         return with_sizes(text, name, sizes, prefix)
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
-    """Triton's template of a term over inputs, or of several (multi-output fusion); weights named in `transposed` are
-    transposed at load time."""
+    """Triton template of the kernel that computes a term over inputs, or several terms (multi-output fusion).
+
+    Weights named in `transposed` are transposed at load time.
+    """
     return template_of(BACKEND.emitter, root, transposed)
 
 

@@ -27,8 +27,11 @@ _GONE: Reply = {"ok": False, "status": "crash", "stage": "compile", "message": "
 
 
 class CompilePool:
-    """Up to `workers` compilers for a compute capability (90 is sm_90), or for the result of a function called on first
-    use. `timeout`: seconds per text."""
+    """Pool of up to `workers` compilers for a compute capability (90 is sm_90), or for the result of a function called
+    on first use.
+
+    `timeout`: seconds per text.
+    """
 
     def __init__(self, workers: int, capability: int | Callable[[], int], timeout: float = COMPILE_S) -> None:
         self.workers, self.timeout, self._capability = workers, timeout, capability
@@ -54,7 +57,7 @@ class CompilePool:
         return len(self._waiting)
 
     def submit(self, text: KernelText, call: Call) -> Future[Reply]:
-        """The future resource use of a text, available when it is compiled."""
+        """Compile a text; returns a future of its resource use."""
         found: Future[Reply] = Future()
         job = {"text": text.to_json(), "call": call_json(call), "capability": self.capability, "timeout": self.timeout}
         with self._lock:

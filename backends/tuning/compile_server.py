@@ -32,12 +32,12 @@ Job = Mapping[str, Any]
 
 @dataclass
 class Lines:
-    """Splits received bytes into lines."""
+    """Splitter of received bytes into lines."""
 
     rest: bytes = b""
 
     def of(self, piece: bytes) -> list[bytes]:
-        """The lines completed by this piece."""
+        """Lines that a further piece of bytes completes."""
         *whole, self.rest = (self.rest + piece).split(b"\n")
         return whole
 
@@ -67,7 +67,7 @@ class Compiler:
 
 
 class Server:
-    """Reads jobs from one file descriptor and writes replies to another, with at most `most` compilers."""
+    """Compile server: reads jobs from one file descriptor, writes replies to another; at most `most` compilers."""
 
     def __init__(self, source: int, target: int, most: int) -> None:
         self.source, self.target, self.most = source, target, most

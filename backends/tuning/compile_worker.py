@@ -64,14 +64,14 @@ def prepare(capability: int) -> None:
 
 
 class Race(Exception):
-    """A kernel with an async-copy race."""
+    """Raised for a kernel with an async-copy race."""
 
 
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
-    """Compile every kernel that the text launches: maximum resource use, and a digest of binaries and launch
+    """Compile every kernel that a text launches; returns the maximum resource use and a digest of binaries and
     parameters.
 
-    Race if a kernel has an async-copy race.
+    Raises Race if a kernel has an async-copy race.
     """
     import torch
 

@@ -55,7 +55,7 @@ class Wrong(Exception):
 
 # ---------------------------------------------------------------- jobs
 def encode(template: Template, call: Call) -> dict[str, Any]:
-    """A call as JSON values."""
+    """A template and its call as the JSON values of a job."""
 
     def operand(o: Operand) -> list[Any]:
         return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
@@ -118,7 +118,7 @@ def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.
 
 
 def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bool, float]]:
-    """Per operand: (type, role of integers, whether floats are positive, scale of floats).
+    """How to draw each operand: (type, role of integers, whether floats are positive, scale of floats).
 
     Recurrent weights are small, so that rounding errors do not grow from step to step. Depends only on the terms, not
     on the backend.
@@ -164,7 +164,9 @@ def _reference(
 
 
 def accuracy(got: Array, want: Array) -> dict[str, float]:
-    """Error norms over elements where both are finite. Wrong if NaN or infinity differ."""
+    """Error norms of a result over elements where result and reference are finite. Raises Wrong if NaN or infinity
+    differ.
+    """
     g, w = got.astype(np.float64), want.astype(np.float64)
     same = np.isfinite(w)
     if not np.array_equal(np.isnan(g), np.isnan(w)) or not np.array_equal(g[np.isinf(w)], w[np.isinf(w)]):
@@ -185,13 +187,15 @@ def accuracy(got: Array, want: Array) -> dict[str, float]:
 
 
 def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The maximum of each norm over several outputs."""
+    """Maximum of each error norm over several outputs."""
     return {name: max(n[name] for n in norms) for name in norms[0]}
 
 
 def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
-    """The error norms of output `k`. Wrong for another type or layout than declared, or a large error overall, in a
-    slice or in an element."""
+    """Error norms of output `k`.
+
+    Raises Wrong for another type or layout than declared, or a large error overall, in a slice or in an element.
+    """
     kind, shape = output.type, concrete(output.type.shape)
     if got.shape != shape or got.dtype != dtypes.numpy_dtype(kind.dtype):
         raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
@@ -233,7 +237,7 @@ def _last_cache() -> int:
 
 
 class Probe:
-    """Detects disturbed samples by timing a small fixed kernel and counting involuntary context switches."""
+    """Detector of disturbed samples: times a small fixed kernel and counts involuntary context switches."""
 
     def __init__(self) -> None:
         self.a, self.b = np.ones(1 << 14, np.float32), np.empty(1 << 14, np.float32)
@@ -256,7 +260,8 @@ _probe = Probe()
 
 
 def timed(runs: list[Bound], seconds: float) -> tuple[list[float], list[float]]:
-    """(accepted samples, all samples) in µs per call; operand sets rotate, and short kernels repeat within a sample.
+    """Samples in µs per call, as (accepted samples, all samples); operand sets rotate, short kernels repeat within a
+    sample.
 
     Accepted are the undisturbed samples. If other processes leave too few, sampling takes up to four times as long, and
     the faster half is accepted: disturbance only adds time.
@@ -288,7 +293,7 @@ def timed(runs: list[Bound], seconds: float) -> tuple[list[float], list[float]]:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job."""
+    """Reply to one measuring job."""
     stage = "compile"
     try:
         template, call = decode(job)

@@ -15,8 +15,10 @@ Probe = dict[str, Any]  # name, dtype, flops, bytes, samples in µs
 
 
 def calibrate(device: Device, seconds: float) -> list[Probe]:
-    """Samples of a copy, a read, an in-cache copy, square GEMMs of random values, and empty launches, within
-    `seconds`."""
+    """Timings of probes of a GPU: a copy, a read, an in-cache copy, square GEMMs of random values, and empty launches.
+
+    Measured within `seconds`.
+    """
     import torch
 
     large, order, launches = _SMALL.get(device.name, (LARGE, ORDER, LAUNCHES))

@@ -20,7 +20,7 @@ Run = Callable[[], object]
 
 
 class Device(Protocol):
-    """A device that runs and times kernels."""
+    """Protocol of a device that runs and times kernels."""
 
     name: str  # Torch device name
     cache_bytes: int  # size of the last-level cache
@@ -34,15 +34,15 @@ class Device(Protocol):
         ...
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """A function that replays the calls in order, without host overhead."""
+        """Function that replays some calls in order, without host overhead."""
         ...
 
     def elapsed(self, run: Run) -> float:
-        """µs on the device for one run."""
+        """Time of one run on the device, in µs."""
         ...
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """µs on the device of each of `count` consecutive runs, after one that is not counted."""
+        """Times on the device, in µs, of each of `count` consecutive runs, after one that is not counted."""
         ...
 
     def nothing(self) -> object:
@@ -55,7 +55,7 @@ class Device(Protocol):
 
 
 class Cuda:
-    """The first visible NVIDIA GPU, through Torch."""
+    """Measuring device: the first visible NVIDIA GPU, through Torch."""
 
     name = GPU_KIND
     longest_us = 1000.0
@@ -73,12 +73,15 @@ class Cuda:
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def synchronize(self) -> None:
-        """See `Device.synchronize`."""
+        """Wait until all work is done (`Device.synchronize`)."""
         self.torch.cuda.synchronize()
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """A CUDA graph of the calls; their allocations are in the graph's pool. (Torch's context manager collects
-        garbage and empties caches each time, which takes longer than everything else here.)"""
+        """CUDA graph of the calls; their allocations are in the graph's pool.
+
+        Torch's context manager is not used: it collects garbage and empties caches each time, which takes longer than
+        everything else here.
+        """
         graph, main = self.torch.cuda.CUDAGraph(), self.torch.cuda.current_stream()
         self._side.wait_stream(main)
         with self.torch.cuda.stream(self._side):
@@ -97,7 +100,7 @@ class Cuda:
         return replay
 
     def elapsed(self, run: Run) -> float:
-        """µs of a run between two CUDA events on the current stream."""
+        """Time of a run between two CUDA events on the current stream, in µs."""
         self._start.record()
         run()
         self._end.record()
@@ -105,7 +108,7 @@ class Cuda:
         return float(self._start.elapsed_time(self._end)) * 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """µs of each run, from CUDA events between runs; the device never waits for the host."""
+        """Times of runs in µs, from CUDA events between runs; the device never waits for the host."""
         marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         for mark in marks:
             run()
@@ -114,11 +117,11 @@ class Cuda:
         return [float(a.elapsed_time(b)) * 1000.0 for a, b in pairwise(marks)]
 
     def nothing(self) -> object:
-        """A kernel of one thread that sleeps for zero cycles."""
+        """Launch a kernel of one thread that sleeps for zero cycles."""
         return self.torch.cuda._sleep(0)
 
     def clock_mhz(self) -> float:
-        """The clock from NVML, if installed."""
+        """SM clock in MHz from NVML, if installed; else NaN."""
         try:
             return float(self.torch.cuda.clock_rate())
         except Exception:  # an optional library or a driver without this query: many error types, one meaning
@@ -127,7 +130,7 @@ class Cuda:
 
 @dataclass
 class Host:
-    """The CPU as a stand-in for a GPU, for tests."""
+    """Measuring device for tests: the CPU as a stand-in for a GPU."""
 
     name: str = "cpu"
     cache_bytes: int = 1 << 12
@@ -137,10 +140,10 @@ class Host:
     sound: bool = True
 
     def synchronize(self) -> None:
-        """A no-op: calls are synchronous."""
+        """No wait: calls are synchronous."""
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """The calls one after another."""
+        """Function that makes the calls one after another."""
 
         def replay() -> None:
             for call in calls:
@@ -149,31 +152,34 @@ class Host:
         return replay
 
     def elapsed(self, run: Run) -> float:
-        """Wall-clock µs of a run."""
+        """Wall-clock time of a run in µs."""
         start = time.perf_counter_ns()
         run()
         return (time.perf_counter_ns() - start) / 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Wall-clock µs of each run, after one that is not counted."""
+        """Wall-clock times of runs in µs, after one that is not counted."""
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:
-        """A launch of nothing: a no-op."""
+        """No launch: a no-op."""
         return None
 
     def clock_mhz(self) -> float:
-        """NaN: a host has no GPU clock."""
+        """NaN, because a host has no GPU clock."""
         return float("nan")
 
 
 def device_of(name: str) -> Device:
-    """The device named "cuda" or "cpu"."""
+    """Measuring device with the name "cuda" or "cpu"."""
     return Cuda() if name == GPU_KIND else Host()
 
 
 def facts(device: Device) -> dict[str, Any]:
-    """The driver's facts on a GPU for measurement keys (name, multiprocessors, memory bytes, ...; see `gpu_facts`); {} for the host."""
+    """Facts of the driver about a GPU, for measurement keys: name, multiprocessors, memory bytes, …; {} for the host.
+
+    See `costdb.keys.device.gpu_facts`.
+    """
     from ...costdb.keys.device import gpu_facts
 
     return gpu_facts() if device.name == GPU_KIND else {}

@@ -18,8 +18,10 @@ POLL_S = 0.002  # polling interval; measuring processes poll four times as often
 
 
 class GpuLock:
-    """Context that holds the GPU lock. Calling the object now and then releases the lock for a while, unless `hurried`.
-    Single-threaded."""
+    """Context manager that holds the GPU lock; calling the object releases the lock for a while, unless `hurried`.
+
+    Single-threaded. Call it now and then.
+    """
 
     def __init__(self) -> None:
         from filelock import FileLock

@@ -20,7 +20,6 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.dtypes import torch_dtype
 from ...egraph.ir.graph import Graph, Tensor, topological
 from ...egraph.ir.interpret import expand_all
-from ...egraph.ir.ops import OPS
 from ...extract.model.kernel import Operand
 from ..runtime.marshalling import tensor_of
 from ..verification import inputs as drawing
@@ -31,17 +30,12 @@ if TYPE_CHECKING:
 POISON = 0xFF  # byte pattern that is NaN in every float dtype
 ZONE = 4096  # bytes of guard zone before and after a tensor
 
-_SAME_ELEMENTS = {"reshape", "permute", "broadcast_to", "cast"}
-_VIEWS = {op.name for op in OPS.values() if op.moves} | {"cast", "gather"}
-_KEEPS_SIGN = _VIEWS | {"sum", "max", "min", "add", "mul", "div", "maximum", "minimum", "matmul", "sqrt", "recip"}
-_SUMS, _ROOTS = {"sum", "max", "min", "matmul"}, {"rsqrt", "recip"}
 _HUGE = 1e30  # a factor this large marks a mask, as in attention
-_INDICES = {"gather": 1, "gather_elements": 1, "scatter_elements": 1}
 
 
 @dataclass
 class OperandRole:
-    """Distribution of an operand's values."""
+    """Distribution of one operand's values."""
 
     scale: float = 1.0
     positive: bool = False
@@ -67,7 +61,7 @@ def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
     tempered = set(_tempered(order))
     for node in order:
         if (wanted := _positive_operand(node)) is not None:
-            for leaf in _below(wanted, _KEEPS_SIGN):
+            for leaf in _below(wanted, lambda n: n.entry.positive_of_positive):
                 found[leaf].positive = True
         if node.op in ("mul", "div"):
             for factor, other in (node.args, node.args[::-1]):
@@ -81,19 +75,18 @@ def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
             for leaf in _weights(node.args[2]):
                 found[leaf].scale = 0.5 * node.attr("hidden") ** -0.5
         if node.op == "mul" and any(a.op == "full" and abs(a.attr("value")) >= _HUGE for a in node.args):
-            for leaf in _below(node, _VIEWS | {"add", "sub", "mul", "where", "eq"}):
+            for leaf in _below(node, _views_and("add", "sub", "mul", "where", "eq")):
                 found[leaf].bound = 2
-        if node.op in _INDICES:
-            x = node.args[0]
-            for leaf in _below(node.args[_INDICES[node.op]], _VIEWS | {"where"}):
-                found[leaf].bound = concrete(x.shape)[node.attr("axis")]
-                found[leaf].distinct = node.op == "scatter_elements"
+        if node.entry.index_operand is not None:
+            size = node.entry.indexed_size(concrete(node.args[0].shape), dict(node.attrs))
+            for leaf in _below(node.args[node.entry.index_operand], _views_and("where")):
+                found[leaf].bound, found[leaf].distinct = size, node.entry.fusion_role == "written"
         if node.op in ("lt", "le"):
             for counted, other in (node.args, node.args[::-1]):
-                while counted.op in _VIEWS - {"gather", "concat"}:
+                while _is_view(counted) and len(counted.args) == 1:
                     counted = counted.args[0]
                 if counted.op == "iota":
-                    for leaf in _below(other, _VIEWS - {"gather"} | {"add", "sub"}):
+                    for leaf in _below(other, lambda n: _is_view(n) or n.op in ("add", "sub")):
                         found[leaf].bound, found[leaf].last = concrete(counted.shape)[counted.attr("axis")], True
     for name, role in drawing.roles(Graph.of(list(roots)), ("param",)).items():
         if found[name] == OperandRole(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
@@ -113,9 +106,20 @@ def _tempered(order: list[Tensor]) -> Iterator[int]:
 
 def _own_size(node: Tensor) -> int:
     """Elements of a value before broadcasting."""
-    while node.op in _SAME_ELEMENTS:
-        node = node.args[0]
-    return prod(concrete(node.shape))
+    size = prod(concrete(node.shape))
+    while _is_view(node) and len(node.args) == 1 and (below := prod(concrete(node.args[0].shape))) <= size:
+        node, size = node.args[0], below
+    return size
+
+
+def _is_view(node: Tensor) -> bool:
+    """Whether a node moves elements, or casts them."""
+    return node.entry.moves or node.op == "cast"
+
+
+def _views_and(*ops: str) -> Callable[[Tensor], bool]:
+    """Predicate: whether a node moves elements, casts or gathers them, or has one of the ops."""
+    return lambda node: _is_view(node) or node.op == "gather" or node.op in ops
 
 
 def _fan_in(node: Tensor) -> int:
@@ -137,15 +141,15 @@ def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator
         todo += into(node)
 
 
-def _below(top: Tensor, through: set[str]) -> Iterator[str]:
-    """Names of the params below `top` that are reached through the ops `through` only.
+def _below(top: Tensor, through: Callable[[Tensor], bool]) -> Iterator[str]:
+    """Names of the params below `top` that are reached through nodes of which `through` holds.
 
     A product of a value with itself ends the path: it is positive whatever the param's sign, so the param may keep its own distribution.
     """
 
     def into(node: Tensor) -> Iterable[Tensor]:
         square = node.op == "mul" and node.args[0] is node.args[1]
-        return node.args if node.op in through and not square else ()
+        return node.args if through(node) and not square else ()
 
     return _params(top, into)
 
@@ -167,7 +171,7 @@ def _multiples(top: Tensor) -> Iterator[tuple[str, float]]:
             size *= (abs(number.attr("value")) or 1.0) ** (1 if node.op == "div" else -1)
         if node.op == "param":
             yield node.attr("name"), size
-        if node.op in _KEEPS_SIGN - _SUMS | _ROOTS:
+        if node.entry.positive_of_positive and node.entry.kind not in ("reduction", "contraction"):
             todo += ((a, size) for a in node.args)
 
 
@@ -178,14 +182,16 @@ def _weights(top: Tensor) -> Iterator[str]:
     def into(node: Tensor) -> Iterable[Tensor]:
         if node.op == "mul":
             return (max(node.args, key=lambda a: prod(concrete(a.shape))),)
-        return node.args if node.op in _VIEWS | {"add", "sub"} else ()
+        return node.args if _views_and("add", "sub")(node) else ()
 
     return _params(top, into)
 
 
 # ---------------------------------------------------------------- memory
 def span(operand: Operand) -> int:
-    """Elements from the first to the last in memory. ValueError for negative strides, which Torch lacks."""
+    """Number of elements from an operand's first to its last in memory. ValueError for negative strides, which Torch
+    lacks.
+    """
     shape = concrete(operand.type.shape)
     if any(s < 0 for s in operand.strides):
         raise ValueError("negative strides")
@@ -193,7 +199,10 @@ def span(operand: Operand) -> int:
 
 
 def room(operand: Operand, device: str) -> tuple[Any, Any]:
-    """(bytes, tensor): poisoned memory with a tensor of the operand's layout inside, `ZONE` bytes from either end."""
+    """Poisoned memory with a tensor of an operand's layout inside, as (bytes, tensor).
+
+    The tensor is `ZONE` bytes from either end.
+    """
     import torch
 
     dtype = torch_dtype(operand.type.dtype)
@@ -204,12 +213,12 @@ def room(operand: Operand, device: str) -> tuple[Any, Any]:
 
 
 def intact(raw: Any) -> Any:
-    """A scalar tensor: whether the guard zones on both sides are unchanged."""
+    """Whether the guard zones on both sides of an output are unchanged, as a scalar tensor."""
     return (raw[:ZONE] == POISON).all() & (raw[-ZONE:] == POISON).all()
 
 
 def place(values: Any, operand: Operand, device: str) -> Any:
-    """The values in the operand's layout; stride 0 means broadcast."""
+    """Tensor of some values in an operand's layout; stride 0 means broadcast."""
     import torch
 
     dtype, shape = torch_dtype(operand.type.dtype), concrete(operand.type.shape)
@@ -220,8 +229,10 @@ def place(values: Any, operand: Operand, device: str) -> Any:
 
 
 def draw(name: str, operand: Operand, role: OperandRole, device: str, size: float = 1.0) -> torch.Tensor:
-    """Deterministic values for one operand in its layout, seeded by its name. `size` scales floats whose role has no
-    `near`."""
+    """Deterministic values for one operand in its layout, seeded by its name.
+
+    `size` scales floats whose role has no `near`.
+    """
     import torch
 
     shape, dtype = concrete(operand.type.shape), operand.type.dtype

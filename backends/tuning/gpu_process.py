@@ -29,8 +29,11 @@ START_S = 180.0  # deadline in seconds for starting the process or opening a ker
 
 
 class GpuProcess:
-    """A worker process on `device` ("cuda", or "cpu" instead). `timeout`: seconds per job. `among`: number of device
-    processes; with several, each holds the GPU lock while it runs a kernel."""
+    """Worker process on `device` ("cuda", or "cpu" instead), with the parent's thread that runs its jobs.
+
+    `timeout`: seconds per job. `among`: number of device processes; with several, each holds the GPU lock while it runs
+    a kernel.
+    """
 
     def __init__(self, device: str, timeout: float, worker: CpuWorkerProcess | None = None, among: int = 1) -> None:
         environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device, **limited_environment(among)}

@@ -61,7 +61,7 @@ WARM_S, IDLE_S = 0.1, 0.3
 
 @dataclass
 class Tried:
-    """A schedule that gave the correct result."""
+    """A tuning trial that gave the correct result."""
 
     text: KernelText
     run: Callable[..., Any]
@@ -72,7 +72,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Turn:
-    """A captured sequence of calls; `rotating`: its operand sets exceed the cache."""
+    """Captured sequence of calls; `rotating`: its operand sets exceed the cache."""
 
     replay: Run
     calls: int
@@ -81,7 +81,7 @@ class Turn:
 
 @dataclass
 class Arguments:
-    """One set of operands with its own guarded outputs: (bytes, tensor) of each."""
+    """One set of operands of a kernel, with guarded outputs of its own: (bytes, tensor) of each."""
 
     operands: Mapping[str, Any]
     rooms: Sequence[tuple[Any, Any]]
@@ -93,7 +93,7 @@ class Arguments:
 
 
 class Bench:
-    """A kernel under measurement."""
+    """Test bench of one kernel: operands, float64 reference, and the trials of its schedules."""
 
     def __init__(self, device: Device, pattern: str, call: Call, loss: float = 0.0) -> None:
         self.device, self.call = device, call
@@ -236,7 +236,7 @@ class Bench:
         return [self._call(tried, one, room[:size], inplace=True) for one, room in zip(where, rooms, strict=True)]
 
     def check(self, tried: Tried, result: Any) -> dict[str, float]:
-        """The error norms of a result, maximum over outputs. Wrong if it is incorrect, or wrote outside its outputs."""
+        """Error norms of a result, maximum over outputs. Raises Wrong if it is incorrect, or wrote outside its outputs."""
         answers = [result] if tried.text.fresh else self.sets[0].outputs
         rooms = [raw for raw, _ in self.sets[0].rooms]
         if not all(bool(gpu_operands.intact(raw)) for raw in (*rooms, tried.scratch)):
@@ -348,7 +348,9 @@ def _steady(samples: list[float]) -> bool:
 
 
 def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
-    """Error norms over elements where both are finite. Wrong if NaN or infinity differ."""
+    """Error norms of a result over elements where result and reference are finite. Raises Wrong if NaN or infinity
+    differ.
+    """
     import torch
 
     g, w = got.double(), want
@@ -372,7 +374,7 @@ def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def loading(module: Any) -> Iterator[None]:
-    """Context in which launches of a module's kernels only load them."""
+    """Context manager in which launches of a module's kernels only load them."""
     from triton.runtime.jit import JITFunction
 
     launched = JITFunction.run
@@ -400,7 +402,7 @@ _last = [0.0]
 
 
 def reference(device: Device) -> Run:
-    """A copy of twice the cache size: the reference kernel for times, and a way to empty the cache."""
+    """Reference kernel for times, which also empties the cache: a copy of twice the cache size."""
     if device.name not in _flushing:
         import torch
 
@@ -475,8 +477,9 @@ _JOBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Context that holds the GPU lock of processes that share the file TENSOR_GRAPHS_GPU_LOCK; a no-op if that is
-    unset."""
+    """Context manager that holds the GPU lock of processes that share the file TENSOR_GRAPHS_GPU_LOCK; a no-op if
+    unset.
+    """
     path = os.environ.get("TENSOR_GRAPHS_GPU_LOCK")
     if not path:
         yield
@@ -505,7 +508,7 @@ def _free(lock: Any) -> bool:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job. `fatal`: the device is unusable from now on."""
+    """Reply to one job. `fatal`: the device is unusable from now on."""
     stage = str(job["job"])
     try:
         return {"ok": True, **_JOBS[stage](job)}

@@ -243,7 +243,7 @@ class Outcome:
     gpu: str
 
     def to_json(self) -> dict[str, Any]:
-        """The result as a JSON object."""
+        """The outcome as a JSON object."""
         return {"measured": self.measured, "known": self.known, "rows": dict(self.rows), "gpu": self.gpu,
                 "bad": {str(n): why for n, why in self.bad.items()}}  # fmt: skip
 

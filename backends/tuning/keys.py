@@ -20,8 +20,10 @@ EMITTER = "1"  # version of program/emit_cpu.py; raise it when the text emitted 
 
 
 def key_of(template: Template, call: Call) -> KernelKey:
-    """The key of a call: kernel identity and source, attributes, shapes, dtypes, strides, schedule, and this
-    machine."""
+    """Cost store key of a kernel call.
+
+    Kernel identity and source, attributes, shapes, dtypes, strides, schedule, and this machine.
+    """
     operands = [*(call.operands[o] for o in template.operands), *call.outputs]
     machine = machine_of(template.backend)
     return KernelKey(
@@ -73,7 +75,7 @@ def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
 
 
 def key_text(name: str, source: str) -> str:
-    """The text of a helper function in keys: normalised source, without comments, docstrings and spacing.
+    """Text of a helper function as it enters keys: normalised source, without comments, docstrings and spacing.
 
     A helper whose normalised source matches `helper_texts.json` enters with the text recorded there, because older keys
     contain the exact text. So editing comments never invalidates a measurement, editing code always does.

@@ -35,7 +35,7 @@ from .keys import key_of
 
 @dataclass(frozen=True)
 class Timing:
-    """Measurement of a kernel: samples in µs, error norms, and the precision of the reference."""
+    """Result of measuring a kernel: samples in µs, error norms, and the precision of the reference."""
 
     samples_us: tuple[float, ...]
     accuracy: dict[str, float]
@@ -93,11 +93,11 @@ class SinkBase:
     snapshot: Snapshot | None = None
 
     def flush(self) -> object:
-        """See `Sink.flush`."""
+        """Make all added rows durable (`Sink.flush`)."""
         return None
 
     def calibrated(self, device: str) -> bool:
-        """See `Sink.calibrated`."""
+        """Whether the limits of a device are known, or need not be measured (`Sink.calibrated`)."""
         return True
 
 
@@ -258,7 +258,10 @@ def _thread_environment() -> dict[str, str]:
 
 
 def ended_of(worth: object) -> Callable[[], bool] | None:
-    """The function that tells whether measuring time is up, if `worth` (`extract.search.cutoff.CostCutoff`) has one; else None."""
+    """Function that tells whether measuring time is up, if the cost cutoff `worth` has one; else None.
+
+    See `extract.search.cutoff.CostCutoff`.
+    """
     return getattr(worth, "ended", None)
 
 
@@ -313,7 +316,7 @@ class CpuMeasurer:
         return False
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
-        """One measurement, not stored."""
+        """Result of measuring one call, not stored."""
         reply = self.worker.ask({**encode(template, call), "seconds": self.seconds})
         if not reply["ok"]:
             return Failure(reply["status"], reply["message"], reply.get("stage", ""))
@@ -337,10 +340,10 @@ class CpuMeasurer:
         ]
 
     def start(self) -> None:
-        """Nothing: the worker starts with the first measurement."""
+        """No-op: the worker starts with the first measurement."""
 
     def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0) -> None:
-        """Nothing: programs compile their kernels at once."""
+        """No-op: programs compile their kernels at once."""
 
     def pause(self) -> None:
         """End the worker process; the next measurement starts another."""

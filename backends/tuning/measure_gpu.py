@@ -117,11 +117,10 @@ class GpuMeasurer:
 
     # ------------------------------------------------------------ the interface of measurers
     def pause(self) -> None:
-        """Nothing: the processes take long to start."""
+        """No-op: the processes take long to start."""
 
     def start(self) -> None:
-        """Start the processes without waiting for them. The driver query for the compute capability takes a while,
-        too."""
+        """Start the processes without waiting for them, or for the driver's answer on the compute capability."""
         for process in self.processes:
             process.start()
         if self.pool is not None:
@@ -304,7 +303,7 @@ class GpuMeasurer:
 
     @property
     def clocks(self) -> list[tuple[str, Clock]]:
-        """(name, clock) of the participating processes."""
+        """Clocks of the participating processes, as (name, clock)."""
         devices = [(f"device {n}", process.clock) for n, process in enumerate(self.processes, 1)]
         return [("measuring", self.clock), *([("compilers", self.pool.clock)] if self.pool else []), *devices]
 
@@ -363,7 +362,7 @@ class GpuMeasurer:
                 wait([self.pool.submit(text, call) for text, call in texts.values()], timeout=seconds)
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
-        """One measurement of a call with its own schedule, not stored."""
+        """Result of measuring a call with its own schedule, not stored."""
         self._call_back()
         self._drop()
         self._until(None)

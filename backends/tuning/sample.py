@@ -22,7 +22,7 @@ _FLOATS = {"eps": 1e-5, "alpha": 0.1, "beta": 0.4, "lo": -0.5, "hi": 0.75, "scal
 
 
 class Retry(Exception):
-    """The random choices contradict each other."""
+    """Raised when the random choices contradict each other."""
 
 
 @dataclass
@@ -57,8 +57,7 @@ class _Draw:
             if self.types.setdefault(term.name, kind) != kind:
                 raise Retry
             return
-        law = OPS[term.op].law
-        rule = _RULES.get(term.op) or _RULES.get(law)
+        rule = _RULES.get(OPS[term.op].law)
         if rule is None:
             raise Retry
         for argument, wanted in zip(term.args, rule(self, term, kind)):
@@ -342,7 +341,7 @@ def _recurrent(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     return [Type(shape, kind.dtype) for shape in ((steps, batch, size), (states,), (weights,))]
 
 
-#: Op or shape law -> rule from the output type to operand types.
+#: Shape law -> rule from the output type to operand types.
 _RULES: dict[str, Rule] = {
     "pointwise": _pointwise, "compare": _compare, "where": _where, "cast": _cast, "reduce": _reduce,
     "arg_reduce": _arg_reduce, "along": _along, "same": _along, "along_index": _along_index, "matmul": _matmul,

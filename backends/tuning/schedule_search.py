@@ -46,7 +46,7 @@ def key_of_schedule(schedule: Schedule) -> Key:
 
 @dataclass
 class ScheduleSearch:
-    """The search for one kernel at one shape.
+    """Autotuning search for one kernel at one shape.
 
     `ranked`: guesses, best first. `fits`: legality of any schedule; None means only ranked ones are legal. `near`: best
     schedules at other shapes. `like`: best schedules of kernels with the same loops. `known`: µs of measured schedules,
@@ -68,11 +68,11 @@ class ScheduleSearch:
 
     @property
     def measured(self) -> list[tuple[float, Key]]:
-        """(µs, schedule key) of successful measurements, fastest first."""
+        """Successful measurements, fastest first, as (µs, schedule key)."""
         return sorted((us, key) for key, us in self.known.items() if us < math.inf)
 
     def told(self, schedule: Schedule, us: float) -> None:
-        """Record a result; infinite µs means failure."""
+        """Record the time of a schedule; infinite µs means failure."""
         self.known[key_of_schedule(schedule)] = us
 
     def more(self, worth: float = math.inf, *, look: bool = False) -> list[Schedule]:

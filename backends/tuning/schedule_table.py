@@ -36,7 +36,7 @@ MOVES = {"scale": "×2, ÷2", "step": "±1", "none": "none"}
 
 
 def schedule_table(listed: Mapping[str, StrategyEmitter]) -> str:
-    """The page for emitters by backend name."""
+    """Markdown page of the strategies and schedule parameters of some emitters, by backend name."""
     sections = [f"## Backend `{name}`\n\n{_emitter(emitter)}" for name, emitter in sorted(listed.items())]
     return "\n".join([HEAD, *sections])
 

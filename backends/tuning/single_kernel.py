@@ -23,7 +23,7 @@ Bound = Callable[[], tuple[Any, ...]]
 
 
 def kernel_plan(template: Template, call: Call) -> Plan:
-    """A plan of a single step whose operands are weights, so that a call runs only the kernel."""
+    """Plan of a single step whose operands are weights, so that a call runs only the kernel."""
     roots = output_terms(template, call)
     values = [Value(i, o.type, o.strides, "weight") for i, o in enumerate(call.operands.values())]
     made = tuple(range(len(values), len(values) + len(roots)))
@@ -36,7 +36,7 @@ def kernel_plan(template: Template, call: Call) -> Plan:
 
 
 def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapping[str, Any]], Bound]:
-    """A function from operands to a zero-argument function that runs the kernel on them and returns its outputs.
+    """Function from operands to a zero-argument function, which runs the kernel on them and returns its outputs.
 
     `device`: where a kernel on tensors runs; "" means its backend's device.
     """
@@ -53,7 +53,7 @@ def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapp
 
 
 def laid(array: Array, operand: Operand) -> Array:
-    """The values in the operand's layout: axes ordered by stride; stride 0 means broadcast."""
+    """Array with some values in an operand's layout: axes ordered by stride; stride 0 means broadcast."""
     shape = concrete(operand.type.shape)
     if array.size == 0 or not shape:
         return array
@@ -72,12 +72,12 @@ def laid(array: Array, operand: Operand) -> Array:
 
 
 def run_template(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
-    """A kernel's first output; see `run_outputs`."""
+    """First output of a kernel for given operands; see `run_outputs`."""
     return run_outputs(template, call, operands)[0]
 
 
 def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> list[Array]:
-    """A kernel's outputs, as fresh arrays, for operands in any layout and float dtype. `device`: as for `compiled`."""
+    """Outputs of a kernel as fresh arrays, for operands in any layout and float dtype. `device`: as for `compiled`."""
     given = {
         name: np.asarray(array).astype(dtypes.numpy_dtype(call.operands[name].type.dtype), copy=False)
         for name, array in operands.items()

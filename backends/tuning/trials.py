@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass(eq=False)
 class Measured:
-    """A kernel with its tuning trials."""
+    """A kernel that is being measured, with its tuning trials."""
 
     template: Template
     call: Call
@@ -88,15 +88,19 @@ class Measured:
 
     @property
     def given_up(self) -> str:
-        """Why the remaining schedules are not tried; empty if they are. A kernel that is wrong in some schedules is
-        most often wrong in all: ten schedules of one matrix product took 0.7 to 2.8 seconds each to find out."""
+        """Reason why the remaining schedules are not tried; empty if they are.
+
+        A kernel that is wrong in some schedules is most often wrong in all: ten schedules of one matrix product took
+        0.7 to 2.8
+        seconds each to find out.
+        """
         wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.trials)
         if self.broken >= GIVE_UP:
             return f"{self.broken} other schedules ended the process"
         return f"{wrong} others are wrong" if wrong >= GIVE_UP and all(t.us == math.inf for t in self.trials) else ""
 
     def hoped(self) -> list[Schedule]:
-        """Likely next proposals of the search, to compile early."""
+        """Schedules that the search is likely to propose next, to compile early."""
         if self.search is not None and self.moves[0] != len(self.search.known):
             self.moves = len(self.search.known), self.search.ahead()
         return self.moves[1]
@@ -120,7 +124,7 @@ class Measured:
         return False
 
     def least_spilling(self) -> Trial | None:
-        """The trial that spills least, if no trial has run successfully, else None; the other spilling trials fail."""
+        """Trial that spills least, if no trial has run successfully, else None; the other spilling trials fail."""
         self.spilling.sort(key=lambda pair: pair[0])
         clean = any(t.us < math.inf for t in self.trials)
         least = None if clean or not self.spilling else self.spilling.pop(0)[1]
@@ -131,7 +135,7 @@ class Measured:
 
 
 def failed(one: Trial, reply: Reply) -> bool:
-    """Whether a worker's reply is a failure; records the failure in the trial."""
+    """Whether a worker's reply is a failure, which is then recorded in the trial."""
     if reply["ok"]:
         return False
     one.failure = Failure(reply["status"], reply["message"], reply.get("stage", ""))
@@ -146,8 +150,7 @@ def not_tried(why: str) -> Failure:
 def search_of(
     template: Template, call: Call, most: int = SCHEDULES, snapshot: Snapshot | None = None
 ) -> ScheduleSearch | None:
-    """The schedule search of a call, with results from the cost store; None if there are no schedules to choose
-    from."""
+    """Schedule search of a call, with results from the cost store; None if there are no schedules to choose from."""
     ranked = [] if template.space is None or call.schedule else [dict(s) for s in template.space(call)]
     if not ranked:
         return None
@@ -185,13 +188,15 @@ def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, 
 
 
 def kind_of(template: Template, call: Call) -> Hashable:
-    """Key of kernels whose best schedules are good guesses for each other (`GeneratedKernel.alike`); unique for other
-    kernels."""
+    """Group key of kernels whose best schedules are good guesses for each other (`GeneratedKernel.alike`).
+
+    Unique for other kernels.
+    """
     return template.alike(call)
 
 
 def rows_of(kernel: Measured) -> list[Row]:
-    """Rows of a kernel's trials: timing (cold, and hot if measured), accuracy, failures."""
+    """Rows of the cost store for a kernel's trials: timing (cold, and hot if measured), accuracy, failures."""
     rows: list[Row] = []
     for one in kernel.trials:
         common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": kernel.work}

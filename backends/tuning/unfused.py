@@ -20,10 +20,10 @@ _WEIGHTS = ("param", "constant", "full", "iota")
 
 
 def direct_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
-    """The unfused plan: one kernel per node in topological order; views where strides allow, constant folding of
-    weights at load.
+    """Unfused plan of a graph: one kernel per node in topological order.
 
-    Takes the first legal template of the first backend. NoPlanError for an op without any.
+    Views where strides allow, constant folding of weights at load. Takes the first legal template of the first backend.
+    NoPlanError for an op without any.
     """
     return _Builder(graph, [t for b in backends for t in b.templates if not t.loss]).build()
 

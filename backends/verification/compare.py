@@ -46,7 +46,7 @@ SMALLEST = {"float64": 2.2250738585072014e-308, "float32": 2.0**-126, "float16":
 
 @dataclass(frozen=True)
 class Worst:
-    """The element or slice with the largest ratio of error to limit."""
+    """Element or slice with the largest ratio of error to limit."""
 
     ratio: float = 0.0  # error / limit
     error: float = 0.0  # absolute error; the norm for a slice
@@ -62,7 +62,7 @@ class Worst:
 
     @property
     def said(self) -> str:
-        """Location and size of the error as text."""
+        """Text with location and size of the error."""
         return f"{self.where}: off by {self.error:.3g}, where {self.limit:.3g} is allowed beside {self.size:.3g}"
 
 
@@ -76,12 +76,12 @@ def module_of(x: Any) -> Any:
 
 
 def wide(x: Any) -> Any:
-    """An array, NumPy scalar or tensor in float64."""
+    """Value (array, NumPy scalar or tensor) in float64."""
     return np.asarray(x).astype(np.float64, copy=False) if module_of(x) is np else x.double()
 
 
 def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> Worst:
-    """The worst element or slice of a result; see `Measured.worst`."""
+    """Worst element or slice of a result; see `Measured.worst`."""
     return Measured(y, exact, own, unstable).worst(dtype, allowed)
 
 
@@ -152,7 +152,9 @@ class Measured:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Relative Frobenius errors of (the result, the baseline). Errors at subnormal magnitude count as zero."""
+        """Relative Frobenius errors, as (that of the result, that of the baseline). Errors at subnormal magnitude count
+        as zero.
+        """
         if not self.flat.total:
             return 0.0, 0.0
         gap, size, lost = (math.sqrt(float(x.sum())) if x is not None else 0.0 for x in self.sums.by_column)
@@ -161,8 +163,7 @@ class Measured:
         return share(gap, size, least), share(lost, math.sqrt(self.known))
 
     def worst(self, dtype: str, allowed: float) -> Worst:
-        """The element or slice nearest to its limit, or farthest beyond, given the `allowed` relative error of the
-        whole in `dtype`."""
+        """Element or slice nearest to its limit, or farthest beyond; `allowed`: relative error of the whole in `dtype`."""
         if not self.flat.total:
             return Worst()
         xp, flat = self.xp, self.flat
@@ -192,7 +193,7 @@ class Measured:
 
 
 def share(gap: float, scale: float, least: float = 0.0) -> float:
-    """gap / scale; 0 if the gap is at most `least`; the gap itself if the scale is 0 (a reference of zeros only)."""
+    """Ratio gap / scale; 0 if the gap is at most `least`; the gap itself if the scale is 0 (a reference of zeros only)."""
     if gap <= least:
         return 0.0
     return gap / scale if scale > 0 else gap
@@ -331,10 +332,10 @@ class _Limits:
 
 # ---------------------------------------------------------------- integers, bools, NaN and infinities
 def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None = None) -> Worst:
-    """Elements of integer or bool results that match neither the baseline nor the float64 run. `ratio`: their share;
-    `where` names the first one.
+    """Elements of an integer or bool result that match neither the baseline nor the float64 run.
 
-    `unstable`: elements whose value rounding decides; any value is accepted there.
+    `ratio`: their share; `where` names the first one. `unstable`: elements whose value rounding decides; any value is
+    accepted there.
     """
     xp = module_of(own)
     if not math.prod(own.shape):
@@ -358,8 +359,7 @@ def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None =
 
 
 def misplaced(xp: Any, v: Any, r: Any, o: Any, dtype: str = "float64") -> Any:
-    """Where the result's class (NaN, +inf, -inf, finite) matches neither the reference nor the baseline, all in
-    float64.
+    """Elements whose class (NaN, +inf, -inf, finite) matches neither the reference nor the baseline, all in float64.
 
     A number within rounding of the dtype's largest one may become infinite, and vice versa.
     """

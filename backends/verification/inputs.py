@@ -25,42 +25,8 @@ from ...egraph.ir.interpret import expand_all
 
 Array = np.ndarray[Any, Any]
 GIVEN = ("input", "state")  # leaves that a call provides
-#: Ops that indices pass through.
-PASSED = {"reshape", "permute", "slice", "broadcast_to", "concat", "cast", "where", "add", "minimum", "maximum"}
-INDEXED = ("gather", "gather_elements", "scatter_elements", "cross_entropy")
-#: Ops besides those that move elements whose result has the sign that all operands have.
-KEEPS_SIGN = {
-    "cast",
-    "where",
-    "add",
-    "mul",
-    "div",
-    "sum",
-    "max",
-    "min",
-    "maximum",
-    "minimum",
-    "cumsum",
-    "gather",
-}
-ARITHMETIC = {
-    "add",
-    "sub",
-    "mul",
-    "floordiv",
-    "mod",
-    "pow",
-    "neg",
-    "abs",
-    "sign",
-    "and",
-    "or",
-    "xor",
-    "sum",
-    "prod",
-    "cumsum",
-    "matmul",
-}
+#: Ops besides those that move elements which indices pass through.
+PASSED = {"cast", "where", "add", "minimum", "maximum"}
 ODD = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 1.5, 2.5, 8.0, -8.0)
 LARGE = (1e-3, -1e-3, 100.0, -100.0, 3e3, -3e3)  # only if no value of the graph is a 16-bit float
 LIMIT = 1e4  # largest constant that floats are drawn near: -1e9 and the like only mask
@@ -75,7 +41,7 @@ PERIOD = (
 
 @dataclass
 class Role:
-    """Distribution of one input's values."""
+    """Distribution of one verification input's values."""
 
     bound: int = 0  # indices of an axis of this size, if not 0
     signed: bool = False  # whether negative indices are allowed
@@ -92,7 +58,7 @@ class Role:
 
 
 def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
-    """The role of each input and state (or leaf of other `kinds`), by name."""
+    """Distribution of each input and state (or leaf of other `kinds`), by name."""
     found = {str(n.attr("name")): Role() for n in graph.nodes() if n.op in kinds}
     for name, bound in index_bounds(graph, kinds).items():
         found[name].bound = bound
@@ -111,7 +77,7 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds
     moved: dict[int, frozenset[str]] = {}
     whole: dict[int, frozenset[str]] = {}
     signs: dict[int, frozenset[str]] = {}
-    plain = {id(n.args[1]) for n in graph.nodes() if n.op in ("gather_elements", "scatter_elements")}
+    plain = {id(n.args[n.entry.index_operand or 0]) for n in graph.nodes() if n.entry.negative_indices}
     plain_names = {str(n.attr("name")) for i in graph.nodes() if id(i) in plain for n in _sources(i) if n.op in kinds}
     none: frozenset[str] = frozenset()
     for node in nodes:
@@ -130,16 +96,16 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds
         is_float = dtypes.is_float(node.dtype)
         reads = none.union(*(whole[a] for a, k in zip(args, categories) if k != "float"))
         whole[id(node)] = none if is_float else reads
-        if is_float and node.op not in INDEXED:
+        if is_float and node.entry.index_operand is None:
             for name in reads:
                 found[name].floats = True
-        if not is_float and node.op in ARITHMETIC and categories[0] == "int":
+        if not is_float and node.entry.integer_arithmetic and categories[0] == "int":
             for name in reads:
                 found[name].arithmetic = True
         _roles_of_operands(node, from_, found)
         square = node.op == "mul" and node.args[0] is node.args[1]
         below = none.union(*(signs[a] for a, k in zip(args, categories) if k == "float"))
-        signs[id(node)] = below if (node.entry.moves or node.op in KEEPS_SIGN) and not square else none
+        signs[id(node)] = below if node.entry.positive_of_positive and not square else none
         if node.entry.domain == "positive" and not _whole_power(node):
             for name in signs[args[0]]:
                 found[name].positive = True
@@ -186,18 +152,18 @@ def _whole_power(node: Tensor) -> bool:
 
 
 def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
-    """Integer inputs used as indices (through views and casts) -> the smallest size of an indexed axis."""
+    """Integer inputs used as indices (through views and casts) -> smallest size of an indexed axis."""
     source: dict[int, set[str]] = {}
     bounds: dict[str, int] = {}
     for node in graph.nodes():
         if node.op in kinds:
             source[id(node)] = {str(node.attr("name"))}
             continue
-        through = node.op in PASSED and node.args
+        through = (node.op in PASSED or node.entry.moves) and node.args
         source[id(node)] = set().union(*(source[id(a)] for a in node.args)) if through else set()
-        if node.op in INDEXED:
-            size = node.args[0].shape[1 if node.op == "cross_entropy" else node.attr("axis")]
-            for name in source[id(node.args[1])]:
+        if node.entry.index_operand is not None:
+            size = node.entry.indexed_size(node.args[0].shape, dict(node.attrs))
+            for name in source[id(node.args[node.entry.index_operand])]:
                 if isinstance(size, int):
                     bounds[name] = min(bounds.get(name, size), size)
     return bounds
@@ -275,7 +241,7 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
 
 
 def repeated(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Array]) -> Array:
-    """The array `draw(shape)`; for shapes of more than DRAWN elements, a block of PERIOD elements, repeated.
+    """Array `draw(shape)`; for shapes of more than DRAWN elements, a block of PERIOD elements, repeated.
 
     Drawing takes several times the memory of its result (float64, masks); repeating takes the result alone.
     """

@@ -31,8 +31,7 @@ Compute = Callable[[Sequence[Any]], Any]
 
 @dataclass
 class Disturbed:
-    """How far rounding moves each output of a graph on given values (arrays, or tensors on `device`); refined by each
-    run."""
+    """Rounding sensitivity of a graph's outputs on given values (arrays, or tensors on `device`); refined by each run."""
 
     graph: Graph
     values: Mapping[str, Any]

@@ -33,7 +33,7 @@ GPU_KIND = "cuda"
 
 
 def cores() -> int:
-    """Number of CPU cores this process may use."""
+    """Number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -47,7 +47,7 @@ def device_key(threads: int = 0) -> str:
 
 
 def driver_key() -> str:
-    """A CPU's substitute for a driver version: operating system and machine, without patch level."""
+    """Key field "driver" of a CPU: operating system and machine, without patch level."""
     return f"{sys.platform}-{platform.machine()}"
 
 
@@ -86,18 +86,21 @@ class MachineKey(NamedTuple):
 
 
 def host_key(toolchain: str) -> MachineKey:
-    """This CPU with the threads that the settings allow, and a toolchain."""
+    """Machine key of this CPU, with the threads that the settings allow and a toolchain."""
     return MachineKey(device_key(), driver_key(), toolchain)
 
 
 def gpu_machine() -> MachineKey:
-    """The target GPU: the setting `gpu` (three fields joined by "|", for a machine elsewhere), otherwise the first
-    local GPU, otherwise this CPU as an interpreter of GPU kernels. UsageError if the setting has another form."""
+    """Machine key of the GPU that plans target.
+
+    The setting `gpu` (three fields joined by "|", for a machine elsewhere), otherwise the first local GPU, otherwise
+    this CPU as an interpreter of GPU kernels. UsageError if the setting has another form.
+    """
     return _gpu_machine(settings.current().gpu)
 
 
 def machine_here() -> MachineKey:
-    """The first local GPU, regardless of the setting `gpu`; otherwise this CPU as an interpreter."""
+    """Machine key of the first local GPU, regardless of the setting `gpu`; otherwise of this CPU as an interpreter."""
     return _gpu_machine("")
 
 

@@ -32,8 +32,11 @@ _LONGEST_TEXT = 2000
 
 @dataclass(frozen=True)
 class Work:
-    """Work of any implementation: `flops` arithmetic operations and `bytes` of compulsory memory traffic. UsageError if
-    negative or not finite."""
+    """Compulsory work of a kernel, whatever its implementation: `flops` arithmetic operations, `bytes` of memory
+    traffic.
+
+    UsageError if negative or not finite.
+    """
 
     flops: float
     bytes: float
@@ -104,12 +107,12 @@ class KernelKey:
 
 
 def digest_of(identity: Sequence[str]) -> str:
-    """The digest for the texts of the identity fields (in the order of `IDENTITY_FIELDS`)."""
+    """Digest of a key from the texts of its identity fields (in the order of `IDENTITY_FIELDS`)."""
     return blake2b(_json(list(identity)).encode("ascii"), digest_size=16).hexdigest()
 
 
 def canonical(value: object, label: str = "value") -> Plain:
-    """Canonical form of `value`, idempotent. Raises UsageError for unsupported types."""
+    """Canonical form of a key field's value, idempotent. Raises UsageError for unsupported types."""
     kind = type(value)
     if kind is int:  # exact types first: checks of abstract types take ten times as long
         return value  # type: ignore[return-value]

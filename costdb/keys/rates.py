@@ -14,10 +14,12 @@ __all__ = ["GPU", "HOST", "Rates"]
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of a device. `launch_us`: µs of a kernel launch. `bytes_per_us`: memory traffic; the first `cache_bytes` of a
-    kernel move at `cache_bytes_per_us`. `flops_per_us`: float32 arithmetic; `dtype_factors` has the rate of other dtypes
-    relative to it, 1 where not listed. `reference_flops_per_s`, `reference_bytes_per_s`: estimates for the float64
-    reference runs of verification, which compute and write every value by itself.
+    """Stated rates of a device, used until it is calibrated.
+
+    `launch_us`: µs of a kernel launch. `bytes_per_us`: memory traffic; the first `cache_bytes` of a kernel move at
+    `cache_bytes_per_us`. `flops_per_us`: float32 arithmetic; `dtype_factors` has the rate of other dtypes relative to
+    it, 1 where not listed. `reference_flops_per_s`, `reference_bytes_per_s`: estimates for the float64 reference runs
+    of verification, which compute and write every value by itself.
     """
 
     launch_us: float

@@ -81,7 +81,7 @@ class Query:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """The key's value of each label in _LABEL_DISTANCE."""
+        """Values of the key fields that predictions weigh by similarity (`_LABEL_DISTANCE`)."""
         return {name: _label(self.key.columns, name) for name in _LABEL_DISTANCE}
 
 
@@ -111,7 +111,9 @@ class HeldOut:
 
 
 class Predictor:
-    """Prices from one snapshot in one cache regime. Deterministic: equal snapshots give bitwise equal prices."""
+    """Price predictor fitted to one snapshot in one cache regime. Deterministic: equal snapshots give bitwise equal
+    prices.
+    """
 
     def __init__(self, snapshot: Snapshot, regime: str = "hot") -> None:
         self.rooflines = Rooflines(snapshot, regime)
@@ -120,9 +122,12 @@ class Predictor:
         self._groups: dict[Place, _Group] = {}
 
     def price(self, queries: Sequence[Query]) -> list[Price]:
-        """One price per query, in order. A plausible measurement has precedence; then the relatives of the first level
-        with enough of them (same kernel, same name, same family; always on the same backend and device); then the
-        bound."""
+        """One price per query, in order: the measured time, else a prediction from similar kernels, else the roofline
+        bound.
+
+        A plausible measurement has precedence; then the relatives of the first level with enough of them (same kernel,
+        same name, same family; always on the same backend and device); then the bound.
+        """
         prices: list[Price | None] = []
         waiting: dict[Place, list[tuple[int, float]]] = {}
         for index, query in enumerate(queries):
@@ -189,7 +194,9 @@ class Predictor:
         return self._groups[place]
 
     def held_out(self) -> tuple[FamilyStats, ...]:
-        """Per family and backend, the leave-out error of predicting keys (at most 256 per device)."""
+        """Error of predictions per family and backend: each measured key (at most 256 per device) predicted without
+        itself.
+        """
         members = self._places()
         pooled: dict[tuple[str, str], tuple[int, list[float]]] = {}
         for place in sorted(place for place in members if place[0] == "family"):

@@ -32,7 +32,7 @@ class DeviceRoofline:
     cache_bytes_per_us: float = float("inf")
 
     def us(self, work: Work) -> float:
-        """The lower bound in µs; increases with flops and bytes."""
+        """Lower bound in µs of the time of a kernel with this work; increases with flops and bytes."""
         near = min(work.bytes, self.cache_bytes)
         traffic = near / self.cache_bytes_per_us + (work.bytes - near) / self.bytes_per_us
         return self.launch_us + max(traffic, work.flops / self.flops_per_us)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class CostStoreWarning(UserWarning):
-    """The store works with restrictions: not durable, rebuilt, or with part of its data refused."""
+    """Warning: the store works with restrictions, because it is not durable, was rebuilt, or refused part of its data."""
 
 
 def plain(value: Any) -> Any:
@@ -60,7 +60,7 @@ class StoreReport:
 
 @dataclass(frozen=True, repr=False)
 class Ack(StoreReport):
-    """Answer to `Store.add`: number of rows kept, rows refused by reason, and whether the kept ones are on disk."""
+    """Result of `Store.add`: number of rows kept, rows refused by reason, and whether the kept ones are on disk."""
 
     rows: int
     skipped: dict[str, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Ack(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class MergeReport(StoreReport):
-    """Answer to `Store.merge`: number of shards copied and already present, refused shards with the reason."""
+    """Result of `Store.merge`: number of shards copied and already present, refused shards with the reason."""
 
     copied: int
     present: int
@@ -80,7 +80,7 @@ class MergeReport(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class CompactReport(StoreReport):
-    """Answer to `Store.compact`: shards and rows before and after (duplicates are dropped)."""
+    """Result of `Store.compact`: shards and rows before and after (duplicates are dropped)."""
 
     shards_before: int
     shards_after: int
@@ -90,7 +90,7 @@ class CompactReport(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class CheckReport(StoreReport):
-    """Answer to `Store.check`: result of reading and verifying every shard."""
+    """Result of `Store.check`: shards read and verified, and what was refused."""
 
     root: str
     shards: int
@@ -134,7 +134,7 @@ class FamilyStats(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class StoreStats(StoreReport):
-    """Answer to `Store.stats`: contents of the store, and accuracy of its predictions."""
+    """Result of `Store.stats`: contents of the store, and accuracy of its predictions."""
 
     root: str
     snapshot_id: str

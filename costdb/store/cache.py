@@ -34,17 +34,19 @@ MAX_CACHE_WAIT_S = 0.5  # longest wait for the cache if the cache snapshot and t
 
 
 class CacheBusy(Exception):
-    """Another process holds the cache longer than the permitted wait."""
+    """Raised when another process holds the cache longer than the permitted wait."""
 
 
 class CacheUnusable(Exception):
-    """No cache file can be kept here (read-only, foreign owner, no space); the text gives the reason."""
+    """Raised when no cache file can be kept here (read-only, foreign owner, no space); the text gives the reason."""
 
 
 @dataclass
 class LoadedCache:
-    """Result of loading: rows, names of the good shards, skipped rows by reason, bad shards with reason, path of a
-    damaged cache file."""
+    """Rows read from a store, with what was refused.
+
+    Names of the good shards, skipped rows by reason, bad shards with reason, path of a damaged cache file.
+    """
 
     snapshot: Snapshot
     shards: tuple[str, ...]
@@ -54,8 +56,10 @@ class LoadedCache:
 
 
 def private_folder(root: Path) -> Path:
-    """The folder of this user's cache under a store's root, not writable by others; under the user's own cache folder
-    if others can write to the store. Raises Unusable if neither is possible."""
+    """Folder of this user's cache under a store's root, not writable by others.
+
+    Under the user's own cache folder if others can write to the store. Raises CacheUnusable if neither is possible.
+    """
     folder = root / (f"cache-{os.getuid()}" if hasattr(os, "getuid") else "cache")
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)  # default mode: stores may be shared
@@ -70,7 +74,7 @@ def private_folder(root: Path) -> Path:
 
 
 def load_file(root: Path, file: Path, wait_s: float) -> LoadedCache:
-    """Update the cache file from the shards and read it. Raises Busy or Unusable.
+    """Rows of the cache file, updated from the shards first. Raises CacheBusy or CacheUnusable.
 
     A file that cannot be opened, read or understood is renamed to `*.corrupt-<time>` and rebuilt.
     """
@@ -97,8 +101,10 @@ def load_file(root: Path, file: Path, wait_s: float) -> LoadedCache:
 
 
 def load_memory(root: Path, file: Path | None = None) -> LoadedCache:
-    """Read all shards into an in-memory database for this call: rows in the cache snapshot of `file` from there, the
-    others shard by shard."""
+    """Rows of all shards, read into an in-memory database for this call only.
+
+    Rows in the cache snapshot of `file` come from there, the others shard by shard.
+    """
     held = None if file is None else picture.read(picture.path_of(file), CACHE_VERSION, _pictured())
     with _connection(":memory:") as connection:
         _create(connection)
@@ -135,7 +141,7 @@ def _keep_picture(connection: duckdb.DuckDBPyConnection, file: Path, loaded: Loa
 
 
 def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int, list[float]]]:
-    """(digest, regime, run, time in µs since 1970, samples in µs) of all timings of the keys, read from the shards."""
+    """All timings of some keys, read from the shards: (digest, regime, run, time in µs since 1970, samples in µs)."""
     wanted = set(digests)
     found = set()
     for shard in shards.find(root):

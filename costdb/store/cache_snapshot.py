@@ -26,7 +26,7 @@ _VERSION, _SHARDS = b"tensor_graphs.version", b"tensor_graphs.shards"
 
 
 def path_of(file: Path) -> Path:
-    """The cache snapshot's path for a cache file."""
+    """Path of the cache snapshot that belongs to a cache file."""
     return file.with_suffix(".arrow")
 
 
@@ -62,8 +62,10 @@ def write(file: Path, version: str, rows: pa.Table, held: Sequence[str]) -> None
 
 
 def read(file: Path, version: str, schema: pa.Schema) -> tuple[pa.Table, frozenset[str]] | None:
-    """(rows, names of the shards that they come from); None if the file is missing, damaged, of another version or has
-    other columns."""
+    """Rows of a cache snapshot, and names of the shards that they come from.
+
+    None if the file is missing, damaged, of another version or has other columns.
+    """
     import pyarrow as pa
 
     try:

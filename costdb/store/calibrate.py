@@ -49,7 +49,10 @@ def measure(threads: int = 0, *, seconds: float = 0.6) -> list[TimingRow]:
 
 
 def calibration_rows(probes: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """The rows of a GPU's probes (name, dtype, flops, bytes, samples in µs), repeated for every cache regime."""
+    """Rows of the cost store for the results of a GPU's probes, repeated for every cache regime.
+
+    A probe is (name, dtype, flops, bytes, samples in µs).
+    """
     return [row for probe in probes for row in _rows(probe)]
 
 

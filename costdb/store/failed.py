@@ -20,8 +20,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, repr=False)
 class Failed(StoreReport):
-    """One kind of failure of the kernels of one name: `keys` of the `of` tried keys failed (a key is a kernel in one
-    shape, layout and schedule); schedule and message are those of the latest failure."""
+    """Statistics of one kind of failure of the kernels of one name.
+
+    `keys` of the `of` tried keys failed (a key is a kernel in one shape, layout and schedule); schedule and message are
+    those of the latest failure.
+    """
 
     name: str
     backend: str
@@ -40,7 +43,7 @@ class Failed(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class FailedReport(StoreReport):
-    """Answer to `failed`: kinds of failures, the most frequent first; `keys` of `of` tried keys failed."""
+    """Failures of a store by kind, the most frequent first; `keys` of `of` tried keys failed."""
 
     root: str
     keys: int
@@ -56,8 +59,10 @@ class FailedReport(StoreReport):
 
 
 def failed(root: Path) -> FailedReport:
-    """Failures among all tried keys, from the good shards under a store's root. A key that was also timed, in another
-    run, counts as failed: a kernel that is sometimes wrong is wrong."""
+    """Statistics of failures among all tried keys, from the good shards under a store's root.
+
+    A key that was also timed, in another run, counts as failed: a kernel that is sometimes wrong is wrong.
+    """
     tried: dict[tuple[str, str], set[str]] = {}
     ways: dict[tuple[str, str, str, str], dict[str, Row]] = {}
     for row in _rows(root):

@@ -71,7 +71,7 @@ def now_us() -> int:
 
 
 def run_id() -> str:
-    """Id of this process' measuring run: unique per process, forked ones included."""
+    """Id of this process' measuring run: unique per process, in forked processes, too."""
     return _run_id(os.getpid())
 
 
@@ -102,7 +102,7 @@ class _Row:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingRow(_Row):
-    """Samples in µs of one kernel in one run. `regime`: inputs "hot" in cache, or "cold" after a flush."""
+    """Row of timing samples in µs of one kernel in one run. `regime`: inputs "hot" in cache, or "cold" after a flush."""
 
     samples: Sequence[float]
     regime: str = "hot"
@@ -113,8 +113,9 @@ class TimingRow(_Row):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyRow(_Row):
-    """Errors of a kernel's outputs against `reference`: relative Frobenius norm, maximal absolute, relative and ulp
-    error."""
+    """Row of errors of a kernel's outputs against `reference`: relative Frobenius norm, maximal absolute, relative and
+    ulp error.
+    """
 
     rel_fro: float
     max_abs: float = float("nan")
@@ -128,7 +129,7 @@ class AccuracyRow(_Row):
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRow(_Row):
-    """A failed measurement: `status` (compile-error, timeout, crash, wrong, …), `stage`, truncated message."""
+    """Row of a failed measurement: `status` (compile-error, timeout, crash, wrong, …), `stage`, truncated message."""
 
     status: str
     stage: str = ""
@@ -175,7 +176,7 @@ def _cell(record: dict[str, Any], name: str, kind: str) -> Any:
 
 
 def checked(table: pa.Table, *, now: int | None = None) -> tuple[pa.Table, Counter[str]]:
-    """(valid rows of a table with medians recomputed from the samples, number of skipped rows by reason).
+    """Valid rows of a table, with medians recomputed from the samples, and the number of skipped rows by reason.
 
     A row is skipped for the first reason that holds: a null, an oversized text, an unknown kind, a digest that is not
     that of its key, a date before 2020 or over a day ahead, negative or NaN work, and for timings no samples, an

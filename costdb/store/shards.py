@@ -35,7 +35,7 @@ def is_name(name: str) -> bool:
 
 
 class BadShard(Exception):
-    """A shard with invalid content; the text is a short reason usable in a file name."""
+    """Raised for a shard with invalid content; the text is a short reason usable in a file name."""
 
 
 @dataclass(frozen=True)

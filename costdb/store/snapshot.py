@@ -71,7 +71,7 @@ class AccuracyRecord:
 
 
 class Snapshot:
-    """An append-only copy of the store's rows. All answers are independent of the order in which rows arrived."""
+    """In-memory copy of the store's rows, append-only. All answers are independent of the order in which rows arrived."""
 
     def __init__(self) -> None:
         self._columns: dict[str, dict[str, list[Any]]] = {
@@ -115,7 +115,7 @@ class Snapshot:
         return {name for kind in ("timing", "failure") for name in self._columns[kind]["kernel"]}
 
     def tuned(self, kernel: str) -> Mapping[str, Mapping[str, set[str]]]:
-        """Shapes -> schedules -> digests (as column texts) of a kernel body's timed or failed keys."""
+        """Timed or failed schedules of a kernel body: shapes -> schedules -> digests (as column texts)."""
         return self._tuned.get(kernel, {})
 
     def has(self, digest: str, kind: str = "timing") -> bool:

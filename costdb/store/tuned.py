@@ -13,7 +13,7 @@ Schedule: TypeAlias = dict[str, int]
 
 
 def tried(snapshot: Snapshot, key: KernelKey) -> list[Schedule]:
-    """The schedules of a kernel in its shape that were timed or failed on any device, sorted by their text."""
+    """Schedules of a kernel in its shape that were timed or failed on any device, sorted by their text."""
     found = (_schedule(text) for text in sorted(snapshot.tuned(key.kernel).get(key.columns["shapes"], ())))
     return [schedule for schedule in found if schedule]
 

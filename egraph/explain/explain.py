@@ -106,7 +106,7 @@ class Explanation:
 
 
 def spelled(term: Tensor, depth: int = 6) -> str:
-    """A term as text; subterms below `depth` are shown as their type."""
+    """Text of a term; subterms below `depth` are shown as their type."""
     if term.op in LEAVES[:3]:
         return str(term.attr("name"))
     if term.op == "constant" or depth == 0:
@@ -246,7 +246,7 @@ def explain(
     original: Sequence[Tensor],
     chosen: Sequence[Tensor],
 ) -> list[Explanation]:
-    """For each pair (original, chosen) of terms in one e-class, the explanation.
+    """Explanation of each pair (original, chosen) of terms in one e-class: a chain of rule applications.
 
     Equations are added in three batches (over subterms of the originals, of the chosen terms, and over smallest terms)
     until all pairs are connected; remaining unconnected parts become gaps. UsageError if the lists differ in length or
@@ -313,7 +313,7 @@ def derive(
     *,
     session: SaturationSession | None = None,
 ) -> Explanation | None:
-    """The steps from one term to another, found by saturating both in one e-graph without pruning.
+    """Steps from one term to another, found by saturating both in one e-graph without pruning.
 
     None if the rules do not connect them within the limits. UsageError if the types differ.
     """

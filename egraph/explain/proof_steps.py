@@ -46,7 +46,7 @@ class TooDeep(Exception):
 
 @dataclass
 class Unfolding:
-    """Unfolds proofs into chains.
+    """Conversion of congruence proofs to linear chains of rewrite steps.
 
     With rules it is lazy: a term is rewritten only as far as the next rule's pattern requires, and the rule is applied
     to the actual subterms instead of the terms of the stated equation. Lazy chains are far shorter but not bounded.
@@ -89,7 +89,7 @@ class Unfolding:
         return alike and all(self.proofs.closure.equal(p, q) for p, q in zip(a.args, b.args))
 
     def become(self, target: Tensor, chain: Chain) -> None:
-        """Extend the chain to an equal term, operand by operand if only operands differ."""
+        """Extend a chain until it ends in a given equal term, operand by operand if only operands differ."""
         now = chain.terms[-1]
         if now is target:
             return
@@ -132,8 +132,9 @@ class Unfolding:
         chain.push((equation.name, forward, link.before, link.after), link.after)
 
     def instance(self, rule: Rule, forward: bool, pattern: Term, other: Term, term: Tensor) -> Tensor | None:
-        """The other side of a rule, instantiated from a term that matches `pattern`; None if the result is not an
-        instance.
+        """The other side of a rule, instantiated from a term that matches `pattern`.
+
+        None if the result is not an instance of the rule.
         """
         binding: dict[str, Tensor] = {}
         attrs: dict[str, Any] = {}
@@ -147,7 +148,7 @@ class Unfolding:
         return made if made.type == term.type and is_instance(rule, 0, *sides) else None
 
     def fit(self, pattern: Term, now: Tensor, target: Tensor) -> Chain:
-        """Rewrite a term to match a pattern that an equal term (`target`) matches; variables match any subterm."""
+        """Rewrite a term until it matches a pattern that an equal term (`target`) matches; variables match any subterm."""
         if isinstance(pattern, Var):
             return Chain([now])
         self.proofs.closure.add(now)

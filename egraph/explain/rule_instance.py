@@ -22,7 +22,7 @@ BOUNDS = (
 
 
 def number_of(op: str, attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
-    """Hashable key of an op and its attributes; the value of a fill is first rounded to its dtype."""
+    """Hashable key of an op with its attributes; the value of a fill is first rounded to its dtype."""
     if op == "full":
         known = dict(attrs)
         return (op, known["shape"], known["dtype"], rounded(known["value"], known["dtype"]))
@@ -30,11 +30,12 @@ def number_of(op: str, attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
 
 
 def is_instance(rule: Rule, side: int, before: Tensor, after: Tensor) -> bool:
-    """Whether left side number `side` of the rule matches `before` and its right side rebuilds `after` under the same
-    binding.
+    """Whether a rule rewrites `before` to `after`: its left side number `side` matches, and its right side gives
+    `after`.
 
-    For a rule with several left sides (a merge), variables that this left side leaves unbound are bound by matching the
-    right side against `after`. False when `before` and `after` do not bind all variables.
+    Both under the same binding. For a rule with several left sides (a merge), variables that this left side leaves
+    unbound are bound by matching the right side against `after`. False when `before` and `after` do not bind all
+    variables.
     """
     binding: dict[str, Any] = {}
     attrs: dict[str, Any] = {}
@@ -52,7 +53,7 @@ def is_instance(rule: Rule, side: int, before: Tensor, after: Tensor) -> bool:
 
 
 def bind(pattern: Term, term: Tensor, binding: dict[str, Any], attrs: dict[str, Any]) -> bool:
-    """Match a pattern against one term. Adds to `binding` (tensor variables) and `attrs` (attribute variables).
+    """Match a pattern against one term; adds to `binding` (tensor variables) and `attrs` (attribute variables).
 
     Computed attributes (`Apply`) are not checked here: `is_instance` checks them by rebuilding the right side.
     """

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from . import dtypes, index_maps
+from . import dtypes, index_maps, op_flops
 from .ops import Op, OutFunction, TargetText, ViewMethods, register
 from .recurrence import recurrent
 from .special_functions import erf
@@ -21,10 +21,15 @@ Array = np.ndarray[Any, Any]
 
 
 def leaf(
-    name: str, attrs: Mapping[str, str], doc: str, numpy: Callable[..., Array] | None = None, jax: str = ""
+    name: str,
+    attrs: Mapping[str, str],
+    doc: str,
+    numpy: Callable[..., Array] | None = None,
+    jax: str = "",
+    fused_as: str = "",
 ) -> None:
     """Register a leaf: an op without operands, such as `input`."""
-    register(Op(name, 0, "leaf", "leaf", attrs, {}, doc, numpy=numpy, text=TargetText(jax=jax)))
+    register(Op(name, 0, "leaf", "leaf", attrs, {}, doc, numpy=numpy, text=TargetText(jax=jax), fused_as=fused_as))
 
 
 def unary(
@@ -69,7 +74,7 @@ def _matmul(x: Array, y: Array) -> Array:
 
 
 def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array:
-    """A strided view of windows along `axis`, window elements in a new last axis."""
+    """View of an array's sliding windows along `axis` (NumPy strides); the elements of a window are a new last axis."""
     count = (x.shape[axis] - dilation * (size - 1) - 1) // stride + 1
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :], size)
     step = x.strides[axis]
@@ -78,7 +83,9 @@ def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array
 
 
 def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
-    """Convolution as windows times weights, group by group; 16-bit floats accumulate in float32."""
+    """NumPy meaning of the op `conv`: matrix products of windows and weights, group by group; 16-bit floats accumulate
+    in float32.
+    """
     n, groups, pads = x.ndim - 2, attrs["groups"], attrs["pads"]
     wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
     padded = np.pad(x.astype(wide, copy=False), [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))])
@@ -189,9 +196,9 @@ leaf("state", {"name": "str", **_LEAF}, "A persistent, mutable value such as a K
 leaf("constant", {"digest": "str", **_LEAF}, "An array known now.")
 leaf("full", {"value": "float", **_LEAF}, "One number in every place.",
      lambda a: np.full(a["shape"], np.asarray(a["value"]).astype(dtypes.numpy_dtype(a["dtype"]))),
-     jax="jnp.full({shape}, {value})")  # fmt: skip
+     jax="jnp.full({shape}, {value})", fused_as="cheap")  # fmt: skip
 leaf("iota", {"axis": "int", **_LEAF}, "Positions 0, 1, … along one axis.", _iota,
-     jax="jax.lax.broadcasted_iota({dtype}, {shape}, {axis})")  # fmt: skip
+     jax="jax.lax.broadcasted_iota({dtype}, {shape}, {axis})", fused_as="cheap")  # fmt: skip
 
 
 def _text(text: str, **more: str) -> TargetText:
@@ -255,13 +262,13 @@ unary("log1p", _quiet(np.log1p), "log(1 + x) without cancellation", flops=8, dom
       aten=("log1p",), **_both("log1p"), text=_vectorized("log1p", "tl.log(1.0 + {0})"))  # fmt: skip
 unary("expm1", _quiet(np.expm1), "exp(x) - 1 without cancellation", flops=8, monotone=True, rounding="always",
       aten=("expm1",), **_both("expm1"), text=_vectorized("expm1", "tl.exp({0}) - 1.0"))  # fmt: skip
-unary("sqrt", _quiet(np.sqrt), "square root", flops=4, nonnegative=True, domain="positive", rounding="always", onnx=("Sqrt",),
+unary("sqrt", _quiet(np.sqrt), "square root", flops=4, keeps_positive=True, nonnegative=True, domain="positive", rounding="always", onnx=("Sqrt",),
       aten=("sqrt",), **_both("sqrt"), text=_call("sqrt", "sqrt", "tl.sqrt({0})"))  # fmt: skip
-unary("rsqrt", _quiet(lambda x: _recip(np.sqrt(x))), "1 / sqrt(x)", flops=4, domain="positive", rounding="always",
+unary("rsqrt", _quiet(lambda x: _recip(np.sqrt(x))), "1 / sqrt(x)", flops=4, keeps_positive=True, domain="positive", rounding="always",
       aten=("rsqrt",), torch_function=OutFunction("rsqrt"),
       text=TargetText("1.0f / __builtin_sqrtf({0})", "1.0 / sqrt({0})", cuda="op::rsqrt({0})", triton="tl.rsqrt({0})",
                       jax="1 / jnp.sqrt({0})"))  # fmt: skip
-unary("recip", _quiet(_recip), "1 / x", real=lambda z, x: 1 / x, flops=2, domain="nonzero", rounding="always", onnx=("Reciprocal",), aten=("reciprocal",),
+unary("recip", _quiet(_recip), "1 / x", keeps_positive=True, real=lambda z, x: 1 / x, flops=2, domain="nonzero", rounding="always", onnx=("Reciprocal",), aten=("reciprocal",),
       **_both("reciprocal"),
       text=TargetText("1.0f / {0}", "1.0 / {0}", cuda="op::recip({0})", triton="1.0 / {0}", jax="1 / {0}"))  # fmt: skip
 unary("tanh", np.tanh, "hyperbolic tangent", flops=10, symmetry="odd", monotone=True, rounding="always", onnx=("Tanh",),
@@ -285,16 +292,16 @@ unary("round", np.rint, "nearest whole number, ties to even", rounding="never", 
       text=TargetText("__builtin_rintf({0})", "rint({0})", cuda="rintf({0})", cuda_double="rint({0})", triton=_TRITON_ROUND,
                       jax="jnp.round({0})"))  # fmt: skip
 
-binary("add", _quiet(np.add), "x + y", algebra="ring", real=lambda z, x, y: x + y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0,), onnx=("Add",),
+binary("add", _quiet(np.add), "x + y", keeps_positive=True, algebra="ring", real=lambda z, x, y: x + y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0,), onnx=("Add",),
        aten=("add",), numpy_function=OutFunction("add"), torch_function=OutFunction("add", "number", counted=True),
        text=_text("{0} + {1}", c_whole="{0} + {1}"))  # fmt: skip
 binary("sub", _quiet(np.subtract), "x - y", algebra="ring", real=lambda z, x, y: x - y, linear=(0, 1), onnx=("Sub",), aten=("sub",),
        numpy_function=OutFunction("subtract", "number"), torch_function=OutFunction("sub", "number", counted=True),
        text=_text("{0} - {1}", c_whole="{0} - {1}"))  # fmt: skip
-binary("mul", _quiet(np.multiply), "x * y", algebra="ring", real=lambda z, x, y: x * y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0, 1.0), onnx=("Mul",),
+binary("mul", _quiet(np.multiply), "x * y", keeps_positive=True, algebra="ring", real=lambda z, x, y: x * y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0, 1.0), onnx=("Mul",),
        aten=("mul",), numpy_function=OutFunction("multiply"), torch_function=OutFunction("mul", "number", counted=True),
        text=_text("{0} * {1}", c_whole="{0} * {1}"))  # fmt: skip
-binary("div", _div, "x / y of floats", real=lambda z, x, y: x / y, linear=(0,), floats_only=True, flops=2, domain="nonzero", rounding="always",
+binary("div", _div, "x / y of floats", keeps_positive=True, real=lambda z, x, y: x / y, linear=(0,), floats_only=True, flops=2, domain="nonzero", rounding="always",
        onnx=("Div",), aten=("div",), numpy_function=OutFunction("true_divide"), torch_function=OutFunction("div"),
        text=_text("{0} / {1}", cuda="op::div({0}, {1})"))  # fmt: skip
 binary("floordiv", _quiet(np.floor_divide), "floor(x / y)", domain="nonzero", aten=("floor_divide",),
@@ -309,11 +316,11 @@ binary("pow", _quiet(_power), "x ** y", flops=16, domain="positive", rounding="a
        torch_function=OutFunction("pow", "float", counted=True),
        text=TargetText("__builtin_powf({0}, {1})", "pow({0}, {1})", cuda="op::pow({0}, {1})",
                        jax="jnp.power({0}, {1})", triton="tl.exp2({1} * tl.log2(tl.abs({0})))"))  # for positive x; values.py handles the others  # fmt: skip
-binary("maximum", np.maximum, "the larger; NaN wins", algebra="order", real=lambda z, x, y: z.If(x >= y, x, y), commutative=True, associative=True, fixed=(0.0, 1.0), rounding="never",
+binary("maximum", np.maximum, "the larger; NaN wins", keeps_positive=True, algebra="order", real=lambda z, x, y: z.If(x >= y, x, y), commutative=True, associative=True, fixed=(0.0, 1.0), rounding="never",
        onnx=("Max",), aten=("maximum",), numpy_function=OutFunction("maximum"), torch_function=OutFunction("maximum", counted=True),
        text=TargetText("(({0} > {1}) | ({0} != {0})) ? {0} : {1}", c_whole="{0} > {1} ? {0} : {1}", cuda="op::max({0}, {1})",
                        cuda_whole="op::max({0}, {1})", triton=_TRITON_MAXIMUM, jax="jnp.maximum({0}, {1})"))  # fmt: skip
-binary("minimum", np.minimum, "the smaller; NaN wins", algebra="order", real=lambda z, x, y: z.If(x <= y, x, y), commutative=True, associative=True, rounding="never",
+binary("minimum", np.minimum, "the smaller; NaN wins", keeps_positive=True, algebra="order", real=lambda z, x, y: z.If(x <= y, x, y), commutative=True, associative=True, rounding="never",
        onnx=("Min",), aten=("minimum",), numpy_function=OutFunction("minimum"), torch_function=OutFunction("minimum", counted=True),
        text=TargetText("(({0} < {1}) | ({0} != {0})) ? {0} : {1}", c_whole="{0} < {1} ? {0} : {1}", cuda="op::min({0}, {1})",
                        cuda_whole="op::min({0}, {1})", triton=_TRITON_MINIMUM, jax="jnp.minimum({0}, {1})"))  # fmt: skip
@@ -341,20 +348,21 @@ unary("is_inf", np.isinf, "whether infinite", law="compare", onnx=("IsInf",), at
       text=TargetText("__builtin_fabsf({0}) == INFINITY", "fabs({0}) == INFINITY", cuda="op::is_inf({0})",
                       triton="tl.abs({0}) == float('inf')", jax="jnp.isinf({0})"))  # fmt: skip
 register(Op("where", 3, "where", "pointwise", {}, {}, "x where the condition holds, else y",
-            numpy=lambda a, c, x, y: np.where(c, x, y), rounding="never", linear=(1, 2), onnx=("Where",), aten=("where",),
+            numpy=lambda a, c, x, y: np.where(c, x, y), keeps_positive=True, rounding="never", linear=(1, 2), onnx=("Where",), aten=("where",),
             torch_function=OutFunction("where", "none"),
             text=_text("{0} ? {1} : {2}", c_whole="{0} ? {1} : {2}", triton="tl.where({0}, {1}, {2})",
                        jax="jnp.where({0}, {1}, {2})")))  # fmt: skip
 register(Op("cast", 1, "cast", "pointwise", {"dtype": "dtype"}, {}, "another dtype; float to int truncates",
-            numpy=_cast, linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
+            numpy=_cast, keeps_positive=True, linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
 
-reduction("sum", _sum, "add", "sum over axes", linear=(0,), algebra="ring", onnx=("ReduceSum",), aten=("sum",),
+reduction("sum", _sum, "add", "sum over axes", keeps_positive=True, linear=(0,), algebra="ring", onnx=("ReduceSum",), aten=("sum",),
           text=_reduced("sum", ", dtype={wide}"))  # fmt: skip
 reduction(
     "max",
     _extreme(np.max, dtypes.least),
     "maximum",
     "largest over axes; NaN wins",
+    keeps_positive=True,
     algebra="order",
     rounding="never",
     onnx=("ReduceMax",),
@@ -366,6 +374,7 @@ reduction(
     _extreme(np.min, dtypes.greatest),
     "minimum",
     "smallest over axes; NaN wins",
+    keeps_positive=True,
     algebra="order",
     rounding="never",
     onnx=("ReduceMin",),
@@ -381,19 +390,20 @@ register(Op("argmin", 1, "arg_reduce", "index", {"axis": "int"}, {}, "position o
             numpy=lambda a, x: np.expand_dims(np.argmin(x, axis=a["axis"]), a["axis"]), onnx=("ArgMin",),
             aten=("argmin",), text=TargetText(jax="jnp.argmin({0}, axis={axis}, keepdims=True)")))  # fmt: skip
 register(Op("cumsum", 1, "along", "reduction", {"axis": "int"}, {}, "running sums along an axis",
-            numpy=lambda a, x: np.cumsum(x, axis=a["axis"], dtype=x.dtype), linear=(0,), algebra="ring", onnx=("CumSum",),
+            numpy=lambda a, x: np.cumsum(x, axis=a["axis"], dtype=x.dtype), keeps_positive=True, linear=(0,), algebra="ring", onnx=("CumSum",),
             aten=("cumsum",), text=TargetText(jax="jnp.cumsum({0}, axis={axis}, dtype={wide})")))  # fmt: skip
 register(Op("argsort", 1, "along_index", "index", {"axis": "int", "descending": "bool"}, {"descending": False},
             "positions that sort an axis, stable", numpy=_argsort, aten=("argsort",),
             text=TargetText(jax="jnp.argsort({0}, axis={axis}, stable=True, descending={descending})")))  # fmt: skip
 
 register(Op("matmul", 2, "matmul", "contraction", {}, {}, "a[..., M, K] @ b[..., K, N] or b[K, N]",
-            numpy=lambda a, x, y: _matmul(x, y), linear=(0, 1), algebra="ring", onnx=("MatMul",),
+            numpy=lambda a, x, y: _matmul(x, y), fused_as="product", work=op_flops.product, keeps_positive=True, linear=(0, 1), algebra="ring", onnx=("MatMul",),
             aten=("mm", "bmm", "matmul"),
             text=TargetText(jax="jnp.matmul({0}, {1}, precision='highest', preferred_element_type={wide})")))  # fmt: skip
 register(Op("conv", 2, "conv", "contraction",
             {"strides": "dims", "pads": "dims", "dilations": "dims", "groups": "int"}, {},
             "convolution (cross-correlation) of x[N, C, *S] with w[O, C/groups, *K]", numpy=conv, linear=(0, 1), algebra="ring",
+            fused_as="product", work=op_flops.convolution,
             onnx=("Conv",), aten=("convolution",)))  # fmt: skip
 
 register(Op("recurrent", 3, "recurrent", "contraction",
@@ -401,7 +411,7 @@ register(Op("recurrent", 3, "recurrent", "contraction",
              "directions": "int"}, {},
             "recurrent layers over x[T, B, I], all in one line: hidden values [T, B, directions * width], then the last states; "
             "the first states and the weights of all layers are lines, too (egraph/ir/recurrent.py)",
-            numpy=lambda a, x, state, w: recurrent(x, state, w, **a), floats_only=True, onnx=("LSTM", "GRU", "RNN"),
+            numpy=lambda a, x, state, w: recurrent(x, state, w, **a), work=op_flops.recurrent_layers, floats_only=True, onnx=("LSTM", "GRU", "RNN"),
             aten=("lstm", "gru", "rnn_tanh", "rnn_relu")))  # fmt: skip
 
 register(Op("reshape", 1, "reshape", "view", {"shape": "dims"}, {}, "other sizes, same order of elements",
@@ -435,13 +445,15 @@ register(Op("pad", 1, "pad", "layout", {"axis": "int", "lo": "int", "hi": "int",
             index_map=index_maps.pad, aten=("constant_pad_nd",)))  # fmt: skip
 register(Op("gather", 2, "gather", "index", {"axis": "int"}, {},
             "x's slices at the indices (0 <= index < size; others clip), their axes in place of `axis`",
-            numpy=lambda a, x, i: np.take(x, i, axis=a["axis"], mode="clip"), linear=(0,), onnx=("Gather",),
+            numpy=lambda a, x, i: np.take(x, i, axis=a["axis"], mode="clip"), fused_as="cheap", index_operand=1,
+            keeps_positive=True, linear=(0,), onnx=("Gather",),
             aten=("index_select", "embedding"), text=TargetText(jax="jnp.take({0}, {1}, axis={axis}, mode='clip')")))  # fmt: skip
 register(Op("gather_elements", 2, "gather_elements", "index", {"axis": "int"}, {},
             "x at the index along one axis, per position (negative ones count from the end, those beyond clip)",
-            numpy=lambda a, x, i: x[_along(_inside(i, x.shape[a["axis"]]), a["axis"])], linear=(0,), onnx=("GatherElements",),
+            numpy=lambda a, x, i: x[_along(_inside(i, x.shape[a["axis"]]), a["axis"])], fused_as="cheap", index_operand=1,
+            negative_indices=True, keeps_positive=True, linear=(0,), onnx=("GatherElements",),
             aten=("gather",)))  # fmt: skip
 register(Op("scatter_elements", 3, "scatter_elements", "index", {"axis": "int", "mode": "str"}, {"mode": "set"},
             "x with updates written (set, add, mul, max, min) at the index along one axis; of two set in one place, either",
-            numpy=_scatter,
+            numpy=_scatter, fused_as="written", index_operand=1, negative_indices=True,
             onnx=("ScatterElements",), aten=("scatter", "scatter_add")))  # fmt: skip

@@ -57,22 +57,22 @@ def full(shape: Sequence[Dim], value: Scalar, dtype: str = "float32") -> Tensor:
 
 
 def zeros(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
-    """Zeros."""
+    """A tensor of zeros with the given shape and dtype."""
     return full(shape, 0, dtype)
 
 
 def ones(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
-    """Ones."""
+    """A tensor of ones with the given shape and dtype."""
     return full(shape, 1, dtype)
 
 
 def arange(stop: Dim, dtype: str = "int64") -> Tensor:
-    """0, 1, …, stop - 1."""
+    """The vector 0, 1, …, stop - 1."""
     return make("iota", (), {"axis": 0, "shape": (stop,), "dtype": dtype})
 
 
 def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
-    """Indices 0, 1, … along one axis, broadcast along the others."""
+    """A tensor of a shape that holds the index along one axis: 0, 1, … along that axis, equal along the others."""
     return make("iota", (), {"axis": axis_of(axis, len(shape)), "shape": shape, "dtype": dtype})
 
 
@@ -117,7 +117,7 @@ def _axes(axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 
 def with_rank(x: Tensor, rank: int) -> Tensor:
-    """x with leading axes of size 1 added up to the given rank."""
+    """The tensor with leading axes of size 1 added up to the given rank."""
     return x if x.rank >= rank else reshape(x, (1,) * (rank - x.rank) + x.shape)
 
 
@@ -146,7 +146,9 @@ _RANK = {"bool": 0, "int": 1, "float": 2}
 
 
 def elementwise(name: str) -> Callable[[Tensor], Tensor]:
-    """The builder of an elementwise op of one operand, which an op for floats only casts to float32 if it is none."""
+    """The builder of an elementwise op of one operand; integer and bool operands of an op for floats are cast to
+    float32 first.
+    """
 
     def build(x: Tensor) -> Tensor:
         x = as_tensor(x)
@@ -159,7 +161,7 @@ def elementwise(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def float_functions() -> list[Op]:
-    """The ops that are functions of one float and round their result: exp, sqrt, atan, ..."""
+    """The elementwise ops of one float operand that round their result, such as exp, sqrt and atan."""
     return [o for o in OPS.values() if o.law == "pointwise" and o.arity == 1 and o.rounding == "always"]
 
 
@@ -199,7 +201,7 @@ eq, lt, le = map(_comparison, ("eq", "lt", "le"))
 
 
 def div(x: Operand, y: Operand) -> Tensor:
-    """x / y, in floating point."""
+    """x / y; integers and bools are cast to floating point first."""
     x, y = _operand(x), _operand(y)
     whole = not builtins.any(
         dtypes.is_float(o.dtype) if isinstance(o, Tensor) else isinstance(o, float) for o in (x, y)
@@ -208,27 +210,27 @@ def div(x: Operand, y: Operand) -> Tensor:
 
 
 def gt(x: Operand, y: Operand) -> Tensor:
-    """x > y."""
+    """Elementwise x > y, as bool."""
     return lt(y, x)
 
 
 def ge(x: Operand, y: Operand) -> Tensor:
-    """x >= y."""
+    """Elementwise x >= y, as bool."""
     return le(y, x)
 
 
 def logical_not(x: Tensor) -> Tensor:
-    """Logical not."""
+    """Elementwise negation of truth values."""
     return make("not", (cast(x, "bool"),))
 
 
 def ne(x: Operand, y: Operand) -> Tensor:
-    """x != y."""
+    """Elementwise x != y, as bool."""
     return logical_not(eq(x, y))
 
 
 def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
-    """x where the condition holds, else y."""
+    """Elementwise choice: x where the condition holds, else y."""
     (a, b), condition = align(x, y), as_tensor(condition)
     rank = builtins.max(condition.rank, a.rank)
     return make("where", (with_rank(cast(condition, "bool"), rank), with_rank(a, rank), with_rank(b, rank)))
@@ -240,7 +242,7 @@ def square(x: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """Cast to a dtype, given by name or as a NumPy dtype."""
+    """The tensor converted to a dtype, given by name or as a NumPy dtype."""
     dtype = dtypes.name_of(dtype)
     return x if x.dtype == dtype else make("cast", (x,), {"dtype": dtype})
 
@@ -289,7 +291,7 @@ def any(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
 
 
 def count(shape: Shape, axes: Sequence[int]) -> Dim:
-    """Number of elements that a reduction over the axes combines into one."""
+    """Number of elements that a reduction over some axes of a shape combines into one result."""
     return volume(tuple(shape[a] for a in axes))
 
 
@@ -534,8 +536,9 @@ def _known_key(key: Any) -> Any:
 
 
 def from_end(index: Tensor, size: Dim) -> Tensor:
-    """Indices with negative ones counted from the end of the axis; ops that produce only valid positions are returned
-    unchanged.
+    """Index tensor in which negative indices count from the end of the axis.
+
+    Results of ops that produce only valid positions are returned unchanged.
     """
     known = index.data
     if index.dtype.startswith("u") or index.op in ("iota", "argmax", "argmin", "argsort"):

@@ -11,6 +11,7 @@ from math import pi, sqrt
 from typing import Any
 
 from . import builders as t
+from . import op_flops
 from .dims import Dim, Expr, volume
 from .graph import Tensor, make
 from .ops import Op, OutFunction, register
@@ -24,7 +25,7 @@ def composite(
     defaults: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Decorator: register a decomposition as a composite op; returns a builder of that op.
+    """Decorator that registers a decomposition as a composite op and returns the builder of that op.
 
     The first line of the decomposition's docstring documents the op.
     """
@@ -45,7 +46,7 @@ def composite(
 
 
 def expand(node: Tensor) -> Tensor:
-    """One decomposition step of a composite node."""
+    """The term that a composite node stands for, after one step of decomposition."""
     decompose = node.entry.decompose
     assert decompose is not None, f"{node.op} is not composite"
     return decompose(*node.args, **dict(node.attrs))
@@ -145,7 +146,7 @@ def clip(x: Tensor, lo: float, hi: float) -> Tensor:
 
 
 # ---------------------------------------------------------------- reductions and normalisations
-@composite("mean", 1, "reduce", {"axes": "dims"}, linear=(0,), onnx=("ReduceMean",), aten=("mean",))
+@composite("mean", 1, "reduce", {"axes": "dims"}, fused_as="rows", linear=(0,), onnx=("ReduceMean",), aten=("mean",))
 def mean(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Mean over axes."""
     return t.sum(x, axes, True) * _inverse(t.count(x.shape, axes))
@@ -159,6 +160,8 @@ _SOFTMAX_IS = "x", "exp(x - max(x, axes=(axis,))) / sum(exp(x - max(x, axes=(axi
     1,
     "same",
     {"axis": "int"},
+    fused_as="rows",
+    several_passes=True,
     flops=14,
     onnx=("Softmax",),
     aten=("_softmax", "softmax"),
@@ -178,6 +181,8 @@ _LOGSUMEXP_IS = "x", "log(sum(exp(x - max(x, axes=axes)), axes=axes)) + max(x, a
     1,
     "reduce",
     {"axes": "dims"},
+    fused_as="rows",
+    several_passes=True,
     flops=12,
     onnx=("ReduceLogSumExp",),
     aten=("logsumexp",),
@@ -198,6 +203,8 @@ _LOG_SOFTMAX_IS = "x", "(x - max(x, axes=(axis,))) - log(sum(exp(x - max(x, axes
     1,
     "same",
     {"axis": "int"},
+    fused_as="rows",
+    several_passes=True,
     flops=12,
     onnx=("LogSoftmax",),
     aten=("_log_softmax", "log_softmax"),
@@ -218,7 +225,8 @@ _LAYER_NORM_IS = (
 )
 
 
-@composite("layer_norm", 3, "norm", {"eps": "float"}, {"eps": 1e-5}, flops=8, onnx=("LayerNormalization",),
+@composite("layer_norm", 3, "norm", {"eps": "float"}, {"eps": 1e-5}, fused_as="rows", several_passes=True, flops=8,
+           onnx=("LayerNormalization",),
            aten=("native_layer_norm", "layer_norm"), definition=_LAYER_NORM_IS)  # fmt: skip
 def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + shift over the last axis"""
@@ -240,6 +248,8 @@ _RMS_NORM_IS = (
     "norm",
     {"eps": "float"},
     {"eps": 1e-6},
+    fused_as="rows",
+    several_passes=True,
     flops=6,
     onnx=("RMSNormalization",),
     aten=("rms_norm",),
@@ -258,7 +268,7 @@ _BATCH_NORM_IS = (
 )
 
 
-@composite("batch_norm", 5, "channel_norm", {"eps": "float"}, {"eps": 1e-5}, flops=4, domain="positive", onnx=("BatchNormalization",),
+@composite("batch_norm", 5, "channel_norm", {"eps": "float"}, {"eps": 1e-5}, fused_as="cheap", flops=4, domain="positive", onnx=("BatchNormalization",),
            aten=("_native_batch_norm_legit_no_training",), definition=_BATCH_NORM_IS)  # fmt: skip
 def batch_norm(x: Tensor, gain: Tensor, shift: Tensor, mean_: Tensor, var_: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + shift per channel (axis 1), with given statistics"""
@@ -266,7 +276,8 @@ def batch_norm(x: Tensor, gain: Tensor, shift: Tensor, mean_: Tensor, var_: Tens
     return x * _channels(x, scale) + _channels(x, shift - mean_ * scale)
 
 
-@composite("group_norm", 3, "channel_norm", {"groups": "int", "eps": "float"}, {"eps": 1e-5}, flops=8,
+@composite("group_norm", 3, "channel_norm", {"groups": "int", "eps": "float"}, {"eps": 1e-5}, fused_as="rows",
+           several_passes=True, flops=8,
            onnx=("GroupNormalization",), aten=("native_group_norm", "group_norm"))  # fmt: skip
 def group_norm(x: Tensor, gain: Tensor, shift: Tensor, groups: int, eps: float) -> Tensor:
     """Normalised over groups of channels and all positions, then scaled and shifted per channel"""
@@ -277,7 +288,16 @@ def group_norm(x: Tensor, gain: Tensor, shift: Tensor, groups: int, eps: float) 
 
 
 # ---------------------------------------------------------------- contractions
-@composite("linear", 3, "linear", algebra="ring", onnx=("Gemm",), aten=("addmm", "linear"))
+@composite(
+    "linear",
+    3,
+    "linear",
+    fused_as="product",
+    work=op_flops.product,
+    algebra="ring",
+    onnx=("Gemm",),
+    aten=("addmm", "linear"),
+)
 def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """x @ w + b"""
     return t.matmul(x, w) + _line(x, b)
@@ -319,7 +339,7 @@ _ATTENTION_IS = (
 )
 
 
-@composite("attention", 3, "attention", _ATTENTION, _ATTENTION_DEFAULTS, onnx=("Attention",),
+@composite("attention", 3, "attention", _ATTENTION, _ATTENTION_DEFAULTS, fused_as="product", work=op_flops.attention, onnx=("Attention",),
            aten=("scaled_dot_product_attention",), definition=_ATTENTION_IS)  # fmt: skip
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float) -> Tensor:
     """softmax(scale * q @ k.T) @ v, optionally soft-capped, causal, windowed; leading axes broadcast (grouped query)"""
@@ -333,7 +353,8 @@ _MASKED_ATTENTION_IS = (
 )
 
 
-@composite("masked_attention", 4, "attention", _ATTENTION, _ATTENTION_DEFAULTS, definition=_MASKED_ATTENTION_IS)  # fmt: skip
+@composite("masked_attention", 4, "attention", _ATTENTION, _ATTENTION_DEFAULTS, fused_as="product",
+           work=op_flops.attention, definition=_MASKED_ATTENTION_IS)  # fmt: skip
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, causal: bool, window: int, softcap: float
 ) -> Tensor:
@@ -348,7 +369,7 @@ _ROPE_IS = (
 )
 
 
-@composite("rope", 3, "rope", flops=3, onnx=("RotaryEmbedding",), definition=_ROPE_IS)  # fmt: skip
+@composite("rope", 3, "rope", fused_as="cheap", flops=3, onnx=("RotaryEmbedding",), definition=_ROPE_IS)  # fmt: skip
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x * cos + rotate_half(x) * sin, with rotate_half(x) = [-second half, first half] of the last axis"""
     half = x.shape[-1] // 2
@@ -370,22 +391,24 @@ def _pooled(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any, fil
 
 
 @composite(
-    "max_pool", 1, "pool", _POOL, algebra="order", onnx=("MaxPool",), aten=("max_pool2d_with_indices", "max_pool2d")
-)
+    "max_pool", 1, "pool", _POOL, fused_as="rows", work=op_flops.pooling, algebra="order", onnx=("MaxPool",),
+    aten=("max_pool2d_with_indices", "max_pool2d"),
+)  # fmt: skip
 def max_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) -> Tensor:
     """Largest value in each window; padding never wins"""
     windows = _pooled(x, kernel, strides, pads, dilations, float("-inf"))
     return t.max(windows, tuple(range(x.rank, windows.rank)))
 
 
-@composite("avg_pool", 1, "pool", _POOL, linear=(0,), onnx=("AveragePool",), aten=("avg_pool2d",))
+@composite("avg_pool", 1, "pool", _POOL, fused_as="rows", work=op_flops.pooling, linear=(0,), onnx=("AveragePool",),
+           aten=("avg_pool2d",))  # fmt: skip
 def avg_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) -> Tensor:
     """Mean of each window, padding counted as zeros"""
     windows = _pooled(x, kernel, strides, pads, dilations, 0.0)
     return t.sum(windows, tuple(range(x.rank, windows.rank))) * _inverse(volume(tuple(kernel)))
 
 
-@composite("cross_entropy", 2, "cross_entropy", aten=("cross_entropy_loss",))
+@composite("cross_entropy", 2, "cross_entropy", index_operand=1, aten=("cross_entropy_loss",))
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """-log_softmax(logits)[target] of logits[N, C] and target[N], per row"""
     rows = t.gather_elements(log_softmax(logits, axis=1), t.expand_dims(target, 1), 1)

@@ -21,7 +21,9 @@ from ...errors import ShapeError
 @total_ordering
 @dataclass(frozen=True)
 class Atom:
-    """A named size (`op` is 'size') with its range, or an opaque floor quotient or remainder of two dimensions."""
+    """Factor of a dimension's terms: a named size (`op` is 'size') with its range, or an opaque floor quotient or
+    remainder of two dimensions.
+    """
 
     op: str
     name: str = ""
@@ -42,13 +44,13 @@ class Atom:
 
 @dataclass(frozen=True)
 class Expr:
-    """A polynomial over atoms: `terms` pairs a sorted product of atoms with its non-zero coefficient."""
+    """Symbolic dimension as a polynomial: `terms` pairs a sorted product of atoms with its non-zero coefficient."""
 
     terms: tuple[tuple[tuple[Atom, ...], int], ...]
 
     @staticmethod
     def of(dim: Dim) -> Expr:
-        """An int or expression as an Expr."""
+        """Convert an int or a symbolic dimension to an `Expr`."""
         if isinstance(dim, Expr):
             return dim
         return Expr((((), int(dim)),)) if dim else Expr(())
@@ -195,7 +197,10 @@ def symbols(value: Dim) -> dict[str, Atom]:
 
 
 def bind(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
-    """The dimension with named sizes replaced; an int if all were given as ints. ShapeError for a size out of range."""
+    """Substitute numbers or expressions for named sizes of a dimension; the result is an int if all were given as ints.
+
+    ShapeError for a size out of range.
+    """
     if not isinstance(value, Expr):
         return value
     total: Dim = 0
@@ -300,5 +305,5 @@ def _atom_bounds(atom: Atom) -> tuple[float, float]:
 
 
 def volume(shape: Shape) -> Dim:
-    """Number of elements."""
+    """Number of elements of a shape."""
     return prod(shape, start=1)

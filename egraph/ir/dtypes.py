@@ -31,14 +31,14 @@ _CATEGORY_RANK = {"bool": 0, "int": 1, "float": 2}
 
 
 def check(dtype: str) -> str:
-    """The dtype's name if known; otherwise raises ShapeError listing the known dtypes."""
+    """Return a dtype's name if it is known; ShapeError, which lists the known dtypes, otherwise."""
     if dtype not in _TABLE:
         raise ShapeError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
     return dtype
 
 
 def category(dtype: str) -> str:
-    """'bool', 'int' or 'float'."""
+    """Category of a dtype: 'bool', 'int' or 'float'."""
     return _TABLE[check(dtype)][0]
 
 
@@ -48,7 +48,7 @@ def is_float(dtype: str) -> bool:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes per element."""
+    """Bytes of one element of a dtype."""
     return _TABLE[check(dtype)][1]
 
 

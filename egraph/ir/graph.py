@@ -176,8 +176,9 @@ class Tensor:
 
 
 def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, data: Any = None) -> Tensor:
-    """The hash-consed node `op(*args, **attrs)` with its type inferred. Raises ShapeError if the operands violate the
-    op's type law.
+    """Return the unique node `op(*args, **attrs)` with its inferred type (hash-consing).
+
+    ShapeError if the operands violate the op's type law.
     """
     entry = OPS[op]
     full = check_attrs(entry, attrs or {})
@@ -240,7 +241,7 @@ Data = np.ndarray[Any, Any] | ArraySource
 
 
 def load_data(data: Data) -> np.ndarray[Any, Any]:
-    """The array of some weight data; a lazy source is read now."""
+    """Weight data as an array; a lazy source is read from its file now."""
     return data if isinstance(data, np.ndarray) else data.load()
 
 
@@ -269,8 +270,9 @@ def topological(roots: Iterable[Tensor], known: Container[int] = ()) -> list[Ten
 
 
 def rebuild(roots: Sequence[Tensor], change: Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]) -> list[Tensor]:
-    """The roots after passing every node through `change(node, new_operands)`; a result of None keeps the node's op and
-    attributes.
+    """Rebuild terms bottom-up: every node is passed through `change(node, new_operands)`.
+
+    A result of None keeps the node's op and attributes. Returns the new roots.
     """
     new: dict[int, Tensor] = {}
     for node in topological(roots):
@@ -369,7 +371,7 @@ class Graph:
         return topological(self.roots)
 
     def leaves(self, op: str) -> list[Tensor]:
-        """The leaves of one kind ('input', 'param', 'state', 'constant') that the roots use."""
+        """Leaves of one kind ('input', 'param', 'state', 'constant') that the roots use."""
         return [n for n in self.nodes() if n.op == op]
 
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:

@@ -14,14 +14,17 @@ Attrs = Mapping[str, Any]
 
 
 class Along(NamedTuple):
-    """The index along one operand axis: `offset` plus the sum of factor * (result index along an axis) over `terms`,
-    which are (result axis, factor)."""
+    """Index along one operand axis: `offset` plus the sum of factor * (result index) over `terms`, pairs (result axis,
+    factor).
+    """
 
     terms: tuple[tuple[int, Any], ...]
     offset: Any = 0
 
     def at(self, index: Sequence[Any]) -> Any:
-        """The index for a result index of any type with `*` and `+` by sizes."""
+        """The index along the operand axis for a result index, whose entries may be of any type with `*` and `+` by
+        sizes.
+        """
         found: Any = None
         for axis, factor in self.terms:
             term = index[axis] if _is(factor, 1) else index[axis] * factor
@@ -44,9 +47,10 @@ class SameOrder:
 
 
 class Parts(NamedTuple):
-    """Along `axis`, result indices start <= i < stop read an operand at i - start; all others are `fill`.
+    """Index map of a concatenation or padding along `axis`.
 
-    `parts` are (operand, start, stop) in ascending order; if `fill` is None, they cover the whole axis.
+    Result indices start <= i < stop of a part (operand, start, stop) read that operand at i - start; all others have
+    the value `fill`. Parts are in ascending order; if `fill` is None, they cover the whole axis.
     """
 
     axis: int
@@ -69,47 +73,49 @@ def _along_axis(rank: int, axis: int, along: Along) -> AffineMap:
 
 
 def permute(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """Return the index map of a transpose: axis i of the result is axis perm[i] of the operand."""
+    """Index map of a transpose: axis i of the result is axis perm[i] of the operand."""
     back = {p: i for i, p in enumerate(attrs["perm"])}
     return AffineMap(tuple(Along(((back[a], 1),)) for a in range(len(back))))
 
 
 def slice_(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """start + step * i along the axis."""
+    """Index map of a slice: result index i reads operand index start + step * i along the axis."""
     return _along_axis(len(shapes[0]), attrs["axis"], Along(((attrs["axis"], attrs["step"]),), attrs["start"]))
 
 
 def flip(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """size - 1 - i along the axis."""
+    """Index map of a reversed axis: result index i reads operand index size - 1 - i."""
     axis = attrs["axis"]
     return _along_axis(len(shapes[0]), axis, Along(((axis, -1),), shapes[0][axis] - 1))
 
 
 def windows(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """stride * i + dilation * j along the axis, where j is the index along the new last axis."""
+    """Index map of sliding windows: position i, element j (index along the new last axis) reads stride * i + dilation *
+    j.
+    """
     rank, axis = len(shapes[0]), attrs["axis"]
     return _along_axis(rank, axis, Along(((axis, attrs["stride"]), (rank, attrs["dilation"]))))
 
 
 def broadcast_to(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """Axes of size 1 are repeated."""
+    """Index map of a broadcast: axes of size 1 are repeated."""
     return Stretched()
 
 
 def reshape(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """The result has the operand's elements in the same row-major order (reshape)."""
+    """Index map of a reshape: the result has the operand's elements in the same row-major order."""
     return SameOrder()
 
 
 def concat(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """The first operand, then the second."""
+    """Index map of a concatenation of two operands along an axis."""
     axis = attrs["axis"]
     first, second = (shape[axis] for shape in shapes)
     return Parts(axis, ((0, 0, first), (1, first, first + second)))
 
 
 def pad(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """The operand from `lo` on; `value` elsewhere."""
+    """Index map of padding: the operand begins at index `lo` of the result; elements outside are `value`."""
     axis, lo = attrs["axis"], attrs["lo"]
     return Parts(axis, ((0, lo, lo + shapes[0][axis]),), attrs["value"])
 

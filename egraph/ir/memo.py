@@ -17,7 +17,7 @@ _tables: list[Any] = []
 
 
 def memo(size: int) -> Callable[[F], F]:
-    """Decorator: an LRU cache of up to `size` results that `forget` clears."""
+    """Decorator that caches up to `size` results of a function (LRU); `forget` clears the cache."""
 
     def decorated(function: F) -> F:
         _tables.append(lru_cache(size)(function))

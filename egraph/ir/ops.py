@@ -15,7 +15,7 @@ Conventions that keep the algebra small:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .graph import Tensor
 
 Attrs = Mapping[str, Any]
+FUSED_MONOIDS = ("add", "maximum", "minimum")  # of reductions that fused kernels compute
 COSTLY_FLOPS = 8.0  # flops of an element from which an elementwise op is costly
 
 
@@ -57,10 +58,10 @@ class Type:
 
 
 class TargetText(NamedTuple):
-    """Text of an op in each language that kernels are generated in; of other ops than elementwise ones, in JAX alone.
+    """Source text of an op in each target language: C, CUDA C++ and Triton for elementwise ops, JAX for all ops.
 
-    A text is a format string of the operands `{0}`, `{1}`, `{2}`; an empty text means that the language has none. `c`: C
-    over float32, and over float64 unless `c_double` is given; `c_whole`: C over integers and bools. `cuda`: CUDA C++
+    A text is a format string of the operands `{0}`, `{1}`, `{2}`; an empty text means that the language has none.
+    `c`: C over float32, and over float64 unless `c_double` is given; `c_whole`: C over integers and bools. `cuda`: CUDA C++
     over float32, and over float64 unless `cuda_double` is given; `cuda_whole` and `cuda_bool`: CUDA C++ over integers
     and over bools, `c_whole` unless given. `triton`: Triton over float32 and float64, may be several texts separated
     by "; ": the values of all but the last are variables, which later texts use as further operands;
@@ -106,10 +107,10 @@ class OutFunction(NamedTuple):
 
 
 class ViewMethods(NamedTuple):
-    """Methods of arrays and tensors that compute a view op, as (name, attribute that is the argument); None: there is none.
+    """Method names of NumPy arrays and Torch tensors that compute a view op, as (name, attribute passed as argument).
 
-    `numpy`: a view in NumPy, by explicit strides without a method. `torch`: a view in Torch. `torch_copy`: a copy, where
-    Torch has no such view.
+    `numpy`: a view in NumPy; None: a view by explicit strides. `torch`: a view in Torch, None if Torch has none.
+    `torch_copy`: a method that copies, where Torch has no such view.
     """
 
     numpy: tuple[str, str] | None = None
@@ -144,6 +145,14 @@ class Op:
     over the reals, of terms with Python's arithmetic; `z.If` chooses. `logic(z, *elements)` is the value of boolean
     terms; `z` has `And`, `Or`, `Xor` and `Not`. `definition` says what a composite is in the rule language: (names of
     its operands, term).
+
+    Facts for kernels: `fused_as` is the role in fused kernels where `fusion_role` does not derive it. `several_passes`:
+    each element of a row is needed more than once, with other elements between (a maximum, then a sum). `work(node)`:
+    flops of a node, where they are not `flops` per element.
+
+    Facts for drawing operands: `keeps_positive`: the result of positive operands is positive; ops that move elements
+    have it without saying. `index_operand`: position of the operand that holds indices into operand 0 (along the
+    attribute `axis`, or axis 1). `negative_indices`: negative indices count from the end.
     """
 
     name: str
@@ -170,6 +179,12 @@ class Op:
     real: Callable[..., Any] | None = None
     logic: Callable[..., Any] | None = None
     definition: tuple[str, str] | None = None
+    fused_as: str = ""
+    several_passes: bool = False
+    work: Callable[[Tensor], float] | None = None
+    keeps_positive: bool = False
+    index_operand: int | None = None
+    negative_indices: bool = False
     # arithmetic per output element (pointwise) or per input element (reductions), for the roofline model
     flops: float = 1.0
     onnx: tuple[str, ...] = ()
@@ -182,7 +197,7 @@ class Op:
 
     @property
     def costly(self) -> bool:
-        """Whether an element costs so much arithmetic that computing it twice is worse than keeping it."""
+        """Whether an element needs so much arithmetic that storing it is cheaper than computing it twice."""
         return self.pointwise and self.flops >= COSTLY_FLOPS
 
     @property
@@ -192,19 +207,53 @@ class Op:
 
     @property
     def folded(self) -> str:
-        """The binary op that a reduction folds; of other ops, their own name."""
+        """Name of the binary op that a reduction folds over its axes; the op's own name for other ops."""
         return self.monoid or self.name
 
     @property
     def moves(self) -> bool:
-        """Whether every element of the result is an element of an operand or a constant, at places that do not depend
-        on data."""
+        """Whether the op only moves elements: each result element is an operand element or a constant, at an index
+        independent of data.
+        """
         return self.kind in ("view", "layout")
 
     @property
     def composite(self) -> bool:
         """Whether the op is defined by a decomposition."""
         return self.decompose is not None
+
+    @property
+    def fusion_role(self) -> str:
+        """Role in fused kernels: "cheap" (few operand elements and little arithmetic for an element), "rows" (reduction),
+        "product", "written" (a kernel may end with it, into a tensor in memory) or "opaque" (a kernel by itself).
+        """
+        derived = "rows" if self.monoid in FUSED_MONOIDS else "cheap" if self.pointwise or self.moves else "opaque"
+        return self.fused_as or derived
+
+    @property
+    def reduces_several_axes(self) -> bool:
+        """Whether every node of the op reduces over several axes, by its shape law."""
+        return self.fusion_role == "rows" and self.law in ("channel_norm", "pool")
+
+    @property
+    def positive_of_positive(self) -> bool:
+        """Whether the result of positive operands is positive."""
+        return self.keeps_positive or self.moves
+
+    @property
+    def integer_arithmetic(self) -> bool:
+        """Whether the op computes new numbers from integers, which wrap around; not an order, a choice or a comparison."""
+        computes = self.kind in ("pointwise", "reduction", "contraction") and self.law in (
+            "pointwise",
+            "reduce",
+            "along",
+            "matmul",
+        )
+        return computes and not self.floats_only and self.algebra != "order"
+
+    def indexed_size(self, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """Size of the axis of operand 0, of this shape, that `index_operand` indexes."""
+        return shape[attrs["axis"] if "axis" in self.attrs else 1]
 
 
 OPS: dict[str, Op] = {}

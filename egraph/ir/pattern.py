@@ -30,8 +30,8 @@ from .ops import OPS, Type
 # ---------------------------------------------------------------- attribute expressions
 @dataclass(frozen=True)
 class Name:
-    """An attribute variable, or a tensor variable as an argument of `size`, `rank`, `shape`, `weight` and similar
-    functions.
+    """Variable in an attribute expression: an attribute variable, or a tensor variable as an argument of `size`,
+    `rank`, `shape`, `weight` and similar functions.
     """
 
     name: str
@@ -39,14 +39,17 @@ class Name:
 
 @dataclass(frozen=True)
 class AttrConstant:
-    """A constant: int, float, str, bool."""
+    """Constant in an attribute expression: int, float, str or bool."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Apply:
-    """A call of a function in `FUNCTIONS`. Operators are functions too ('add', 'lt', …); 'vec' builds a tuple."""
+    """Function call in an attribute expression; operators are functions too ('add', 'lt', …); 'vec' builds a tuple.
+
+    `FUNCTIONS` lists the functions.
+    """
 
     function: str
     args: tuple[Attr, ...]
@@ -59,14 +62,16 @@ Attr = Name | AttrConstant | Apply
 # ---------------------------------------------------------------- terms
 @dataclass(frozen=True)
 class Var:
-    """A tensor variable: matches any tensor."""
+    """Tensor variable of a pattern; it matches any tensor."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Literal:
-    """A scalar constant (a `full` of this value). On a right side `like` names the tensor that gives rank and dtype."""
+    """Scalar constant of a pattern (a `full` of this value). On a right side `like` names the tensor that gives rank
+    and dtype.
+    """
 
     value: float
     like: str = ""
@@ -169,7 +174,9 @@ def evaluate(attr: Attr, env: Env) -> Any:
 
 
 def holds(guards: Sequence[Attr], env: Env) -> bool:
-    """Whether all guards hold. A guard that cannot be evaluated (index out of range, for example) does not hold."""
+    """Whether all guards hold under a binding. A guard that cannot be evaluated (such as an index out of range) does
+    not hold.
+    """
     try:
         return all(bool(evaluate(g, env)) for g in guards)
     except (IndexError, ValueError, ZeroDivisionError):
@@ -389,7 +396,7 @@ def _built(term: Term, made: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
 
 
 def show(term: Term) -> str:
-    """The term as text."""
+    """A pattern as text in the rule language."""
     if isinstance(term, Var):
         return term.name
     if isinstance(term, Literal):
@@ -399,7 +406,7 @@ def show(term: Term) -> str:
 
 
 def show_attr(attr: Attr) -> str:
-    """The attribute expression as text."""
+    """An attribute expression as text in the rule language."""
     if isinstance(attr, AttrConstant):
         return repr(attr.value)
     if isinstance(attr, Name):

@@ -30,8 +30,9 @@ def unrolled(x: Tensor, state: Tensor, w: Tensor, **attrs: Any) -> Tensor | None
 
 
 def parts_of(node: Tensor) -> Tensor | None:
-    """An equal term of simpler ops: the decomposition of a composite or the unrolled form of a recurrent node; None for
-    other nodes.
+    """Equal term of simpler ops: the decomposition of a composite, or the unrolled form of a `recurrent` node.
+
+    None for other nodes.
     """
     if node.op == "recurrent":
         return unrolled(*node.args, **dict(node.attrs))
@@ -39,8 +40,9 @@ def parts_of(node: Tensor) -> Tensor | None:
 
 
 def line(values: Sequence[Tensor]) -> Tensor:
-    """All values flattened and concatenated to one vector. Concatenates as a balanced tree, so each element is copied
-    O(log n) times.
+    """Vector of the elements of several tensors, concatenated in order.
+
+    Concatenates as a balanced tree, so each element is copied O(log n) times.
     """
     if len(values) == 1:
         return t.reshape(values[0], (-1,))
@@ -52,7 +54,7 @@ def layers(
     x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *, cell: str, activations: str, hidden: int, width: int,
     count: int, directions: int, variant: str = "",
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Recurrent layers over x[T, B, I]. Returns (output, last states).
+    """Output and last states of recurrent layers over x[T, B, I], as expressions.
 
     The output holds the last layer's hidden values, [T, B, directions * width]. The last states are those of each layer
     and direction, [count * directions, B, width]; an LSTM adds its cell states, [count * directions, B, hidden].

@@ -67,7 +67,7 @@ class Rule:
 
     @property
     def directions(self) -> tuple[Rule, ...]:
-        """The one-directional rules that this rule expands to."""
+        """The one-directional rules that this rule stands for: itself, and the reverse with `both`."""
         if not self.both:
             return (self,)
         forward = {**self.__dict__, "both": False}

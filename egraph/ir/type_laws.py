@@ -191,7 +191,7 @@ def arg_reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def along(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: that of the operand; the axis must exist."""
+    """Result type of an op along one axis: that of the operand; ShapeError if the axis does not exist."""
     axis_of(attrs["axis"], types[0].rank)
     return types[0]
 
@@ -207,7 +207,7 @@ def _index(kind: Type) -> None:
 
 
 def along_index(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: same shape, int64; the axis must exist."""
+    """Result type of an op that gives indices along one axis (argsort): the operand's shape, int64."""
     axis_of(attrs["axis"], types[0].rank)
     return Type(types[0].shape, "int64")
 
@@ -535,8 +535,9 @@ def cross_entropy_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """x[T, B, I], initial states and weights as vectors: a vector of T * B * directions * width outputs and the last
-    states.
+    """Result type of `recurrent` over x[T, B, I]: a vector of T * B * directions * width outputs, then the last states.
+
+    Initial states and weights are vectors.
     """
     x, state, w = types
     hidden, width, count = attrs["hidden"], attrs["width"], attrs["layers"] * attrs["directions"]
@@ -567,7 +568,7 @@ def recurrent_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def same(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Type of the first operand; every named axis must exist."""
+    """Result type of an op that keeps the first operand's type; ShapeError if a named axis does not exist."""
     for axis in (*attrs.get("axes", ()), *((attrs["axis"],) if "axis" in attrs else ())):
         axis_of(axis, types[0].rank)
     return types[0]

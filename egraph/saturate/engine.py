@@ -43,19 +43,19 @@ def load_bindings() -> Any:
 
 
 class EngineError(Exception):
-    """egglog rejected a command."""
+    """Raised when egglog rejects a command."""
 
 
 class Deadline(Exception):
-    """A request exceeded its time limit; its worker process was killed."""
+    """Raised when a request exceeded its time limit and its worker process was killed."""
 
 
 class MemoryLimit(Exception):
-    """The worker exceeded its memory limit and ended."""
+    """Raised when the worker exceeded its memory limit and ended."""
 
 
 class Stopped(Exception):
-    """The caller requested a stop; the worker process was killed."""
+    """Raised when the caller requested a stop and the worker process was killed."""
 
 
 Stop = Callable[[], bool]
@@ -93,7 +93,7 @@ def rule_seconds(report: Any, measured: float) -> dict[str, float]:
 
 @contextmanager
 def readable(text: str) -> Iterator[str]:
-    """Context manager: path of a temporary file with the given text.
+    """Context manager that yields the path of a temporary file with the given text.
 
     An in-memory file where available (Linux), so nothing is left however the process ends; otherwise a file that is
     removed afterwards.
@@ -111,7 +111,7 @@ def readable(text: str) -> Iterator[str]:
 
 
 class Shapes:
-    """Answers whether the e-graph has an e-node of an op whose operands contain given ops; answers are cached."""
+    """Cached answers to whether the e-graph has an e-node of an op over operands of given ops."""
 
     def __init__(self, names: Sequence[str], arrays: Arrays, n_classes: int) -> None:
         self.number = {name: i for i, name in enumerate(names)}
@@ -121,7 +121,7 @@ class Shapes:
         self.known: dict[Any, bool] = {}
 
     def stands(self, op: str, operands: Sequence[tuple[int, str]]) -> bool:
-        """Whether some e-node of the op has, for each (operand index, op), an e-node of that op in the operand's
+        """Whether some e-node of an op has, for each (operand index, op), an e-node of that op in that operand's
         e-class.
         """
         key = (op, *map(tuple, operands))
@@ -228,7 +228,7 @@ class Engine:
         return header, arrays
 
     def meet(self, pairs: Sequence[tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
-        """All rules once without a view. The result's `equal` tells whether the two handles of every pair are now in
+        """Apply all rules once, without a view; the result's `equal` tells whether both handles of every pair are in
         one e-class.
         """
         report = self.run("(run-schedule (run r_rules) (saturate (run r_shape)))")[0].report
@@ -265,7 +265,7 @@ class Engine:
 
     # ------------------------------------------------------------ dump
     def live(self) -> int:
-        """Number of e-nodes that rules can still match."""
+        """Number of e-nodes that rules can still match (not subsumed)."""
         functions = self.egraph.freeze().functions
         names = [name if name == "Leaf" else f"o_{name}" for name in self.signatures]
         return sum(not row.subsumed for name in names for row in functions[name].rows)

@@ -39,7 +39,7 @@ def number_key(value: float) -> Any:
 
 @dataclass
 class Interner:
-    """Ids of attribute values that egglog does not represent itself.
+    """Table of integer ids for attribute values that egglog does not represent itself.
 
     Rule constants are interned first, so their ids are the same for every graph; `copy` before adding a graph's own
     values.
@@ -76,15 +76,17 @@ class Interner:
         return self._float_ids[key]
 
     def alias(self, value: float, target: int) -> None:
-        """Map a number to an existing id: a constant rounded to its dtype stands for the rule's exact constant."""
+        """Give a number an existing id: a model's constant, rounded to its dtype, then equals the rule's exact
+        constant.
+        """
         self._float_ids.setdefault(number_key(value), target)
 
     def knows(self, value: float) -> bool:
-        """Whether the number has an id."""
+        """Whether a number has an id."""
         return number_key(value) in self._float_ids
 
     def decode(self, kind: str, number: int) -> Any:
-        """The value of an id."""
+        """The attribute value of an id."""
         if kind == "int":
             return number
         if kind == "bool":
@@ -115,7 +117,7 @@ def arguments(entry: Op) -> list[str]:
 
 
 def pattern(op: str) -> str:
-    """Egglog text of the op applied to its variables."""
+    """Egglog text of an op's constructor applied to variables for its operands and attributes."""
     return " ".join([f"(o_{op}", *arguments(OPS[op])]) + ")"
 
 
@@ -128,7 +130,10 @@ RUN = 4
 
 # ---------------------------------------------------------------- declarations
 def base_declarations(*, guarded: bool) -> list[str]:
-    """Sorts, rulesets, e-class functions, leaves and their loader. `guarded` adds the costs that pruning needs."""
+    """Egglog declarations that every program needs: sorts, rulesets, e-class functions, leaves and their loader.
+
+    `guarded` adds the costs that pruning needs.
+    """
     return [
         "(sort Dims (Vec i64))",
         "(sort T)",
@@ -170,7 +175,9 @@ def base_declarations(*, guarded: bool) -> list[str]:
 
 
 def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
-    """Per rank: vectors of ones, transpositions, identity permutation, element counts and the broadcast rule."""
+    """Egglog commands per rank: vectors of ones, transpositions, the identity permutation, element counts, the
+    broadcast rule.
+    """
     for r in ranks:
         ones = vec_of(["1"] * r)
         yield f"(Ones {ones})"
@@ -187,7 +194,9 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
-    """Constructor, loader and type laws of an op; `guarded` adds the status table that pruning needs."""
+    """Egglog declarations of an op: constructor, loader and type laws; `guarded` adds the status table that pruning
+    needs.
+    """
     entry, sig = OPS[op], signature(op)
     sorts = " ".join(SORTS[k] for k in sig)
     yield f"(constructor o_{op} ({sorts}) T)"

@@ -35,7 +35,7 @@ ROUNDED = 2e-7  # relative tolerance: values computed from sizes may have been r
 
 
 def numbers(graph: Graph) -> Iterator[Dim]:
-    """All sizes and integer attribute values in a graph, except axis indices."""
+    """All sizes and integer attribute values that occur in a graph, except axis indices."""
     for node in dict.fromkeys([*graph.nodes(), *graph.inputs]):
         yield from node.shape
         for name, value in node.attrs:
@@ -51,7 +51,7 @@ def numbers(graph: Graph) -> Iterator[Dim]:
 
 
 def factored(known: Iterable[Dim]) -> tuple[set[int], list[Expr]]:
-    """Returns (absolute values of plain numbers and coefficients, irreducible expressions: atoms and sums)."""
+    """The known numbers split in (absolute values of plain numbers and coefficients, irreducible size expressions)."""
     plain: set[int] = set()
     found: dict[Expr, None] = {}
     for value in known:
@@ -72,7 +72,9 @@ def is_prime(n: int) -> bool:
 
 
 def telling(n: int) -> bool:
-    """Whether n has a prime factor greater than 5, so that it is unlikely to be a number that people write."""
+    """Whether n has a prime factor greater than 5, so that it is unlikely to be a number that a model contains by
+    itself.
+    """
     for p in (2, 3, 5):
         while n and n % p == 0:
             n //= p
@@ -135,7 +137,7 @@ def _clashes(plain: set[int], known: Sequence[Expr], sizes: Mapping[str, int]) -
 
 @dataclass
 class Numbers:
-    """Maps numbers at the generic sizes to expressions in symbolic sizes."""
+    """Map from numbers at the generic sizes to expressions in symbolic sizes."""
 
     graph: Graph  # with symbolic sizes
     sizes: Mapping[str, int]  # the generic sizes
@@ -158,7 +160,7 @@ class Numbers:
         return [Expr((((atom,), 1),)) for atom in self.graph.free_dims.values()]
 
     def dim(self, n: int) -> Dim:
-        """Lift a size, stride, offset or bound."""
+        """Expression in symbolic sizes of a size, stride, offset or bound."""
         if n < 0:
             return -self.dim(-n)
         found = self._known.get(n)
@@ -174,29 +176,29 @@ class Numbers:
         return n
 
     def shape(self, shape: Sequence[int]) -> Shape:
-        """Lift a shape or strides."""
+        """Expressions in symbolic sizes of a shape or of strides."""
         return tuple([self.dim(int(d)) for d in shape])
 
     def type(self, kind: Type) -> Type:
-        """Lift a type; cached."""
+        """Type with symbolic sizes; cached."""
         found = self._types.get(kind)
         if found is None:
             found = self._types[kind] = Type(self.shape(kind.shape), kind.dtype)  # type: ignore[arg-type]
         return found
 
     def attr(self, name: str, kind: str, value: Any) -> Any:
-        """Lift an attribute value, given the attribute's name and kind in the op table."""
+        """Attribute value in symbolic sizes, given the attribute's name and its kind in the op table."""
         if name in POSITIONS:
             return value
         return self.shape(value) if kind == "dims" else self.dim(value) if kind == "int" else value
 
     def attrs(self, op: Op, attrs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-        """Lift the attributes of an e-node."""
+        """Attributes of an e-node in symbolic sizes."""
         return tuple([(name, self.attr(name, op.attrs[name], value)) for name, value in attrs])
 
     def fill(self, value: Any) -> tuple[Dim | float, Dim] | None:
-        """Lift a fill value to (numerator, size): 131.0 is (T, 1) and 1/131 is (1.0, T). None if the value stays
-        unchanged.
+        """Fill value in symbolic sizes as (numerator, size): 131.0 is (T, 1), 1/131 is (1.0, T). None if no size occurs
+        in it.
         """
         if isinstance(value, bool) or not isfinite(value) or not value or value in self.simple:
             return None
@@ -215,7 +217,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Lifted:
-    """A view with symbolic sizes.
+    """An e-graph view with symbolic sizes.
 
     `symbolic` has the same e-nodes and e-classes as `generic`, the view at the generic sizes without e-nodes that do
     not lift. `lost` counts dropped e-nodes per op.
@@ -228,7 +230,7 @@ class Lifted:
 
 
 def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
-    """The view restricted to e-nodes that hold at every size as far as types show."""
+    """The view in symbolic sizes, without the e-nodes whose types differ at other sizes."""
     leaves = {(n.op, n.attr("name")): n for n in (*numbers.graph.nodes(), *numbers.graph.inputs) if _named(n)}
     types = [numbers.type(t) for t in view.types]
     known: dict[Any, bool] = {}

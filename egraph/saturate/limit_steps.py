@@ -29,8 +29,7 @@ def step_of(limits: Limits) -> int:
 
 
 def narrowed(limits: Limits, more: int) -> list[Narrow]:
-    """Filters that limits below the first step apply to a saturation, tightest first; an empty list keeps the whole
-    saturation.
+    """Filters, tightest first, that give limits below the first step from one saturation; empty to keep all of it.
 
     `more` is the effort step: beam is multiplied by 2**more and slack grows by 2*more.
     """
@@ -43,8 +42,7 @@ def narrowed(limits: Limits, more: int) -> list[Narrow]:
 
 
 def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[Narrow]]]:
-    """Saturations whose union implements `limits` and `effort`: pairs (limits of the saturation, filters to apply), in
-    order.
+    """Saturations to run and to unite for some limits: pairs (limits of a saturation, filters of its result), in order.
 
     Larger limits or effort append to this sequence or loosen its filters. Effort step n repeats all steps with limits
     extended n times, the beam multiplied by 2**n and the slack grown by 2*n.

@@ -460,7 +460,7 @@ def _first(vector: str, n: int, item: str) -> str:
 
 
 def rule_ops(rule: Rule) -> tuple[set[str], set[str]]:
-    """Returns (ops that a rule matches, ops that it creates); numbers count as `full`."""
+    """The ops of a rule, as (ops that its left sides match, ops that its right sides create); numbers count as `full`."""
     return _ops(rule.lefts), _ops(rule.rights)
 
 
@@ -489,7 +489,7 @@ def shapes(rule: Rule) -> list[Shape]:
 
 
 def applicable(rules: Iterable[Rule], ops: Iterable[str]) -> tuple[list[Rule], set[str]]:
-    """Returns (one-directional rules that can ever fire on a graph with these ops, ops that may then occur)."""
+    """The rules that can ever match on a graph with some ops, as (one-directional rules, ops that may then occur)."""
     waiting = [d for r in rules for d in r.directions]
     have, found = set(ops), list[Rule]()
     while True:
@@ -520,8 +520,9 @@ def spelled_ranks(rule: Rule) -> set[int]:
 def compile_rule(
     rule: Rule, interner: Interner, ranks: Sequence[int], *, guarded: bool, ruleset: str = "r_rules"
 ) -> Iterator[tuple[str, str]]:
-    """Returns (name, egglog command) of a one-directional rule, once per rank if vectors must be expanded. RuleError if
-    it cannot be expressed.
+    """Egglog form of a one-directional rule, as (name, command) pairs: one per rank if vectors must be expanded.
+
+    RuleError if the rule cannot be expressed.
     """
     waiting: list[dict[Key, int]] = [{}]
     shared = _Ranks(rule.lefts)

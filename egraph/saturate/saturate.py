@@ -100,11 +100,11 @@ class InProcess:
         self.engine: Engine | None = None
 
     def prepare(self) -> None:
-        """See `SaturationSession.prepare`."""
+        """Get ready to serve (`SaturationSession.prepare`)."""
         self.engine = self.engine or Engine()
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """See `SaturationSession.request`."""
+        """Call a method of the `Engine` in this process (`SaturationSession.request`)."""
         if bounds.stop():
             raise Stopped
         arguments = [] if payload is None else [payload]

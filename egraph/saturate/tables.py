@@ -68,8 +68,9 @@ class Lowered:
         return found | {"i_fact": _text(self.facts)}
 
     def decode(self, op: str, values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
-        """Attributes from their ids (dims are given as tuples). Attributes of the graph's own nodes are returned
-        unchanged.
+        """Attributes of an e-node from their ids (dims are given as tuples).
+
+        Attributes of the graph's own nodes are returned unchanged.
         """
         key = (op, tuple(values))
         found = self.known.get(key)
@@ -99,7 +100,7 @@ def _text(rows: Sequence[Row]) -> str:
 
 
 def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """The graph's nodes followed by those of its composites' decompositions, and the pairs (composite, decomposition).
+    """Nodes of a graph and of its composites' decompositions, and the pairs (composite, decomposition).
 
     Pointwise composites (activations) are not decomposed: all their forms cost the same once fused, and their
     arithmetic has very many equal forms.
@@ -174,7 +175,7 @@ def lower(
     pricing: Pricing | None = None,
     parts: bool = False,
 ) -> Lowered:
-    """The graph as egglog tables.
+    """Egglog input tables of a graph.
 
     `interner` holds the ids that rules use and is extended: pass a copy. `constants` are the scalar constants of the
     rules. `parts`: unite composites with their decompositions. ShapeError if a dimension is symbolic or a size is 0

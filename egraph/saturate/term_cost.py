@@ -72,22 +72,22 @@ class Cost:
 
 
 def number(value: int) -> Cost:
-    """Egglog text of an integer constant."""
+    """Egglog text of an integer."""
     return Cost("int", value)
 
 
 def elements(operand: int = -1) -> Cost:
-    """Number of elements of an operand, or of the result (-1)."""
+    """Cost expression: number of elements of an operand, or of the result (-1)."""
     return Cost("elements", operand)
 
 
 def nbytes(operand: int = -1) -> Cost:
-    """Bytes of an operand, or of the result (-1)."""
+    """Cost expression: bytes of an operand, or of the result (-1)."""
     return Cost("bytes", operand)
 
 
 def size(operand: int, back: int) -> Cost:
-    """Size of an operand's axis `back`, counted from the end (1 is the last)."""
+    """Cost expression: size of an operand's axis `back`, counted from the end (1 is the last)."""
     return Cost("size", operand, (number(back),))
 
 
@@ -120,7 +120,7 @@ class Roofline:
     view: int = 20
 
     def formula(self, op: Op) -> Cost:
-        """See `Pricing.formula`."""
+        """Cost of an op over the types of its result and operands (`Pricing.formula`)."""
         if op.kind == "leaf":
             return number(0)
         if op.kind == "view":
@@ -147,7 +147,7 @@ class Roofline:
 
 
 def contraction_flops(op: Op) -> Cost | None:
-    """Floating-point operations of a contraction op; None for other ops."""
+    """Cost expression of a contraction's floating-point operations; None for other ops."""
     two = number(2)
     if op.law in ("matmul", "linear"):
         return two * elements() * size(0, 1)

@@ -32,7 +32,7 @@ def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
 
 
 def union(views: Sequence[EGraphView]) -> EGraphView:
-    """The view with all e-nodes of some views of one graph, merged under congruence.
+    """The view that contains every e-node of some views of one graph, with congruent e-nodes merged.
 
     E-classes of an earlier view keep their age; ages of a later view are offset by the rounds of the views before it.
     """
@@ -40,9 +40,9 @@ def union(views: Sequence[EGraphView]) -> EGraphView:
 
 
 def congruent(view: EGraphView) -> EGraphView:
-    """The view after congruence closure: equal e-nodes over equal e-classes are merged.
+    """The view after congruence closure: e-nodes of one op over equal e-classes are merged.
 
-    Needed after gluing blocks, because each block instance brings its own constants.
+    Needed after `view.glue`, because each copy of a block brings its own constants.
     """
     return _Union([view]).view()
 
@@ -54,7 +54,7 @@ def saturate_in_stages(
     effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
     deadline: float = float("inf"), stop: Stop = never,
 ) -> list[list[EGraphView]]:  # fmt: skip
-    """Results of increasing effort up to `limits` and `effort` (0: no rewriting). Each stage is a list of one view per
+    """Views of some graphs at increasing effort, up to `limits` and `effort` (0: no rewriting): per stage one view per
     graph.
 
     Each stage is the union of everything found so far. The last stage is the result; earlier stages are what smaller

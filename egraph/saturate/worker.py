@@ -35,7 +35,7 @@ START_SECONDS = 30.0
 
 # ---------------------------------------------------------------- frames
 def write_frame(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> None:
-    """Send one frame."""
+    """Send one message: a JSON header and the bytes of its arrays."""
     listed = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
     text = json.dumps(header | {"arrays": listed}).encode()
     stream.write(struct.pack("<I", len(text)) + text)
@@ -53,7 +53,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays]:
-    """Receive one frame. EOFError at the end of the stream, ValueError if the bytes are not a frame."""
+    """Receive one message. EOFError at the end of the stream, ValueError if the bytes are no message."""
     (size,) = struct.unpack("<I", _exactly(stream, 4))
     if size > 1 << 30:
         raise ValueError(f"a frame of {size} bytes")
@@ -208,7 +208,10 @@ class SaturationWorker:
         return header.get("result", header), arrays
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """See `saturate.SaturationSession.request`. Does not restart a dead process, because the new one would have no state."""
+        """Call a method of the `Engine` in the worker process (`SaturationSession.request`).
+
+        Does not restart a dead process, because the new one would have no state.
+        """
         process = self.process
         if process is None:
             raise WorkerError("the saturation worker is not running", hint="call prepare() first")

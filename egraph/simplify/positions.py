@@ -40,7 +40,7 @@ def reshaped(x: Tensor, shape: Shape) -> Tensor | None:
 
 
 def any_of(x: Tensor, axis: int, build: Build) -> Tensor | None:
-    """`any` of a mask along an axis (kept with size 1), computed from bounds alone.
+    """Bounds check that equals the reduction `any` of a mask along an axis (kept with size 1).
 
     None if the mask is not a conjunction of comparisons of positions along that axis with values that are constant
     along it.

@@ -54,7 +54,7 @@ class Simplifier:
     spelling: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def visit(self, root: Tensor) -> Tensor:
-        """The simplified form of a root."""
+        """The simplified form of a term."""
         for node in topological([root]):
             if node not in self.done:
                 args = tuple(self.done[a] for a in node.args)
@@ -85,11 +85,11 @@ class Simplifier:
         return node
 
     def scalar(self, value: float, like: Tensor) -> Tensor:
-        """A fill with the rank and dtype of a tensor and size 1 along every axis."""
+        """Fill with the rank and dtype of a tensor, and size 1 along every axis."""
         return _full((1,) * like.rank, value, like.dtype)
 
     def stretched(self, x: Tensor, shape: Shape) -> Tensor:
-        """x broadcast to a shape of the same rank."""
+        """A tensor broadcast to a shape of the same rank; unchanged if it has that shape."""
         return self.build("broadcast_to", (x,), {"shape": shape})
 
 
@@ -119,7 +119,7 @@ def _constant(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str,
 
 
 def number(x: Tensor) -> float | None:
-    """The value of a fill; None for other nodes."""
+    """The value of a fill node; None for other nodes."""
     return x.attr("value") if x.op == "full" else None
 
 

@@ -37,7 +37,7 @@ class Matcher:
 
     @cached_property
     def by_class_op(self) -> dict[tuple[int, str], list[int]]:
-        """Returns (e-class, op) -> e-nodes."""
+        """E-nodes by (e-class, op)."""
         found: dict[tuple[int, str], list[int]] = {}
         for node, op in enumerate(self.view.op):
             found.setdefault((self._cls[node], op), []).append(node)
@@ -45,7 +45,7 @@ class Matcher:
 
     @cached_property
     def scalars(self) -> dict[int, float]:
-        """E-classes that contain a fill, with its value rounded to the dtype of the e-class."""
+        """Fill values of e-classes that contain a fill, rounded to the dtype of the e-class."""
         found = {}
         for node in self.by_op.get("full", ()):
             cls = self._cls[node]
@@ -67,7 +67,7 @@ class Matcher:
         return [tuple([v for _, v in attrs]) for attrs in self.view.attrs]
 
     def find(self, pattern: Term, guards: Sequence[Attr] = ()) -> Iterator[tuple[int, Binding]]:
-        """Returns (e-class, binding) of every match of a call pattern whose guards hold, without duplicates."""
+        """All matches of a call pattern whose guards hold, as (e-class, binding), without duplicates."""
         if not isinstance(pattern, PatternCall):
             return
         search = _Search(self, pattern)

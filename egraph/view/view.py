@@ -124,7 +124,7 @@ class EGraphView:
         return self.kid[self.off[node] : self.off[node + 1]]
 
     def what(self, node: int) -> object:
-        """The label of an e-node, without operands: its leaf tensor, or its op and attributes."""
+        """Label of an e-node without operands: its leaf tensor, or its op and attributes."""
         return self.tensors.get(node, (self.op[node], self.attrs[node]))
 
     def only(self, nodes: Bools) -> EGraphView:
@@ -139,7 +139,7 @@ class EGraphView:
         )  # fmt: skip
 
     def cheapest(self, price: Sequence[float]) -> tuple[list[float], list[int]]:
-        """Returns (least tree cost per e-class, e-node that attains it; -1 if the e-class has no finite term).
+        """Least tree cost of each e-class, and the e-node that attains it (-1 if the e-class has no finite term).
 
         Knuth's generalization of Dijkstra's algorithm. Ties go to the lower e-class, then to the lower e-node.
         """
@@ -186,7 +186,7 @@ class EGraphView:
         return {"nodes": nodes, "root_eclasses": [f"c{r}" for r in self.roots], "class_data": data}
 
     def dumps(self, cost: Sequence[float] | None = None) -> str:
-        """`to_json` as text."""
+        """The view in the egraph-serialize format, as JSON text."""
         return json.dumps(self.to_json(cost), indent=1)
 
     def html(self, page: int = 0, per_page: int = 50) -> str:
@@ -275,7 +275,7 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
 
 
 def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
-    """The graph as a view: one e-node per e-class, in topological order."""
+    """A graph as an unsaturated view: one e-node per e-class, in topological order."""
     nodes = graph.nodes()
     number = {n: i for i, n in enumerate(nodes)}
     fixed = weight_only(nodes)
@@ -477,7 +477,7 @@ _REASONS = ("interrupted", "worker-died", "bytes", "seconds", "nodes", "iteratio
 
 
 def merged(views: Sequence[EGraphView]) -> SaturationReport:
-    """The reports of several blocks as one: sums, worst reason, all rules."""
+    """Report of several blocks together: sums, worst reason for stopping, all rules."""
     reports = [v.report for v in views]
     matches: dict[str, int] = {}
     seconds: dict[str, float] = {}
@@ -501,11 +501,12 @@ def merged(views: Sequence[EGraphView]) -> SaturationReport:
 
 
 def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
-    """One view of the whole model: each instance gets a copy of its block's view, and shared values are merged.
+    """The view of the whole model, joined from views of its blocks: each occurrence of a block gets a copy of the
+    block's view.
 
-    Linear in the size of the result. The roots are those of `blocks.graph`. Values that no block computes (leaves,
-    weight-only expressions that several blocks share) get the model's own e-nodes. Congruence closure is not applied;
-    see `union.congruent`.
+    Shared values are merged. Linear in the size of the result. The roots are those of `blocks.graph`. Values that no
+    block computes (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. Congruence
+    closure is not applied; see `union.congruent`.
     """
     work = _Glue(blocks, views)
     for instance in blocks.instances:

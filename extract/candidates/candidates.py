@@ -50,9 +50,11 @@ ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
 
 
 class NumberedHypergraph(NamedTuple):
-    """A hypergraph as integer ids: of its vertices, the output of each candidate (`made`), the inputs of each candidate
-    in rising order, without given ones (`needs`), and the roots. The outputs of a multi-output candidate form a bundle,
-    with ids after those of the vertices."""
+    """A hypergraph of candidate kernels as integer ids.
+
+    `made`: output of each candidate; `needs`: inputs of each candidate in rising order, without given ones. The outputs
+    of a multi-output candidate form a bundle, with ids after those of the vertices.
+    """
 
     vertices: dict[Vertex, int]
     made: list[int]
@@ -67,7 +69,7 @@ class NumberedHypergraph(NamedTuple):
 
     @property
     def parts(self) -> Iterator[tuple[int, int]]:
-        """(vertex, id of a bundle that contains the vertex) pairs."""
+        """Pairs (vertex, id of a bundle that contains the vertex)."""
         for number, bundle in enumerate(self.bundles, len(self.vertices)):
             yield from ((v, number) for v in bundle)
 
@@ -79,7 +81,9 @@ class NumberedHypergraph(NamedTuple):
 
 @dataclass
 class Hypergraph:
-    """Vertices, candidate kernels (hyperedges from input to output vertices) and root vertices."""
+    """The problem of choosing kernels: vertices (values in layouts), candidate kernels (hyperedges from input to output
+    vertices), and root vertices, which a plan must produce.
+    """
 
     view: EGraphView
     candidates: list[Candidate]
@@ -119,15 +123,18 @@ class Hypergraph:
 
     @cached_property
     def alike(self) -> list[int]:
-        """Group id per candidate: candidates with equal inputs and outputs have equal ids, in order of first
-        occurrence."""
+        """Group id per candidate, equal for candidates with equal inputs and outputs; ids count in order of first
+        occurrence.
+        """
         groups: dict[tuple[int, tuple[int, ...]], int] = {}
         return [groups.setdefault(key, len(groups)) for key in zip(self.numbered.made, self.numbered.needs)]
 
     @cached_property
     def calls(self) -> tuple[list[int], list[int]]:
-        """(one candidate per distinct kernel call, index into that list for each candidate or -1 for a view). Repeated
-        layers make the same call many times."""
+        """Distinct kernel calls, as (one candidate per call, index into that list for each candidate, -1 for a view).
+
+        Repeated layers make the same call many times.
+        """
         first: dict[tuple[int, int], int] = {}
         found: list[int] = []
         which: list[int] = []
@@ -146,13 +153,13 @@ def candidate_hypergraph(
     view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
     stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
 ) -> Hypergraph:  # fmt: skip
-    """The kernel hypergraph of a view over the templates of some backends, restricted to candidates that the roots may
-    need.
+    """The hypergraph of all kernels of some backends that match a view, without candidates that no root may need.
 
-    types: storage types of the classes (model/storage_dtypes.py); a cast between classes of equal storage type is a view. stop:
-    polled; raises Halted when it returns True, because a partial candidate set may not cover the roots. enough: when
-    `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does, generated kernels are
-    bound in no further layouts; `stats["left_out"]` is then 1."""
+    `types`: storage types of the classes (model/storage_dtypes.py); a cast between classes of equal storage type is a
+    view. `stop`: polled; raises Halted when it returns True, because a partial candidate set may not cover the roots.
+    `enough`: when `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does, generated
+    kernels are bound in no further layouts; `stats["left_out"]` is then 1.
+    """
     backends = [b.opened() for b in backends]
     if any(b.generates and b.several for b in backends):
         view = classes_in_large_parts(view, given_classes(view))

@@ -20,8 +20,10 @@ IMAGE_OPS = frozenset(("conv", "max_pool", "avg_pool", "group_norm", "batch_norm
 
 
 def image_classes(view: EGraphView) -> frozenset[int]:
-    """Classes of a view that are images: operands and results of convolutions, poolings and channel norms, and classes
-    connected to these by elementwise ops."""
+    """Classes of a view that are images: operands and results of convolutions, poolings and channel norms.
+
+    Classes connected to these by elementwise ops are images, too.
+    """
     rank = [t.rank for t in view.types]
     beside: dict[int, set[int]] = {}
     todo: list[int] = []
@@ -44,16 +46,19 @@ def image_classes(view: EGraphView) -> frozenset[int]:
 
 
 class ImageLayout(Enum):
-    """Order of an image's axes in memory."""
+    """Order of an image's axes in memory: row-major or channels-last."""
 
     ROWS = "row-major"
     TURNED = "channels innermost"
 
 
 class KernelImageLayouts(NamedTuple):
-    """Layouts of a kernel's operands and result. allowed: layout indices per operand · images: per operand, the index
-    of each image layout (empty: not an image) · free: whether the result is an image · writes: layout of the result as
-    the kernel writes it · asked_for: whether the result is a root, which must be row-major."""
+    """Layouts that a kernel's image operands and result may have.
+
+    `allowed`: layout indices per operand. `images`: per operand, the index of each image layout (empty: not an image).
+    `free`: whether the result is an image. `writes`: layout of the result as the kernel writes it. `asked_for`: whether
+    the result is a root, which must be row-major.
+    """
 
     allowed: Sequence[Sequence[int]]
     images: Sequence[Mapping[ImageLayout, int]]
@@ -63,8 +68,10 @@ class KernelImageLayouts(NamedTuple):
 
     @property
     def uniform(self) -> Iterator[list[list[int]]]:
-        """Allowed layout indices per operand with all images in one layout, for each layout; if the result can have
-        that layout, it must."""
+        """Choices of operand layouts in which all images have one layout, as allowed layout indices per operand.
+
+        If the result can have that layout, it must.
+        """
         for lies in ImageLayout:
             if (
                 self.free

@@ -22,15 +22,16 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make, rebuild, topological
 from ...egraph.view.view import EGraphView
 from .multi_output import MAX_OUTPUTS, DerivedClass, MultiOutputFusion, MultiOutputGroup
-from .policy import PRODUCT_OPS, FusionGroup
+from .policy import FusionGroup
 
 MAX_LATER_VALUES, MAX_GROUPS_PER_VALUE = 4, 2
 MAX_CONSUMER_LEAVES = 16  # operands of a group: biases and norms of each result, tables, caches
 
 
 class LaterValue(NamedTuple):
-    """A later value of a slice: its class, its term over leaves (`start` stands for the slice), the class of each
-    leaf."""
+    """A value computed from a slice by its consumers: class, term over leaves (`start` stands for the slice), class per
+    leaf.
+    """
 
     cls: int
     term: Tensor
@@ -39,13 +40,16 @@ class LaterValue(NamedTuple):
 
     @property
     def space(self) -> tuple[int, ...]:
-        """Iteration shape: that of the written tensor for a scatter, otherwise the shape of the term."""
+        """Shape that a kernel iterates over: that of the written tensor for a scatter, otherwise the shape of the term."""
         return concrete((self.term.args[2] if self.term.op == "scatter_elements" else self.term).shape)
 
 
 @dataclass(frozen=True)
 class ConsumerFusion:
-    """Consumer fusion groups of a view; `together` provides the fusion groups and the groups without later values."""
+    """Consumer fusion groups of a view.
+
+    `together`: the multi-output fusion of the view, which provides the fusion groups that consumers are added to.
+    """
 
     together: MultiOutputFusion
     _later_values_of: dict[int, list[LaterValue]] = field(default_factory=dict)
@@ -169,7 +173,7 @@ def _substituted(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tens
 
 
 def _has_product(term: Tensor) -> bool:
-    return any(t.op in PRODUCT_OPS for t in topological([term]))
+    return any(t.entry.fusion_role == "product" for t in topological([term]))
 
 
 def _share_iteration_space(a: tuple[int, ...], b: tuple[int, ...]) -> bool:

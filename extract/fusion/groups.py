@@ -27,14 +27,11 @@ from ...egraph.saturate.term_cost import Pricing, Roofline, node_prices
 from ...egraph.view.view import EGraphView
 from .growth import MAX_GROUP_NODES, FusionGrowth
 from .policy import (
-    ATTENTION_OPS,
     FUSION_POLICIES,
     MAX_NARROW_COLUMNS,
-    PRODUCT_OPS,
     UNLIMITED_PRODUCTS,
     FusionGroup,
     FusionPolicy,
-    fusion_role,
 )
 from .repeats import OutlineStep, RepeatedSubgraphs
 from .uses import ChosenConsumers
@@ -72,7 +69,7 @@ class _ClassGroups:
 
 @dataclass
 class FusionGroups:
-    """All fusion groups of a view. `given` are classes in memory before any kernel runs."""
+    """All fusion groups of a view. `given`: classes in memory before any kernel runs."""
 
     view: EGraphView
     given: frozenset[int]
@@ -97,7 +94,7 @@ class FusionGroups:
 
     @cached_property
     def repeats(self) -> RepeatedSubgraphs:
-        """Colours of classes with respect to everything that fusion growth considers."""
+        """Classes of the view grouped by equal surroundings (colours), in everything that fusion growth considers."""
         view, roots = self.view, {*self.view.roots}
         marks = [
             (
@@ -122,8 +119,9 @@ class FusionGroups:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Fusion role of each e-node (see `fusion_role`)."""
-        return [fusion_role(op) for op in self.view.op]
+        """Fusion role of each e-node (`Op.fusion_role`)."""
+        roles = {op: OPS[op].fusion_role for op in {*self.view.op}}
+        return [roles[op] for op in self.view.op]
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -144,7 +142,7 @@ class FusionGroups:
 
     @property
     def choice(self) -> list[int]:
-        """The cheapest e-node of each class, -1 for none."""
+        """Cheapest e-node of each class, -1 for a class without a finite term."""
         return self._costs[2]
 
     @property
@@ -157,11 +155,11 @@ class FusionGroups:
 
     @cached_property
     def uses(self) -> ChosenConsumers:
-        """Consumers and dominators over the cheapest e-nodes."""
+        """Consumers and dominators of classes, over the cheapest e-node of each class."""
         return ChosenConsumers(self.view, self.choice)
 
     def inside(self, node: int, products: int) -> set[int]:
-        """The classes that a group starting at an e-node may contain, with at most `products` products on a path."""
+        """Classes that a fusion group starting at an e-node may contain, with at most `products` products on a path."""
         key = node, products
         if key not in self._insides:
             choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
@@ -180,7 +178,7 @@ class FusionGroups:
         return self._insides[key]
 
     def stored(self, cls: int) -> bool:
-        """Whether a class is in memory before any kernel runs, itself or as a cast of a given class."""
+        """Whether a class is in memory before any kernel runs: a given class, or a cast of one."""
         node = self.choice[cls]
         return cls in self.given or (node >= 0 and self.view.op[node] == "cast" and self.kids[node][0] in self.given)
 
@@ -211,8 +209,11 @@ class FusionGroups:
 
     @cached_property
     def inlined_classes(self) -> set[int]:
-        """Classes cheaper to compute inline than to read: index formulas, and cheap functions of these and of single
-        given elements (such as a mask of the positions up to one)."""
+        """Classes that are cheaper to compute inline than to read from memory.
+
+        Index formulas, and cheap functions of these and of single given elements (such as a mask of the positions up
+        to one).
+        """
         single = {c for c in self.given if self.elements(c) == 1}
         return self._cheap_closure(self.formulas | single, MAX_WINDOW_FLOPS) - single | self.formulas
 
@@ -255,26 +256,29 @@ class FusionGroups:
 
     def reads_windows(self, node: int) -> bool:
         """Whether an e-node reads its operand through overlapping windows of more than one element."""
-        op = self.view.op[node]
-        if op == "conv":
+        law = OPS[self.view.op[node]].law
+        if law == "conv":
             return any(d != 1 for d in self.view.types[self.kids[node][1]].shape[2:])
-        return op in ("max_pool", "avg_pool", "windows")
+        return law in ("pool", "windows")
 
     def whole_attention(self, node: int) -> bool:
         """Whether an e-node is a fused attention operation, or a view of a class made only by such operations."""
         found = self._attend.get(node)
         if found is None:
-            op = self.view.op
-            kids = self.kids[node] if OPS[op[node]].kind == "view" else ()
-            found = op[node] in ATTENTION_OPS or any(
-                all(op[n] in ATTENTION_OPS for n in self._by_class[k]) for k in kids
+            entry = OPS[self.view.op[node]]
+            kids = self.kids[node] if entry.kind == "view" else ()
+            found = entry.law == "attention" or any(
+                all(OPS[self.view.op[n]].law == "attention" for n in self._by_class[k]) for k in kids
             )
             self._attend[node] = found
         return found
 
     def admitted(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
-        """The e-nodes that a group of a policy may inline for a class, cheapest first. products: number on the
-        path · below: whether at an operand of a product · lean: whether statistics are leaves."""
+        """E-nodes of a class that a fusion group under a policy may inline, cheapest first.
+
+        `products`: number of products on the path from the output. `below`: whether the class is computed for an
+        operand of a product. `lean`: whether statistics are leaves.
+        """
         known = self._admitted.setdefault(policy, {})
         key = cls, products, below, lean
         if key not in known:
@@ -301,7 +305,7 @@ class FusionGroups:
             if (
                 kind not in kinds
                 or self._cost(n) > dearest
-                or (policy.layers and kind == "product" and op[n] not in ("matmul", "linear"))
+                or (policy.layers and kind == "product" and OPS[op[n]].law not in ("matmul", "linear"))
                 or (fused and self.whole_attention(n))
                 or (products >= UNLIMITED_PRODUCTS and OPS[op[n]].flops > MAX_WINDOW_FLOPS)
                 or (below and self.reduces_several_axes(n))
@@ -312,10 +316,10 @@ class FusionGroups:
     def reduces_several_axes(self, node: int) -> bool:
         """Whether an e-node reduces over several axes: not a row statistic for a product's tiles."""
         axes = dict(self.view.attrs[node]).get("axes", ())
-        return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
+        return OPS[self.view.op[node]].reduces_several_axes or len(axes) > 1
 
     def placeholder(self, number: int, kind: Type) -> Tensor:
-        """The placeholder tensor of a type for leaf `number`."""
+        """Leaf number `number` of fusion groups' terms, an input of a type."""
         key = number, kind
         found = self._tensors.get(key)
         if found is None:
@@ -323,7 +327,7 @@ class FusionGroups:
         return found
 
     def tensor(self, node: int, args: tuple[Tensor, ...]) -> Tensor:
-        """The tensor of an e-node over given operands; cached, since repeated layers share attributes."""
+        """Node of an e-node's op over given operands; cached, since repeated layers share attributes."""
         view = self.view
         if (leaf := view.tensors.get(node)) is not None:
             return leaf
@@ -334,7 +338,7 @@ class FusionGroups:
         return found
 
     def starts(self, cls: int) -> list[int]:
-        """The e-nodes of a class that start fusion groups."""
+        """E-nodes of a class at which fusion groups start: the few cheapest."""
         nodes = [n for n in self._by_class[cls] if self.kinds[n] != "opaque"]
         if not nodes:
             return []
@@ -362,14 +366,16 @@ class FusionGroups:
 
     @property
     def grown(self) -> FusionGroups:
-        """The instance cached on the view for equal parameters, this one if there is none: generators of one view share
-        the grown groups."""
+        """Fusion groups of this view with equal parameters that were grown before; this object if there are none.
+
+        They are cached on the view, so that generators of one view share the grown groups.
+        """
         kept: dict[object, FusionGroups] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
         key = self.given, self.policies, *map(frozenset, (self.settled, self.unstarted, self.unread))
         return kept.setdefault(key, self)
 
     def until(self, enough: Callable[[], bool]) -> Iterator[FusionGroup]:
-        """Yield every group until `enough` returns True; each is grown once."""
+        """Grow and yield every fusion group once, until `enough` returns True."""
         for place in count():
             if place == len(self._yielded):
                 if enough() or (group := next(self._growing, None)) is None:
@@ -426,8 +432,8 @@ class FusionGroups:
     @cached_property
     def _applicable_policies(self) -> list[FusionPolicy]:
         """The fusion policies to try on this view: without products in the view, only policies without products."""
-        ops = {*self.view.op}
-        return [r for r in self.policies if not r.products or ops & PRODUCT_OPS]
+        products = "product" in self.kinds
+        return [r for r in self.policies if not r.products or products]
 
     def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
         """Groups of one policy, the largest first: with at most MAX_SHARED_ON_PATH values with other consumers on a path, then with

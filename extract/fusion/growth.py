@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import OPS
-from .policy import MULTI_PASS_REDUCTIONS, UNLIMITED_PRODUCTS, FusionGroup, FusionPolicy
+from .policy import UNLIMITED_PRODUCTS, FusionGroup, FusionPolicy
 
 if TYPE_CHECKING:
     from .groups import FusionGroups
@@ -17,7 +17,7 @@ MAX_GROUP_NODES, MAX_GROUP_LEAVES = 48, 10
 
 
 class GroupTooLarge(Exception):
-    """The fusion group exceeds MAX_GROUP_NODES or MAX_GROUP_LEAVES, or contains itself."""
+    """Raised when a fusion group exceeds MAX_GROUP_NODES or MAX_GROUP_LEAVES, or contains itself."""
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class GroupNode:
 
 @dataclass
 class FusionGrowth:
-    """A fusion group of a class under a fusion policy, while it is grown: state of the search and result."""
+    """Growth of one fusion group from an output class, under a fusion policy: state of the search and result."""
 
     groups: FusionGroups
     cls: int
@@ -111,7 +111,7 @@ class FusionGrowth:
             products, below = UNLIMITED_PRODUCTS, True
         product, bare_spread = kind == "product", self.policy.spread_bare
         others = self.policy.left_only and product and not bare_spread
-        first = self.policy.rows_bare and op in MULTI_PASS_REDUCTIONS
+        first = self.policy.rows_bare and OPS[op].several_passes
         size = self.groups.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
         kids, r = self.groups.kids[node], self.groups
         spread = [k for k in kids if size and k not in r.elementwise_classes and r.elements(k) < size]

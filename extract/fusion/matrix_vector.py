@@ -13,9 +13,12 @@ MAX_VECTOR_REDUCTION = 64  # longest reduction that counts as short: one tile ho
 
 
 def vector_product_extent(left: Sequence[int], right: Sequence[int]) -> tuple[int, int, int] | None:
-    """(number of results, reduction length, stride between neighbouring elements) of a `matmul` with these operand
-    shapes, if one side is a vector and the reduction is short, or the reduction has length 1 (an outer product); None
-    otherwise."""
+    """Extent of a `matmul` that is fused as a reduction: (number of results, reduction length, stride between its
+    elements).
+
+    For a product in which one side is a vector and the reduction is short, or of length 1 (an outer product); None for
+    other operand shapes.
+    """
     rows, depth, columns = left[-2], left[-1], right[-1]
     if not 1 <= depth <= MAX_VECTOR_REDUCTION or (depth > 1 and columns > 1 and rows > 1):
         return None

@@ -41,9 +41,12 @@ PIECE_WEIGHTS = (400, 32)
 
 @dataclass(eq=False)
 class MaximalPart:
-    """Values computed by one kernel. rows: number of elements of most of them, or of the results of reductions over
-    `depth` elements each · wide: element counts of concatenations of such values · extent: extent of its reductions ·
-    after: indices of parts that read it · reads: bitset of given classes."""
+    """Values of a graph that one kernel computes (maximal fusion).
+
+    `rows`: number of elements of most values, or of the results of reductions over `depth` elements each. `wide`:
+    element counts of concatenations of such values. `extent`: extent of its reductions. `after`: indices of parts that
+    read it. `reads`: bitset of given classes.
+    """
 
     rows: int
     depth: int = 1
@@ -54,14 +57,17 @@ class MaximalPart:
     reads: int = 0  # given classes that it reads, as bits
 
     def sizes(self) -> set[int]:
-        """Element counts that its values may have."""
+        """Element counts that values of the part may have."""
         return {self.rows, self.rows * self.depth, *self.wide}
 
 
 @dataclass
 class MaximalPartition:
-    """Assignment of values to parts, in reverse order (consumers first): each value joins a consumer's part, or a part
-    that reads the same memory, if the sizes match and the parts stay acyclic."""
+    """Assignment of a graph's values to the parts of maximal fusion, consumers first.
+
+    Each value joins a consumer's part, or a part that reads the same memory, if the sizes match and the parts stay
+    acyclic.
+    """
 
     values: MaximalFusionValues
     parts: list[MaximalPart] = field(default_factory=list)
@@ -214,9 +220,11 @@ class MaximalPartition:
 
 @dataclass
 class MaximalFusion:
-    """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first. rows:
-    whether reductions are fused · written: only parts with unrolled short reductions, and with values of a few times as
-    many elements as others, which the other mode leaves separate."""
+    """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first.
+
+    `rows`: whether reductions are fused. `written`: only parts with unrolled short reductions, and with values of a few
+    times as many elements as others, which the other mode leaves separate.
+    """
 
     groups: FusionGroups
     rows: bool = True
@@ -241,7 +249,7 @@ class MaximalFusion:
 
     @cached_property
     def parts(self) -> list[MaximalPart]:
-        """The parts that one kernel may compute, each with its values, operands first."""
+        """Parts that one kernel may compute, each as a list of values, operands first."""
         values = self.values
         if self.written and not any(map(values.short, values.order)):
             return []
@@ -269,17 +277,17 @@ class MaximalFusion:
                 yield group
 
     def refused(self, group: MultiOutputGroup) -> None:
-        """Report that no kernel can hold a group: its halves are yielded next."""
+        """Report that no kernel can hold a fusion group; its halves are yielded next."""
         self.todo += self.halves(self.known[group.classes])
 
     @cached_property
     def large(self) -> list[list[int]]:
-        """The values of parts that are larger than ordinary fusion groups can be."""
+        """Values of each part that is larger than ordinary fusion groups can be."""
         return [p.members for p in self.parts if self.weight(p.members) > MAX_GROUP_NODES]
 
     @cached_property
     def settled(self) -> set[int]:
-        """The classes of large parts, and those that they recompute."""
+        """Classes computed by large parts, recomputed ones included."""
         found = {c for members in self.large for c in members}
         stack = [*found]
         while stack:
@@ -290,8 +298,9 @@ class MaximalFusion:
 
     @cached_property
     def unstarted(self) -> set[int]:
-        """The settled classes that are no result of a part, or of a piece with few results: no ordinary group starts
-        from these."""
+        """Classes at which no ordinary fusion group starts: inside large parts, and not a result of a part or of a
+        small piece.
+        """
         pieces = [p for members in self.large for p in self.pieces(members, PIECE_WEIGHTS[-1])]
         cut = [r for p in pieces if len(r := self.results(p)) <= MAX_OPEN_RESULTS]
         made = {c for results in (*map(self.results, self.large), *cut) for c in results}
@@ -299,8 +308,9 @@ class MaximalFusion:
 
     @cached_property
     def unread(self) -> set[int]:
-        """The settled classes that no generated kernel stores, nor a view of a stored one: no ordinary group reads
-        these."""
+        """Classes that no ordinary fusion group reads: inside large parts, and neither stored by a kernel nor views of
+        stored ones.
+        """
         found = {c for members in self.large for c in members if c in self.unstarted}
         for c in self.values.order:
             if c in self.unstarted and self.values.recomputed.get(c):
@@ -317,18 +327,20 @@ class MaximalFusion:
         return {self.values.shown(root) for root in self.view.roots}
 
     def results(self, members: Sequence[int]) -> list[int]:
-        """The values that are roots or have consumers outside `members`."""
+        """Values of `members` that are roots or have consumers outside `members`."""
         own, readers = {*members}, self.partition.readers
         return [c for c in members if c in self._model_values or not readers.get(c, set()) <= own]
 
     def pieces(self, members: list[int], size: int) -> list[list[int]]:
-        """Consecutive values of about `size` each, cut where the fewest cross."""
+        """Runs of about `size` consecutive values each, cut where the fewest values cross."""
         if self.weight(members) <= 1.5 * size:
             return [members]
         return [p for half in self.halves(members) for p in self.pieces(half, size)]
 
     def halves(self, members: list[int]) -> list[list[int]]:
-        """The values before and after a cut near the middle, where the crossing values have the fewest elements."""
+        """The two runs of values before and after a cut near the middle, where the crossing values have the fewest
+        elements.
+        """
         if len(members) < 2:
             return []
         place = {c: n for n, c in enumerate(members)}
@@ -343,7 +355,7 @@ class MaximalFusion:
         return [members[: cut + 1], members[cut + 1 :]]
 
     def group(self, members: list[int]) -> MultiOutputGroup | None:
-        """The values as a fusion group over their operands; None if there are too many operands or results."""
+        """Fusion group of some values over their operands; None if there are too many operands or results."""
         own, view, values = {*members}, self.view, self.values
         made: dict[int, Tensor] = {}
         leaves: dict[Tensor, int] = {}
@@ -373,9 +385,12 @@ class MaximalFusion:
 
 
 def classes_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
-    """The view with only the cheapest and the original e-nodes of the classes in its large parts; classes are
-    unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none of which saves
-    operations."""
+    """The view without rewritten forms of the values in its large parts: these keep the cheapest and the original
+    e-nodes.
+
+    Classes are unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none of
+    which saves operations.
+    """
     whole = MaximalFusion(FusionGroups(view, given))
     if not whole.large:
         return view

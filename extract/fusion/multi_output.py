@@ -40,8 +40,9 @@ POINTWISE_POLICIES = frozenset(r.name for r in FUSION_POLICIES if not (r.product
 
 @dataclass(frozen=True)
 class MultiOutputGroup:
-    """A multi-output fusion group: output classes as terms over shared leaves (term, class); `policy`: policy of the
-    first output's group."""
+    """A multi-output fusion group: output classes as terms over shared leaves (term, class); `policy` is that of the
+    first output's group.
+    """
 
     classes: tuple[int, ...]
     terms: tuple[Tensor, ...]
@@ -58,7 +59,7 @@ class DerivedClass(NamedTuple):
 
 @dataclass
 class MultiOutputFusion:
-    """All multi-output groups derived from the fusion groups `found` of a view."""
+    """All multi-output fusion groups that derive from the single-output fusion groups `found` of a view."""
 
     groups: FusionGroups
     found: Sequence[FusionGroup]
@@ -240,15 +241,18 @@ class MultiOutputFusion:
             yield from self.least(groups)
 
     def least(self, groups: list[MultiOutputGroup]) -> list[MultiOutputGroup]:
-        """The `MAX_SIDE_CHOICES` groups that read the fewest bytes, and the one whose operands are cheapest to compute: the others
-        may need a kernel for a norm or statistic."""
+        """Selection of multi-output groups: the `MAX_SIDE_CHOICES` that read the fewest bytes, and the one with the
+        cheapest operands.
+
+        The others may need a kernel for a norm or statistic.
+        """
         kept = sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))
         given, cost = self.groups.given, self.groups.costs
         least = min(kept, key=lambda g: sum(cost[c] for _, c in g.leaves if c not in given), default=None)
         return [g for n, g in enumerate(kept) if n < MAX_SIDE_CHOICES or g is least]
 
     def slices(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
-        """(start, stop, class) of disjoint slices of a class along an axis that the model needs."""
+        """Disjoint slices of a class along an axis that the model needs, as (start, stop, class)."""
         return _apart(self._slices_of(cls, axis))
 
     @cached_property
@@ -275,8 +279,11 @@ class MultiOutputFusion:
         return sorted(s for s in found.values() if self._is_model_value(s[2]) and self.shown(s[2]) is not None)
 
     def shown(self, cls: int) -> DerivedClass | None:
-        """The nearest needed class derived from a class within MAX_STEPS_FROM_SLICE e-nodes: itself, or a view of the class, or the
-        class plus a bias; None if there is none."""
+        """Nearest class that the model needs and that derives from a class: the class itself, a view of it, or it plus
+        a bias.
+
+        Within MAX_STEPS_FROM_SLICE e-nodes; None if there is none.
+        """
         todo = [DerivedClass(cls)]
         for found in todo:
             if found.cls in self.groups.uses:
@@ -286,9 +293,10 @@ class MultiOutputFusion:
         return None
 
     def derived_term(self, t: Tensor, cls: int, shown: DerivedClass, leaves: Mapping[int, Tensor]) -> Tensor:
-        """The term of the class that the derivation `shown` leads to.
+        """Term of the class that a derivation leads to.
 
-        `cls` and `t`: source class and its tensor; `leaves`: tensors of the other classes that the steps read.
+        `cls` and `t`: source class and its tensor; `shown`: the derivation; `leaves`: tensors of the other classes that
+        its steps read.
         """
         for node in shown.path:
             args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]
@@ -296,7 +304,7 @@ class MultiOutputFusion:
         return t
 
     def beside(self, cls: int, shown: DerivedClass) -> list[int]:
-        """The given classes that the derivation reads in addition."""
+        """Given classes that a derivation reads besides its source."""
         made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
         return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
 

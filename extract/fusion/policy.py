@@ -5,28 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...egraph.ir.graph import Tensor
-from ...egraph.ir.ops import OPS
 
-ROW_REDUCTIONS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
-                  "max_pool", "avg_pool"))  # fmt: skip
-MULTI_PASS_REDUCTIONS = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm"))
-"""Reductions that iterate over their rows more than once: operands computed inside the group are recomputed each
-time."""
-PRODUCT_OPS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
-ATTENTION_OPS = frozenset(("attention", "masked_attention"))
-INDEXED_OPS = frozenset(("gather", "gather_elements", "rope", "full", "iota", "batch_norm"))
 UNLIMITED_PRODUCTS = 99  # more products than any path has
 MAX_NARROW_COLUMNS = 256  # largest width of a layer fused with the next layers, whose rows are held whole
 
 
 @dataclass(frozen=True)
 class FusionPolicy:
-    """A fusion policy. products: number of products on a path from the output · rows_above: whether reductions between
-    the output and a product are inlined · rows_below: whether reductions at a product's operands, or without any
-    product, are · left_only: operands of a product other than the first are leaves, because programs for other rows
-    read them again · rows_bare: operands of multi-pass reductions are leaves · spread_bare: values broadcast over more
-    elements are leaves, unless elementwise operations alone compute them; with `left_only`, only these · layers:
-    products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows."""
+    """What a fusion group may contain, and which operands stay in memory.
+
+    `products`: number of products on a path from the output. `rows_above`: whether reductions between the output and a
+    product are inlined; `rows_below`: whether reductions at a product's operands, or without any product, are.
+    `left_only`: operands of a product other than the first are leaves, because programs for other rows read them again.
+    `rows_bare`: operands of multi-pass reductions are leaves. `spread_bare`: values broadcast over more elements are
+    leaves, unless elementwise operations alone compute them; with `left_only`, only these. `layers`: products are
+    GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows.
+    """
 
     name: str
     products: int
@@ -61,9 +55,12 @@ FUSION_POLICIES = (
 
 @dataclass(frozen=True)
 class FusionGroup:
-    """A fusion group: an output class as a term over leaf classes. leaves: (input of the term, class), in order of
-    first use · policy: name of the fusion policy · inner: (term, class) of intermediate values · statistics: leaves that
-    are broadcast over more elements and therefore read from memory."""
+    """A fusion group: an output class as a term over leaf classes.
+
+    `leaves`: (input of the term, class), in order of first use. `policy`: name of the fusion policy. `inner`: (term,
+    class) of intermediate values. `statistics`: leaves that are broadcast over more elements and therefore read from
+    memory.
+    """
 
     cls: int
     term: Tensor
@@ -79,21 +76,5 @@ class FusionGroup:
 
     @property
     def terms(self) -> tuple[Tensor, ...]:
-        """The term of each written class."""
+        """Term of each class that a kernel for the group writes."""
         return (self.term,)
-
-
-def fusion_role(op: str) -> str:
-    """Role of an operation in fusion: "rows" (reduction), "product", "cheap", "written" (scatter) or "opaque"."""
-    if op in ROW_REDUCTIONS:
-        return "rows"
-    if op in PRODUCT_OPS:
-        return "product"
-    if op == "scatter_elements":  # a group may end with a scatter into a tensor in memory
-        return "written"
-    return "cheap" if is_cheap(op) else "opaque"
-
-
-def is_cheap(op: str) -> bool:
-    """Whether an element of the result takes few operand elements and little arithmetic."""
-    return op in INDEXED_OPS or OPS[op].pointwise or OPS[op].moves

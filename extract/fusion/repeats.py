@@ -26,8 +26,11 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass
 class RepeatedSubgraphs:
-    """Colours of a view's classes. `marks` holds properties of each class beside its e-nodes. E-nodes below `given`
-    classes are ignored, and so are other readers of given classes."""
+    """Classes of a view that occur in equal surroundings, recognized by colours.
+
+    `marks` holds properties of each class beside its e-nodes. E-nodes below `given` classes are ignored, and so are
+    other readers of given classes.
+    """
 
     view: EGraphView
     marks: Sequence[Hashable]
@@ -91,7 +94,7 @@ class RepeatedSubgraphs:
         return self._kinds[node], *[colours[k] for k in self._kids[node]]
 
     def outline(self, nodes: Iterable[int]) -> list[OutlineStep]:
-        """Steps over the given e-nodes (from output to inputs), for `image`."""
+        """Shape of a subgraph as steps over its e-nodes (from output to inputs), which `image` follows elsewhere."""
         colours, cls, found = self._colours[0], self.view.cls, list[OutlineStep]()
         for node in nodes:
             here, signature = int(cls[node]), self._signature(node, colours)
@@ -99,8 +102,11 @@ class RepeatedSubgraphs:
         return found
 
     def image(self, steps: Iterable[OutlineStep], cls: int, other: int) -> dict[int, int] | None:
-        """Mapping of the classes reached by the steps from `cls` to the corresponding classes below `other`; None if
-        there is no correspondence."""
+        """Corresponding classes of another occurrence of a subgraph: those reached by the steps from `cls` -> those
+        below `other`.
+
+        None if there is no correspondence.
+        """
         found, twins, kids = {cls: other}, self._twins, self._kids
         for here, signature, number, ours in steps:
             alike = twins[found[here]].get(signature, ())

@@ -14,7 +14,10 @@ from ...egraph.view.view import EGraphView
 
 
 class ChosenConsumers:
-    """The classes reachable from a view's roots through one chosen e-node per class (`choice[cls]`, -1: none)."""
+    """Consumers and dominators among the classes reachable from a view's roots through one chosen e-node per class.
+
+    `choice[cls]` is the chosen e-node, -1 for none.
+    """
 
     def __init__(self, view: EGraphView, choice: Sequence[int]) -> None:
         self.view = view
@@ -22,7 +25,7 @@ class ChosenConsumers:
         self._off, self._kid = view.off.tolist(), view.kid.tolist()
 
     def kids(self, cls: int) -> list[int]:
-        """The child classes of the class's chosen e-node."""
+        """Child classes of the class's chosen e-node."""
         node = self.choice[cls]
         return self._kid[self._off[node] : self._off[node + 1]] if node >= 0 else []
 
@@ -82,8 +85,9 @@ class ChosenConsumers:
         return found
 
     def beside(self, cls: int, other: int) -> bool:
-        """Whether `cls` has a consumer path from the roots that avoids `other` (`other` does not dominate it) and at
-        least two consumers."""
+        """Whether `cls` has at least two consumers, and a consumer path from the roots avoids `other` (which does not
+        dominate it).
+        """
         if self.count.get(cls, 0) < 2:
             return False
         while cls not in (-1, other):

@@ -13,30 +13,42 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import OPS
 from .groups import FusionGroups
 from .matrix_vector import vector_product_extent
-from .policy import is_cheap
 
-FUSED_REDUCTIONS = frozenset(
-    ("sum", "max", "min", "prod", "mean", "logsumexp", "softmax", "log_softmax", "layer_norm", "rms_norm")
-)
 # (least ratio of the consumer's elements, largest flops per element) of values recomputed per consumer element
 RECOMPUTE_LIMITS = ((2, 8), (8, 64))
 MAX_SLICED_SIZE_RATIO = (
     2.0  # largest total size of slices, relative to the value, for computing each slice at its consumer
 )
-# ops handled by ordinary fusion groups
-UNFUSED_OPS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))
 MAX_SHORT_REDUCTION = 8  # largest number of elements of a short reduction
 
 
 def is_view(op: str) -> bool:
-    """Whether an op is a cast or a view whose elements are those of its operand."""
-    return op == "cast" or (OPS[op].kind == "view" and op not in UNFUSED_OPS)
+    """Whether an op is a cast or a view, other than of overlapping windows."""
+    return op == "cast" or (OPS[op].kind == "view" and OPS[op].law != "windows")
+
+
+def _reads_one_place(op: str) -> bool:
+    """Whether an element takes little arithmetic on one element of each operand, at an index independent of data.
+
+    Other cheap ops are left to ordinary fusion groups.
+    """
+    entry = OPS[op]
+    return entry.kind == "leaf" or entry.pointwise or (entry.moves and entry.law != "windows")
+
+
+def _is_row_reduction(op: str) -> bool:
+    """Whether an op reduces rows along one axis, or along the axes that a node names."""
+    entry = OPS[op]
+    return bool(entry.monoid) or (entry.fusion_role == "rows" and not entry.reduces_several_axes)
 
 
 @dataclass
 class MaximalFusionValues:
-    """Values computed by a view's cheapest e-nodes, as maximal fusion sees them. rows: whether reductions are fused ·
-    written: whether short reductions are unrolled, and values of a few times as many elements are fused."""
+    """Values computed by a view's cheapest e-nodes, classified for maximal fusion.
+
+    `rows`: whether reductions are fused. `written`: whether short reductions are unrolled, and values of a few times as
+    many elements are fused.
+    """
 
     groups: FusionGroups
     rows: bool
@@ -57,19 +69,19 @@ class MaximalFusionValues:
         return self.groups.uses.kids(cls)
 
     def fits(self, cls: int) -> bool:
-        """Whether a part can compute a class."""
+        """Whether a kernel of maximal fusion can compute a class."""
         if self._sums(cls):
             return self.short(cls) if self.written else self.rows
         op = self.op(cls)
-        return (is_cheap(op) or self._vector_product(cls) is not None) and op not in UNFUSED_OPS
+        return (OPS[op].fusion_role == "cheap" and _reads_one_place(op)) or self._vector_product(cls) is not None
 
     def reduces(self, cls: int) -> bool:
-        """Whether a class is a reduction that a part computes along its reduction axis."""
+        """Whether a class is a reduction that its kernel computes along the reduction axis."""
         return self.rows and not self.written and self._sums(cls)
 
     def _sums(self, cls: int) -> bool:
         product = self._vector_product(cls)
-        return self.op(cls) in FUSED_REDUCTIONS or (product is not None and product[1] > 1)
+        return _is_row_reduction(self.op(cls)) or (product is not None and product[1] > 1)
 
     def _vector_product(self, cls: int) -> tuple[int, int, int] | None:
         """The extent of a matrix-vector product; None for other classes."""
@@ -80,11 +92,11 @@ class MaximalFusionValues:
 
     def short(self, cls: int) -> bool:
         """Whether a class is a reduction over at most MAX_SHORT_REDUCTION elements."""
-        return self.op(cls) in FUSED_REDUCTIONS and self.extent(cls)[1] <= MAX_SHORT_REDUCTION
+        return _is_row_reduction(self.op(cls)) and self.extent(cls)[1] <= MAX_SHORT_REDUCTION
 
     @cached_property
     def recomputed(self) -> dict[int, bool]:
-        """Class -> whether it belongs to no part and each consumer recomputes it, at negligible cost."""
+        """Class -> whether each consumer recomputes it at negligible cost, so that no kernel has to store it."""
         found: dict[int, bool] = {}
         sliced: set[int] = set()  # computed as disjoint slices, each at its consumer
         parts: set[int] = set()  # concatenations, and values read only by these
@@ -152,7 +164,7 @@ class MaximalFusionValues:
         return found
 
     def sources(self, cls: int) -> Iterator[int]:
-        """The classes in memory or in parts that a class reads, through recomputed ones."""
+        """Classes in memory or in parts that a class reads, directly or through recomputed classes."""
         seen: set[int] = set()
         stack = [*reversed(self.kids(cls))]
         while stack:
@@ -166,7 +178,7 @@ class MaximalFusionValues:
                 yield k
 
     def shown(self, root: int) -> int:
-        """The class of which a root is a view, through recomputed values."""
+        """Class that a root reads through recomputed views."""
         while self.recomputed.get(root):
             kids = [k for k in self.kids(root) if k not in self.groups.formulas]
             if len(kids) != 1:
@@ -175,7 +187,7 @@ class MaximalFusionValues:
         return root
 
     def concatenated_values(self, cls: int) -> set[int]:
-        """The values joined by a concatenation."""
+        """Values that a concatenation joins."""
         found: set[int] = set()
         stack = [*self.kids(cls)]
         while stack:
@@ -187,7 +199,7 @@ class MaximalFusionValues:
         return found
 
     def extent(self, cls: int) -> tuple[int, int, int]:
-        """(number of results, reduction length, stride between neighbouring elements) of a reduction."""
+        """Extent of a reduction: (number of results, reduction length, stride between neighbouring elements)."""
         if (found := self._vector_product(cls)) is not None:
             return found
         view, node = self.groups.view, self.groups.uses.choice[cls]

@@ -19,12 +19,13 @@ def _frozen_by_others() -> bool:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Context manager that disables the cyclic collector. A collection every few thousand allocations traverses
-    hundreds of thousands of live objects: a third of the time of building candidates. Reference counting is unaffected.
+    """Context manager that disables Python's cyclic garbage collector.
 
-    On exit new objects are moved to the oldest generation (freeze, unfreeze), so that the next young collection skips
-    them; where the program has frozen objects of its own, this step is left out. Reentrant across threads: the
-    collector resumes when the last block ends."""
+    A collection every few thousand allocations traverses hundreds of thousands of live objects: a third of the time of
+    building candidates. Reference counting is unaffected. On exit new objects are moved to the oldest generation
+    (freeze, unfreeze), so that the next young collection skips them; where the program has frozen objects of its own,
+    this step is left out. Reentrant across threads: the collector resumes when the last block ends.
+    """
     with _pausing:
         if not _paused["by"]:
             _paused["on"] = gc.isenabled()
@@ -59,9 +60,11 @@ def _alone() -> None:
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Context manager that excludes all live objects from collections: with the candidates of a whole model alive, one
-    collection takes seconds. No effect where the program has frozen objects of its own. Reentrant across threads: lasts
-    until the last block ends."""
+    """Context manager that excludes all live objects from garbage collections.
+
+    With the candidates of a whole model alive, one collection takes seconds. No effect where the program has frozen
+    objects of its own. Reentrant across threads: lasts until the last block ends.
+    """
     with _pausing:
         ours = bool(_frozen["by"]) or not _frozen_by_others()
         if ours:

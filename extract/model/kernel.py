@@ -26,7 +26,7 @@ MAX_LAYOUT_COMBINATIONS = 64  # of operand layouts per match
 
 
 def contiguous(shape: Sequence[int]) -> Strides:
-    """Row-major strides, in elements. An axis of size 1 has the stride it would have at a larger size."""
+    """Row-major strides of a shape, in elements. An axis of size 1 has the stride it would have at a larger size."""
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)
@@ -71,8 +71,7 @@ class Call:
         return (self.output, *self.more)
 
     def packed_for(self, operand: str) -> tuple[int, ...]:
-        """The shape of an operand for which weights are packed: the tuned one if its sizes are free, otherwise its
-        own."""
+        """Shape of an operand for which weights are packed: the tuned one if its sizes are free, otherwise its own."""
         return self.tuned.get(operand) or concrete(self.operands[operand].type.shape)
 
     @property
@@ -224,20 +223,18 @@ class Template(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class KernelBase:
-    """Data and derived members that all kernels have.
+    """Data and derived members that all kernel templates have.
 
     `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. A kernel with several
     outputs has one term per output, separated by semicolons; its code writes into `out`, `out1`, … `family` groups
-    kernels in reports and cost models; views (aliases of their one operand) have the family "view".
-    `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the
-    code then receives its value (a packed or transposed layout) instead of the weight.
-    `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further output. `dense` lists operands
-    that must be contiguous ("*": all).
-    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
-    `exact`: bitwise equal to the interpreter.
-    `loss` is the relative error from rounding operands to fewer digits than they have in memory: the kernel is a
-    candidate only where the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual
-    throughput of its operands' dtype.
+    kernels in reports and cost models; views (aliases of their one operand) have the family "view". `prep` maps
+    operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the code then
+    receives its value (a packed or transposed layout) instead of the weight. `inplace` lists operands whose buffer
+    `out` may reuse, `beside` those of each further output. `dense` lists operands that must be contiguous ("*": all).
+    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain. `exact`:
+    bitwise equal to the interpreter. `loss` is the relative error from rounding operands to fewer digits than they have
+    in memory: the kernel is a candidate only where the tolerance allows that. `rate`: approximate ratio of its
+    arithmetic throughput to the usual throughput of its operands' dtype.
     """
 
     name: str
@@ -257,30 +254,33 @@ class KernelBase:
 
     @property
     def lifted_from(self) -> tuple[Template, Call] | None:
-        """See `Template.lifted_from`."""
+        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
         return None
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """See `Template.measured_as`."""
+        """The kernel and call under which the cost store has the time of a call at concrete sizes.
+
+        See `Template.measured_as`.
+        """
         return self, call  # type: ignore[return-value]  # every kernel is a Template
 
     def reused_by(self, output: int) -> tuple[str, ...]:
-        """See `Template.reused_by`."""
+        """Operands whose buffer the output with this index may reuse (`Template.reused_by`)."""
         return ((self.inplace, *self.beside)[output : output + 1] or ((),))[0]
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """See `Template.terms`."""
+        """The parsed pattern: one term per output (`Template.terms`)."""
         return parse_terms(self.pattern)
 
     @property
     def term(self) -> Term:
-        """See `Template.term`."""
+        """The term of the first output (`Template.term`)."""
         return self.terms[0]
 
     @cached_property
     def guards(self) -> tuple[Attr, ...]:
-        """See `Template.guards`."""
+        """The parsed guard conditions of `when` (`Template.guards`)."""
         return tuple(map(parse_guard, self.when))
 
     @property
@@ -296,7 +296,7 @@ class KernelBase:
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
-        """See `Template.write_prep`."""
+        """The expression that prepares one weight operand at load (`Template.write_prep`)."""
         code = self.prep[operand]
         return code(call) if callable(code) else code.format(w=weight, **{k: repr(v) for k, v in call.attrs.items()})
 
@@ -331,40 +331,40 @@ class LibraryKernel(KernelBase):
 
     @property
     def roots(self) -> Sequence[Tensor]:
-        """Empty: the kernel is found by its name."""
+        """No terms: a library kernel is found by its name."""
         return ()
 
     @property
     def combinations(self) -> int:
-        """See `Template.combinations`."""
+        """Largest number of operand-layout combinations per match (`Template.combinations`)."""
         return MAX_LAYOUT_COMBINATIONS
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """See `Template.operands`."""
+        """Tensor variables of the pattern, in order of first use (`Template.operands`)."""
         return tuple(dict.fromkeys(v for term in self.terms for v in variables(term)))
 
     @property
     def code_identity(self) -> str:
-        """See `KernelBase.code_identity`."""
+        """Declared identity of the code, a part of `identity` (`KernelBase.code_identity`)."""
         return code_identity(self.code)
 
     def write(self, call: Call) -> str:
-        """See `Template.write`."""
+        """Source text of the lines that run a call (`Template.write`)."""
         return _written(self.code, call)
 
     def writes_out(self, call: Call) -> bool:
-        """See `Template.writes_out`."""
+        """Whether the code writes into a given buffer (`Template.writes_out`)."""
         if isinstance(self.code, str):
             return "{out}" in self.code
         return mentions_out(self.code, self.operands, call)
 
     def alike(self, call: Call) -> Hashable | None:
-        """A key of this call only."""
+        """Deduplication key for tuning; it is unique to the call, since library kernels share no schedules."""
         return self.identity, id(call)
 
     def job_fields(self) -> dict[str, Any]:
-        """Empty: the kernel is found by its name."""
+        """No fields: a tuning job finds a library kernel by its name."""
         return {}
 
 
@@ -411,7 +411,7 @@ def _written(code: Code, call: Call) -> str:
 
 
 class Device(Protocol):
-    """Memory and processor that kernels of a backend work in. Devices of equal name share memory."""
+    """Processor with its memory, in which the kernels of a backend work. Devices of equal name share memory."""
 
     @property
     def name(self) -> str:
@@ -479,8 +479,12 @@ class Backend(Protocol):
         ...
 
     def opened(self, lowerings: Any = None) -> Backend:
-        """The backend with the state of one optimization (lowered kernels); itself without such state. `lowerings`: the
-        state that the backends of one optimization share (generate.generator.Lowerings); None: a new one."""
+        """The backend with mutable state of one optimization (lowered kernels); the backend itself if it has no such
+        state.
+
+        `lowerings`: the state that the backends of one optimization share (generate.generator.Lowerings); None: a
+        new one.
+        """
         ...
 
     def generated(
@@ -505,9 +509,12 @@ class Vertex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A template bound to vertices: reads `inputs` (operand -> vertex), writes `output` and, for several outputs,
-    `more`. Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one
-    input, no work) have family "view"."""
+    """A kernel template bound to vertices: reads `inputs` (operand -> vertex), writes `output` and, for several
+    outputs, `more`.
+
+    Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one input,
+    no work) have family "view".
+    """
 
     template: Template
     output: Vertex
@@ -546,7 +553,7 @@ class Priced:
 
 
 class Measurer(Protocol):
-    """Times candidates; a failed measurement is recorded as a failure and priced infinite.
+    """Protocol of processes that time candidates; a failed measurement is recorded as a failure and priced infinite.
 
     `ahead`: whether measuring may begin before the rewritten graph is known, and continues while plans are solved for.
     `keeps`: whether kernels in flight when the time is up are kept for the next call; set by the caller.
@@ -587,11 +594,13 @@ class Measurer(Protocol):
         self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,
         later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
-        """Measure candidates and store the results. Returns when the rows are durable; with `leave`, as soon as few measurements are in
-        flight: these candidates are returned and continue beside the next call's. The iterable may end early, when the
-        time is up. `worth` gives the cost cutoff of a candidate in µs, above which further measuring is useless; it
-        falls while others are measured. With `look`, only a few schedules. `later`: (candidate, `look`) pairs that may
-        be requested next, for preparation in advance."""
+        """Measure candidates and store the results; returns when the rows are durable.
+
+        With `leave`, returns as soon as few measurements are in flight: these candidates are returned and continue
+        beside the next call's. The iterable may end early, when the time is up. `worth` gives the cost cutoff of a
+        candidate in µs, above which further measuring is useless; it falls while others are measured. With `look`, only
+        a few schedules. `later`: (candidate, `look`) pairs that may be requested next, for preparation in advance.
+        """
         ...
 
     def unfinished(self, candidate: Candidate) -> bool:
@@ -599,13 +608,12 @@ class Measurer(Protocol):
         ...
 
     def further(self, candidate: Candidate) -> bool:
-        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are
-        more."""
+        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are more."""
         ...
 
 
 class Pricer(Protocol):
-    """Prices candidates from measurements and predictions."""
+    """Protocol of price sources: prices of candidates from measurements and predictions."""
 
     def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
         """One price per candidate."""
@@ -617,7 +625,7 @@ class Pricer(Protocol):
 
     @property
     def prepare(self) -> Callable[[Iterable[Candidate]], None] | None:
-        """Computes the keys of candidates, which may run in another thread; None if pricing is fast without."""
+        """Iterator that computes the keys of candidates, possibly in another thread; None if pricing is fast without."""
         ...
 
 
@@ -627,14 +635,17 @@ class PricerBase:
     prepare: Callable[[Iterable[Candidate]], None] | None = None
 
     def on_record(self, candidate: Candidate) -> bool:
-        """See `Pricer.on_record`."""
+        """Whether a kernel's measurement is known without looking its key up in the store (`Pricer.on_record`)."""
         return True
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a plan. `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the compute
-    dtype in the graph, if the storage dtype differs (model/storage_dtypes.py)."""
+    """One value of a plan, with its storage type and origin.
+
+    `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the compute dtype in the graph, if
+    the storage dtype differs (model/storage_dtypes.py).
+    """
 
     id: int
     type: Type  # sizes may be expressions in free dimensions
@@ -647,8 +658,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call or view: `inputs` maps the template's operands to value ids; `more` are outputs beyond the
-    first."""
+    """One kernel call or view of a plan.
+
+    `inputs` maps the template's operands to value ids; `more` are outputs beyond the first.
+    """
 
     template: Template
     call: Call

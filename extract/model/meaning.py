@@ -17,15 +17,16 @@ COMPUTE_DTYPE = "float32"
 
 
 def output_terms(template: Template, call: Call, leaf: Callable[..., Tensor] = param) -> list[Tensor]:
-    """One term per output of a kernel call: the template's pattern over leaves named like the operands.
+    """Semantics of a kernel call: one term per output, the template's pattern over leaves named like the operands.
 
     If storage dtypes of operands differ from the compute dtype (model/storage_dtypes.py), all floats are unified: they
-    become float32, and casts between them disappear. ShapeError if the operands do not fit the pattern."""
+    become float32, and casts between them disappear. ShapeError if the operands do not fit the pattern.
+    """
     return pattern_terms(template.terms, call, leaf)
 
 
 def pattern_terms(patterns: Sequence[Term], call: Call, leaf: Callable[..., Tensor] = param) -> list[Tensor]:
-    """As `output_terms`, of parsed patterns."""
+    """Semantics of a kernel call with given parsed patterns; see `output_terms`."""
     types = {name: o.type for name, o in call.operands.items()}
     try:
         return [build(term, _leaves(types, leaf), call.attrs) for term in patterns]

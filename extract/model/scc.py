@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 
 
 def strongly_connected_components(adjacency: Sequence[Iterable[int]]) -> tuple[list[int], list[list[int]]]:
-    """Strongly connected components (Tarjan, iterative), children before parents: (component of each vertex, members of
-    each component)."""
+    """Strongly connected components of a graph (Tarjan, iterative), children before parents.
+
+    Returns (component of each vertex, members of each component).
+    """
     n = len(adjacency)
     index, low, of = [-1] * n, [0] * n, [-1] * n
     found: list[list[int]] = []

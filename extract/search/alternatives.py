@@ -22,8 +22,10 @@ from .search import Choice
 def alternatives(
     choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0, diversity: float = 0.0
 ) -> Iterator[Choice]:
-    """Yields distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
-    share of each one's kernels (without views) that every earlier one does not use."""
+    """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets; an iterator.
+
+    `diversity`: least share of each one's kernels (without views) that every earlier one does not use.
+    """
     rows = EncodedHypergraph(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
     kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
     for found in k_best(
@@ -37,10 +39,12 @@ MAX_EXCLUDED_KERNELS = 12  # number of kernels of a choice, by time, that are ex
 
 
 def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
-    """Yields the choice, then the cheapest choices found without one of its kernels, by falling time; then without a further
-    kernel of the cheapest variant, and so on (best-first). A kernel is a template called on operands of certain types
-    and strides, at any position. Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets;
-    ends after `seconds`."""
+    """Choices without some kernels of a given choice, best-first; an iterator that begins with the choice itself.
+
+    Then come the cheapest choices found without one of its kernels, by falling time; then without a further kernel of
+    the cheapest variant, and so on. A kernel is a template called on operands of certain types and strides, at any
+    position. Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets; ends after `seconds`.
+    """
     until = time.monotonic() + seconds
     candidates, limit = choice.hypergraph.candidates, choice.cost * (1 + max_gap)
     queue: list[tuple[float, int, frozenset[Any], Choice]] = [(choice.cost, 0, frozenset(), choice)]
@@ -99,13 +103,15 @@ LAUNCH_US = (
 
 @gc_paused()
 def finalists(choice: Choice, *, count: int, max_gap: float, seconds: float) -> list[Choice]:
-    """The choice, then at most `count` - 1 others that may be faster as whole programs, although their kernels' times add
-    up to more (by a share of `max_gap` at most). They use different kernels and, apart from those of the choice, only
-    measured ones: first the plans that are optimal if each launch costs some µs more, then `variants` of the choice.
-    Ends after `seconds`.
+    """Choices to be timed as whole programs: the given one, then at most `count` - 1 others.
+
+    The others may be faster although their kernels' times add up to more (by a share of `max_gap` at most). They use
+    different kernels and, apart from those of the choice, only measured ones: first the plans that are optimal if each
+    launch costs some µs more, then `variants` of the choice. Ends after `seconds`.
 
     The time of a program is not the sum of its kernels' times: launches have gaps, which overlap with kernels or not,
-    and a kernel finds its operands in the cache or not."""
+    and a kernel finds its operands in the cache or not.
+    """
     until, own = time.monotonic() + seconds, set(choice.chosen)
     candidates = choice.hypergraph.candidates
     known = [

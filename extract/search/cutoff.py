@@ -17,7 +17,7 @@ CallToken = tuple[int, int]  # identities of template and call: candidates share
 
 
 def call_token(candidate: Candidate) -> CallToken:
-    """Identity of a candidate's call."""
+    """Identity of a candidate's kernel call; equal for equal calls."""
     return id(candidate.template), id(candidate.call)
 
 
@@ -33,9 +33,12 @@ class CandidateIndex:
 
 
 class CostCutoff:
-    """Cost cutoffs that fall while candidates are measured: `register` adds a measurement in flight; calling returns
-    the cutoff in µs. ended: whether measuring is over · limited: plans have budgets, which may need a slow kernel, so
-    cutoffs are infinite · index: index of the hypergraph, if it exists already."""
+    """Cost cutoffs in µs of candidates, which fall while others are measured; calling the object returns a candidate's
+    cutoff.
+
+    `register` adds a measurement in flight. `ended`: whether measuring is over. `limited`: plans have budgets, which
+    may need a slow kernel, so cutoffs are infinite. `index`: index of the hypergraph, if it exists already.
+    """
 
     def __init__(
         self, hypergraph: Hypergraph, pricer: Pricer, prices: Sequence[Priced],

@@ -11,10 +11,12 @@ from ..solve.problem import Extraction, Problem
 
 
 class EncodedHypergraph:
-    """The hypergraph as a plain extraction problem: one class per vertex, and one per bundle of outputs of a
-    multi-output kernel, which its vertices read at no cost. Of candidates with equal inputs and outputs only the
-    cheapest is kept; with budgets, the Pareto-optimal ones; with `every`, the cheapest of each template name (operand
-    order makes no other kernel)."""
+    """A kernel hypergraph as a plain extraction problem.
+
+    One class per vertex, and one per bundle of outputs of a multi-output kernel, which its vertices read at no cost. Of
+    candidates with equal inputs and outputs only the cheapest is kept; with budgets, the Pareto-optimal ones; with
+    `every`, the cheapest of each template name (operand order makes no other kernel).
+    """
 
     def __init__(
         self, hypergraph: Hypergraph, cost: Sequence[float], budgets: Sequence[Budget] = (), *, every: bool = False
@@ -51,7 +53,7 @@ class EncodedHypergraph:
         self.problem = Problem.build(nodes, self.roots, n_classes=numbered.size, limits=limits)
 
     def ordered(self, extraction: Extraction) -> list[int]:
-        """The chosen candidates, producers before consumers."""
+        """Candidates that an extraction chose, producers before consumers."""
         order: list[int] = []
         done: set[int] = set()
         choice = extraction.choice

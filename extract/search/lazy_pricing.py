@@ -23,9 +23,11 @@ _VIEW, _NOT_PRICED = Priced(VIEW_US, VIEW_US, VIEW_US, "measured"), Priced(math.
 
 
 class LazyPrices:
-    """Prices of the candidates of a hypergraph; each call asks the pricer again. With `later`, candidates without any
-    measurement that need a compiler are left out until they are ready (`start_background`), if the pricer supports it and there
-    are at least MIN_LAZY_CALLS."""
+    """Prices of the candidates of a hypergraph; each call asks the pricer again.
+
+    With `later`, candidates without any measurement that need a compiler are left out until they are ready
+    (`start_background`), if the pricer supports it and there are at least MIN_LAZY_CALLS.
+    """
 
     def __init__(self, hypergraph: Hypergraph, pricer: Pricer, *, later: bool = False) -> None:
         self.hypergraph, self.pricer = hypergraph, pricer

@@ -28,8 +28,11 @@ Later = Sequence[tuple[Candidate, bool]]  # (candidate, whether a first look is 
 
 @dataclass(frozen=True)
 class MeasurementRequest:
-    """Candidate indices to measure now, whether a first look (few schedules) at each is enough, and what may come
-    later (compilers that are idle may start with it)."""
+    """Candidates to measure now, as indices; whether a first look (few schedules) at each is enough; what may come
+    later.
+
+    Idle compilers may start with the later ones.
+    """
 
     now: list[int] = field(default_factory=list)
     first_look: bool = True
@@ -42,12 +45,13 @@ class MeasurementRequest:
 
 @dataclass
 class MeasurementState:
-    """State of the calls of a hypergraph's candidates.
+    """Measurement state of the calls of a hypergraph's candidates.
 
-    requested: measured, or asked for at least once · looked: only a first look, untried schedules are left · tuned:
-    tuned to the usual length, untried schedules are left · in_flight: call -> (candidate, whether for a first look)
-    while the measurer works on it · schedules: approximate number of schedules requested so far, by first looks (True)
-    and by tuning (False). `measurer` None: nothing is measured."""
+    `requested`: calls measured, or asked for at least once. `looked`: only a first look, untried schedules are left.
+    `tuned`: tuned to the usual length, untried schedules are left. `in_flight`: call -> (candidate, whether for a first
+    look) while the measurer works on it. `schedules`: approximate number of schedules requested so far, by first looks
+    (True) and by tuning (False). `measurer` None: nothing is measured.
+    """
 
     hypergraph: Hypergraph
     measurer: Measurer | None
@@ -80,8 +84,11 @@ class MeasurementState:
         return price.source == "measured" and self.expected_share(self.hypergraph.candidates[index]) == 1.0
 
     def is_open(self, candidate: Candidate, price: Priced) -> bool:
-        """Whether a first look could lower the candidate's price: it was never measured, or so unevenly (on a busy
-        machine, say) that it should be measured once more before the plan depends on the value."""
+        """Whether a first look could lower a candidate's price.
+
+        The candidate was never measured, or so unevenly (on a busy machine, say) that it should be measured once more
+        before the plan depends on the value.
+        """
         if (
             self.measurer is None
             or candidate.is_view
@@ -92,8 +99,10 @@ class MeasurementState:
         return price.source != "measured" or price.low < MIN_CERTAINTY * price.us
 
     def forget_unanswered(self, prices: Sequence[Priced]) -> bool:
-        """Let candidates that the deadline left unmeasured be requested again. Returns True if requests were made and
-        none was answered."""
+        """Let candidates that the deadline left unmeasured be requested again.
+
+        Returns True if requests were made and none was answered.
+        """
         calls = ((self.hypergraph.candidates[i], prices[i]) for i in self.hypergraph.calls[0])
         any_requested = bool(self.requested)
         self.requested -= {call_token(c) for c, p in calls if p.source != "measured" and p.us < math.inf}
@@ -134,7 +143,7 @@ class MeasurementState:
 
 
 def per_call(hypergraph: Hypergraph, prices: Sequence[Priced], function: Callable[[Candidate, Priced], T]) -> list[T]:
-    """`function(candidate, price)` of each candidate; evaluated once for equal calls, and once for all views."""
+    """Values `function(candidate, price)` of all candidates; evaluated once for equal calls, and once for all views."""
     candidates, (calls, which) = hypergraph.candidates, hypergraph.calls
     views = islice((i for i, k in enumerate(which) if k < 0), 1)
     found = [function(candidates[i], prices[i]) for i in chain(calls, views)]

@@ -36,11 +36,12 @@ SIMPLE_FAMILIES = ("pointwise", "reduction")
 
 @dataclass
 class PlanSolver:
-    """Solves plans of one search, each warm-started from the plan before and limited by the remaining time.
+    """Solver of the plans of one search, each warm-started from the plan before and limited by the remaining time.
 
-    seconds: time limit of the whole search · limits: time limits in seconds of a solve: of the first attempt, and of
-    the next · chosen: the optimistic plan, in the end the plan to return · pessimistic: the plan to return if nothing
-    more were measured. Plans are candidate indices in execution order."""
+    `seconds`: time limit of the whole search. `limits`: time limits in seconds of a solve: of the first attempt, and of
+    the next. `chosen`: the optimistic plan, in the end the plan to return. `pessimistic`: the plan to return if nothing
+    more were measured. Plans are candidate indices in execution order.
+    """
 
     hypergraph: Hypergraph
     budgets: Sequence[Budget]
@@ -56,7 +57,7 @@ class PlanSolver:
     closing_until: float = -math.inf
 
     def ended(self) -> bool:
-        """Whether regular measuring is over."""
+        """Whether the time for regular measuring is over."""
         return self.stop() or time.monotonic() - self.start > self.seconds
 
     def start_closing(self) -> None:
@@ -64,12 +65,15 @@ class PlanSolver:
         self.closing_until = time.monotonic() + min(CLOSING_S, self.seconds)
 
     def closing_ended(self) -> bool:
-        """Whether the closing phase is over too."""
+        """Whether the closing phase is over, in which only unmeasured kernels of the final plan are measured."""
         return self.stop() or time.monotonic() > self.closing_until
 
     def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
-        """The cheapest plan at the given costs in µs, warm-started from a known one: (candidates in execution order,
-        extraction). NoPlanError if none exists or none was found in time."""
+        """The cheapest plan at given costs in µs, as (candidates in execution order, extraction); warm-started from a
+        known plan.
+
+        NoPlanError if none exists or none was found in time.
+        """
         pressed = self.stop()  # if already stopped, this solve must still produce a plan
         if not self.deterministic:
             left = 0.0 if pressed else (1 + SOLVE_OVERTIME) * self.seconds - (time.monotonic() - self.start)
@@ -84,9 +88,11 @@ class PlanSolver:
         return found
 
     def solve_without_compiler(self, prices: Sequence[Priced]) -> list[int]:
-        """Set and return `pessimistic`: the cheapest plan of kernels that are measured or need no compiler; empty if
-        there is none, or if no candidate waits for a compiler. Its times are soon known, everything else is compared
-        with it, and it is the fallback if the time is short."""
+        """Set and return `pessimistic`: the cheapest plan of kernels that are measured or need no compiler.
+
+        Empty if there is none, or if no candidate waits for a compiler. Its times are soon known, everything else is
+        compared with it, and it is the fallback if the time is short.
+        """
         waits = per_call(self.hypergraph, prices, lambda c, p: c.template.space is not None and p.source != "measured")
         if not any(waits):
             return []

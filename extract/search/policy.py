@@ -61,8 +61,11 @@ class AcquisitionPolicy:
     def optimistic_round(
         self, prices: Sequence[Priced], costs: Sequence[float]
     ) -> tuple[Extraction, MeasurementRequest]:  # fmt: skip
-        """(extraction of the optimistic plan at `costs`, request for it). A longer solve is used only if the search
-        would end otherwise, or if the shorter one finds no plan within the budgets."""
+        """Solve for the optimistic plan at `costs`; returns (its extraction, the request for it).
+
+        A longer solve is used only if the search would end otherwise, or if the shorter one finds no plan within the
+        budgets.
+        """
         for limit in self.plans.limits:
             try:
                 found = self.plans.solve_optimistic(costs, limit)
@@ -76,7 +79,9 @@ class AcquisitionPolicy:
         return found, request
 
     def request(self, prices: Sequence[Priced], optimistic: MeasurementRequest, *, first: bool) -> MeasurementRequest:
-        """The next request, given that of the optimistic plan. first: whether this is the first round."""
+        """The next candidates to measure, given the request of the optimistic plan. `first`: whether this is the first
+        round.
+        """
         if first:
             sure = self.unmeasured(self.plans.solve_without_compiler(prices), prices) if optimistic.first_look else []
         elif self.plans.solve_pessimistic(prices):
@@ -98,8 +103,7 @@ class AcquisitionPolicy:
         return optimistic
 
     def unmeasured(self, plan: Iterable[int], prices: Sequence[Priced], min_share: float = 0.0) -> list[int]:
-        """Unmeasured candidates of a plan that account for at least `min_share` of its predicted time, most expensive
-        first."""
+        """Unmeasured candidates of a plan with at least `min_share` of its predicted time each, most expensive first."""
         plan = list(plan)
         candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)
         open_ = (i for i in plan if self.state.is_open(candidates[i], prices[i]))
@@ -107,7 +111,7 @@ class AcquisitionPolicy:
         return [i for i in stakes if stakes[i] >= min_share * total]
 
     def optimistic_request(self, plan: Sequence[int], prices: Sequence[Priced]) -> MeasurementRequest:
-        """The request for the optimistic plan; empty if nothing in it could change."""
+        """The request to measure for the optimistic plan; empty if no measurement could change that plan."""
         if self.state.measurer is None:
             return MeasurementRequest(first_look=False)
         candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)
@@ -122,9 +126,12 @@ class AcquisitionPolicy:
         return MeasurementRequest(first_look=False)
 
     def first_look_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Unmeasured candidates of the plan, and their unmeasured alternatives that fit into it and may be faster;
-        equal calls once. The stake of a candidate of the plan is its predicted time, that of an alternative the
-        possible saving divided by its rank: only one alternative is used."""
+        """Candidates for first looks with their stakes: unmeasured ones of a plan, and unmeasured alternatives that may
+        be faster.
+
+        Equal calls once; alternatives must fit into the plan. The stake of a candidate of the plan is its predicted
+        time, that of an alternative the possible saving divided by its rank: only one alternative is used.
+        """
         candidates = self.hypergraph.candidates
         open_, fits = per_call(self.hypergraph, prices, self.state.is_open), self.fits_into(plan)
         makers: dict[Vertex, list[int]] = {}
@@ -146,8 +153,11 @@ class AcquisitionPolicy:
         return _largest_first({**stakes, **_largest_per_call(candidates, savings)})
 
     def tuning_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Candidates of a plan with untried schedules (after a first look, an interrupted tuning, or a tuning cut off
-        by the cost cutoff), and their nearest alternatives that may become faster by tuning."""
+        """Candidates for tuning with their stakes: those of a plan with untried schedules, and their nearest
+        alternatives.
+
+        Untried schedules are left after a first look, an interrupted tuning, or a tuning cut off by the cost cutoff.
+        """
         state, measurer, candidates = self.state, self.state.measurer, self.hypergraph.candidates
         if measurer is None:
             return {}
@@ -174,8 +184,11 @@ class AcquisitionPolicy:
 
     def tuned_before_looks(self, prices: Sequence[Priced]) -> list[int]:
         """Kernels of the pessimistic plan to tune before further first looks: those with the largest stakes, and
-        their alternatives; empty if tuning had its share of the schedules. The shares of tuning and of first looks are
-        proportional to their possible gains."""
+        alternatives.
+
+        Empty if tuning had its share of the schedules. The shares of tuning and of first looks are proportional to
+        their possible gains.
+        """
         plan = self.plans.pessimistic
         total = sum(prices[i].us for i in plan)
         hoped = sum(prices[i].us if prices[i].source == "measured" else prices[i].low for i in self.plans.chosen)
@@ -192,9 +205,11 @@ class AcquisitionPolicy:
         return found if tuning_gain >= LARGE_STAKE * total and due(len(found), tuning_gain) else []
 
     def fits_into(self, plan: Iterable[int]) -> Callable[[int], bool]:
-        """Predicate: whether a candidate could replace another one in the plan unchanged: its inputs are values of the
-        plan or views of them. (The last of three kernels that replace one is faster than that one; a plan with all
-        three is a different plan.)"""
+        """Predicate: whether a candidate could replace another one in a plan, with the rest of the plan unchanged.
+
+        Its inputs must be values of the plan or views of them. (The last of three kernels that replace one is faster
+        than that one; a plan with all three is a different plan.)
+        """
         own, needs = set(plan), self.hypergraph.numbered.needs
         free = [0.0 if c.is_view or i in own else math.inf for i, c in enumerate(self.hypergraph.candidates)]
         available = tree_costs(self.hypergraph, free)

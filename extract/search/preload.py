@@ -12,8 +12,10 @@ STORE_MODULES = ("duckdb", "pyarrow")
 
 
 def import_in_background(modules: Sequence[str]) -> Thread:
-    """Start a thread that imports the modules and return the thread. Solvers take half a second to import, and so does
-    the cost store."""
+    """Start a thread that imports modules, and return the thread.
+
+    Solvers take half a second to import, and so does the cost store.
+    """
 
     def load() -> None:
         for module in modules:

@@ -74,11 +74,13 @@ def search(
     stop: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
 ) -> Choice:
-    """The cheapest known set of kernels within the budgets. Measures through `measurer` (None: prices only) for at most
-    `seconds`; the final plan's unmeasured kernels get at most `CLOSING_S` more, and solving may take a little longer
-    (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`, as long as it needs). `stop` is polled: when it returns True, measuring
-    ends, and a running solve ends with its incumbent. `doubt`: unmeasured kernels count at their upper estimates
-    although there is no measurer. `clock`: records the seconds per phase.
+    """The cheapest known set of kernels within the budgets, measured as far as time allows.
+
+    Measures through `measurer` (None: prices only) for at most `seconds`; the final plan's unmeasured kernels get at
+    most `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
+    as long as it needs). `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
+    incumbent. `doubt`: unmeasured kernels count at their upper estimates although there is no measurer. `clock`:
+    records the seconds per phase.
 
     NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
@@ -101,9 +103,12 @@ def measure_ahead(
     hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
     progress: Callable[[str], None] | None = None,
 ) -> int:  # fmt: skip
-    """Measure what a search would, for at most `seconds` or until `stop` returns True, so that a later search finds the
-    results; returns the number of calls measured. `progress` is called at the start of each round's measuring.
-    NoPlanError as for `search`."""
+    """Measure the kernels that a search would, so that a later search finds the results; returns the number of calls
+    measured.
+
+    Ends after `seconds` or when `stop` returns True. `progress` is called at the start of each round's measuring.
+    NoPlanError as for `search`.
+    """
     plans = PlanSolver(hypergraph, (), seconds, (QUICK_SOLVE_S, QUICK_SOLVE_S), False, stop, clock)
     run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress)
     while run.round():

@@ -30,8 +30,7 @@ Solve = Callable[..., Extraction]
 
 
 def choice_of_candidates(rows: EncodedHypergraph, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntArray:
-    """The choice array of the given candidates, in a problem that may contain equivalent ones instead; -1 for classes
-    without one."""
+    """Choice array of a problem for given candidates, or for equivalent ones that the problem has instead; -1 for none."""
     problem = rows.problem
     alike, cls = hypergraph.alike, problem.cls.tolist()
     row = {alike[c]: n for n, c in enumerate(rows.candidate) if c >= 0}
@@ -58,7 +57,9 @@ def candidate_rounds(hypergraph: Hypergraph) -> list[int]:
 
 
 def nested_rounds(age: Sequence[int]) -> list[int]:
-    """Rounds at which smaller problems end: the members of NESTED_ROUNDS before the last round, and the last but one."""
+    """Saturation rounds at which smaller problems end: the members of NESTED_ROUNDS before the last round, and the last
+    but one.
+    """
     found = sorted(set(age))[:-1]
     return sorted({*found[-1:], *(step for step in NESTED_ROUNDS if step in found)})
 
@@ -67,10 +68,13 @@ def warm_solve(
     make: Callable[[Sequence[float]], EncodedHypergraph], hypergraph: Hypergraph, cost: Sequence[float], solve: Solve, *,
     seconds: float, deterministic: bool = False, known: Sequence[int] = (),
 ) -> tuple[EncodedHypergraph, Extraction]:  # fmt: skip
-    """(problem, the cheapest extraction found in `seconds`), warm-started from the candidates `known`. If `known` is
-    empty and there is no proof, also from smaller problems, in less than `seconds` more. The result is never dearer
-    than `known`, nor than any smaller problem solved on the way. `make` builds the problem from the candidates' prices
-    (inf: left out)."""
+    """Solve a problem in `seconds`, warm-started from the candidates `known`; returns (problem, cheapest extraction
+    found).
+
+    If `known` is empty and there is no proof, also from smaller problems, in less than `seconds` more. The result is
+    never dearer than `known`, nor than any smaller problem solved on the way. `make` builds the problem from the
+    candidates' prices (inf: left out).
+    """
     rows = make(cost)
     hint = choice_of_candidates(rows, hypergraph, known) if known else None
     found = solve(rows.problem, time_limit=seconds, deterministic=deterministic, hint=hint)

@@ -17,9 +17,11 @@ Uses = Callable[[Sequence[Candidate]], Sequence[float]]
 
 @dataclass(frozen=True)
 class Budget:
-    """Limit on a plan: the `use` of the chosen kernels (>= 0, in the unit of `most`) sums to at most `most`. `use` is
-    evaluated again before every solve, so that new measurements count. Raises UsageError if `most` is negative or not
-    finite."""
+    """Limit on a plan: the `use` of the chosen kernels (>= 0, in the unit of `most`) sums to at most `most`.
+
+    `use` is evaluated again before every solve, so that new measurements count. Raises UsageError if `most` is negative
+    or not finite.
+    """
 
     name: str
     most: float
@@ -37,8 +39,10 @@ class Budget:
 
 def memory_budget(most: float) -> Budget:
     """Memory budget in bytes: all values written by kernels plus their workspaces, each counted once; views count 0.
+
     The sum is an upper bound (up to alignment) on the memory of a plan's values in any execution order; buffer reuse is
-    not credited."""
+    not credited.
+    """
     return Budget("memory", most, lambda found: [0.0 if c.is_view else _bytes(c) for c in found])
 
 
@@ -49,16 +53,20 @@ def _bytes(candidate: Candidate) -> float:
 
 def error_budget(most: float, known: Uses) -> Budget:
     """Error budget: the relative rounding errors of the kernels (Frobenius norm, against float64) sum to at most
-    `most`. The sum bounds the plan's error to first order if no step amplifies. `known` returns the error of each
-    candidate; it should return 0 for unmeasured kernels, so that they are tried before they are rejected."""
+    `most`.
+
+    The sum bounds the plan's error to first order if no step amplifies. `known` returns the error of each candidate; it
+    should return 0 for unmeasured kernels, so that they are tried before they are rejected.
+    """
     return Budget("error", most, known)
 
 
 def rounding_budget(most: float, known: Uses) -> Budget:
-    """Return the budget that limits sqrt(sum(error²)) of a plan's kernels to `most` (relative, > 0).
+    """Error budget in quadrature: sqrt(sum(error²)) of a plan's kernels is at most `most` (relative, > 0).
 
     `known` gives the relative error of each candidate. Rounding errors seldom have one sign, so this root is near the
-    error of the whole plan, up to one factor that a run of the plan reveals."""
+    error of the whole plan, up to one factor that a run of the plan reveals.
+    """
     return Budget("rounding", 1.0, lambda found: [(e / most) ** 2 for e in known(found)])
 
 

@@ -14,9 +14,11 @@ from .problem import IntArray, ProblemRows
 
 @dataclass(frozen=True)
 class Component:
-    """One independent component and its identical copies: `copies[i][r]` is the input row of row r in copy i.
+    """One independent component of a problem, and its identical copies: `copies[i][r]` is the input row of row r in
+    copy i.
 
-    `key` is the canonical form: two parts with equal keys are the same problem, row by row."""
+    `key` is the canonical form: two parts with equal keys are the same problem, row by row.
+    """
 
     key: bytes
     rows: ProblemRows
@@ -43,8 +45,10 @@ def split_components(rows: ProblemRows) -> list[Component]:
 
 
 def colours(rows: ProblemRows, costs: Sequence[float], rounds: int = 5) -> list[tuple[int, ...]]:
-    """Colours of each class after 1..rounds rounds of Weisfeiler-Leman hashing, at the given costs: equal for classes
-    in equal surroundings, and almost never for others."""
+    """Colours of each class after 1..rounds rounds of Weisfeiler-Leman hashing, at the given costs.
+
+    Equal for classes in equal surroundings, and almost never for others.
+    """
     flat = _FlatRows(rows)
     flat.cost = np.array(costs, np.float64)
     return list(zip(*[flat.colours(n)[0].tolist() for n in range(1, rounds + 1)]))

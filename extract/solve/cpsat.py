@@ -40,8 +40,11 @@ MAX_INTEGER_TOTAL = 1e15
 
 @dataclass
 class SolverAnswer:
-    """Solver result. chosen: rows, children first (None: no solution) · cost: of these rows · lower: valid lower bound
-    · proven: whether the search was exhaustive."""
+    """Result of a solver.
+
+    `chosen`: rows, children first (None: no solution). `cost`: of these rows. `lower`: valid lower bound. `proven`:
+    whether the search was exhaustive.
+    """
 
     chosen: list[int] | None
     cost: float
@@ -136,8 +139,10 @@ class Encoding:
         self.model.add(sum(x * u for x, u in terms) <= math.floor(most * (1 + LIMIT_ROUNDING / 2) * scale))
 
     def minimize(self, upper: float) -> float:
-        """Set the solver's objective, the sum of the costs of the chosen candidates, and exclude candidates that cost more
-        than `upper` µs. Returns the integer objective units per µs. Costs are rounded down, so lower bounds stay valid."""
+        """Set the solver's objective: the sum of the chosen rows' costs; rows that cost more than `upper` are excluded.
+
+        Returns the integer objective units per unit of cost. Costs are rounded down, so lower bounds stay valid.
+        """
         from ortools.sat.python import cp_model
 
         rows = self.rows
@@ -161,8 +166,11 @@ class Encoding:
 
 
 def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
-    """(objective units per cost unit, whether all costs are then integers). The first is the least small power of ten
-    that makes all costs integers, otherwise the power of ten that scales `upper` to about OBJECTIVE_UNITS."""
+    """Scale of the integer objective: (objective units per cost unit, whether all costs are then integers).
+
+    The least small power of ten that makes all costs integers, otherwise the power of ten that scales `upper` to about
+    OBJECTIVE_UNITS.
+    """
     total = math.fsum(cost)
     scale = 1.0
     while scale <= 1e6 and scale * total < MAX_INTEGER_TOTAL:
@@ -175,8 +183,10 @@ def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
 
 
 def solver(seconds: float, workers: int, deterministic: bool) -> Any:
-    """A CP-SAT solver configured for extraction. seconds: time limit, in CP-SAT's deterministic units with
-    `deterministic`."""
+    """A CP-SAT solver configured for extraction.
+
+    `seconds`: time limit, in CP-SAT's deterministic units with `deterministic`.
+    """
     from ortools.sat.python import cp_model
 
     found = cp_model.CpSolver()
@@ -202,7 +212,7 @@ def cores() -> int:
 
 
 def run(engine: Any, model: Any, stop: Callable[[], bool] | None) -> Any:
-    """Solve and return the status; a second thread polls `stop` and ends the search."""
+    """Solve a model and return the status; a second thread polls `stop` and ends the search."""
     if stop is None:
         return engine.solve(model)
     finished = threading.Event()
@@ -231,8 +241,11 @@ def solve_cpsat(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> SolverAnswer:
-    """Minimize DAG cost over `rows` within `seconds` (with `deterministic`: CP-SAT's repeatable time units), from a
-    solution `start` (rows, children first). limits: (use of each row, upper limit of the sum over the chosen rows)."""
+    """Minimize DAG cost over `rows` with CP-SAT within `seconds`, from a solution `start` (rows, children first).
+
+    With `deterministic`, the limit is in CP-SAT's repeatable time units. `limits`: (use of each row, upper limit of the
+    sum over the chosen rows).
+    """
     from ortools.sat.python import cp_model
 
     began = time.perf_counter()

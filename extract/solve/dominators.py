@@ -12,7 +12,7 @@ from .problem import ProblemRows
 
 
 class Item:
-    """One row during presolve: its remaining cost and child classes."""
+    """One row during presolve: its remaining cost and its child classes."""
 
     __slots__ = ("cost", "kids", "row")
 
@@ -44,7 +44,8 @@ def class_graph(items: Items) -> list[set[int]]:
 
 
 def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] = lambda: False) -> list[int] | None:
-    """Bitset per class of the classes in every acyclic derivation of it; 0 for classes without a derivation.
+    """Must set of each class as a bitset: the classes in every acyclic derivation of it; 0 for classes without a
+    derivation.
 
     Greatest fixpoint, computed in one pass over the components (children first), with iteration inside each component.
     None if `expired` (polled) returns True: unfinished sets are too large.
@@ -56,8 +57,11 @@ def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] 
 def always_on(
     items: Items, order: list[list[int]], roots: Iterable[int], expired: Callable[[], bool] = lambda: False
 ) -> set[int]:
-    """The classes in every acyclic derivation of some root: the union of the roots' must sets, computed for WINDOW_CLASSES
-    classes at a time, so that memory is linear. When `expired` returns True, those found so far, roots included."""
+    """Classes in every acyclic derivation of some root: the union of the roots' must sets.
+
+    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. When `expired` returns True, those found so
+    far, roots included.
+    """
     roots = [c for c in roots if items[c]]
     found = set(roots)
     line = [c for member in order for c in member if items[c]]
@@ -136,10 +140,11 @@ def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired:
 
 
 def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
-    """Pairs (c, x): every acyclic derivation of c contains x; transitively reduced, without direct children.
+    """Implications of the must sets as pairs (c, x): every acyclic derivation of c contains x.
 
-    Roots are omitted as targets (they are always on). Empty if the must sets are very large (MAX_IMPLICATIONS): the implications
-    only strengthen an integer program."""
+    Transitively reduced, without direct children. Roots are omitted as targets (they are always on). Empty if the must
+    sets are very large (MAX_IMPLICATIONS): the implications only strengthen an integer program.
+    """
     items = items_of(rows)
     must = must_sets(items, strongly_connected_components(class_graph(items))[1])
     assert must is not None  # without a clock
@@ -165,7 +170,7 @@ def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
 
 
 def always_read(rows: ProblemRows) -> dict[tuple[int, int], list[int]]:
-    """(c, k) -> rows of class c that have child k."""
+    """Rows by (class, child): (c, k) -> rows of class c that have child k."""
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
         for k in kids:

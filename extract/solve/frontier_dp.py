@@ -80,15 +80,17 @@ Labels = dict[int, int]  # needed classes -> units
 
 @dataclass
 class ResolutionOrder:
-    """Components in the order of resolution, and the open classes (without roots) after each."""
+    """Order in which components of a problem are resolved, and the open classes (without roots) after each."""
 
     groups: list[list[int]]
     open: list[list[int]]
 
 
 def narrow_order(rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> ResolutionOrder | None:
-    """An order, parents first, with few open classes (greedy); None if the limit MAX_OPEN_CLASSES is exceeded. Ties are broken by
-    the `kind` (colours) of classes, so that equal layers get equal orders."""
+    """Resolution order, parents first, with few open classes (greedy); None if the limit MAX_OPEN_CLASSES is exceeded.
+
+    Ties are broken by the `kind` (colours) of classes, so that equal layers get equal orders.
+    """
     return _Ordering(rows, kind).run()
 
 
@@ -189,9 +191,12 @@ class _Ordering:
 
 @dataclass(eq=False)
 class FrontierPiece:
-    """The subproblem between two cuts of the order, with local bit numbers: bits 0..after-1 are the classes open at its end, the
-    following bits its own classes, in reverse order of resolution. `rows[b]`: (cost, classes read) of each row of the
-    class with bit b. `groups[b]`: mask of the component of b. `roots`: mask of own classes that are always needed."""
+    """Subproblem between two cuts of the resolution order, with local bit numbers.
+
+    Bits 0..after-1 are the classes open at its end, the following bits its own classes, in reverse order of resolution.
+    `rows[b]`: (cost, classes read) of each row of the class with bit b. `groups[b]`: mask of the component of b.
+    `roots`: mask of own classes that are always needed.
+    """
 
     after: int
     rows: dict[int, list[tuple[int, int]]]
@@ -200,8 +205,10 @@ class FrontierPiece:
     _moves: dict[int, list[Move] | None] = field(default_factory=dict)
 
     def moves(self, needed: int) -> list[Move]:
-        """Pareto-optimal ways to derive the given needed classes of one component; OverflowError if there are more than
-        MAX_DERIVATIONS."""
+        """Pareto-optimal ways to derive given needed classes of one component.
+
+        OverflowError if there are more than MAX_DERIVATIONS.
+        """
         found = self._moves.get(needed)
         if found is None:
             found = self._moves[needed] = self._derivations(needed)
@@ -250,13 +257,13 @@ def _acyclic(reads: dict[int, int]) -> bool:
 
 @dataclass
 class PieceLabels:
-    """Result of searching a piece: the labels that leave it, and the buckets for tracing back."""
+    """Result of searching a piece: the labels at its end, and the buckets for tracing back."""
 
     leave: Labels
     buckets: list[dict[int, Label]]
 
     def trace(self, mask: int) -> tuple[int, list[tuple[int, int]]]:
-        """(entering label that leads to a leaving one, (bit, row index) pairs chosen on the way)."""
+        """Derivation of a label at the piece's end: (label at its beginning, (bit, row index) pairs chosen on the way)."""
         chosen: list[tuple[int, int]] = []
         _, before, move = self.buckets[0][mask]
         while move is not None:
@@ -267,8 +274,7 @@ class PieceLabels:
 
 
 class FrontierDP:
-    """A problem prepared for the search; `fits`: whether the order and the memory are narrow enough. `upper`: cost of a
-    known solution."""
+    """Frontier DP of a problem. `fits`: whether order and memory are narrow enough. `upper`: cost of a known solution."""
 
     def __init__(self, rows: ProblemRows, upper: float) -> None:
         self.rows, self.upper = rows, upper

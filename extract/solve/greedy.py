@@ -26,12 +26,15 @@ the limit is per row: enough for shallow graphs, soon exceeded on others."""
 
 
 def bottom_up(rows: ProblemRows, cost: Sequence[float] | None = None) -> list[int]:
-    """The row of least tree cost in each class."""
+    """Row of least tree cost in each class; -1 for classes without a finite term."""
     return tree_costs(rows, cost)[1]
 
 
 def tree_costs(rows: ProblemRows, cost: Sequence[float] | None = None) -> tuple[list[float], list[int]]:
-    """(least tree cost per class, its row), by Knuth's generalisation of Dijkstra's algorithm; O(size log size)."""
+    """Least tree cost of each class and the row that attains it, by Knuth's generalisation of Dijkstra's algorithm.
+
+    O(size log size).
+    """
     price = rows.cost if cost is None else cost
     best = [np.inf] * rows.n_classes
     choice = [-1] * rows.n_classes
@@ -226,7 +229,7 @@ def queued(
 
 
 def discounted(rows: ProblemRows, chosen: Collection[int]) -> list[float]:
-    """Prices at which the rows of a solution are free: a greedy with these prices repairs or refines the solution."""
+    """Costs of rows at which those of a solution are free: a greedy with these costs repairs or refines the solution."""
     price = list(rows.cost)
     for row in chosen:
         price[row] = 0.0
@@ -240,10 +243,10 @@ def best_greedy(
     quick: bool = False,
     expired: Callable[[], bool] = lambda: False,
 ) -> tuple[float, list[int], str]:
-    """The cheapest of the greedy extractions and of `extra` choices: (cost, chosen rows children first, name of the
+    """The cheapest of the greedy extractions and of `extra` choices, as (cost, chosen rows children first, name of the
     method).
 
-    quick: tree cost only. (inf, [], "") if a root has no finite term.
+    `quick`: tree cost only. (inf, [], "") if a root has no finite term.
     """
     candidates: list[tuple[str, Sequence[int] | None]] = [("hint", choice) for choice in extra]
     candidates.append(("bottom-up", bottom_up(rows)))

@@ -34,7 +34,10 @@ Cut = dict[int, float]  # variable -> coefficient of the constraint: sum <= 0
 
 
 class Relaxation:
-    """The program and its cuts. Variables 0..n_classes-1 are classes; the rows of classes with several rows follow."""
+    """Linear relaxation of an extraction problem in HiGHS, with its cutting planes.
+
+    Variables 0..n_classes-1 are classes; the rows of classes with several rows follow.
+    """
 
     def __init__(self, rows: ProblemRows, upper: float) -> None:
         from ortools.math_opt.python import mathopt
@@ -70,7 +73,7 @@ class Relaxation:
         return [c] if len(readers) == len(self.rows.members[c]) else [self.x[r] for r in readers]
 
     def add(self, cut: Cut) -> None:
-        """Add the constraint sum(cut) <= 0."""
+        """Add a cutting plane: sum(cut) <= 0."""
         row = self.model.add_linear_constraint(ub=0.0)
         for v, a in cut.items():
             if a:
@@ -104,15 +107,19 @@ class Relaxation:
                 row.set_coefficient(self.vars[x], u / most)
 
     def cycle_cut(self, cycle: Sequence[int]) -> Cut:
-        """Cut for an integral cycle: at most len(cycle) - 1 of its edges are chosen; one class (with the fewest rows)
-        counts as built."""
+        """Cutting plane for an integral cycle: at most len(cycle) - 1 of its edges are chosen.
+
+        One class (with the fewest rows) counts as built.
+        """
         free = min(range(len(cycle)), key=lambda i: len(self.rows.members[cycle[i]]))
         reads = [v for i, c in enumerate(cycle) for v in self.taken(c, cycle[(i + 1) % len(cycle)])]
         return _sum(reads, [c for i, c in enumerate(cycle) if i != free])
 
     def separate(self, value: Sequence[float]) -> list[Cut]:
-        """Violated cycle cuts at a fractional point: edge weights are y_c - (choice of c -> k); a cycle lighter than
-        y_j violates a cut."""
+        """Cycle cuts that a fractional point violates, by shortest paths.
+
+        Edge weights are y_c - (choice of c -> k); a cycle lighter than y_j violates a cut.
+        """
         arcs: dict[int, list[tuple[int, float]]] = {}
         for c, k in self.reads:
             if self.component[c] == self.component[k] and value[c] > 1e-6:
@@ -156,8 +163,10 @@ class Relaxation:
             self.bound = max(self.bound, bound)
 
     def tighten(self, deadline: float, upper: float) -> list[float]:
-        """Cutting-plane loop at the root, until no cut is violated, the bound meets `upper` or stalls; the last
-        fractional solution."""
+        """Run the cutting-plane loop at the root and return the last fractional solution.
+
+        Ends when no cut is violated, or the bound meets `upper` or stalls.
+        """
         value: list[float] = []
         idle, last = 0, -math.inf
         while (left := deadline - time.perf_counter()) > 0 and idle < MAX_STALLED_ROUNDS:
@@ -186,7 +195,7 @@ class Relaxation:
         return [c for c in (bottom_up(self.rows, price), one_pass(self.rows, price)) if c is not None]
 
     def integral(self) -> None:
-        """Make the row variables integer; the class variables follow."""
+        """Make the row variables integer; the class variables are then integer, too."""
         for v in set(self.x):
             self.vars[v].integer = True
 
@@ -200,12 +209,15 @@ def solve_highs(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> SolverAnswer:
-    """Minimize DAG cost over `rows` from a solution `start` (rows, children first). Ends after the root relaxation if
-    its bound is below `root_ratio` times the cost. limits: (use of each row, upper limit of the sum over the chosen
-    rows); with limits `start` may be None, and `stats["status"]` is INFEASIBLE if no extraction satisfies the limits.
+    """Minimize DAG cost over `rows` with HiGHS, from a solution `start` (rows, children first).
+
+    Ends after the root relaxation if its bound is below `root_ratio` times the cost. `limits`: (use of each row, upper
+    limit of the sum over the chosen rows); with limits `start` may be None, and `stats["status"]` is INFEASIBLE if no
+    extraction satisfies the limits.
 
     HiGHS checks its time limit rarely: it runs in a daemon thread, which is abandoned (and ends by itself soon after)
-    if it overruns or `stop` returns True."""
+    if it overruns or `stop` returns True.
+    """
     search = _BranchAndBound(rows, start, time.perf_counter() + 0.9 * seconds, root_ratio, limits)
     thread = threading.Thread(target=search.run, daemon=True)
     ends = time.perf_counter() + seconds

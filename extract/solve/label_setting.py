@@ -36,9 +36,11 @@ States = dict[int, list[tuple[float, int]]]  # state -> (cost, successor state) 
 
 @dataclass(frozen=True)
 class LabelSearchResult:
-    """Search result. chosen: rows (None: none cheaper than `upper`) · cost: their cost · lower: valid lower bound ·
-    exact: whether the rows are proven optimal (or, without rows, that nothing is cheaper than `upper`) · labels: number
-    expanded."""
+    """Result of a label-setting search.
+
+    `chosen`: rows (None: none cheaper than `upper`). `cost`: their cost. `lower`: valid lower bound. `exact`: whether
+    the rows are proven optimal (or, without rows, that nothing is cheaper than `upper`). `labels`: number expanded.
+    """
 
     chosen: list[int] | None
     cost: float
@@ -48,7 +50,7 @@ class LabelSearchResult:
 
 
 def topological(rows: ProblemRows, prefer: list[int] | None = None) -> tuple[list[int], bool]:
-    """(position of each class, whether every row's children have lower positions).
+    """Topological order of classes, as (position of each class, whether every row's children have lower positions).
 
     In cyclic problems the classes of one component are ordered as in `prefer` (a solution, children first), then by
     index; rows that contradict the order are lost, so nothing is proven.
@@ -95,7 +97,7 @@ def _as_early_as_possible(rows: ProblemRows, graph: list[list[int]], order: list
 
 
 class LabelSetting:
-    """A problem prepared for searches of several beam widths. `acyclic`: the class order loses no row."""
+    """Label-setting search of a problem, with any beam width. `acyclic`: the class order loses no row."""
 
     def __init__(self, rows: ProblemRows, prefer: list[int] | None = None) -> None:
         self.rows = rows
@@ -120,7 +122,7 @@ class LabelSetting:
 
     @cached_property
     def shares(self) -> BeamRanking:
-        """Cost estimates that rank labels in a beam."""
+        """Estimated remaining costs that rank labels in a beam."""
         return BeamRanking(self.moves)
 
     def search(
@@ -279,8 +281,11 @@ def last_bits(mask: int, count: int) -> int:
 
 
 class BeamRanking:
-    """Estimated remaining cost of a label, for beam ranking. Each class splits its cost evenly among its possible
-    parents; the shares of parents already resolved are still unpaid, so they are charged to the needed class."""
+    """Estimated remaining cost of a label, for beam ranking.
+
+    Each class splits its cost evenly among its possible parents; the shares of parents already resolved are still
+    unpaid, so they are charged to the needed class.
+    """
 
     def __init__(self, moves: list[list[tuple[float, int, int]]]) -> None:
         self.readers: list[list[int]] = [[] for _ in moves]

@@ -50,8 +50,10 @@ def within_limits(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
 
 @dataclass(frozen=True)
 class LimitedReduction:
-    """A problem after reductions that keep every solution up to a cost. limits: (use of each row of the reduced
-    problem, upper limit) pairs."""
+    """A problem after reductions that keep every solution up to a cost.
+
+    `limits`: (use of each row of the reduced problem, upper limit) pairs.
+    """
 
     problem: Problem
     reduced: PresolvedRows
@@ -59,8 +61,10 @@ class LimitedReduction:
 
     @classmethod
     def of(cls, problem: Problem, upper: float, pinned: Flags | None = None) -> LimitedReduction:
-        """Reduce, keeping all extractions of cost <= `upper`; nodes with nonzero use, or flagged in `pinned`, stay
-        rows."""
+        """Reduce a problem, keeping all extractions of cost <= `upper`.
+
+        Nodes with nonzero use, or flagged in `pinned`, stay rows.
+        """
         light = detach(problem.rows)
         assert light is not None  # some solution exists
         node = [problem.live[at] for at in light.origin]
@@ -104,9 +108,11 @@ def solve_limited(
     hint: Sequence[int] | IntArray | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Extraction:
-    """The cheapest extraction that satisfies the limits. `unlimited` is the answer without limits; if there are more
-    than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. ExtractionError if
-    the limits are infeasible, or no feasible extraction was found in time."""
+    """The cheapest extraction found that satisfies the problem's limits. `unlimited` is the answer without limits.
+
+    With more than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order.
+    ExtractionError if the limits are infeasible, or no feasible extraction was found in time.
+    """
     began = time.perf_counter()
     if within_limits(problem, unlimited.choice):
         return unlimited

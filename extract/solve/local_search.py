@@ -28,8 +28,10 @@ LEAST_GAIN = 1e-12
 def local_search(
     rows: ProblemRows, chosen: Sequence[int], expired: Callable[[], bool] = lambda: False, least: float = 0.0
 ) -> list[int]:
-    """A solution no dearer than `chosen` (rows, children first; so is the result), after at most MAX_SWEEPS passes; ends
-    after a pass that gained less than a share `least` of the cost."""
+    """A solution no dearer than `chosen`, by local search; both are rows, children first.
+
+    Makes at most MAX_SWEEPS passes; ends after a pass that gained less than a share `least` of the cost.
+    """
     best = list(chosen)
     idle = 0
     for sweep in range(MAX_SWEEPS):
@@ -47,8 +49,10 @@ def local_search(
 
 
 def promising_rows(rows: ProblemRows, chosen: Sequence[int], most: int) -> list[int]:
-    """Rows worth offering to an exact solver, in row order: those of the solution `chosen`, and at most `most` others
-    with the least cost excess over the best row of their class, at prices at which the solution is free."""
+    """Rows worth offering to an exact solver, in row order: those of a solution `chosen`, and at most `most` others.
+
+    The others have the least cost excess over the best row of their class, at prices at which the solution is free.
+    """
     price = discounted(rows, chosen)
     best, _ = tree_costs(rows, price)
     tree = np.array([p + sum([best[k] for k in kids]) for p, kids in zip(price, rows.kids)])

@@ -21,8 +21,10 @@ Copy = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Placement:
-    """A placement problem: its classes (class, device) have the index `class * devices + device`; `made[i]` describes
-    node i: (node of the original problem, device), or a copy."""
+    """Problem of placing values on devices: its classes (class, device) have the index `class * devices + device`.
+
+    `made[i]` describes node i: (node of the original problem, device), or a copy.
+    """
 
     problem: Problem
     devices: tuple[str, ...]

@@ -42,8 +42,11 @@ MAX_FILL_IN_READS = 12
 
 @dataclass(frozen=True)
 class PresolvedRows:
-    """A reduced problem: `origin[r]` is the input row of its row r, `fixed` are input rows chosen already, `constant`
-    is the cost that every solution pays in addition. Its roots are all classes known to be always on."""
+    """A reduced problem and its relation to the input.
+
+    `origin[r]` is the input row of its row r, `fixed` are input rows chosen already, `constant` is the cost that every
+    solution pays in addition. Its roots are all classes known to be always on.
+    """
 
     rows: ProblemRows
     origin: list[int]
@@ -56,7 +59,7 @@ class PresolvedRows:
 
 
 class Presolver:
-    """The reductions, one method each, over a mutable copy of the rows."""
+    """Reductions of a problem, one method each, over a mutable copy of the rows."""
 
     def __init__(self, rows: ProblemRows, pinned: Collection[int] = ()) -> None:
         self.pinned = pinned
@@ -128,8 +131,11 @@ class Presolver:
     def find_always_on(
         self, use_must: bool, expired: Callable[[], bool] = lambda: False, *, of_roots: bool = False
     ) -> None:
-        """Extend `on`, by must sets (with `of_roots`: of the roots only) or by the children common to all rows; drops
-        rows that are necessarily cyclic."""
+        """Find further always-on classes, by must sets (with `of_roots`: of the roots only) or by children common to
+        all rows.
+
+        Also drops rows that are necessarily cyclic.
+        """
         self.component, order = strongly_connected_components(class_graph(self.items))
         self.must = must_sets(self.items, order, expired) if use_must else None
         if self.must is not None and self._drop_cyclic(self.must, order):
@@ -173,8 +179,10 @@ class Presolver:
                     item.kids = item.kids.difference(free)
 
     def drop_dominated(self, expired: Callable[[], bool] = lambda: False) -> None:
-        """Drop rows dominated by another row of the class that costs no more and whose children are all in the must
-        sets of the row's children."""
+        """Drop rows for which another row of the class costs no more and needs no more.
+
+        No more: all its children are in the must sets of the dropped row's children.
+        """
         for c, row in enumerate(self.items):
             if len(row) < 2:
                 continue
@@ -385,9 +393,11 @@ def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[i
 
 
 def detach(rows: ProblemRows, expired: Callable[[], bool] = lambda: False) -> PresolvedRows | None:
-    """The cheap first reduction for whole e-graphs: derivable, reachable and always-on classes; loses no row of an
-    acyclic solution. None if a root has no finite term. When `expired` returns True, always-on classes are found by a
-    weaker test."""
+    """First, cheap reduction of whole e-graphs to derivable, reachable and always-on classes; keeps all acyclic
+    solutions.
+
+    None if a root has no finite term. When `expired` returns True, always-on classes are found by a weaker test.
+    """
     work = Presolver(rows)
     work.keep_reachable()
     work.derive()
@@ -410,11 +420,13 @@ def presolve(
     pinned: Collection[int] = (),
     expired: Callable[[], bool] = lambda: False,
 ) -> PresolvedRows:
-    """All reductions to a fixpoint. Requires roots with finite terms and a solution of cost `upper` (or inf).
+    """A problem after all reductions, to a fixpoint. Requires roots with finite terms and a solution of cost `upper`
+    (or inf).
 
-    keep_all: keep every solution of cost <= `upper` instead of one optimal one (for k-best and under limits); `pinned`
-    rows then stay rows of exactly the solutions that use them. expired: polled; True ends the reductions early. Above
-    LARGE_ROWS there is one round, without must sets."""
+    `keep_all`: keep every solution of cost <= `upper` instead of one optimal one (for k-best and under limits);
+    `pinned` rows then stay rows of exactly the solutions that use them. `expired`: polled; True ends the reductions
+    early. Above LARGE_ROWS there is one round, without must sets.
+    """
     work = Presolver(rows, pinned)
     work.derive()
     work.keep_reachable()

@@ -104,15 +104,18 @@ class ProblemRows:
 @dataclass(frozen=True, eq=False)
 class Limit:
     """Side constraint: the `use` (float64[n] >= 0, one entry per node) of the chosen nodes, each counted once, sums to
-    at most `most`; both have the same unit. Examples: an error budget (errors add up to first order), and memory as the
-    total bytes of all values written, which bounds the peak of every execution order."""
+    at most `most`.
+
+    Both have the same unit. Examples: an error budget (errors add up to first order), and memory as the total bytes of
+    all values written, which bounds the peak of every execution order.
+    """
 
     name: str
     use: FloatArray
     most: float
 
     def of(self, nodes: Iterable[int]) -> float:
-        """Total amount of the budget that the given nodes use."""
+        """Sum of the limit's `use` over given nodes."""
         return math.fsum([float(self.use[node]) for node in nodes])
 
     def allows(self, nodes: Iterable[int]) -> bool:
@@ -233,8 +236,7 @@ class Problem:
         )
 
     def choice_of(self, chosen: Iterable[int]) -> IntArray:
-        """The choice array of the given rows of `rows`: node per class, int32[n_classes], -1 for classes without a
-        row."""
+        """Choice array of given rows: node per class, int32[n_classes], -1 for classes without a row."""
         choice = np.full(self.n_classes, -1, np.int32)
         live = self.live
         nodes = np.fromiter((live[row] for row in chosen), np.int32)
@@ -346,10 +348,11 @@ def evaluate(problem: Problem, choice: Sequence[int] | IntArray) -> float:
 class Extraction:
     """A valid choice with its cost and the proven lower bound on the optimum.
 
-    choice int32[n_classes]: the node chosen in each class reachable from the roots, else -1 · cost: its DAG cost, in
-    the unit of the problem · lower_bound: no extraction is cheaper · optimal: whether `gap` is within the requested
-    tolerance · seconds: wall time · method: names of the solver steps that found and proved the choice · stats: sizes,
-    times and counts of the steps · proven_rank: for k-best, whether no cheaper extraction was missed."""
+    `choice` int32[n_classes]: the node chosen in each class reachable from the roots, else -1. `cost`: its DAG cost, in
+    the unit of the problem. `lower_bound`: no extraction is cheaper. `optimal`: whether `gap` is within the requested
+    tolerance. `seconds`: wall time. `method`: names of the solver steps that found and proved the choice. `stats`:
+    sizes, times and counts of the steps. `proven_rank`: for k-best, whether no cheaper extraction was missed.
+    """
 
     choice: IntArray
     cost: float
@@ -396,6 +399,8 @@ COST_TIE = 1e-12
 
 
 def relative_gap(cost: float, lower: float) -> float:
-    """Optimality gap (cost - lower) / cost; 0 where the difference is at most COST_TIE * cost (summation order), so also for
-    cost 0."""
+    """Optimality gap (cost - lower) / cost; 0 where the difference is at most COST_TIE * cost, so also for cost 0.
+
+    COST_TIE covers the summation order.
+    """
     return (cost - lower) / cost if cost - lower > COST_TIE * cost else 0.0

@@ -110,9 +110,10 @@ def write_egraph(
 
 
 def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
-    """JSON fields `cost, lower_bound, gap, optimal, seconds, choices` of an extraction.
+    """An extraction as JSON fields `cost, lower_bound, gap, optimal, seconds, choices`.
 
-    choices = {class id: node id} for every class reachable from the roots, roots first."""
+    choices = {class id: node id} for every class reachable from the roots, roots first.
+    """
     chosen = reachable(problem, extraction.choice)
     return {
         "cost": extraction.cost,

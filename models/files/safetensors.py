@@ -42,7 +42,7 @@ _FOREIGN = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4", "C64"}
 
 @dataclass(frozen=True)
 class SafeFile:
-    """The parsed header of one file: free-form metadata and the tensors as lazy arrays."""
+    """Header of a safetensors file: free-form metadata, and the tensors as lazy arrays."""
 
     path: Path
     metadata: Mapping[str, str]

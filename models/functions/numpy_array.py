@@ -28,7 +28,7 @@ VIEWS = ("reshape", "permute", "broadcast_to", "slice", "flip")
 
 
 class Memory:
-    """Aliasing record shared by an array and its views.
+    """Record of the arrays that share memory: an array and its views.
 
     `fixed` names the owner of memory that the function must not write to; empty if writing is allowed.
     """
@@ -48,7 +48,7 @@ class Memory:
 
 
 class TracedArray:
-    """An array with an expression in place of values. Created by `traced` only."""
+    """Array with an expression in place of values. Created by `traced` only."""
 
     __slots__ = ("__weakref__", "_base", "_key", "_memory", "_node", "_scalar")
 
@@ -295,7 +295,7 @@ def traced(
 
 
 class OwnFunction(Exception):
-    """Control-flow exception: a function of this package was called while a caller's function ran on plain arrays."""
+    """Raised when a function of this package is called while a caller's function runs on plain arrays."""
 
 
 # whether a caller's function is running on plain arrays
@@ -314,7 +314,7 @@ def is_traced(value: Any) -> bool:
 
 
 def shared(node: Tensor, arrays: Sequence[TracedArray]) -> Memory | None:
-    """Return the memory that an expression may alias: that of the array it is a view of; None if it is not a view."""
+    """Memory that an expression may alias: that of the array it is a view of; None if it is not a view."""
     below = {id(a._node): a for a in arrays}
     while id(node) not in below:
         if node.op not in VIEWS:
@@ -324,7 +324,7 @@ def shared(node: Tensor, arrays: Sequence[TracedArray]) -> Memory | None:
 
 
 def deep(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to every leaf of nested lists, tuples and dicts."""
+    """Copy of nested lists, tuples and dicts with `change` applied to every leaf."""
     if type(value) in (list, tuple):
         return type(value)([deep(v, change) for v in value])
     if type(value) is dict:

@@ -824,7 +824,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -
 
 
 def kindless(value: Any) -> bool:
-    """Return whether a value has a dtype of its own, unlike Python numbers."""
+    """Whether a value has a dtype of its own, unlike Python numbers."""
     return type(value) not in (int, float, bool)
 
 
@@ -893,7 +893,7 @@ UNPROBED = {"where"}
 
 # ---------------------------------------------------------------- calls
 def title(function: Any) -> str:
-    """Return a function's qualified name within the numpy package."""
+    """Qualified name of a function within the numpy package."""
     module = str(getattr(function, "__module__", ""))
     return f"{module}.{getattr(function, '__name__', function)}".removeprefix("numpy.")
 
@@ -942,7 +942,7 @@ _IGNORED = {"subok", "device", "overwrite_input", "like"}  # options without eff
 
 
 def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Lower NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol)."""
+    """Result of NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol)."""
     name = title(function)
     build = FUNCTIONS.get(name)
     if build is None:

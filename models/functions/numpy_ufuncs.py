@@ -163,7 +163,7 @@ _CORE = ("matmul", "matvec", "vecmat", "vecdot")  # not elementwise (generalized
 
 # ---------------------------------------------------------------- dtypes
 def kind_of(value: Any) -> Any:
-    """Return the input of dtype resolution: a NumPy dtype, or the Python type of a (weakly typed) Python number."""
+    """Input of NumPy's dtype resolution: a NumPy dtype, or the Python type of a (weakly typed) Python number."""
     if is_traced(value):
         return value.dtype
     if isinstance(value, Tensor):
@@ -233,7 +233,7 @@ def _reduced(ufunc: np.ufunc, dtype: str, wanted: Any) -> list[str]:
 
 # ---------------------------------------------------------------- calls
 def call(ufunc: np.ufunc, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Lower `ufunc(*inputs, **named)`. Raises TraceError for options that cannot be traced."""
+    """Result of `ufunc(*inputs, **named)` on traced arrays. Raises TraceError for options that cannot be traced."""
     options = dict(named)
     outs = options.pop("out", None) or (None,) * ufunc.nout
     where, dtype = options.pop("where", True), options.pop("dtype", None)
@@ -300,7 +300,7 @@ def _written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
 
 
 def in_place(ufunc: np.ufunc, x: TracedArray, y: Any) -> TracedArray:
-    """Lower `x += y` and similar operators: x gets a new value. If x is a scalar, a new scalar is returned."""
+    """Result of `x += y` and similar operators: x gets a new value. If x is a scalar, a new scalar is returned."""
     if x._scalar:
         return call(ufunc, (x, y), {})  # type: ignore[no-any-return]
     if not x.ndim:
@@ -328,7 +328,7 @@ def reduce(
     ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False,
     initial: Any = np._NoValue, where: Any = True,
 ) -> TracedArray:  # fmt: skip
-    """Lower `ufunc.reduce(array, …)`."""
+    """Result of `ufunc.reduce(array, …)` on a traced array."""
     x = t.as_tensor(expression(array))
     axes, names = _axes(axis, x.rank), _reduced(ufunc, x.dtype, dtype)
     x = t.cast(x, names[1])
@@ -397,7 +397,7 @@ _RUNNING: dict[str, Build] = {"multiply": t.mul, "maximum": t.maximum, "minimum"
 
 
 def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> TracedArray:
-    """Lower `ufunc.accumulate(array, …)`."""
+    """Result of `ufunc.accumulate(array, …)` on a traced array."""
     x = t.as_tensor(expression(array))
     if not x.rank:
         raise TraceError(f"np.{ufunc.__name__}.accumulate of a 0-d array")
@@ -424,13 +424,13 @@ def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, ou
 
 
 def outer(ufunc: np.ufunc, a: Any, b: Any, **named: Any) -> Any:
-    """Lower `ufunc.outer(a, b, …)`."""
+    """Result of `ufunc.outer(a, b, …)` on traced arrays."""
     x, y = (t.as_tensor(expression(v)) for v in (a, b))  # Python numbers are strongly typed here, as arrays
     return call(ufunc, (traced(t.reshape(x, (*x.shape, *(1,) * y.rank))), traced(y)), named)
 
 
 def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Lower a ufunc call or method on traced arrays (the `__array_ufunc__` protocol)."""
+    """Result of a ufunc call or method on traced arrays (the `__array_ufunc__` protocol)."""
     if name == "__call__":
         return call(ufunc, inputs, named)
     methods: dict[str, Build] = {"reduce": reduce, "accumulate": accumulate, "outer": outer}

@@ -137,7 +137,7 @@ def _type_of(example: Any) -> Type | None:
 
 
 def is_passed_through(example: Any) -> bool:
-    """Return whether an example is passed to the function unchanged: a number, string, bool or None."""
+    """Whether an example is passed to the function unchanged: a number, string, bool or None."""
     return _type_of(example) is None
 
 

@@ -21,12 +21,12 @@ NAMED = 12  # largest number of tensor names in one warning
 
 
 class UnusedWeightsWarning(UserWarning):
-    """Warning: the checkpoint holds tensors that the config's model class does not use."""
+    """Warning about tensors of a checkpoint that the config's model class does not use."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """The fields of a config.json, each validated on access. Errors name the field."""
+    """Fields of a config.json, each validated on access. Errors name the field."""
 
     fields: Mapping[str, Any]
     where: str = ""
@@ -36,7 +36,7 @@ class Config:
                              where=self.where)  # fmt: skip
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 32) -> int:
-        """Return an integer field in least..most.
+        """Integer field in least..most.
 
         Without a default the field is required. Raises TooLargeError above `most`, BadModelError otherwise.
         """
@@ -52,7 +52,7 @@ class Config:
         return value
 
     def texts(self, name: str) -> list[str] | None:
-        """Return a field that is a list of strings; None if it is missing or null."""
+        """Field that is a list of strings; None if it is missing or null."""
         value = self.fields.get(name)
         if value is None:
             return None
@@ -61,7 +61,7 @@ class Config:
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return a field that is a finite number."""
+        """Field that is a finite number."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -70,7 +70,7 @@ class Config:
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """Return a list of `count` positive finite numbers."""
+        """Field that is a list of `count` positive finite numbers."""
         found = self.fields.get(name)
         known = isinstance(found, list) and all(
             isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < float("inf") for v in found
@@ -80,7 +80,7 @@ class Config:
         return [float(v) for v in found]
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a boolean field."""
+        """Field that is a boolean."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -89,7 +89,7 @@ class Config:
         return value
 
     def text(self, name: str, default: str) -> str:
-        """Return a string field."""
+        """Field that is a string."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -98,7 +98,7 @@ class Config:
         return value
 
     def section(self, name: str) -> Config:
-        """Return a nested object; empty if it is missing or null."""
+        """Field that is a nested object; empty if it is missing or null."""
         value = self.fields.get(name)
         if value is None:
             value = {}
@@ -107,7 +107,7 @@ class Config:
         return Config(value, f"{self.where} {name}".strip())
 
     def choice(self, name: str, default: str, known: Sequence[str]) -> str:
-        """Return a string field that must be one of `known`. Raises UnsupportedError otherwise."""
+        """Field that is a string, one of `known`. Raises UnsupportedError otherwise."""
         value = self.text(name, default)
         if value not in known:
             raise UnsupportedError(f"{name}={value!r} is not supported", where=self.where,
@@ -175,7 +175,7 @@ class StackedArray:
 
 @dataclass
 class Weights:
-    """The tensors of a checkpoint, requested one by one under their Hugging Face names.
+    """Tensors of a checkpoint, requested one by one under their Hugging Face names.
 
     A tensor that is never requested is an error, or a warning if its name matches a pattern in `unused`. A name may
     have one of `prefixes` in the file (`model.layers…` and `layers…` are the same tensor). With `invented` instead of
@@ -194,7 +194,7 @@ class Weights:
     stacked: set[str] = field(default_factory=set)  # tensors that are part of a stacked parameter
 
     def spelled(self, name: str) -> str | None:
-        """Return the tensor's name in the file, or None. Raises BadWeightsError if two spellings are present."""
+        """Name of a tensor in the file, or None. Raises BadWeightsError if two spellings are present."""
         names = [name, *(name.removesuffix(a) + b for a, b in self.aliases if name.endswith(a))]
         found = [p + n for n in names for p in ("", *self.prefixes) if p + n in self.data]
         if len(found) > 1:
@@ -273,7 +273,7 @@ class Weights:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Format tensor names as one line. Names that differ only in a layer number are listed once with their count."""
+    """Tensor names as one line. Names that differ only in a layer number are listed once with their count."""
     counts = Counter(re.sub(r"\.\d+\.", ".*.", name[:120]) for name in names)
     shown = [f"{name!r} ×{count}" if count > 1 else repr(name) for name, count in counts.items()]
     return ", ".join(shown[:NAMED]) + (f" and {len(shown) - NAMED} more" if len(shown) > NAMED else "")

@@ -31,7 +31,7 @@ BERT_COPY = r"^cls\.predictions\.decoder\.weight$"
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoder's output and the values that task heads need.
+    """Output of the encoder and the values that task heads need.
 
     `states` is [batch, sequence, hidden], `words` the token embedding table [vocabulary, hidden].
     """
@@ -53,7 +53,7 @@ class Encoded:
         return t.tanh(self.dense("pooler.dense", first, int(first.shape[-1])))  # type: ignore[arg-type]
 
     def vocabulary(self) -> Tensor:
-        """Return vocabulary logits [batch, sequence, vocabulary].
+        """Logits over the vocabulary, [batch, sequence, vocabulary].
 
         The output matrix is the embedding table if weights are tied.
         """
@@ -66,11 +66,11 @@ class Encoded:
         return c.linear(x, t.transpose(table), w.take(bias, (vocab,), x.dtype))
 
     def follows(self) -> Tensor:
-        """Return next-sentence logits [batch, 2]."""
+        """Logits [batch, 2] of whether the second sentence follows the first."""
         return self.dense("cls.seq_relationship", self.pooled(), 2)
 
     def labels(self, x: Tensor) -> Tensor:
-        """Return logits over the config's labels.
+        """Logits over the config's labels.
 
         The label count is `num_labels`, else the size of `id2label`, else 2.
         """
@@ -78,7 +78,7 @@ class Encoded:
         return self.dense("classifier", x, self.config.size("num_labels", named or 2))
 
     def spans(self) -> dict[str, Tensor]:
-        """Return the answer span logits by output name: `start_logits` and `end_logits`, each [batch, sequence]."""
+        """Logits of answer spans by output name: `start_logits` and `end_logits`, each [batch, sequence]."""
         ends = t.split(self.dense("qa_outputs", self.states, 2), (1, 1), -1)
         return {n: t.squeeze(v, 2) for n, v in zip(("start_logits", "end_logits"), ends, strict=True)}
 

@@ -38,7 +38,7 @@ class _Stacked:
 def routed(
     config: Config, w: Weights, at: str, x: Tensor, s: Sizes, experts: Experts, activation: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return the weighted sum of the chosen experts' outputs for x [B, T, hidden].
+    """Weighted sum of the chosen experts' outputs for x [B, T, hidden].
 
     Few tokens read the matrices of their own experts only; otherwise all experts run on all tokens and the outputs of
     those that were not chosen count zero.

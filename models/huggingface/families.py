@@ -14,7 +14,7 @@ from .rotary import Rope, rope_of
 
 @dataclass(frozen=True)
 class Windows:
-    """Which layers see only the latest positions.
+    """Sliding windows of a decoder family: which layers see only the latest positions.
 
     `size`: default of `sliding_window`, 0 for none. `layers`: "none", "all", "flagged" (all if `use_sliding_window`),
     "upper" (if so, from `max_window_layers` on) or "alternating" (all but every `period`-th; `sliding_window` must not
@@ -28,7 +28,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Experts:
-    """A layer of routed experts: how many per token, and how its tensors are called.
+    """Options of a layer of routed experts: how many per token, and how its tensors are called.
 
     `count`, `inner`: config fields of the number of experts and of their inner size. `router`: its tensor. `parts`:
     names of gate, up and down matrices in expert {e}; empty for stacked tensors with biases and interleaved gate and
@@ -46,7 +46,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Family:
-    """Options in which rotary decoders differ."""
+    """Options in which rotary decoders of one `model_type` differ from others."""
 
     gain: str = "narrow"  # of RMS norms, see `rms_norm`
     qk_norm: bool = False
@@ -103,7 +103,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes and numbers of a rotary decoder, checked."""
+    """Sizes and numbers of a rotary decoder, read from a config and checked."""
 
     hidden: int
     heads: int
@@ -127,7 +127,7 @@ class Sizes:
 
 
 def sizes_of(config: Config, family: Family, most_layers: int) -> Sizes:
-    """Return the sizes of a config. BadModelError if heads do not fit."""
+    """Sizes of a rotary decoder from its config. BadModelError if heads do not fit."""
     hidden, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv = config.size("num_key_value_heads", n_heads)
     head = config.size("head_dim", family.head_dim or max(hidden // n_heads, 1), most=MAX_HEAD)
@@ -146,12 +146,12 @@ def sizes_of(config: Config, family: Family, most_layers: int) -> Sizes:
 
 
 def softcap(config: Config, name: str, default: float) -> float:
-    """Return a cap on scores or logits; 0 for none, also if the config's field is null."""
+    """Cap on scores or logits from a config field; 0 for none, also if the field is null."""
     return 0.0 if name in config.fields and config.fields[name] is None else config.number(name, default)
 
 
 def ropes_of(config: Config, family: Family, s: Sizes) -> tuple[Rope, Rope]:
-    """Return the rotary embeddings of (full attention layers, sliding-window layers).
+    """Rotary embeddings of a decoder, as (that of full attention layers, that of sliding-window layers).
 
     Newer configs nest them by layer kind in `rope_parameters`.
     """
@@ -176,8 +176,7 @@ def ropes_of(config: Config, family: Family, s: Sizes) -> tuple[Rope, Rope]:
 
 
 def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
-    """Return the sliding window of each layer of a family; 0 means full attention. A null `sliding_window` disables all
-    windows."""
+    """Sliding window of each layer of a family; 0 means full attention. A null `sliding_window` disables all windows."""
     windows = FAMILIES[kind].windows
     off = "sliding_window" in config.fields and config.fields["sliding_window"] is None
     window = (

@@ -21,19 +21,19 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def dense(w: Weights, name: str, x: Tensor, outputs: int, *, bias: bool, dtype: str) -> Tensor:
-    """Return x @ weight.T (+ bias); the weight is stored as [outputs, inputs]."""
+    """Linear map x @ weight.T (+ bias); the weight is stored as [outputs, inputs]."""
     weight = t.transpose(w.take(f"{name}.weight", (outputs, x.shape[-1]), dtype))
     return c.linear(x, weight, w.take(f"{name}.bias", (outputs,), dtype)) if bias else t.matmul(x, weight)
 
 
 def conv1d(w: Weights, name: str, x: Tensor, outputs: int) -> Tensor:
-    """Return x @ weight + bias; the weight is stored as [inputs, outputs]."""
+    """Linear map x @ weight + bias; the weight is stored as [inputs, outputs]."""
     weight = w.take(f"{name}.weight", (x.shape[-1], outputs), x.dtype)
     return c.linear(x, weight, w.take(f"{name}.bias", (outputs,), x.dtype))
 
 
 def wide(dtype: str) -> str:
-    """The dtype in which norms of a dtype are computed: float32 for 16-bit floats."""
+    """Dtype in which norms of a dtype are computed: float32 for 16-bit floats."""
     return "float32" if dtype in HALVES else dtype
 
 
@@ -61,7 +61,7 @@ def rms_norm(w: Weights, name: str, x: Tensor, eps: float, gain: str) -> Tensor:
 
 
 def heads(x: Tensor, groups: int, each: int, size: int) -> Tensor:
-    """Split attention heads: [B, T, groups*each*size] -> [B, groups, each, T, size].
+    """Attention heads of x: [B, T, groups*each*size] -> [B, groups, each, T, size].
 
     `groups` counts key-value heads, `each` the query heads per group. With each = 0: [B, groups, T, size].
     """
@@ -72,7 +72,7 @@ def heads(x: Tensor, groups: int, each: int, size: int) -> Tensor:
 
 
 def joined(x: Tensor) -> Tensor:
-    """Merge attention heads, the inverse of `heads`. Returns [B, T, features]."""
+    """Features of merged attention heads [B, T, features], the inverse of `heads`."""
     perm = (0, 2, 1, 3) if x.rank == 4 else (0, 3, 1, 2, 4)
     x = t.permute(x, perm)
     features: Dim = 1

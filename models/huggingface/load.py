@@ -24,7 +24,7 @@ Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """Registry entry of a `model_type`: the graph builder and the tensor naming scheme of the checkpoints."""
+    """Registry entry of a `model_type`: its graph builder and the tensor naming scheme of its checkpoints."""
 
     build: Builder
     prefixes: Sequence[str]
@@ -114,7 +114,7 @@ def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
 
 
 def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[str, Data]]:
-    """Return the config and the tensors of a folder by name, lazy. Errors as in `load_folder`."""
+    """Config of a folder, and its tensors by name, lazy. Errors as in `load_folder`."""
     folder = Path(path)
     config_file = folder / "config.json"
     if not config_file.is_file():

@@ -30,7 +30,7 @@ class Rope:
     short: int = 0
 
     def of_length(self, length: Dim) -> Tensor:
-        """The frequencies for sequences of a length, [1, pairs] float32; chosen in the graph if the length is free."""
+        """Frequencies for sequences of a length, [1, pairs] float32; chosen in the graph if the length is free."""
         near = self.frequencies.reshape(1, -1)
         if self.long is None or (isinstance(length, int) and length <= self.short):
             return t.constant(near)
@@ -54,7 +54,7 @@ def tables(positions: Tensor, rope: Rope, length: Dim, dtype: str) -> tuple[Tens
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [..., head] with its first elements rotated, as many as the tables are wide."""
+    """Heads x [..., head] with their first elements rotated, as many as the tables are wide."""
     pairs, size = cos.shape[-1], x.shape[-1]
     if pairs == size:
         return c.rope(x, cos, sin)

@@ -18,8 +18,11 @@ from .layers import heads, joined
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer's attention scores its keys: factor, window (0: none), cap (0: none), a learned extra score per query
-    head or None."""
+    """Options of a layer's attention: factor on scores, window (0: none), cap (0: none), a learned extra score per
+    query head.
+
+    The extra score may be None.
+    """
 
     scale: float
     window: int = 0
@@ -28,7 +31,7 @@ class Scoring:
 
 
 class TokenAccess(Protocol):
-    """Access of a decoder to its tokens."""
+    """Protocol of a decoder's view of its tokens: ids, positions, attention over whole or cached sequences."""
 
     ids: Tensor
 
@@ -56,7 +59,7 @@ class TokenAccess(Protocol):
 
 
 def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """Attention with an additive mask; a sink takes part in the softmax and has no value."""
+    """Attention with an additive mask; a sink (extra score) takes part in the softmax and has no value."""
     if scoring.sinks is None:
         return c.masked_attention(q, k, v, mask, scale=scoring.scale, softcap=scoring.softcap)
     scores = t.matmul(q, t.transpose(k)) * scoring.scale + mask
@@ -67,7 +70,7 @@ def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) ->
 
 @dataclass
 class WholeSequence:
-    """Tokens of whole sequences from position 0 on, attended causally without caches."""
+    """Token access to whole sequences from position 0 on, attended causally without caches."""
 
     ids: Tensor
 
@@ -82,23 +85,23 @@ class WholeSequence:
         return self.ids.shape[1]
 
     def positions(self) -> Tensor:
-        """See `TokenAccess`."""
+        """Positions of the tokens, [T, 1] or [B, T, 1] (`TokenAccess.positions`)."""
         return t.iota((self.length, 1), 0)
 
     def by_position(self, x: Tensor) -> Tensor:
-        """See `TokenAccess`."""
+        """The rows of a table [positions, n] at the tokens' positions, [.., T, n] (`TokenAccess.by_position`)."""
         return t.slice_axis(x, 0, 0, self.length)
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """See `TokenAccess`."""
+        """A table [.., T, n] by position, aligned with the heads that `split` returns (`TokenAccess.table`)."""
         return t.with_rank(x, 5 if grouped else 4)
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
-        """See `TokenAccess`."""
+        """Attention heads of x [B, T, groups * max(each, 1) * size] (`TokenAccess.split`)."""
         return heads(x, groups, each, size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """See `TokenAccess`."""
+        """Causal attention of heads, merged: [B, T, features] (`TokenAccess.attend`)."""
         s = scoring
         if s.sinks is None:
             return joined(c.attention(q, k, v, scale=s.scale, causal=True, window=s.window, softcap=s.softcap))
@@ -107,13 +110,14 @@ class WholeSequence:
         return joined(weighted(q, k, v, t.with_rank(mask, q.rank), Scoring(s.scale, sinks=sinks)))
 
     def wanted(self, x: Tensor) -> Tensor:
-        """See `TokenAccess`."""
+        """All rows of x [B, T, hidden]: logits of every token are wanted (`TokenAccess.wanted`)."""
         return x
 
 
 @dataclass
 class Cached:
-    """The next tokens of each row [B, T], whose keys and values are written to caches before they are attended to.
+    """Token access to the next tokens of each row [B, T]; keys and values are written to caches before they are
+    attended to.
 
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
     fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the only one. Rows
@@ -143,7 +147,7 @@ class Cached:
         return self.capacity
 
     def positions(self) -> Tensor:
-        """See `TokenAccess`."""
+        """Positions of the tokens, [T, 1] or [B, T, 1] (`TokenAccess.positions`)."""
         here = t.iota((1, self.tokens, 1), 1)
         if self.start is None:
             return here
@@ -151,13 +155,13 @@ class Cached:
         return start if self.tokens == 1 else start + here
 
     def by_position(self, x: Tensor) -> Tensor:
-        """See `TokenAccess`."""
+        """The rows of a table [positions, n] at the tokens' positions, [.., T, n] (`TokenAccess.by_position`)."""
         if self.start is None:
             return t.slice_axis(x, 0, 0, self.tokens)
         return t.gather(x, t.squeeze(self.positions(), 2))
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """See `TokenAccess`."""
+        """A table [.., T, n] by position, aligned with the heads that `split` returns (`TokenAccess.table`)."""
         between = (1, 1) if grouped and not self._as_rows else (1,)
         return t.reshape(x, (x.shape[0], *between, self.tokens, x.shape[-1]))
 
@@ -167,11 +171,14 @@ class Cached:
         return self.tokens == 1 and self.start is not None
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
-        """See `TokenAccess`. With one token: [B, groups, each or 1, size]."""
+        """Attention heads of x [B, T, groups * max(each, 1) * size].
+
+        See `TokenAccess.split`. With one token: [B, groups, each or 1, size].
+        """
         return t.reshape(x, (self.batch, groups, max(each, 1), size)) if self._as_rows else heads(x, groups, each, size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """See `TokenAccess`."""
+        """Causal attention of heads, merged: [B, T, features] (`TokenAccess.attend`)."""
         s = scoring
         keys, values = (self._written(f"{name}.{layer}", x, s.window) for name, x in (("keys", k), ("values", v)))
         if self.start is None:
@@ -187,7 +194,7 @@ class Cached:
         return t.reshape(out, (self.batch, 1, -1)) if self._as_rows else joined(out)
 
     def wanted(self, x: Tensor) -> Tensor:
-        """See `TokenAccess`."""
+        """The row of x [B, T, hidden] of each row's last token, [B, hidden] (`TokenAccess.wanted`)."""
         if self.last is None:
             return t.squeeze(t.slice_axis(x, 1, self.tokens - 1, self.tokens), 1)
         place = t.broadcast_to(t.reshape(self.last, (self.batch, 1, 1)), (self.batch, 1, x.shape[-1]))
@@ -195,7 +202,7 @@ class Cached:
 
     # ------------------------------------------------------------ caches
     def room(self, window: int) -> int:
-        """Positions that a layer keeps."""
+        """Number of positions that a layer keeps in its cache."""
         return min(self.capacity, window + self.most - 1) if window else self.capacity
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:

@@ -43,7 +43,7 @@ def build_step(
     config: Config, weights: Weights, caches: Caches, tokens: int, *,
     ids: Tensor | None = None, start: Tensor | None = None, fresh: bool = False,
 ) -> Graph:  # fmt: skip
-    """Return the graph of one step: `logits` [batch, vocabulary] after `tokens` further tokens of each row.
+    """Graph of one decoder step: `logits` [batch, vocabulary] after `tokens` further tokens of each row.
 
     Inputs: `input_ids` [batch, tokens] int64; `start` [batch] int64, the position of a row's first token, at most
     `caches.capacity - tokens`, not with `fresh`, where all rows start at 0 and attend to these tokens only; `last`
@@ -80,8 +80,10 @@ def positions_of(config: Config) -> int:
 
 
 def eos_of(folder: Folder) -> tuple[int, ...]:
-    """The tokens that end a text: `eos_token_id` of generation_config.json, else of the config; those outside the
-    vocabulary are left out."""
+    """Tokens that end a text: `eos_token_id` of generation_config.json, else of the config.
+
+    Those outside the vocabulary are left out.
+    """
     file = Path(folder.where) / "generation_config.json"
     known = bool(folder.where) and file.is_file()
     fields = read_json_file(inside(Path(folder.where), file.name, trust=folder.trust)) if known else {}
@@ -93,7 +95,10 @@ def eos_of(folder: Folder) -> tuple[int, ...]:
 
 
 def refuse_wrong_weights(folder: Folder, caches: Caches) -> None:
-    """Raise the errors that building a step of the folder raises: BadWeightsError, BadModelError, UnsupportedError."""
+    """Check a folder's weights: raises the errors that building a step raises.
+
+    BadWeightsError, BadModelError, UnsupportedError.
+    """
     build_step(folder.config, folder.weights(), caches, 1)
 
 
@@ -105,7 +110,7 @@ def widest_window(config: Config) -> int:
 
 
 class Folder:
-    """A decoder's folder, from which step graphs are built: its config, and its weights, which stay in their files."""
+    """Folder of a decoder, from which step graphs are built: its config, and its weights, which stay in their files."""
 
     def __init__(self, path: Path | str, *, trust: bool = False) -> None:
         """Errors as in `load_folder`; UnsupportedError for models that generate no text."""
@@ -114,7 +119,7 @@ class Folder:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], data: Mapping[str, Data]) -> Folder:
-        """A folder's contents given in memory: the fields of its config.json, and its tensors by name."""
+        """Folder with contents in memory: the fields of its config.json, and its tensors by name."""
         made = object.__new__(cls)
         made.config, made.data, made.where, made.trust = Config(config), data, "", False
         return made

@@ -162,7 +162,7 @@ def _bound(value: Dim, size: Dim) -> Dim:
 
 
 def slice_any(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
-    """Lower an ONNX slice along one axis, with negative bounds and steps."""
+    """Slice of ONNX along one axis, with negative bounds and steps."""
     size = x.shape[axis]
     if all(isinstance(d, int) for d in (start, end, size)):
         count, first, last = concrete((size, start, end))

@@ -45,7 +45,7 @@ FOLDED_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class Symbolic:
-    """Integers that may depend on free dimensions. `values` is an object array of ints and dimension expressions."""
+    """Integers that may depend on free dimensions; `values` is an object array of ints and dimension expressions."""
 
     values: Array
 
@@ -60,7 +60,7 @@ class Symbolic:
 
 @dataclass(frozen=True)
 class Listed:
-    """A sequence of known length."""
+    """Sequence of known length."""
 
     items: tuple[Tensor | Symbolic, ...]
 
@@ -75,7 +75,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Picked:
-    """Masked values `full[mask]`, rank 1. Without a mask, `full` is a scalar, repeated as often as needed."""
+    """Values `full[mask]` that a mask selects, rank 1. Without a mask, `full` is a scalar, repeated as often as needed."""
 
     full: Tensor
     mask: Tensor | None
@@ -152,7 +152,7 @@ class Context:
         return self._known[id(value)]
 
     def fold(self, value: Value) -> Value:
-        """Fold short vectors and scalars that depend only on constants."""
+        """Value with short vectors and scalars folded that depend only on constants."""
         if isinstance(value, Symbolic | Opaque) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
             return value
         if not all(isinstance(d, int) and d <= FOLDED_ELEMENTS for d in value.shape) or self._pure(value) != 2:
@@ -171,7 +171,7 @@ def _purity_of(node: Tensor) -> int:
 
 
 class Branch(Protocol):
-    """Function that builds a subgraph (of If, Loop, Scan) in the scope of its node, with inputs bound to `given`."""
+    """Builder of a subgraph (of If, Loop, Scan) in the scope of its node, with inputs bound to `given`."""
 
     def __call__(self, graph: Any, given: Sequence[Value] = ()) -> list[Value]: ...
 
@@ -337,7 +337,7 @@ def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
 
 
 def ranked(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Expand the rank of fills to that of the widest operand, so that scalars need no reshape."""
+    """Tensors with fills expanded to the rank of the widest operand, so that scalars need no reshape."""
     rank = max((x.rank for x in tensors), default=0)
     return [
         t.full((1,) * (rank - x.rank) + x.shape, x.attr("value"), x.dtype) if x.op == "full" and x.rank < rank else x

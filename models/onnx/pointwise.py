@@ -230,7 +230,7 @@ def _hardmax(n: Node) -> Result:
 
 # ---------------------------------------------------------------- quantization
 def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
-    """Reshape a scale or zero point to broadcast against x: per tensor, per axis, or per block of an axis."""
+    """Scale or zero point reshaped to broadcast against x: per tensor, per axis, or per block of an axis."""
     if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
         return t.reshape(value, (1,) * x.rank)
     if value.rank == 1:
@@ -245,7 +245,7 @@ def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
 
 
 def saturate(x: Tensor, dtype: str) -> Tensor:
-    """Clip integral floats to an integer dtype's range and cast them."""
+    """Integral floats clipped to an integer dtype's range and cast to it."""
     limits = np.iinfo(dtype)
     return t.cast(t.minimum(t.maximum(x, float(limits.min)), float(limits.max)), dtype)
 

@@ -98,7 +98,7 @@ def _matrix(n: Node, a: _Axis, x: Array) -> Array:
 
 
 def repeat(x: Tensor, axis: int, times: int) -> Tensor:
-    """Repeat each element of an axis `times` times consecutively."""
+    """Tensor with each element of an axis repeated `times` times consecutively."""
     wide = t.expand_dims(x, axis + 1)
     wide = t.broadcast_to(wide, (*wide.shape[: axis + 1], times, *wide.shape[axis + 2 :]))
     return t.reshape(wide, (*x.shape[:axis], x.shape[axis] * times, *x.shape[axis + 1 :]))

@@ -23,7 +23,7 @@ class _Undecided(Exception):
 
 
 def compare(a: Dim, b: Dim) -> int:
-    """Return -1, 0 or 1 for a < b, a == b, a > b. Raises _Undecided if the relation depends on free dimensions."""
+    """Comparison of two sizes: -1, 0 or 1 for a < b, a == b, a > b. Raises _Undecided if it depends on free dimensions."""
     low, high = bounds(a - b)
     if low == high == 0:
         return 0

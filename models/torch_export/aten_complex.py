@@ -42,7 +42,7 @@ class Complex:
 
 
 def lifted(value: Any) -> Complex:
-    """Convert a real tensor, a number or a complex value to a `Complex`."""
+    """`Complex` form of a real tensor, a number or a complex value."""
     if isinstance(value, Complex):
         return value
     if isinstance(value, Tensor):

@@ -36,7 +36,7 @@ def _full(size: Sequence[Dim], value: Any, dtype: str) -> Tensor:
 
 
 def full(size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:
-    """Fill; the dtype is that of the value unless given."""
+    """Tensor of a size filled with a value; the dtype is that of the value unless given."""
     return _full(size, value, dtype or result_dtype(value))
 
 
@@ -61,12 +61,12 @@ def full_like(x: Tensor, value: Any, dtype: str | None = None) -> Tensor:
 
 
 def fill(x: Tensor, value: Any) -> Tensor:
-    """Fill with x's shape and dtype; the value may be a 0-d tensor."""
+    """Tensor with x's shape and dtype, filled with a value, which may be a 0-d tensor."""
     return t.broadcast_to(lift(value, dtype=x.dtype)[0], x.shape)
 
 
 def new_full(x: Tensor, size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:
-    """Fill with a given size and x's dtype."""
+    """Tensor of a given size and x's dtype, filled with a value."""
     return _full(size, value, dtype or x.dtype)
 
 
@@ -141,7 +141,7 @@ def triangle(indices: Callable[..., Any]) -> Callable[..., Tensor]:
 
 # ---------------------------------------------------------------- dtypes and copies
 def same(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Return x: copies, aliases and detach are the identity on values."""
+    """x itself: copies, aliases and detach are the identity on values."""
     return x
 
 
@@ -445,7 +445,7 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 def embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale: bool = False, sparse: bool = False
 ) -> Tensor:
-    """Gather rows of a table."""
+    """Rows of a table, gathered by indices."""
     return t.gather(weight, indices, 0)
 
 
@@ -453,7 +453,7 @@ def embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, scale: bool = False, mode: int = 0, sparse: bool = False,
     shares: Tensor | None = None, include_last: bool = False, padding_idx: int = -1,
 ) -> list[Any]:  # fmt: skip
-    """Reduce table rows by bag: sum (mode 0), mean (1) or maximum (2). Each offset starts a bag.
+    """Table rows reduced by bag: sum (mode 0), mean (1) or maximum (2). Each offset starts a bag.
 
     Indices equal to `padding_idx` are ignored. The other results are not computed.
     """
@@ -481,14 +481,14 @@ def embedding_bag(
 
 
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Gather positions of an axis."""
+    """Positions of an axis, gathered by indices."""
     if not x.rank:
         return x
     return t.gather(x, index if index.rank else t.reshape(index, (1,)), dim)
 
 
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
-    """Gather elements along an axis (one index per result element)."""
+    """Elements along an axis, gathered by one index per result element."""
     if volume(index.shape) == 0:
         return t.zeros(index.shape, x.dtype)
     if not x.rank:
@@ -577,7 +577,7 @@ def _one_index(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[Tensor, Ten
 
 
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """Advanced indexing with integer tensors along some axes (NumPy semantics). Masks raise UnsupportedError."""
+    """Elements at integer index tensors along some axes (NumPy's advanced indexing). Masks raise UnsupportedError."""
     if all(v is None for v in indices):
         return x
     x, spot, axis, _ = _one_index(x, indices)

@@ -24,7 +24,7 @@ Ints = int | Sequence[int]
 
 
 def each(value: Ints, n: int) -> tuple[int, ...]:
-    """Return a number for each of n axes."""
+    """Number for each of n axes, from one number or a list."""
     found = (value,) if isinstance(value, int) else tuple(value)
     return found * n if len(found) == 1 else found
 
@@ -117,7 +117,7 @@ def _pool_attrs(
 
 
 def batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a builder over [N, C, *S] that also accepts [C, *S]."""
+    """Builder over [N, C, *S] that also accepts [C, *S]."""
 
     def run(x: Tensor, *args: Any, **named: Any) -> Any:
         if x.rank == n + 2:
@@ -399,7 +399,7 @@ _SUMS = ("add", "sub")
 
 
 def some_visible(mask: Tensor) -> bool:
-    """Return whether every row of a mask is known to have a visible position.
+    """Whether every row of a mask is known to have a visible position.
 
     This holds if no element can be -inf, or if the mask is constant and no row is fully masked.
     """
@@ -498,7 +498,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
 
 # ---------------------------------------------------------------- resampling
 def resample(x: Tensor, matrices: Sequence[np.ndarray[Any, Any]]) -> Tensor:
-    """Multiply each spatial axis of x[N, C, *S] by a constant matrix [out, in]."""
+    """Image with each spatial axis of x[N, C, *S] multiplied by a constant matrix [out, in]."""
     kind = dtypes.numpy_dtype(x.dtype)
     for i, matrix in enumerate(matrices):
         axis = 2 + i
@@ -588,13 +588,13 @@ def interpolation_matrix(size: int, want: int, align: bool, factor: float | None
 
 
 def triangle_filter(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Triangle filter (linear interpolation)."""
+    """Weight of the triangle filter (linear interpolation) at a distance x."""
     line: np.ndarray[Any, Any] = np.maximum(1 - np.abs(x), 0.0)
     return line
 
 
 def cubic_filter(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Cubic convolution filter (Keys 1981) with a = -0.5."""
+    """Weight of the cubic convolution filter (Keys 1981) with a = -0.5 at a distance x."""
     a, d = -0.5, np.abs(x)
     near, far = ((a + 2) * d - (a + 3)) * d * d + 1, (((d - 5) * d + 8) * d - 4) * a
     return np.where(d < 1, near, np.where(d < 2, far, 0.0))

@@ -30,7 +30,7 @@ def _scalar_dtype(value: Value) -> str:
 
 
 def result_dtype(*operands: Value) -> str:
-    """Return PyTorch's promoted dtype.
+    """Dtype that PyTorch promotes operands to.
 
     Tensors with axes come first, then 0-d tensors, then numbers; each group changes the dtype only by a higher
     category.
@@ -50,17 +50,17 @@ def result_dtype(*operands: Value) -> str:
 
 
 def number(value: Value) -> Value:
-    """Return a builder's scalar operand: a free size is lowered to a tensor, other values are unchanged."""
+    """Scalar operand of a builder: a free size is lowered to a tensor, other values are unchanged."""
     return size_tensor(value) if isinstance(value, Expr) else value
 
 
 def lift(*operands: Value, dtype: str | None = None) -> list[Tensor]:
-    """Convert operands to tensors of equal rank and of PyTorch's promoted dtype (or `dtype`)."""
+    """Operands converted to tensors of equal rank and of PyTorch's promoted dtype (or `dtype`)."""
     return t.align(*map(number, operands), dtype=dtype or result_dtype(*operands))
 
 
 def as_float(x: Tensor) -> Tensor:
-    """Cast integers and bools to float32, PyTorch's default dtype."""
+    """Integers and bools cast to float32, PyTorch's default dtype; floats unchanged."""
     return x if dtypes.is_float(x.dtype) else t.cast(x, "float32")
 
 
@@ -162,7 +162,7 @@ def power(x: Value, y: Value) -> Tensor:
 
 
 def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:
-    """Clamp x. Either bound may be absent, a number or a tensor."""
+    """x limited to bounds. Either bound may be absent, a number or a tensor."""
     dtype = result_dtype(x, lo, hi)
     x = t.cast(x, dtype)
     plain = not any(isinstance(v, Tensor | Expr) for v in (lo, hi))

@@ -150,7 +150,7 @@ _before: dict[Any, tuple[dict[Any, Any], dict[Any, Any]]] = {}
 
 @contextmanager
 def known_shapes() -> Iterator[None]:
-    """Context that installs the shape functions of recurrent layers in torch's dispatcher.
+    """Context manager that installs the shape functions of recurrent layers in torch's dispatcher.
 
     Reference-counted across threads.
     """

@@ -64,12 +64,12 @@ def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a reduction for which an empty list of axes means all axes."""
+    """Reduction builder for which an empty list of axes means all axes."""
     return lambda x, dim=None, keepdim=False: build(x, _axes(x, dim), keepdim)
 
 
 def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return an arg-reduction; without an axis it runs over the flattened tensor."""
+    """Arg-reduction builder; without an axis it runs over the flattened tensor."""
 
     def run(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:

@@ -85,7 +85,7 @@ _tracing = Lock()
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Context in which torch traces: a process-wide lock, no warnings, no stack traces on graph nodes.
+    """Context manager in which torch traces: a process-wide lock, no warnings, no stack traces on graph nodes.
 
     The lock is needed because tracing and warning filters change process-wide state. Leaving out stack traces, where
     this torch version allows it, saves a quarter of the time.

@@ -58,7 +58,7 @@ BY_PLACE: dict[str, Callable[..., Any]] = {
 
 
 class ExportReader:
-    """Interpreter of an exported program that calls a builder for each node. Unsupported nodes are collected first."""
+    """Reader of an exported program that calls a builder for each node. Unsupported nodes are collected first."""
 
     guards_strides = False  # whether inputs have the strides that they were traced with
 

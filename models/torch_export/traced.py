@@ -57,7 +57,7 @@ def read_traced(
     fixed: Mapping[str, int] | None = None,
     name: str = "graph",
 ) -> tuple[Graph, dict[str, str]]:
-    """Return (graph of an FX module of ATen operators, symbols of its free dimensions by dimension name).
+    """Graph of an FX module of ATen operators, and the symbols of its free dimensions by dimension name.
 
     `weights`: placeholder name -> tensor, for placeholders that become params. The other tensor placeholders become
     inputs of their names, in order; size placeholders become no input. `fixed`: symbol of a size ("s0") -> value; other
@@ -70,17 +70,17 @@ def read_traced(
 
 
 def unsupported(module: Any) -> dict[Any, str]:
-    """Return node -> reason for every operator of an FX module that cannot be imported.
+    """Operators of an FX module that cannot be imported, as node -> reason.
 
-    Each operator is imported alone: operands that could not be computed are replaced by inputs of their types. Sizes that
-    no tensor has are as they were when the module was traced.
+    Each operator is imported alone: operands that could not be computed are replaced by inputs of their types. Sizes
+    that no tensor has are as they were when the module was traced.
     """
     own = tensor_symbols(module)
     return _Prober(_program(module, {}), {n: s for n, s in sizes_of(module).items() if n not in own}).probe()
 
 
 def sizes_of(module: Any, values: Sequence[Any] | None = None) -> dict[str, int]:
-    """Return the value of each size symbol of the placeholders: for a call's arguments, or when the module was traced."""
+    """Values of the size symbols of an FX module's placeholders: for a call's arguments, or when the module was traced."""
     found: dict[str, int] = {}
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         traced = node.meta.get("val")

@@ -24,7 +24,7 @@ _RENAMES = ("detach_.default",)
 
 @dataclass(frozen=True)
 class Writes:
-    """In-place writes of a program.
+    """In-place writes of an exported program.
 
     An origin is the node that created the memory: a buffer's placeholder or an operator.
     """

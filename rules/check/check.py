@@ -76,7 +76,7 @@ class Refuted(Exception):
 
 # ---------------------------------------------------------------- values
 def values(found: Filled, rng: np.random.Generator, style: str) -> dict[str, Array]:
-    """Random arrays for the tensor variables of an instance, in their own dtypes; indices stay below their bounds.
+    """Random arrays for the tensor variables of an instance, in their own dtypes; values used as indices stay in range.
 
     `style` is one of `STYLES`, "special" (infinities, NaN, denormals) or "signs" (each float tensor has a single
     sign).
@@ -131,8 +131,9 @@ def _show(x: Array) -> str:
 
 # ---------------------------------------------------------------- one instance
 class Filled(Protocol):
-    """Protocol: a rule with concrete types for its tensor variables (an `Instance`, or its counterpart for text
-    rules)."""
+    """Protocol of a rule with concrete types for its tensor variables: an `Instance`, or its counterpart for text
+    rules.
+    """
 
     @property
     def types(self) -> Mapping[str, Type]:
@@ -150,7 +151,7 @@ class Filled(Protocol):
 
 
 class Trial:
-    """Both sides of a rule on one instance, ready for evaluation. Raises Refuted if their types differ."""
+    """Evaluation of both sides of a rule on one instance. Raises Refuted if their types differ."""
 
     def __init__(self, rule: Rule | TextRule | None, found: Filled, rng: np.random.Generator) -> None:
         self.rule, self.found, self.rng = rule, found, rng
@@ -174,13 +175,16 @@ class Trial:
         return pairs
 
     def refute(self, detail: str, data: Mapping[str, Array], left: Array, right: Array) -> Refuted:
-        """The Refuted exception to raise: shapes, operand values and both results."""
+        """The exception `Refuted` with shapes, operand values and both results, to be raised."""
         lines = [f"  {self.found}", *(f"  {n} = {_show(x)}" for n, x in data.items())]
         return Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
 
     def exactly(self) -> bool:
-        """Compares the sides modulo each prime; False if the rule or the sampled values are outside of field
-        arithmetic."""
+        """Compare both sides modulo each prime; False if the rule or the sampled values are outside of field
+        arithmetic.
+
+        Raises Refuted for different results.
+        """
         if any(dtypes.category(t.dtype) == "int" and n not in self.found.bounds for n, t in self.found.types.items()):
             return False
         for p in PRIMES:
@@ -199,8 +203,10 @@ class Trial:
         return True
 
     def run(self, data: Mapping[str, Array], *, float64: bool) -> list[Array] | None:
-        """Values of all nodes in evaluation order; None if the left side cannot be computed (such as the maximum of an
-        empty axis)."""
+        """Values of all nodes of both sides in evaluation order.
+
+        None if the left side cannot be computed (such as the maximum of an empty axis).
+        """
         with np.errstate(all="ignore"):
             try:
                 return evaluate(self.order, data, params=data, float64=float64)
@@ -213,8 +219,10 @@ class Trial:
                 raise Refuted(f"only the left side can be computed: {error}", f"  {self.found}") from None
 
     def close(self, style: str) -> bool:
-        """Compares the sides in float64 up to rounding; False if the sample is uninformative (overflow, nothing
-        finite)."""
+        """Compare both sides in float64 up to rounding; False if the sample tells nothing (overflow, no finite value).
+
+        Raises Refuted for different results.
+        """
         if self.empty and style in ("zeros", "wide"):
             style = "plain"  # 0/0 over an empty axis is the one corner case not tested
         data = values(self.found, self.rng, style)
@@ -235,7 +243,9 @@ class Trial:
         return said
 
     def vanishes(self, at: Mapping[int, Array]) -> bool:
-        """Whether a product or quotient of nonzero numbers underflows float64's normal range."""
+        """Whether a product or quotient of nonzero numbers underflows float64's normal range, at a node in evaluation
+        order.
+        """
         for node in self.order:
             if node.op in ("mul", "div", "recip") and dtypes.is_float(node.dtype):
                 there = np.logical_and.reduce(np.broadcast_arrays(*(at[id(a)] != 0 for a in node.args)))
@@ -244,7 +254,7 @@ class Trial:
         return False
 
     def differs(self, i: int, data: Mapping[str, Array], left: Array, right: Array, peak: float) -> str:
-        """Why two results differ by more than rounding explains, or ''."""
+        """Description of a difference between two results beyond rounding; "" if there is none."""
         if not dtypes.is_float(self.roots[i].dtype):
             return "" if np.array_equal(left, right) else "the sides differ"
         finite = np.isfinite(left)
@@ -259,8 +269,10 @@ class Trial:
         return f"the sides differ by {gap:.3g}, where rounding explains {SLACK * scale:.3g}"
 
     def condition(self, i: int, data: Mapping[str, Array], left: Array, finite: Array) -> float:
-        """Estimated norm of the left side's change per unit relative change of the operands: its condition, which
-        amplifies rounding."""
+        """Estimated condition number of the left side: norm of its change per unit relative change of the operands.
+
+        Rounding errors of operands are amplified by this factor.
+        """
         worst = 0.0
         for _ in range(3):
             moved = {
@@ -276,8 +288,10 @@ class Trial:
         return worst
 
     def bitwise(self, style: str) -> bool:
-        """Compares the sides bitwise in their own dtypes (NaN equals NaN); False if the left side cannot be
-        computed."""
+        """Compare both sides bitwise in their own dtypes (NaN equals NaN); False if the left side cannot be computed.
+
+        Raises Refuted for different results.
+        """
         data = values(self.found, self.rng, style)
         got = self.run(data, float64=False)
         if got is None:
@@ -319,7 +333,7 @@ def _judge(rule: Rule, found: Iterator[Instance], seed: int, first: int = 0) -> 
 
 
 def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000) -> Verdict:
-    """Tries to refute a rule on `samples` random instances per direction, with up to `attempts` draws each.
+    """Verdict of random tests on a rule: `samples` instances per direction, with up to `attempts` draws each.
 
     Returns "tested" or "refuted"; "unknown" if too few instances were found or none had a value to compare. RuleError
     if the rule is malformed.
@@ -342,10 +356,11 @@ def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000)
 
 
 def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """`check`, and if nothing refutes the rule, a proof attempt.
+    """Verdict of random tests (`check`) on a rule and, if nothing refutes it, of a proof attempt.
 
-    A proof is either SMT over all sizes and ranks (smt/prove.py) with random evaluations whose error probability is below
-    2**-60 (rules/semantics/prime_field.py), or bitwise (bits.py). A rule that is not proved stays "tested", and the detail says why.
+    A proof is either SMT over all sizes and ranks (smt/prove.py) with random evaluations whose error probability is
+    below 2**-60 (rules/semantics/prime_field.py), or bitwise (bits.py). A rule that is not proved stays "tested", and
+    the detail says why.
     """
     found = check(rule, seed=seed, samples=samples)
     if found.status != "tested":
@@ -364,8 +379,10 @@ def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
 
 
 def confirmed(rule: Rule, suspect: Instance) -> Verdict | None:
-    """The refutation at an instance suggested by a failed proof; None if the rule does not match there or evaluation
-    agrees."""
+    """Verdict "refuted" at an instance suggested by a failed proof.
+
+    None if the rule does not match there or evaluation agrees.
+    """
     try:
         tensors = suspect.tensors()
         for left in rule.lefts:
@@ -429,7 +446,7 @@ def _decided(rule: Rule, found: Instance, seed: int) -> bool:
 
 
 def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """`check`, but raises RuleError with the counterexample if the rule is refuted."""
+    """Raise RuleError with the counterexample if random tests (`check`) refute a rule."""
     verdict = check(rule, seed=seed, samples=samples)
     if verdict.status == "refuted":
         raise RuleError(
@@ -455,10 +472,10 @@ def judge(rule: Rule, instance: Instance, *, seed: int = 0, style: int = 0) -> V
 
 
 def mutate_guards(rule: Rule, *, seed: int = 0, samples: int = 60) -> list[tuple[str, Verdict]]:
-    """For each guard on shapes or dtypes: (guard text, verdict on instances that violate this guard alone).
+    """Verdicts on a rule without each of its guards on shapes or dtypes, as (guard text, verdict).
 
-    "refuted" means that the guard is needed, "tested" that the rule holds without it, and "unknown" that no instance
-    violates it alone (the other guards imply it).
+    Each verdict is from instances that violate this guard alone: "refuted" means that the guard is needed, "tested"
+    that the rule holds without it, and "unknown" that no instance violates it alone (the other guards imply it).
     """
     rule.check()
     found = []

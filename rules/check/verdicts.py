@@ -22,14 +22,16 @@ SAMPLES = 24
 
 
 def key(rule: Rule) -> str:
-    """Hash of what a verdict depends on: sides, guards, directions, and whether the rule claims to be exact."""
+    """Hash of everything that a rule's verdict depends on: sides, guards, directions, and whether the rule claims to be
+    exact.
+    """
     said = json.dumps([rule.left, rule.right, rule.when, rule.both, rule.exact])
     return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
 
 @cache
 def stored() -> dict[str, Verdict]:
-    """Stored verdicts by key; empty if the file is missing or damaged."""
+    """The verdicts in verdicts.json by key; empty if the file is missing or damaged."""
     try:
         found = json.loads(FILE.read_text(encoding="utf-8"))
         return {k: Verdict(v["status"], v["detail"]) for k, v in found.items() if v["status"] in STATUSES}
@@ -38,7 +40,7 @@ def stored() -> dict[str, Verdict]:
 
 
 def of(rule: Rule, *, samples: int = 6) -> Verdict:
-    """The stored verdict, or one computed now from fewer instances."""
+    """The stored verdict on a rule, or one computed now from fewer instances."""
     return stored().get(key(rule)) or verdict(rule, samples=samples)
 
 
@@ -53,8 +55,9 @@ def table(rules: Sequence[Rule]) -> str:
 
 
 def update(rules: Iterable[Rule], say: Callable[[str], None] = print, *, keep: bool = False) -> dict[str, Status]:
-    """Checks rules and writes the file; returns statuses by rule name. `keep`: retain the stored verdicts of other
-    rules."""
+    """Check rules and write verdicts.json; returns statuses by rule name. `keep`: retain the stored verdicts of other
+    rules.
+    """
     rules, statuses = list(rules), {}
     found: dict[str, dict[str, str]] = {}
     for rule in rules:

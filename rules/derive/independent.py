@@ -27,7 +27,7 @@ LIMITS = Limits(nodes=1500, iterations=5, seconds=5.0)
 
 
 def holds(view: EGraphView, term: Tensor) -> int | None:
-    """The id of the e-class in a view that contains a term, or None."""
+    """Id of the e-class in a view that contains a term; None if the view does not contain the term."""
     nodes = {}
     for i in range(len(view)):
         leaf = view.tensors.get(i)
@@ -46,8 +46,7 @@ def holds(view: EGraphView, term: Tensor) -> int | None:
 
 
 def chosen(rule: Rule, *, seed: int = 0, among: int = 24, count: int = 5) -> list[Instance]:
-    """Up to `count` instances of a one-way rule: the one among `among` with the fewest axes of size 1, then the first
-    ones drawn.
+    """Instances of a one-way rule at which to derive it: up to `count`, the least special of `among` random ones first.
 
     Several, because a single instance may be a special case (a slice of a whole axis, a factor of 1) that follows from
     rules for that case only.
@@ -110,7 +109,10 @@ class Derivation:
 
 
 def steps(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Iterator[tuple[Rule, bool]]:
-    """Yields (rule, whether the rules still kept derive it): shortcuts first, then from the last table to the first."""
+    """Decide rule by rule whether the rules still kept derive it; yields (rule, whether they do).
+
+    Shortcuts come first, then rules from the last table to the first.
+    """
     kept = list(rules)
     late = rules[::-1]
     for rule in (*(r for r in late if r.shortcut), *(r for r in late if not r.shortcut)):
@@ -122,7 +124,7 @@ def steps(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Iterator[tuple[R
 
 
 def independent(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Derivation:
-    """Splits the rules into a kept set and the rules that the kept set derives."""
+    """A set of rules split in a kept set and the rules that the kept set derives."""
     derived = {rule.name for rule, found in steps(rules, limits=limits) if found}
     return Derivation(tuple(r for r in rules if r.name not in derived), tuple(r for r in rules if r.name in derived))
 

@@ -54,13 +54,13 @@ REGROUPED = frozenset({"reshape", "windows"})
 
 
 def for_proofs(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """The rules without profitability guards, and without those of `ENDLESS`."""
+    """The rules of a set that suit proofs: without profitability guards, and without the rules in `ENDLESS`."""
     return tuple(_free(r) for r in rules if r.name not in ENDLESS)
 
 
 @cache
 def all_for_proofs() -> tuple[Rule, ...]:
-    """`for_proofs` of `EVERY`: all rules for models and all canonical-form rules."""
+    """All rules that suit proofs (`for_proofs`): those applied to models and those towards canonical forms."""
     from .. import EVERY
 
     return for_proofs(EVERY)
@@ -90,7 +90,8 @@ class Proof:
 
 
 class Prover:
-    """Proves claims with a rule set (default: all of ours); caches the egglog declarations per set of ops and ranks.
+    """Equality prover with a rule set (default: all built-in rules); caches the egglog declarations per set of ops and
+    ranks.
 
     A session keeps its last declaration, so consecutive claims over the same ops and ranks are proved fastest.
     """
@@ -110,7 +111,7 @@ class Prover:
         return self.programs[key]
 
     def further_searches(self, graph: Graph) -> Iterator[tuple[Rule, ...]]:
-        """The rules of the searches after the first, as far as these differ for this graph."""
+        """Rule sets of the searches after the first, as far as they differ from the first for this graph."""
         every = self.searches[1]
         if {*LATE} & {*self.program(graph, every).names}:
             yield every
@@ -121,7 +122,7 @@ class Prover:
     def prove(
         self, claims: Sequence[Claim], session: SaturationSession, limits: Limits = LIMITS, stop: Stop = never
     ) -> Proof:
-        """Tries to prove all claims within the limits, in one e-graph, each claim over its own leaves.
+        """Attempt to prove all claims within the limits, in one e-graph, each claim over its own leaves.
 
         Raises RuleError if a rule gives one value two types.
         """

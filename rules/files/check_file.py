@@ -94,6 +94,6 @@ def check_all(
 
 
 def counts(found: Sequence[Checked]) -> dict[str, int]:
-    """Number of rules per verdict."""
+    """Number of rules by verdict."""
     total = Counter[str](c.verdict.status for c in found)
     return {status: total[status] for status in STATUSES}

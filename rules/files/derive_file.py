@@ -53,7 +53,7 @@ class Derived:
 
 
 def claims(line: Line) -> list[Claim]:
-    """The equalities to prove for a rule, one claim per instance; empty if no sizes fit both sides."""
+    """Equalities that together state a rule, one claim per instance; empty if no sizes fit both sides."""
     if isinstance(line, OwnRule):
         return [] if line.rule is None else [x.sides(one) for one in line.rule.directions[:1] for x in chosen(one)]
     families: dict[int, list[Claim]] = {}
@@ -83,7 +83,7 @@ def _groups_constants(claim: Claim) -> bool:
 def derive(
     index: int, line: Line, prover: Prover, session: SaturationSession, limits: Limits = LIMITS, stop: Stop = never
 ) -> Derived:
-    """Tries to derive one rule at all its instances together.
+    """Result of the attempt to derive one rule, at all its instances together.
 
     A rule with parameter variables must in addition not be refuted at other values of the parameters. The reported
     seconds include shape inference and, for ops that the session has not seen, declaring the rules to egglog.
@@ -112,7 +112,7 @@ def derive_all(
     ours: Iterable[Rule] | None = None,
     stop: Stop = never,
 ) -> Iterator[Derived]:
-    """Yields the result for every rule of a file in order, `pool.size` rules in parallel.
+    """Results for the rules of a file in order, `pool.size` rules in parallel.
 
     `ours` is the rule set to derive from (default: all rules). After `stop` returns True, no further results are
     yielded, including those of unfinished rules.

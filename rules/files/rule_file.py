@@ -26,8 +26,10 @@ _GUARDS = re.compile(r"\s(?:if|when)\s")
 
 @dataclass(frozen=True)
 class OwnRule:
-    """A rule in our own language, parsed from one line. `problem` says why it cannot be checked; `rule` is None
-    then."""
+    """A rule in the project's own language, parsed from one line.
+
+    `problem` says why it cannot be checked; `rule` is None then.
+    """
 
     text: str
     line: int
@@ -85,7 +87,7 @@ def _unknown_op(sides: Sequence[str], line: int) -> str:
 
 
 def parse_own(text: str, line: int) -> OwnRule:
-    """Parses a line in our own language. RuleError names the line."""
+    """Parse a line in the project's own rule language. RuleError names the line."""
     rest, _, claims = text.strip().partition(";")
     if claims.strip() not in ("", "exact"):
         raise RuleError(
@@ -145,7 +147,7 @@ def read(text: str, *, pairs: bool = False) -> list[Line]:
 
 
 def verdict(rule: Line, *, seed: int = 0, samples: int = SAMPLES) -> Verdict:
-    """The verdict on one rule of a file."""
+    """The verdict on one rule of a file, in either language."""
     if isinstance(rule, TextRule):
         return check_text(rule, seed=seed)
     if rule.rule is None:

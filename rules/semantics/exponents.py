@@ -46,14 +46,14 @@ TRIALS = 40
 
 @dataclass(frozen=True)
 class Pair:
-    """A value modulo P (`base`) and modulo P - 1 (`exponent`); a component that does not exist is None."""
+    """A value modulo P (`base`) and modulo P - 1 (`exponent`); None for a component that does not exist."""
 
     base: Array | None
     exponent: Array | None
 
 
 class Zero(Exception):
-    """Raised on a division by zero or a logarithm of zero: the sample is discarded."""
+    """Raised on a division by zero or a logarithm of zero: the sample is then discarded."""
 
 
 @cache
@@ -68,7 +68,7 @@ def tables() -> tuple[Array, Array]:
 
 
 def pairs(order: Sequence[Tensor], leaves: Mapping[str, Pair], key: int) -> dict[int, Pair]:
-    """Values of atomic nodes by node id. Raises Unsaid for ops outside of this arithmetic."""
+    """Values of atomic nodes modulo P and P - 1, by node id. Raises Unsaid for ops outside of this arithmetic."""
     found: dict[int, Pair] = {}
     for node in order:
         found[id(node)] = _node(node, [found[id(a)] for a in node.args], leaves, key)

@@ -18,7 +18,7 @@ LARGEST = 8  # largest absolute value of an integer exponent, and of an integer 
 
 
 class Functions:
-    """Elementwise functions of real-valued z3 terms.
+    """Encoding of elementwise functions as real-valued z3 terms.
 
     Methods append axioms about the terms they create to `said`, and conditions under which the value is not finite to
     `undefined`.
@@ -43,23 +43,23 @@ class Functions:
         return laws.get(name)
 
     def unknown(self, name: str, x: Any) -> Any:
-        """The value of an uninterpreted real function."""
+        """z3 term of an uninterpreted real function of x."""
         real = self.z.RealSort()
         return self.z.Function(f"real {name}", real, real)(x)
 
     def size(self, x: Any) -> Any:
-        """Term of the absolute value of x."""
+        """z3 term of the absolute value of x."""
         return self.z.If(x >= 0, x, -x)
 
     def odd(self, name: str, x: Any, said: list[Any]) -> Any:
-        """An odd function, defined by its values at positive arguments."""
+        """z3 term of an uninterpreted odd function of x, defined by its values at positive arguments."""
         z, value = self.z, self.unknown(name, self.size(x))
         if OPS[name].monotone:
             said.append(z.Implies(x != 0, value > 0))
         return z.If(x > 0, value, z.If(x < 0, -value, z.RealVal(0)))
 
     def exp(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """exp as a product: each summand contributes a power of an uninterpreted positive number."""
+        """z3 term of exp(x) as a product: each summand of x contributes a power of an uninterpreted positive number."""
         z = self.z
         whole = z.simplify(x, som=True)
         found = z.RealVal(1)
@@ -74,7 +74,7 @@ class Functions:
         return found
 
     def multiple(self, part: Any) -> tuple[int, Any]:
-        """(integer factor, rest) of a term; the factor is 1 unless a small integer coefficient can be split off."""
+        """A term as (integer factor, rest); the factor is 1 unless a small integer coefficient can be split off."""
         z = self.z
         if z.is_mul(part) and len(part.children()) == 2 and z.is_rational_value(part.arg(0)):
             factor = part.arg(0).as_fraction()
@@ -85,8 +85,11 @@ class Functions:
         return 1, part
 
     def log(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """A logarithm: the sum of the exponents of exponential factors, plus an uninterpreted log of the rest,
-        normalized to arguments of at least 1."""
+        """z3 term of log(x): the exponents of exponential factors, plus an uninterpreted logarithm of the other
+        factors.
+
+        The uninterpreted logarithm is normalized to arguments of at least 1.
+        """
         z = self.z
         if x.get_id() in self.exponents:
             return self.exponents[x.get_id()][1]
@@ -109,7 +112,7 @@ class Functions:
         return sum_of(self.z, [(e.arg(0), up) for e, up in parts]) if parts and known else None
 
     def cancelled(self, parts: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-        """The factors without pairs e and 1/e; wherever the quotient is defined, e is not zero."""
+        """The factors of a product without pairs e and 1/e; wherever the quotient is defined, e is not zero."""
         found: list[tuple[Any, int]] = []
         for e, up in parts:
             twin = next((p for p in found if p[0].eq(e) and p[1] == -up), None)
@@ -117,23 +120,23 @@ class Functions:
         return found
 
     def sqrt(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """The square root; undefined below zero."""
+        """z3 term of the square root of x; undefined below zero."""
         undefined.append(x < 0)
         return self.root(x, said)
 
     def rsqrt(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """The reciprocal square root; undefined at and below zero."""
+        """z3 term of the reciprocal square root of x; undefined at and below zero."""
         undefined.append(x <= 0)
         return 1 / self.root(x, said)
 
     def root(self, x: Any, said: list[Any]) -> Any:
-        """An uninterpreted square root with its axiom: nonnegative, and its square is the argument."""
+        """z3 term of an uninterpreted square root, with its axiom: nonnegative, and its square is the argument."""
         value = self.unknown("sqrt", x)
         said.append(self.z.Implies(x >= 0, self.z.And(value >= 0, value * value == x)))
         return value
 
     def power(self, x: Any, exponent: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """A power with a known exponent as products, reciprocals or roots; None for any other exponent."""
+        """z3 term of a power with a known exponent, as products, reciprocals or roots; None for other exponents."""
         z = self.z
         if not z.is_rational_value(exponent):
             return None

@@ -234,7 +234,7 @@ _KEEPING = ("add", "mul", "matmul", "conv", "avg_pool", "max_pool", "sum", "max"
 
 
 def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The roots with rectifiers of provably nonnegative values removed: arithmetic modulo a prime has no signs."""
+    """Terms without rectifiers (relu, abs) of provably nonnegative values: arithmetic modulo a prime has no signs."""
     known: dict[int, bool] = {}
     keep: list[Tensor] = []
 
@@ -265,7 +265,7 @@ def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def finite(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The roots with branches for infinite operands removed: residues are finite."""
+    """Terms without branches for infinite operands: residues are finite."""
 
     def changed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         return args[2] if node.op == "where" and args[0].op == "is_inf" else None

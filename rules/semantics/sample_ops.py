@@ -15,7 +15,7 @@ Handler = Callable[[Sampler, PatternCall, Want], None]
 
 
 def result_dtype(s: Sampler, term: Term) -> str:
-    """The dtype to sample a left side's root in."""
+    """Dtype in which the root of a rule's left side is sampled."""
     if not isinstance(term, PatternCall):
         return s.dtype_for(term)
     law = OPS[term.op].law
@@ -72,7 +72,7 @@ def _kid_dtype(s: Sampler, call: PatternCall, i: int, want: Want) -> str:
 
 
 def pointwise(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Fixes a common shape first; each operand has that shape, or size 1 at some axes."""
+    """Draws the operands of an elementwise op: a common shape first; each operand has it, or size 1 at some axes."""
     target: list[Any] = []
     have = [t for t in map(s.known, call.args) if t is not None]
     for i, sizes in enumerate(_sizes(s, call, want)):
@@ -115,7 +115,9 @@ def reduce(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def along(s: Sampler, call: PatternCall, want: Want) -> None:
-    """The result has the operand's shape (or size 1 at the axis); its dtype may differ."""
+    """Draws the operand of an op along one axis: the result has its shape (or size 1 at the axis); the dtype may
+    differ.
+    """
     entry, x = OPS[call.op], call.args[0]
     shape = want.shape
     if entry.law == "arg_reduce" and shape is not None:
@@ -470,7 +472,9 @@ def pool(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def attention(s: Sampler, call: PatternCall, want: Want) -> None:
-    """q[..., T, D], k[..., S, D], v[..., S, E], mask[..., T, S]; leading sizes broadcast."""
+    """Draws the operands of attention: q[..., T, D], k[..., S, D], v[..., S, E], mask[..., T, S]; leading sizes
+    broadcast.
+    """
     q, k, v, *mask = call.args
     rank = len(want.shape) if want.shape is not None else next(
         (t.rank for t in map(s.known, call.args) if t is not None), s.rng.randint(3, 4))  # fmt: skip
@@ -528,7 +532,9 @@ def _index(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: Any) 
 
 
 def gather(s: Sampler, call: PatternCall, want: Want) -> None:
-    """x with one axis replaced by the axes of the indices; gather_elements keeps the rank."""
+    """Draws the operands of a gather: x with one axis replaced by the axes of the indices; gather_elements keeps the
+    rank.
+    """
     x, index, *updates = call.args
     left = s.known(x) or s.term(x, Want((None,) * max(1, least_rank(x), s.rng.randint(1, 3)), want.dtype))
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(left.rank, 1)))

@@ -101,17 +101,17 @@ class Want:
 
 
 def exactly(shape: Sequence[Any]) -> tuple[Sizes, ...]:
-    """Allowed sizes for exactly this shape."""
+    """Sets of allowed sizes, one per axis, for exactly this shape."""
     return tuple(frozenset((d,)) for d in shape)
 
 
 def upto(shape: Sequence[Any]) -> tuple[Sizes, ...]:
-    """Allowed sizes for shapes that broadcast to this one."""
+    """Sets of allowed sizes, one per axis, for shapes that broadcast to this one."""
     return tuple(frozenset((1, d)) for d in shape)
 
 
 def meet(a: Sizes, b: Sizes) -> Sizes:
-    """The intersection of two sets of allowed sizes."""
+    """Intersection of two sets of allowed sizes; None allows all."""
     return b if a is None else a if b is None else a & b
 
 
@@ -208,7 +208,7 @@ class Sampler:
         return int(min(sizes) if self.rng.random() < self.thin else max(sizes))
 
     def regroup(self, volume: int, rank: int | None = None) -> tuple[int, ...]:
-        """A random shape with a given number of elements."""
+        """Random shape of a rank with a given number of elements."""
         rank = rank if rank is not None else self.rng.randint(1, 4)
         shape = [1] * rank
         if not rank:
@@ -307,14 +307,14 @@ class Sampler:
         return shape
 
     def line(self, shape: tuple[Sizes, ...], axis: int) -> tuple[Sizes, ...]:
-        """The shape with every axis except one restricted to size 1."""
+        """The allowed sizes of a shape with every axis except one restricted to size 1."""
         ones = tuple(meet(d, frozenset((1,))) for d in shape)
         if not -len(shape) <= axis < len(shape):
             raise Reject
         return (*ones[: axis % len(shape)], shape[axis], *ones[axis % len(shape) + 1 :])
 
     def both(self, a: tuple[Sizes, ...] | None, b: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
-        """The intersection of two shapes of allowed sizes. Raises Reject if the ranks differ."""
+        """Intersection of the allowed sizes of two shapes. Raises Reject if the ranks differ."""
         if a is None:
             return b
         if len(a) != len(b):
@@ -322,7 +322,7 @@ class Sampler:
         return tuple(map(meet, a, b))
 
     def at(self, shape: tuple[Sizes, ...], axis: int, size: int) -> tuple[Sizes, ...]:
-        """The shape with one axis restricted to one size."""
+        """The allowed sizes of a shape with one axis restricted to one size."""
         if not -len(shape) <= axis < len(shape):
             raise Reject
         axis %= len(shape)
@@ -355,8 +355,7 @@ class Sampler:
         return found
 
     def dtype_for(self, *terms: Term) -> str:
-        """A dtype for subterms that must agree: the known one, else a float dtype or sometimes an integer or bool
-        dtype."""
+        """Dtype for subterms that must agree: the known one, else a random float, integer or bool dtype (mostly float)."""
         for t in terms:
             found = self.known(t)
             if found is not None:

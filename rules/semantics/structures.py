@@ -39,22 +39,22 @@ SPATIAL = (1, 2)  # numbers of spatial axes to check: spatial axes are treated a
 
 
 def is_view(op: str) -> bool:
-    """Whether proofs know the index map and the shape law of an op."""
+    """Whether SMT proofs know both the index map and the shape law of an op."""
     return OPS[op].index_map is not None and OPS[op].law in VIEW_LAWS
 
 
 def is_layout(op: str) -> bool:
-    """Whether proofs know an op that moves elements or creates them without arithmetic."""
+    """Whether SMT proofs know an op that moves elements, or creates them without arithmetic."""
     return op in CREATED or is_view(op)
 
 
 def folds(op: str) -> bool:
-    """Whether an op is a reduction that proofs know."""
+    """Whether an op is a reduction that SMT proofs know."""
     return OPS[op].law == "reduce" and OPS[op].monoid in FOLDS
 
 
 def is_contraction(op: str) -> bool:
-    """Whether proofs know an op as sums or maxima over indices."""
+    """Whether SMT proofs know an op as sums or maxima over indices."""
     return op in CONTRACTIONS or folds(op)
 
 
@@ -64,8 +64,10 @@ def _is_bitwise(op: str) -> bool:
 
 
 def booleans(rule: Rule) -> set[str]:
-    """Variables that must be booleans: conditions of `where`, and those with a dtype guard. `and`, `or`, `not` also
-    take integers."""
+    """Variables of a rule that must be booleans: conditions of `where`, and those with a dtype guard.
+
+    `and`, `or`, `not` also take integers.
+    """
     found = set()
     for side in (*rule.lefts, *rule.rights):
         for t in subterms(side):
@@ -78,8 +80,7 @@ def booleans(rule: Rule) -> set[str]:
 
 
 def bits(rule: Rule) -> set[str]:
-    """The variables of a rule that consists of `and`, `or`, `xor` and layout ops alone: such a rule holds bit by bit.
-    Else empty."""
+    """Variables of a rule of `and`, `or`, `xor` and layout ops alone, which holds bit by bit; else empty."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t.op for t in terms if isinstance(t, PatternCall)]
     if not any(map(_is_bitwise, calls)) or any(
@@ -90,7 +91,7 @@ def bits(rule: Rule) -> set[str]:
 
 
 def bound(rule: Rule) -> dict[str, tuple[str, str]]:
-    """Attribute variables of the left sides, each with the (op, attribute) that binds it."""
+    """Attribute variables that the left sides bind, each with its (op, attribute)."""
     found: dict[str, tuple[str, str]] = {}
     for side in rule.lefts:
         for t in subterms(side):
@@ -191,7 +192,7 @@ def _weights(rule: Rule) -> dict[str, int]:
 
 
 def structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
-    """Yields (rank of each tensor variable, value of each attribute variable).
+    """Cases to prove a rule at: (rank of each tensor variable, value of each attribute variable).
 
     Axes and permutations get concrete values, all other attribute variables are z3 unknowns.
     """

@@ -14,8 +14,9 @@ TERMS = 64  # per sum
 
 @dataclass(frozen=True)
 class Total:
-    """A sum of sums. Each term is (bound, body): the body summed over the bound (index variable, size) pairs, from 0 to
-    size - 1."""
+    """Symbolic sum: each term is (bound, body), the body summed over the bound (index variable, size) pairs from 0 to
+    size - 1.
+    """
 
     terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any], ...]
 
@@ -29,23 +30,26 @@ class Total:
         return Total(tuple((bound, f(body)) for bound, body in self.terms))
 
     def plus(self, other: Total) -> Total:
-        """self + other."""
+        """Sum of two symbolic sums."""
         return Total(self.terms + other.terms)
 
     def times(self, other: Total) -> Total:
-        """self × other, term by term; their index variables must be distinct. Raises Beyond if there are too many terms."""
+        """Product of two symbolic sums, term by term; their index variables must be distinct.
+
+        Raises Beyond if there are too many terms.
+        """
         if len(self.terms) * len(other.terms) > TERMS:
             raise Beyond("the products grow")
         return Total(tuple((a + b, x * y) for a, x in self.terms for b, y in other.terms))
 
     def over(self, *indices: tuple[Any, Any]) -> Total:
-        """The sum over further indices."""
+        """The sum over further (index variable, size) pairs."""
         return Total(tuple((indices + bound, body) for bound, body in self.terms))
 
 
 @dataclass(frozen=True)
 class Extreme:
-    """The maximum (`most`) or minimum of a set of values.
+    """Symbolic maximum (`most`) or minimum of a set of values.
 
     Each term is (bound, condition, body): the values of the body at all indices that satisfy the condition. `some`
     means that the set is known to be nonempty.

@@ -13,7 +13,9 @@ from .unknowns import Reject, SizeFacts, Sym
 
 
 class Contractions(Layout):
-    """Reductions, and one method per op of structures.CONTRACTIONS, each returning the symbolic result."""
+    """SMT semantics of reductions and contractions: one method per op of structures.CONTRACTIONS, which returns the
+    result.
+    """
 
     def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         z, (x, y) = self.z, args
@@ -49,7 +51,7 @@ class Contractions(Layout):
         return Sym(whole.shape, x.dtype, lambda i: whole.at(i).plus(self.summand(b.at([i[-1]]), facts)))
 
     def reduced(self, monoid: str, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """A reduction that folds a binary op of structures.FOLDS."""
+        """The result of a reduction that folds a binary op of structures.FOLDS, as a symbolic value."""
         (x,), axes = args, attrs["axes"]
         if not isinstance(axes, tuple) or any(self.z.is_expr(a) for a in axes):
             raise Beyond("a sum over unknown axes")
@@ -83,7 +85,7 @@ class Contractions(Layout):
         return Sym(whole.shape, x.dtype, at)
 
     def share(self) -> Any:
-        """The uninterpreted function n -> 1 / n for the number of summands, of which only share(1) == 1 is known."""
+        """Uninterpreted function n -> 1 / n for the number n of summands, of which only share(1) == 1 is known."""
         found = self.function("share", self.z.IntSort(), self.z.RealSort())
         self.facts.said.append(found(1) == 1)
         return found

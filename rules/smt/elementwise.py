@@ -22,7 +22,7 @@ STAND_INS = (0.59375, 0.71875)  # two concrete values substituted for an unknown
 
 
 def fixed_points(entry: Op) -> tuple[float, ...]:
-    """The constants c with op(c, …, c) == c in every number format: those of the op table; 0 for an odd function."""
+    """Constants c with op(c, …, c) == c in every number format: those of the op table; 0 for an odd function."""
     return entry.fixed or ((0.0,) if entry.symmetry == "odd" else ())
 
 
@@ -40,7 +40,7 @@ class Elements(Sums):
         return {}
 
     def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """An elementwise op on symbolic values: sizes broadcast, dtypes must agree."""
+        """The result of an elementwise op on symbolic values: sizes broadcast, dtypes must agree."""
         z = self.z
         if len({len(a.shape) for a in args}) != 1:
             raise Reject
@@ -86,8 +86,10 @@ class Elements(Sums):
         return Sym(tuple(shape), dtype, at, boolean)
 
     def converted(self, x: Any, old: Any, new: Any, facts: SizeFacts) -> Any:
-        """An element cast to another dtype: unchanged for the same dtype, and restored when cast back from a wider
-        format."""
+        """The z3 term of an element cast to another dtype.
+
+        It is unchanged for the same dtype, and restored when cast back from a wider format.
+        """
         z = self.z
         if isinstance(x, Total | Extreme):
             x = self.name(x, facts)
@@ -97,8 +99,9 @@ class Elements(Sums):
         return cast(x, new)
 
     def narrowed(self, shape: Sequence[Any], i: Sequence[Any], whole: Sequence[Any] = ()) -> list[Any]:
-        """Index into an operand: 0 along axes of size 1; along an axis that has the same size as in the result
-        (`whole`), unchanged."""
+        """Index into an operand of an elementwise op: 0 along axes of size 1, unchanged along axes of the result's size
+        (`whole`).
+        """
         z = self.z
 
         def narrow(d: Any, k: Any, size: Any) -> Any:
@@ -111,7 +114,7 @@ class Elements(Sums):
         return [narrow(d, k, size) for d, k, size in zip(shape, i, whole or repeat(None))]
 
     def one(self, size: Any) -> bool:
-        """Whether z3 proves that a size is 1 here."""
+        """Whether z3 proves that a size is 1 under the assumptions made so far."""
         if not self.real or not self.given:
             return False
         if size.get_id() not in self.ones:
@@ -121,7 +124,7 @@ class Elements(Sums):
     def element(
         self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: SizeFacts, boolean: bool, dtype: Any
     ) -> Any:
-        """An elementwise op applied to single elements; raises Beyond if the op is not supported."""
+        """z3 term of an elementwise op applied to single elements; raises Beyond if the op is not supported."""
         z, name = self.z, entry.name
         if name == "where":
             return self.either(*x)
@@ -169,7 +172,7 @@ class Elements(Sums):
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
 
     def quotient(self, top: Any, bottom: Any, facts: SizeFacts) -> Any:
-        """A quotient. c / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there."""
+        """z3 term of a quotient. c / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there."""
         z = self.z
         pole = self.poles.pop(bottom.get_id(), None)
         if pole is not None and facts.undefined and facts.undefined[-1] is pole[-1]:
@@ -183,7 +186,7 @@ class Elements(Sums):
         return found
 
     def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: SizeFacts, dtype: Any) -> Any:
-        """A composite op, decomposed into atomic ops element by element.
+        """z3 term of a composite op on elements, decomposed into atomic ops.
 
         An unknown attribute is replaced by two different numbers (`STAND_INS`) in two expansions: wherever these
         numbers occur, the attribute is inserted, and nothing else may differ. Raises Beyond otherwise.

@@ -14,7 +14,7 @@ QUESTIONS = 4000
 
 
 class Equality(Unknowns):
-    """Equality of symbolic sums and maxima, which have bound index variables."""
+    """Equality proofs of symbolic sums and maxima, which have bound index variables."""
 
     def index(self, size: Any) -> tuple[Any, Any]:
         """A fresh summation index for a range, as (index, size)."""
@@ -23,14 +23,15 @@ class Equality(Unknowns):
         return found, size
 
     def assumed(self, facts: SizeFacts, *read: Any) -> list[Any]:
-        """The assumptions where elements are read, plus the bounds of summation indices that occur in `read`."""
+        """Assumptions about the elements that are read, and the bounds of summation indices that occur in `read`."""
         found = dict.fromkeys(n for e in read for n in unknowns(self.z, e) if n in self.ranges)
         inside = [c for n in found for c in (self.ranges[n][0] >= 0, self.ranges[n][0] < self.ranges[n][1])]
         return [*self.facts.said, *self.given, *facts.said, *inside]
 
     def moved(self, value: Any, places: list[tuple[Any, Any]], swaps: list[tuple[Any, Any]] | None = None) -> Any:
-        """A sum or maximum with free indices substituted and bound indices renamed; the substitutions are appended to
-        `swaps`."""
+        """A sum or maximum with free indices substituted and bound indices renamed; appends the substitutions to
+        `swaps`.
+        """
         z, terms = self.z, []
         for bound, *rest in value.terms:
             sizes = [z.substitute(n, *places) if places and z.is_expr(n) else n for _, n in bound]
@@ -42,7 +43,7 @@ class Equality(Unknowns):
         return Total(tuple(terms)) if isinstance(value, Total) else Extreme(value.most, tuple(terms), value.some)
 
     def carried(self, assumed: list[Any], swap: list[tuple[Any, Any]]) -> list[Any]:
-        """The assumptions about some indices, restated for the indices that replace them."""
+        """Assumptions about some indices, restated for the indices that replace them."""
         own = {str(k) for k, _ in swap}
         return [self.z.substitute(f, *swap) for f in assumed if own & self.names_in(f)] if swap else []
 
@@ -170,7 +171,7 @@ class Equality(Unknowns):
         return expr
 
     def parts(self, term: Any, ranges: list[Any], holds: Callable[..., bool]) -> list[Any]:
-        """Normalizes a term (bound indices, body) into a list of terms. The body may be a tuple.
+        """A term (bound indices, body) as a list of simpler terms with the same sum. The body may be a tuple.
 
         Indices of range 1 are substituted, a sum whose terms vanish at all indices but one becomes that term, and a
         range that is the sum of two known ranges is split.
@@ -203,7 +204,7 @@ class Equality(Unknowns):
         return [(bound, body)]
 
     def seams(self, k: Any, body: Any) -> list[Any]:
-        """Positions, as expressions of sizes only, at which comparisons in the body with this index change."""
+        """Values of an index, as expressions of sizes only, at which comparisons in the body with this index change."""
         z, found = self.z, {}
         for e in subterms(body):
             if (z.is_lt(e) or z.is_le(e) or z.is_gt(e) or z.is_ge(e)) and z.is_int(e.arg(0)):

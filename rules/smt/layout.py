@@ -16,10 +16,12 @@ from .unknowns import Reject, SizeFacts, Sym
 
 
 class Layout(Elements):
-    """Symbolic results of ops with an index map, of fills, positions and gathers."""
+    """SMT semantics of ops with an index map, of fills, index counters and gathers."""
 
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
-        """The axis attribute, normalized. Raises Beyond if it is unknown. Raises Reject if there is no such axis."""
+        """An op's axis attribute as a non-negative number. Raises Beyond if it is unknown, Reject if there is no such
+        axis.
+        """
         axis = attrs["axis"]
         if self.z.is_expr(axis):
             raise Beyond("an unknown axis")
@@ -28,7 +30,10 @@ class Layout(Elements):
         return int(axis) % len(x.shape)
 
     def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The result of an op with an index map: its shape by the type law, its elements as reads of an operand."""
+        """The result of an op with an index map, as a symbolic value.
+
+        Its shape follows from the type law; its elements are reads of an operand.
+        """
         assert entry.index_map is not None
         if "axis" in attrs:
             attrs = {**attrs, "axis": self.axis(args[0], attrs)}
@@ -39,7 +44,7 @@ class Layout(Elements):
     def reader(
         self, found: IndexMap, args: list[Sym], shape: tuple[Any, ...], facts: SizeFacts
     ) -> Callable[[Sequence[Any]], Any]:
-        """The element of a result of a shape at an index, by an index map over the operands."""
+        """Function from a result index to the z3 term of the element, by an index map over the operands."""
         x = args[0]
         if isinstance(found, AffineMap):
             return lambda i: x.at([self.along(a, i, facts) for a in found.axes])
@@ -50,7 +55,7 @@ class Layout(Elements):
         return lambda i: self.part(found, args, i)
 
     def along(self, along: Along, i: Sequence[Any], facts: SizeFacts) -> Any:
-        """The operand index along one axis."""
+        """z3 term of the operand index along one axis, for a result index."""
         found = along.offset
         for axis, factor in along.terms:
             if self.z.is_expr(factor):
@@ -60,7 +65,7 @@ class Layout(Elements):
         return found
 
     def part(self, found: Parts, args: list[Sym], i: Sequence[Any]) -> Any:
-        """The element of a padded operand, or of operands one after the other."""
+        """z3 term of an element of a padded operand, or of concatenated operands."""
         axis, ((operand, start, stop), *rest) = found.axis, found.parts
         moved = i if isinstance(start, int) and start == 0 else [*i[:axis], i[axis] - start, *i[axis + 1 :]]
         if found.fill is not None:
@@ -72,7 +77,9 @@ class Layout(Elements):
 
     @cached_property
     def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], SizeFacts], tuple[Any, ...]]]:
-        """Shape laws by name (structures.VIEW_LAWS): functions of operands and attributes that add the law's conditions to the facts."""
+        """Shape laws by name (structures.VIEW_LAWS), as functions of operands and attributes that add the law's
+        conditions to the facts.
+        """
         return {
             "permute": self._permuted, "slice": self._sliced, "along": lambda args, attrs, facts: args[0].shape,
             "concat": self._joined, "pad": self._padded, "broadcast_to": self._stretched, "reshape": self._reshaped,
@@ -128,9 +135,9 @@ class Layout(Elements):
         return shape
 
     def strided(self, name: str, value: Any, stride: Any) -> Any:
-        """A value divided by a stride (rounded down) or multiplied by it, as an uninterpreted function of both.
+        """z3 term of a value divided by a stride (rounded down) or multiplied by it: an uninterpreted function of both.
 
-        No arithmetic axioms are needed as long as no slice has such a step.
+        Arithmetic axioms are needed only where a slice has such a step.
         """
         if not self.z.is_expr(stride) and stride == 1:
             return value
@@ -144,8 +151,9 @@ class Layout(Elements):
         return Sym(tuple(attrs["shape"]), dtype, lambda i: value)
 
     def volume(self, shape: Sequence[Any]) -> Any:
-        """The number of elements: an uninterpreted function of the shape, a multiple of its first and of its last
-        size."""
+        """z3 term of the number of elements of a shape: an uninterpreted function, a multiple of the first and of the
+        last size.
+        """
         z, number, n = self.z, self.z.IntSort(), len(shape)
         if not n:
             return z.IntVal(1)
@@ -156,7 +164,7 @@ class Layout(Elements):
         return found
 
     def place(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: SizeFacts) -> list[Any]:
-        """The index into the operand of a reshape that corresponds to an index of the result.
+        """Index into the operand of a reshape that corresponds to an index of the result, with axioms about it.
 
         Axioms: leading or trailing axes of equal sizes keep their index and the rest is a reshape; axes of size 1 can
         be dropped.
@@ -196,7 +204,9 @@ class Layout(Elements):
         return found
 
     def beside_ones(self, old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, dict[int, int]]]:
-        """The ways in which a reshape may only add, drop or move axes of size 1, as (condition, kept axes)."""
+        """Ways in which a reshape between two shapes may only add, drop or move axes of size 1, as (condition, kept
+        axes).
+        """
         z, found = self.z, []
         axes = [[d for d, n in enumerate(s) if z.is_expr(n) or n != 1] for s in (old, new)]
         most = min(map(len, axes))

@@ -55,8 +55,10 @@ def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def side_by_side(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-    """Two nested average pools over adjacent windows as one, before pools become convolutions, whose rules do not merge
-    these."""
+    """One average pool equal to two nested average pools over adjacent windows; other nodes unchanged.
+
+    Done before pools become convolutions, whose rules do not merge such pools.
+    """
     if node.op != "avg_pool" or args[0].op != "avg_pool":
         return None
     inner, outer = dict(args[0].attrs), dict(node.attrs)
@@ -68,8 +70,7 @@ def side_by_side(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def unscaled(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-    """A linear op on constants with a scaled operand, rewritten so that the scale factor is outside and the op is
-    constant."""
+    """A linear op on constants with a scaled operand, rewritten so that the factor is applied to its constant result."""
     if node.op not in LINEAR:
         return None
     for i, a in enumerate(args):
@@ -97,7 +98,7 @@ def one_value(a: Tensor, b: Tensor) -> bool:
 
 
 def known(roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Arithmetic facts about the constants in some terms: pairs of equal constant terms.
+    """Equalities between constant terms that occur in some terms, as pairs.
 
     A proof adds these equalities to the e-graph, because rewrite rules do not evaluate arithmetic.
     """
@@ -162,7 +163,7 @@ def unit(shape: Shape, dtype: str) -> Tensor:
 
 
 def said(data: Any) -> Tensor | None:
-    """An expression by ops for an array of at most `LARGEST` floats; None if there is none."""
+    """Expression by ops for an array of at most `LARGEST` floats; None if none was found."""
     if not isinstance(data, np.ndarray) or not 0 < data.size <= LARGEST or data.dtype.kind in "iub":
         return None
     found = _expression(data, name_of(data.dtype))

@@ -17,7 +17,7 @@ NAMED = 24  # limit on named sums and maxima
 
 
 class Sums(Equality):
-    """Sums (`Total`) and maxima (`Extreme`) as elements of symbolic values."""
+    """Arithmetic of symbolic values whose elements are sums (`Total`) or maxima (`Extreme`)."""
 
     def total(self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]]) -> Total:
         """The sum of `read()` over the indices. Raises Beyond unless the terms are finite everywhere."""
@@ -62,7 +62,7 @@ class Sums(Equality):
             facts.undefined[at] = z.And(condition, inside)
 
     def summand(self, value: Any, facts: SizeFacts) -> Total:
-        """A value as a sum; a maximum is replaced by its name."""
+        """A value as a sum; a maximum is replaced by an uninterpreted name."""
         return Total.of(self.name(value, facts) if isinstance(value, Extreme) else value)
 
     def extreme(self, x: Any, most: bool) -> Extreme | None:
@@ -80,7 +80,7 @@ class Sums(Equality):
         return Extreme(most, terms, any(f.some for f in sets)) if len(sets) == len(x) else None
 
     def there(self, value: Extreme, facts: SizeFacts) -> Extreme:
-        """The set of values, known to be nonempty: records that the value is undefined where its ranges are empty.
+        """The set of values known to be nonempty; records that the value is undefined where its ranges are empty.
 
         Raises Beyond if emptiness depends on more than sizes.
         """
@@ -93,14 +93,14 @@ class Sums(Equality):
         return replace(value, some=True)
 
     def alike(self, a: Any, b: Any) -> tuple[Any, Any]:
-        """Two values in a common representation, both as sets or both as sums, where possible."""
+        """Two values in a common representation: both as sets or both as sums, where possible."""
         if isinstance(a, Extreme) or isinstance(b, Extreme):
             most = (a if isinstance(a, Extreme) else b).most
             return self.extreme(a, most) or a, self.extreme(b, most) or b
         return Total.of(a), Total.of(b)
 
     def either(self, condition: Any, x: Any, y: Any) -> Any:
-        """A conditional of two values, sums or maxima included."""
+        """The value `x` where a condition holds, else `y`; both may be sums or maxima."""
         z = self.z
         if isinstance(condition, Total | Extreme):
             raise Beyond("a condition on a sum")
@@ -172,8 +172,7 @@ class Sums(Equality):
         return None
 
     def name(self, value: Any, facts: SizeFacts) -> Any:
-        """An uninterpreted name for a sum or maximum, with factors and summands that do not depend on its indices
-        pulled out.
+        """Uninterpreted name for a sum or maximum; factors and summands that do not depend on its indices stay outside.
 
         Two sums or maxima that are equal wherever they are read get the same name. Sign facts about the name are
         recorded.

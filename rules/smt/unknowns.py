@@ -46,8 +46,10 @@ class Reject(Exception):
 
 @dataclass
 class Sym:
-    """A value with a symbolic shape; `at` maps an index to the z3 term of the element. `dtype` is a code, `boolean` the
-    element sort."""
+    """Symbolic value: its shape, `dtype` as a code, and `at`, which maps an index to the z3 term of the element.
+
+    `boolean`: whether elements are booleans.
+    """
 
     shape: tuple[Any, ...]
     dtype: Any
@@ -57,7 +59,9 @@ class Sym:
 
 @dataclass
 class SizeFacts:
-    """`said`: assumed or owed formulas. `undefined`: conditions under which an element has no finite value."""
+    """Formulas collected while a term is encoded: `said` are assumed or owed; where `undefined` ones hold, an element
+    has no finite value.
+    """
 
     said: list[Any] = field(default_factory=list)
     undefined: list[Any] = field(default_factory=list)
@@ -97,11 +101,11 @@ class Unknowns:
             self.env[name] = Sym(shape, code, _reader(function), boolean)
 
     def function(self, name: str, *sorts: Any) -> Any:
-        """An uninterpreted function."""
+        """z3 function symbol of an uninterpreted function."""
         return self.z.Function(name, *sorts)
 
     def ask(self, facts: Sequence[Any]) -> Any:
-        """The solver's answer for the conjunction of facts. Raises Beyond after the rule's time limit."""
+        """The solver's answer to whether some facts can hold together. Raises Beyond after the rule's time limit."""
         if perf_counter() > self.until:
             raise Beyond("it takes too long")
         solver = self.z.Solver()
@@ -183,7 +187,7 @@ class Unknowns:
             raise Reject from error
 
     def about(self, f: str, args: Sequence[Any]) -> Any:
-        """A function of a tensor's type: rank, size, shape, volume, dtype, or a condition on them."""
+        """Value of a function of a tensor's type: rank, size, shape, volume, dtype, or a condition on them."""
         z, x = self.z, args[0]
         if f == "rank":
             return len(x.shape)

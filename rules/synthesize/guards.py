@@ -41,8 +41,7 @@ NODES = 3000  # partial conjunctions to consider
 
 
 def candidates(names: Sequence[str], ranks: Sequence[int], axes: Sequence[str]) -> list[Attr]:
-    """Candidate guards about the tensor variables of a left side, simplest first: comparisons of ranks, and equal
-    sizes.
+    """Candidate guards about the tensor variables of a left side, simplest first: comparisons of ranks, equal sizes.
 
     `names` are the tensor variables, `ranks` their ranks at the original instance, `axes` the attribute variables that
     hold axes.
@@ -152,7 +151,7 @@ def at_rank(rule: Rule, rank: int) -> Rule:
 
 
 def tried(rule: Rule, draws: Sequence[tuple[int, int]]) -> tuple[bool, Instance | None]:
-    """Tests a one-way rule. Returns (whether it holds, an instance at which it fails or None).
+    """Result of testing a one-way rule: (whether it holds, an instance at which it fails or None).
 
     `draws` lists (seed, number of instances). Too few matching instances count as a failure without counterexample.
     """
@@ -170,8 +169,10 @@ def tried(rule: Rule, draws: Sequence[tuple[int, int]]) -> tuple[bool, Instance 
 
 
 def corner(rule: Rule) -> Instance | None:
-    """An instance at which the right side has another type, found by z3: sizes that sampling hardly reaches (axes of 0
-    beside axes of 1)."""
+    """Instance at which the right side of a rule has another type, found by z3.
+
+    Its sizes are ones that sampling hardly reaches (axes of 0 beside axes of 1). None if there is none.
+    """
     suspects: list[Instance] = []
     with suppress(Beyond):
         typed(rule, suspects, PATTERNS)
@@ -181,7 +182,7 @@ def corner(rule: Rule) -> Instance | None:
 def weakest(
     bare: Rule, enough: Sequence[Attr], options: Sequence[Attr], draws: Sequence[tuple[int, int]], home: int = 0
 ) -> list[Attr] | None:
-    """The weakest conjunction of guards found under which `bare` holds on fresh instances; None if none was found.
+    """The weakest conjunction of guards found under which a rule holds on fresh instances; None if none was found.
 
     `bare` is the rule without guards, `enough` guards under which it is known to hold, `options` the candidates in
     order of preference, `draws` as in `tried`, `home` a rank at which the rule is tested in addition (0: none).

@@ -195,7 +195,7 @@ def candidate(equality: Equality, world: World) -> RuleCandidate | None:
 
 
 def as_rule(left: Term, right: Term, guards: Sequence[Attr] = (), name: str = "candidate") -> Rule:
-    """The two terms as a one-way rule."""
+    """One-way rule from two terms and guards."""
     counts = [sum(isinstance(t, PatternCall) for t in subterms(side)) for side in (left, right)]
     growth: Growth = "collects" if counts[1] < counts[0] else "expands" if counts[1] > counts[0] else "rearranges"
     return Rule(name, render(left), render(right), when=tuple(map(render_attr, guards)), growth=growth)
@@ -203,7 +203,7 @@ def as_rule(left: Term, right: Term, guards: Sequence[Attr] = (), name: str = "c
 
 # ---------------------------------------------------------------- what rules derive
 def shapes(rule: Rule, count: int, seed: int = 0) -> list[Instance]:
-    """Up to `count` instances without empty values: the least special of 6 × `count` draws."""
+    """Instances of a rule without empty values: up to `count`, the least special of 6 × `count` draws."""
 
     def typed(found: Instance) -> bool:
         try:
@@ -227,10 +227,10 @@ Claim = list[tuple[Tensor, Tensor]]
 
 
 def claim(rule: Rule, count: int = SHAPES) -> Claim:
-    """Return the (left, right) terms of a one-way rule for up to `count` choices of operand shapes; empty if no shapes
-    satisfy its conditions.
+    """Pairs (left, right) of terms that state a one-way rule, for up to `count` choices of operand shapes.
 
-    Variables of the same name and type are one leaf throughout, so that claims share terms.
+    Empty if no shapes satisfy its conditions. Variables of the same name and type are one leaf throughout, so that
+    claims share terms.
     """
     try:
         drawn = shapes(rule, count)
@@ -276,13 +276,15 @@ def _met(
 
 # ---------------------------------------------------------------- generalisation
 def holds(rule: Rule, effort: int = 0, home: int = 0) -> bool:
-    """Whether a rule passes the tests of an effort; False if it is malformed or has no instances."""
+    """Whether a rule passes the tests of an effort; False if it is malformed or has no instances. `home`: see `tested`."""
     return tested(rule, effort, home) is not None
 
 
 def tested(rule: Rule, effort: int, home: int = 0) -> Verdict | None:
-    """The last verdict if a rule passes at all seeds of an effort, else None. With `home`, also at that rank of its
-    first variable."""
+    """Last verdict on a rule that passes at all seeds of an effort; None if it fails.
+
+    `home`: a rank of its first variable at which it is tested in addition (0: none).
+    """
     found = None
     for seed, samples in EFFORTS[effort]:
         for one, number in ((at_rank(rule, home), samples // 2), (rule, samples)) if home else ((rule, samples),):
@@ -303,7 +305,7 @@ _LETTERS = {"axis": "i", "axes": "k", "perm": "p", "start": "s", "stop": "e", "s
 
 
 def conditions(left: Term, types: Mapping[str, Type]) -> list[Attr]:
-    """Guards that hold of the variables where the rule was found and may fail elsewhere.
+    """Guards that hold for the variables of a left side at the types where the rule was found, and may fail elsewhere.
 
     Ordered so that the guards that restrict other shapes least come last; these are dropped last.
     """
@@ -477,7 +479,9 @@ def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
 
 
 def generalise(one: RuleCandidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
-    """The most general form that passes, as (left, right, guards); None if the candidate fails under all guards."""
+    """Most general form of a candidate that passes the tests, as (left, right, guards); None if it fails under all
+    guards.
+    """
     draft, types = _Draft(one.left, one.right, [], effort, world.home), dict(world.types)
     if not holds(draft.rule(), effort, world.home):
         draft.guards = conditions(one.left, types)
@@ -640,7 +644,7 @@ class _Search:
 
 
 def minimise(found: Sequence[SynthesizedRules], session: SaturationSession) -> list[SynthesizedRules]:
-    """The rules without those that the others derive, trying the last found first.
+    """The rules of a set without those that the others derive, trying the last found first.
 
     A reverse is dropped together with its rule: with both sides in the e-graph, one always derives the other.
     """
@@ -678,7 +682,8 @@ def synthesize(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Synthesizes rules over `ops` whose larger side has at most `size` ops, without rules that others derive.
+    """Rules over `ops` found by enumeration: larger sides have at most `size` ops, and no rule is derivable from
+    others.
 
     `prove`: attempt a proof of every rule that passed all tests. `base`: rules to compare with; each found rule records
     whether they derive it. `time_limit` (seconds) and `stop` end the search early with the rules found so far;

@@ -124,7 +124,7 @@ def replace_use(term: Term, old: str, new: str, which: int) -> Term:
 
 
 def slots(term: Term) -> list[tuple[str, Attr]]:
-    """The distinct (attribute, expression) pairs of a term whose value is not a variable, in order."""
+    """Distinct (attribute, expression) pairs of a term whose expression is not a variable, in order."""
     found = [
         (n, a) for t in subterms(term) if isinstance(t, PatternCall) for n, a in t.attrs if not isinstance(a, Name)
     ]

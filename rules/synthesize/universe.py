@@ -55,7 +55,7 @@ class World:
 
     @property
     def home(self) -> int:
-        """The rank of the variables if random instances rarely have that rank, else 0."""
+        """Rank of the variables if random instances rarely have that rank (rules are then tested at it, too), else 0."""
         rank = max(t.rank for t in self.types.values())
         return rank if rank > 2 else 0
 
@@ -96,7 +96,7 @@ class Equality:
 
 
 def worlds(ops: Sequence[str], variables: int, *, broadcast: bool = False) -> list[World]:
-    """The worlds that the ops need: square matrices, and images with kernels.
+    """The worlds that some ops need: square matrices, and images with convolution kernels.
 
     `broadcast` adds a row, a column and a scalar to the matrices. UsageError for an op that cannot be enumerated.
     """
@@ -327,7 +327,9 @@ def _exactly(op: str, attrs: Mapping[str, Any], arrays: Sequence[Array], p: int)
 
 @dataclass
 class Values:
-    """Evaluates ops on operand values. Composites are decomposed; each decomposition is built once per type."""
+    """Evaluator of ops on the values of enumerated terms. Composites are decomposed; each decomposition is built once
+    per type.
+    """
 
     plans: dict[Any, list[Any]] = field(default_factory=dict)
 
@@ -432,11 +434,11 @@ class Universe:
         return found
 
     def key(self, entry: UniverseEntry) -> Any:
-        """The fingerprint: equal for terms of equal type and value up to rounding."""
+        """Fingerprint of a term: equal for terms of equal type and value up to rounding."""
         return (entry.type, *map(_rounded, entry.floats))
 
     def grow(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Equality]:
-        """Enumerates all terms of the next size; yields each equality with an earlier term."""
+        """Enumerate all terms of the next size; yields each equality with an earlier term."""
         size = len(self.by_size)
         self.by_size.append([])
         for op in (o for o in self.world.ops if not _is_number(o)):

@@ -13,7 +13,7 @@ PLACES = 16  # limit on cuts per axis
 
 
 class Regions:
-    """The cut positions of every axis, closed under alignment."""
+    """Positions at which axes are cut (concat, split), propagated to all axes that ops index alike."""
 
     def __init__(self, typing: Typing, signs: Signs) -> None:
         self.signs = signs
@@ -29,8 +29,10 @@ class Regions:
         self.close()
 
     def visit(self, term: Typed) -> None:
-        """Records a term's axes, the pairs of axes that the op indexes alike (`aligned`), and the axes that are part of another axis
-        (`copies`, `framed`), after those of its operands."""
+        """Record the axes of a term after those of its operands, and how they relate.
+
+        `aligned`: pairs of axes that the op indexes alike. `copies`, `framed`: axes that are part of another axis.
+        """
         if id(term) in self.seen:
             return
         self.seen.add(id(term))
@@ -60,7 +62,7 @@ class Regions:
                 self.framed.append((term.axes[2 + i], axes[0][2 + i], low))
 
     def axis(self, axis: TermAxis) -> None:
-        """Registers an axis and its parts."""
+        """Register an axis and the parts that it is concatenated from."""
         if axis in self.places:
             return
         self.places[axis] = []
@@ -68,7 +70,7 @@ class Regions:
             self.axis(part)
 
     def add(self, axis: TermAxis, place: Affine) -> bool:
-        """Adds a cut; returns whether it is new."""
+        """Add a cut at a position of an axis; returns whether it is new."""
         self.axis(axis)
         place = self.signs.reduce(place)
         if place in self.places[axis] or self.signs.nonnegative(place * -1):
@@ -93,7 +95,7 @@ class Regions:
             changed = any(new)
 
     def carry(self, a: TermAxis, b: TermAxis) -> bool:
-        """Copies cuts between two aligned axes; returns whether any is new."""
+        """Copy cuts between two aligned axes; returns whether any is new."""
         return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
 
     def inherit(self, whole: TermAxis, left: TermAxis, right: TermAxis) -> bool:
@@ -135,7 +137,7 @@ class Regions:
         return self.signs.nonnegative(q - p) or self.signs.nonnegative(p - q)
 
     def of(self, axis: TermAxis) -> list[tuple[Affine, Affine]]:
-        """(start, size) of an axis's regions, in order; raises Open if the order of two cuts depends on the sizes."""
+        """Regions of an axis as (start, size), in order; raises Open if the order of two cuts depends on the sizes."""
         places = [Affine.of(0)]
         rest = list(self.places[axis])
         while rest:
@@ -150,7 +152,7 @@ class Regions:
 
 
 def enlarged(term: Typed) -> list[Affine]:
-    """Number of zeros before an enlarged kernel, per spatial axis."""
+    """Number of zeros before an enlarged convolution kernel, per spatial axis."""
     return [term.numbers["before_" + i] for i in "hw"]
 
 

@@ -47,7 +47,7 @@ class Affine:
         return ZERO.plus(self, factor)
 
     def plus(self, other: Affine, factor: Rational) -> Affine:
-        """self + factor × other."""
+        """The expression `self + factor × other`."""
         if not other.terms:
             return Affine(self.terms, self.constant + factor * other.constant) if other.constant else self
         if not self.terms and factor == 1:
@@ -66,14 +66,14 @@ class Affine:
         return None if self.terms else self.constant
 
     def at(self, values: Mapping[int, int]) -> Rational:
-        """The value for given values of the unknowns."""
+        """Value of the expression for given values of the unknowns."""
         found = self.constant
         for u, c in self.terms:
             found += c * values[u]
         return found
 
     def ratio(self, other: Affine) -> Rational | None:
-        """The factor f with self == f × other; None if there is none or other is zero."""
+        """Factor f with self == f × other; None if there is none or other is zero."""
         lead = other.terms[0] if other.terms else None
         if lead is None:
             return quotient(self.constant, other.constant) if other.constant and not self.terms else None
@@ -99,7 +99,7 @@ class System:
         self.most: dict[int, int] = {}  # largest value, for bounded unknowns (remainders)
 
     def fresh(self, *, least: int = 1, most: int | None = None, eager: bool = False) -> Affine:
-        """A new unknown with bounds; `eager` unknowns are eliminated first."""
+        """Add an unknown with bounds and return it; `eager` unknowns are eliminated first."""
         number = self.count
         self.count += 1
         self.least[number] = least
@@ -110,7 +110,7 @@ class System:
         return Affine.unknown(number)
 
     def reduce(self, expr: Affine) -> Affine:
-        """The expression with eliminated unknowns substituted."""
+        """An expression with eliminated unknowns substituted."""
         given = self.given
         if given.keys().isdisjoint([u for u, _ in expr.terms]):
             return expr

@@ -29,7 +29,7 @@ class IndexPolynomial:
         )
 
     def put(self, variable: int, value: IndexPolynomial) -> IndexPolynomial:
-        """The index with a value substituted for a variable."""
+        """The index with a value substituted for an index variable."""
         c = dict(self.parts).get(variable)
         if c is None:
             return self
@@ -86,7 +86,7 @@ def never_negative(terms: Sum) -> bool:
 
 
 def variables_of(factor: Factor) -> set[int]:
-    """Index variables that occur in a factor."""
+    """Index variables that occur in a factor of a monomial."""
     inner = {v for s in factor.sums for m in s for f in m.factors for v in variables_of(f)}
     return inner | {v for i in factor.indices for v, _ in i.parts}
 
@@ -99,7 +99,7 @@ def shared(terms: Sum) -> list[Factor]:
 
 
 def without(factors: tuple[Factor, ...], some: Sequence[Factor]) -> tuple[Factor, ...]:
-    """The factors that are not in `some`."""
+    """The factors of a list that are not in `some`."""
     return tuple(f for f in factors if f not in some)
 
 

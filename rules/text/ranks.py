@@ -12,7 +12,7 @@ MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others 
 
 
 class Ranks:
-    """Ranks of all subterms: equal ranks are unified (union-find), the rest are chosen."""
+    """Ranks of all subterms of a rule: equal ranks are unified (union-find), the rest are chosen."""
 
     def __init__(self, attrs: Mapping[str, Any]) -> None:
         self.attrs = attrs
@@ -37,7 +37,7 @@ class Ranks:
         return i
 
     def join(self, *items: int) -> int:
-        """Unifies rank variables; returns the representative."""
+        """Unify rank variables; returns the representative."""
         first = self.find(items[0])
         for item in items[1:]:
             other = self.find(item)
@@ -53,14 +53,14 @@ class Ranks:
         return first
 
     def set(self, i: int, rank: int) -> int:
-        """Fixes a rank; NoMeaning if it is already fixed to another value."""
+        """Fix a rank variable; NoMeaning if it is already fixed to another value."""
         i = self.find(i)
         if self.rank.setdefault(i, rank) != rank:
             raise NoMeaning(f"a value would have rank {rank} and rank {self.rank[i]}")
         return i
 
     def value(self, name: str, term: Apply) -> Any:
-        """The value of a parameter."""
+        """Value of a parameter of a term."""
         found = term.param(name)
         return self.attrs[found] if isinstance(found, str) else found
 

@@ -45,7 +45,7 @@ class Typing:
 
     @property
     def pinned(self) -> int:
-        """Number of elements of the largest side or variable whose sizes are all known; 1 if there is none."""
+        """Number of elements of the largest side or variable with known sizes only; 1 if there is none."""
         shapes = [[self.system.reduce(s).number for s in t.sizes] for t in (*self.terms, *self.inputs.values())]
         return max((int(prod(s for s in shape if s is not None)) for shape in shapes if None not in shape), default=1)
 
@@ -110,7 +110,7 @@ class Typing:
                     break
 
     def fits(self, rng: random.Random, *, tries: int = 40) -> bool:
-        """Whether any sizes satisfy the conditions, however large."""
+        """Whether any sizes satisfy the family's conditions, however large."""
         return any(self.draw(rng, LARGEST[i % len(LARGEST)]) is not None for i in range(tries))
 
 

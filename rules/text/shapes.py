@@ -36,8 +36,7 @@ from .typer import Typer
 
 
 class Families(NamedTuple):
-    """The families of shapes of a rule; if there is none, `why`. `complete`: the enumeration was not cut off by a
-    limit."""
+    """Families of shapes of a rule. `why`: reason if there is none. `complete`: no limit cut the enumeration off."""
 
     found: list[Typing]
     why: str

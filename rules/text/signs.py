@@ -15,11 +15,11 @@ class Unprovable(Exception):
 
 
 class Seam(Unprovable):
-    """Raised when an index may be on either side of a position."""
+    """Raised when an index may be on either side of a position at which an axis is cut."""
 
 
 class Open(Unprovable):
-    """Raised when the order of two cuts of an axis depends on the sizes: `cases` are the two assumptions to try."""
+    """Raised when the order of two cuts of an axis depends on the sizes; `cases` are the two assumptions to try."""
 
     def __init__(self, first: Affine, second: Affine) -> None:
         super().__init__("two cuts of an axis in an order that depends on the sizes")
@@ -35,7 +35,7 @@ class Effort:
     until: float = float("inf")
 
     def spend(self) -> None:
-        """Uses one unit. Raises Unprovable if none is left or after the deadline."""
+        """Use one unit of the work limit. Raises Unprovable if none is left or after the deadline."""
         self.left -= 1
         if self.left < 0:
             raise Unprovable("too many terms")
@@ -44,7 +44,7 @@ class Effort:
 
 
 class Signs:
-    """Decides signs of affine size expressions from the equations and the bounds of all sizes."""
+    """Decision procedure for signs of affine size expressions, from the equations and the bounds of all sizes."""
 
     def __init__(self, typing: Typing, assumed: Sequence[Affine] = ()) -> None:
         self.system: System = typing.system

@@ -110,7 +110,7 @@ class Prover:
 
     # ------------------------------------------------------------ values
     def value(self, term: Typed, at: Sequence[IndexPolynomial]) -> Sum:
-        """The element of a term at an index, as a sum of monomials."""
+        """The element of a term at a symbolic index, as a sum of monomials."""
         found = self.simple(getattr(self, f"_{term.op}", self._opaque)(term, list(at)))
         act = term.params.get("act", 0)
         return self.apply(ACTS[act], found) if act else found
@@ -160,7 +160,7 @@ class Prover:
         return (Monomial(Fraction(1), (Factor("f", name, sums=sums),)),)
 
     def together(self, terms: Sum) -> Sum:
-        """A sum with equal monomials merged."""
+        """A sum of monomials with equal monomials merged."""
         found: dict[str, Monomial] = {}
         for m in terms if len(terms) > 1 else ():
             same = found.setdefault(text := self.text(m, {}), replace(m, coefficient=Fraction(0)))
@@ -234,7 +234,7 @@ class Prover:
             )
 
     def there(self, index: IndexPolynomial, size: Affine) -> Factor:
-        """The guard that an index is within a range."""
+        """Guard factor that states that an index is within [0, size)."""
         return Factor("guard", indices=(index,), size=self.signs.reduce(size))
 
     def _split_0(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
@@ -256,7 +256,7 @@ class Prover:
         return found
 
     def summed(self, terms: Sum, *over: IndexPolynomial) -> Sum:
-        """The sum over index variables."""
+        """A sum of monomials, summed over further index variables."""
         more = tuple(v for i in over for v, _ in i.parts)
         return tuple(Monomial(m.coefficient, m.factors, m.bound + more) for m in terms)
 
@@ -309,7 +309,7 @@ class Prover:
         return groups - 1
 
     def guarded(self, terms: Sum, guards: Sequence[Factor]) -> Sum:
-        """The terms multiplied by guards: zero where a guard does not hold."""
+        """Monomials multiplied by guards: zero where a guard does not hold."""
         return tuple(Monomial(m.coefficient, m.factors + tuple(guards), m.bound) for m in terms)
 
     def pooled(
@@ -328,7 +328,7 @@ class Prover:
         return self.summed(self.guarded(self.times((self.share(term),), read), guards), r, s)
 
     def share(self, term: Typed) -> Monomial:
-        """1 / (number of positions of a window); an uninterpreted factor for unknown sizes."""
+        """Factor 1 / (number of positions of a pooling window); uninterpreted for unknown sizes."""
         sizes = [self.signs.reduce(Affine.of(term.params["kernel_" + i])) for i in "hw"]
         numbers = [Fraction(1, int(s.constant)) for s in sizes if not s.terms]
         unknown = tuple(Factor("f", f"1/({self.affine(s)})") for s in sizes if s.terms)
@@ -364,7 +364,7 @@ class Prover:
         return self.value(w, [at[0], at[1].plus(IndexPolynomial(w.axes[1].size * group), -1), *at[2:]])
 
     def equal(self, *pairs: tuple[IndexPolynomial, IndexPolynomial]) -> tuple[Factor, ...]:
-        """Factors stating that indices are equal."""
+        """Factors that state that indices are equal."""
         return tuple(Factor("delta", indices=(a.plus(b, -1),)) for a, b in pairs)
 
     def _Imatmul(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
@@ -383,7 +383,7 @@ class Prover:
 
     # ------------------------------------------------------------ simplification
     def simple(self, terms: Sum) -> Sum:
-        """The sum without zero monomials, with solvable deltas substituted and always-true guards dropped."""
+        """A sum of monomials, simplified: without zero monomials, deltas solved, guards that always hold dropped."""
         return tuple(m for t in terms if (m := self.solved(t)) is not None)
 
     def solved(self, term: Monomial) -> Monomial | None:
@@ -456,8 +456,11 @@ class Prover:
             raise Unprovable("an unknown stride of a summed index")
 
     def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """Removes a guard that only restricts the range of a summation index, by summing over that range (for kernels
-        padded with zeros)."""
+        """A monomial without a guard that only restricts the range of a summation index: it is summed over that range
+        instead.
+
+        For kernels padded with zeros.
+        """
         (index,) = guard.indices
         self.alone(term.bound)
         for v, c in index.parts:

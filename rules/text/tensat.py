@@ -72,7 +72,7 @@ Param = int | str | tuple[int, ...]  # a number, the name of a parameter variabl
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor variable."""
+    """Tensor variable of a text rule."""
 
     name: str
 
@@ -82,7 +82,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Number:
-    """A number used as a scalar tensor."""
+    """Number in a text rule, used as a scalar tensor."""
 
     value: float
 
@@ -92,8 +92,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Apply:
-    """An operator with parameters and operands. The halves of a split are `split_0` and `split_1` of a tensor along
-    `axis`."""
+    """Operator of a text rule with its parameters and operands.
+
+    The halves of a split are `split_0` and `split_1` of a tensor along `axis`.
+    """
 
     op: str
     params: tuple[tuple[str, Param], ...]
@@ -114,12 +116,11 @@ Term = Input | Number | Apply
 
 @dataclass(frozen=True)
 class TextRule:
-    """A rule in this language: `lefts[i]` equals `rights[i]` for every i, once all left sides match. `both` is set for
-    equations.
+    """A rule in TASO's or Tensat's language: `lefts[i]` equals `rights[i]` for every i, once all left sides match.
 
-    `problem` says why a well-formed rule cannot be interpreted (an unknown operator or code); it then has no sides.
-    `text` is the rule as written in the file, with the lines of a pair joined by a newline; `line` is the number of the
-    first line.
+    `both` is set for equations. `problem` says why a well-formed rule cannot be interpreted (an unknown operator or
+    code); it then has no sides. `text` is the rule as written in the file, with the lines of a pair joined by a
+    newline; `line` is the number of the first line.
     """
 
     text: str

@@ -21,8 +21,9 @@ class NoMeaning(Exception):
 # ---------------------------------------------------------------- axes and typed terms
 @dataclass(eq=False)
 class TermAxis:
-    """One axis of a value: its size, and the two parts if it is a concatenation. An `open` axis may be cut anywhere,
-    once."""
+    """One axis of a term of a text rule: its size, and the two parts if it is a concatenation. `open`: it may be cut
+    anywhere, once.
+    """
 
     size: Affine
     cut: tuple[TermAxis, TermAxis] | None = None

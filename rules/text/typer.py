@@ -25,9 +25,8 @@ SYMBOLIC = ("stride_h", "stride_w", "kernel_h", "kernel_w")
 
 
 class Typer:
-    """Types the terms of a rule under one combination of choices.
-
-    With `symbolic`, parameters in `SYMBOLIC` are unknowns.
+    """Type inference for the terms of a rule under one combination of choices. `symbolic`: parameters in `SYMBOLIC` are
+    unknowns.
     """
 
     def __init__(self, rule: TextRule, choices: Choices, scope: AxisScope, symbolic: bool = False) -> None:
@@ -61,13 +60,13 @@ class Typer:
         return self.system.fresh(**more)
 
     def merge(self, *axes: TermAxis) -> TermAxis:
-        """The axis of an elementwise result; the operands' sizes are equated."""
+        """The axis of an elementwise result; equates the sizes of the operands' axes."""
         for a in axes[1:]:
             self.system.equate(axes[0].size, a.size)
         return axes[0] if len(axes) == 1 else TermAxis(axes[0].size, same=axes)
 
     def visit(self, term: Term) -> Typed:
-        """The typed term."""
+        """The typed form of a term."""
         if isinstance(term, Number):
             return Typed("number", [], params={"value": term.value})
         if isinstance(term, Input):
@@ -148,8 +147,10 @@ class Typer:
         return Typed("transpose", [args[0].axes[p] for p in perm], args, {"perm": perm})
 
     def low(self, kernel: Affine, pad: int) -> Affine:
-        """Padding before the first element: (kernel - 1) // 2; the kernel is odd unless its size is known or a
-        parameter."""
+        """Padding before the first element along an axis: 0 without padding (`pad` 1), else (kernel - 1) // 2.
+
+        A kernel of unknown size is odd, unless the size is a parameter.
+        """
         number = self.system.reduce(kernel).number
         if pad == 1 or number is not None:
             return Affine.of(0 if pad == 1 or number is None else (int(number) - 1) // 2)
@@ -225,7 +226,9 @@ class Typer:
         return Typed("enlarge", [*w[:2], *map(TermAxis, wanted)], args[:1], {}, numbers)
 
     def rims(self, have: Affine, want: Affine) -> tuple[Affine, Affine]:
-        """(zeros before an enlarged kernel, whether there is one more after it); the same unknowns for equal sizes."""
+        """Padding that enlarges a kernel, as (zeros before it, whether one more follows it); the same unknowns for
+        equal sizes.
+        """
         for a, b, found in self.enlarged:
             if self.system.reduce(have - a).number == 0 and self.system.reduce(want - b).number == 0:
                 return found
@@ -275,7 +278,7 @@ class Typer:
 
     # ------------------------------------------------------------ the whole rule
     def narrow(self, terms: Sequence[Term]) -> None:
-        """Adds the equations that the scope of the rule requires."""
+        """Add the equations that the scope of a rule (text/scopes.py) requires."""
         convs = [t for t in terms if isinstance(t, Apply) and t.op == "conv2d" and isinstance(t.args[1], Input)]
         kernels = list(dict.fromkeys(t.args[1] for t in convs))
         for conv in convs:

@@ -14,7 +14,10 @@ from typing import Any, ClassVar
 
 
 class TensorGraphsError(Exception):
-    """Base of all errors raised on purpose. `where`: the file, function or output concerned. `hint`: how to fix it."""
+    """Base of all errors raised on purpose.
+
+    `where`: the file, function or output concerned. `hint`: how to fix it.
+    """
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "internal"
@@ -37,19 +40,22 @@ class TensorGraphsError(Exception):
 
 
 class UsageError(TensorGraphsError):
-    """An invalid call or command line: wrong argument, wrong type, missing input."""
+    """Error for an invalid call or command line: wrong argument, wrong type, missing input."""
 
     exit_code, code = 2, "usage"
 
 
 class UnwritableError(UsageError):
-    """A file or folder could not be written: full disk, missing folder, no permission. Previous content is kept."""
+    """Error for a file or folder that could not be written: full disk, missing folder, no permission.
+
+    Previous content is kept.
+    """
 
     code = "unwritable"
 
 
 class ShapeError(UsageError):
-    """Operands whose shapes or dtypes do not fit the operation. `sizes`: the sizes that disagree, if any."""
+    """Error for operands whose shapes or dtypes do not fit the operation. `sizes`: the sizes that disagree, if any."""
 
     code = "shape"
 
@@ -59,31 +65,32 @@ class ShapeError(UsageError):
 
 
 class TraceError(UsageError):
-    """A function that cannot be traced: an unsupported operation on a traced array, or a graph that differs from the
-    function.
+    """Error for a function that cannot be traced.
+
+    It has an unsupported operation on a traced array, or its graph differs from the function.
     """
 
     code = "trace"
 
 
 class TraceAttributeError(TraceError, AttributeError):
-    """An attribute that neither a traced array nor a NumPy array has."""
+    """Error for an attribute that neither a traced array nor a NumPy array has."""
 
 
 class BadModelError(TensorGraphsError):
-    """A model file that is missing, truncated, malformed, cyclic or inconsistent."""
+    """Error for a model file that is missing, truncated, malformed, cyclic or inconsistent."""
 
     exit_code, code = 3, "bad-model"
 
 
 class BadWeightsError(BadModelError):
-    """A weight file that is malformed, or a tensor that is missing, duplicated or of another shape than declared."""
+    """Error for a malformed weight file, or a tensor that is missing, duplicated or of another shape than declared."""
 
     code = "bad-weights"
 
 
 class TooLargeError(BadModelError):
-    """A tensor whose size overflows or exceeds the machine's memory.
+    """Error for a tensor whose size overflows or exceeds the machine's memory.
 
     Raised before any allocation where the size is known, else in place of a MemoryError.
     """
@@ -92,25 +99,25 @@ class TooLargeError(BadModelError):
 
 
 class UntrustedModelError(BadModelError):
-    """A model format that can run code while loading, opened without `trust=True` (`--trust-model`)."""
+    """Error for a model format that can run code while loading, opened without `trust=True` (`--trust-model`)."""
 
     code = "untrusted"
 
 
 class ExportError(BadModelError):
-    """A PyTorch module or function that torch.export could not capture as one graph."""
+    """Error for a PyTorch module or function that torch.export could not capture as one graph."""
 
     code = "export"
 
 
 class ExportTimeError(BadModelError):
-    """torch.export of a module or function took longer than its time limit."""
+    """Error for a torch.export that took longer than its time limit."""
 
     code = "export-time"
 
 
 class UnsupportedError(TensorGraphsError):
-    """Operators, dtypes or options that are not supported. `missing` maps each of them to its count."""
+    """Error for operators, dtypes or options that are not supported. `missing` maps each of them to its count."""
 
     exit_code, code = 3, "unsupported"
 
@@ -125,55 +132,59 @@ class UnsupportedError(TensorGraphsError):
 
 
 class RuleError(TensorGraphsError):
-    """A rewrite rule that is malformed, or refuted by evaluation."""
+    """Error for a rewrite rule that is malformed, or refuted by evaluation."""
 
     exit_code, code = 2, "rule"
 
 
 class DeviceUnavailableError(TensorGraphsError):
-    """A backend or device requested by name is not usable on this machine."""
+    """Error for a backend or device that was requested by name and is not usable on this machine."""
 
     exit_code, code = 4, "device-unavailable"
 
 
 class DeviceMemoryError(DeviceUnavailableError):
-    """A device has too little free memory for a program; computed before any launch."""
+    """Error for a device with too little free memory for a program; computed before any launch."""
 
     code = "device-memory"
 
 
 class DeviceFaultError(DeviceUnavailableError):
-    """A kernel faulted; this process cannot use the device any more."""
+    """Error for a kernel that faulted; this process cannot use the device any more."""
 
     code = "device-fault"
 
 
 class VerificationError(TensorGraphsError):
-    """The optimized program differs from the original beyond rounding: a miscompile."""
+    """Error for an optimized program that differs from the original beyond rounding: a miscompile."""
 
     exit_code, code = 5, "verification"
 
 
 class NoPlanError(TensorGraphsError):
-    """No executable plan was found: no candidate kernels cover the outputs, or the budget ended first."""
+    """Error for a search without an executable plan: no candidate kernels cover the outputs, or the budget ended first."""
 
     exit_code, code = 6, "no-plan"
 
 
 class CostStoreError(TensorGraphsError):
-    """A cost store that cannot be used: wrong path, failed checksum on export, …."""
+    """Error for a cost store that cannot be used: wrong path, failed checksum on export, …."""
 
     exit_code, code = 2, "cost-store"
 
 
 class WorkerError(TensorGraphsError):
-    """A worker process died, exceeded its deadline or answered nonsense, and the work cannot be done without it."""
+    """Error for a worker process that died, exceeded its deadline or answered nonsense, where its work cannot be done
+    without it.
+    """
 
     code = "worker"
 
 
 class ExtractionError(TensorGraphsError):
-    """An e-graph that cannot be extracted: malformed, negative or NaN costs, or a root without a finite-cost term."""
+    """Error for an e-graph that cannot be extracted: malformed, negative or NaN costs, or a root without a finite-cost
+    term.
+    """
 
     exit_code, code = 3, "extraction"
 
@@ -197,7 +208,7 @@ class KernelMissingError(BadModelError):
 
 
 class Interrupted(TensorGraphsError):
-    """The user stopped the work. The best result so far is kept; the message says where."""
+    """Error for work that the user stopped. The best result so far is kept; the message says where."""
 
     exit_code, code = 130, "interrupted"
 
@@ -217,8 +228,9 @@ def warned(message: str, category: type[Warning] = UserWarning) -> None:
 
 @contextmanager
 def warnings_into(heard: list[str]) -> Iterator[None]:
-    """Collect the messages of `warned` in a list, for this context only (`warnings.catch_warnings` affects all
-    threads).
+    """Context manager that collects the messages of `warned` in a list, in this context only.
+
+    (`warnings.catch_warnings` affects all threads.)
     """
     token = _heard.set(heard)
     try:

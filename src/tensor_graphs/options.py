@@ -35,11 +35,11 @@ Check = Callable[[str, Any], None]
 
 # ---------------------------------------------------------------- validators
 def anything(name: str, value: Any) -> None:
-    """Accept any value; later stages check it."""
+    """Validator that accepts any value; later stages check it."""
 
 
 def of_kind(meaning: str, *kinds: type) -> Check:
-    """Validator: the value is an instance of one of the types, described in an error by `meaning`."""
+    """Validator that accepts instances of one of the types, described in an error by `meaning`."""
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, kinds):
@@ -49,34 +49,34 @@ def of_kind(meaning: str, *kinds: type) -> Check:
 
 
 def is_flag(name: str, value: Any) -> None:
-    """Accept Python and NumPy bools, and integers."""
+    """Validator that accepts Python and NumPy bools, and integers."""
     if not isinstance(value, Integral) and type(value).__name__ not in ("bool", "bool_"):
         raise UsageError(f"{name}={value!r}", hint=f"{name} is True or False")
 
 
 def is_budget(name: str, value: Any) -> None:
-    """Accept a number of seconds from 0 on, infinity included."""
+    """Validator that accepts a number of seconds from 0 on, infinity included."""
     of_kind("a number of seconds", Real)(name, value)
     if not value >= 0:
         raise UsageError(f"a budget of {value} seconds", hint="give a number from 0 on")
 
 
 def is_seed(name: str, value: Any) -> None:
-    """Accept an integer from 0 on."""
+    """Validator that accepts an integer from 0 on."""
     of_kind("an integer", Integral)(name, value)
     if value < 0:
         raise UsageError(f"seed={value}", hint="give an integer from 0 on")
 
 
 def is_tolerance(name: str, value: Any) -> None:
-    """Accept the name of a tolerance or a relative error."""
+    """Validator that accepts the name of a tolerance or a relative error."""
     from .verification.comparison import allowed_error
 
     allowed_error(value, 0.0, "float32")
 
 
 def is_limits(name: str, value: Any) -> None:
-    """Accept saturation limits or None."""
+    """Validator that accepts saturation limits or None."""
     from .egraph.saturate.saturate import Limits
 
     of_kind("a tg.Limits(...)", Limits, NoneType)(name, value)
@@ -86,14 +86,14 @@ NAMED_VALUES = of_kind("a dict by name", Mapping, NoneType)
 
 
 def option(default: Any, doc: str, check: Check, *, decides: bool = True) -> Any:
-    """Declare an option: default, documentation, validator. `decides`: the plan of a search depends on it."""
+    """Field of an options class: default, documentation, validator. `decides`: the plan of a search depends on it."""
     return field(default=default, metadata={"doc": doc, "check": check, "decides": decides})
 
 
 # ---------------------------------------------------------------- options
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
-    """Options of all public functions. UsageError for invalid values."""
+    """Options that all public functions have. UsageError for invalid values."""
 
     params: Mapping[str, Any] | None = option(
         None, "Data of weights and initial states by name.", NAMED_VALUES, decides=False
@@ -151,7 +151,7 @@ class CommonOptions:
 
     @cached_property
     def backend_name(self) -> str:
-        """`backend`, or the setting's."""
+        """Name of the backend: `backend`, or that of the setting."""
         return self.backend or settings.current().backend
 
     @cached_property
@@ -167,7 +167,7 @@ class CommonOptions:
 
     @property
     def limited(self) -> bool:
-        """Whether memory or rounding error of the plan are limited."""
+        """Whether the options limit memory or rounding error of the plan."""
         return self.memory_limit is not None or self.error_budget is not None
 
 
@@ -244,17 +244,17 @@ class Options(SaturateOptions):
 
     @staticmethod
     def of(options: SaturateOptions, **more: Any) -> Options:
-        """Options of `optimize` with the values of `options`, and fields from `more`."""
+        """Options of `optimize` with the values of other options, and fields from `more`."""
         return Options(**{f.name: getattr(options, f.name) for f in fields(options)}, **more)
 
     def deciding(self) -> dict[str, Any]:
-        """Values, by name, that the plan of a search depends on, besides graph, sizes and cost store."""
+        """Values, by name, of the options that the plan of a search depends on."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata["decides"]}
         return found | {"backend": self.backend_name, "limits": self.saturation_limits}
 
 
 def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The built-in rules and the caller's rules, each of the latter tested on random instances first.
+    """All rules of a call: the built-in ones and the caller's, which are tested on random instances first.
 
     RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is
     taken.
@@ -281,7 +281,7 @@ def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 
 def summary(name: str) -> str:
-    """First sentence of an option's documentation, without its full stop, in lower case: the command line's help."""
+    """Command-line help of an option: the first sentence of its documentation, without its full stop, in lower case."""
     doc: str = next(f.metadata["doc"] for f in fields(Options) if f.name == name)
     first = doc.partition(". ")[0].rstrip(".")
     return first[0].lower() + first[1:]

@@ -21,14 +21,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 
 class Malformed(ValueError):
-    """Data that do not match the declared type. The message begins with the location: `inputs[3][1]: a whole number is
-    wanted, not 'x'`.
+    """Raised for data that do not match the declared type.
+
+    The message begins with the location: `inputs[3][1]: a whole number is wanted, not 'x'`.
     """
 
 
 @dataclass(frozen=True)
 class Within:
-    """Inclusive bounds of a number."""
+    """Inclusive bounds of a number, for `Annotated`."""
 
     low: float
     high: float
@@ -39,8 +40,10 @@ Natural = Annotated[int, Within(0, 1 << 62)]
 
 # ---------------------------------------------------------------- reading
 def is_file(path: Path) -> bool:
-    """Whether a regular file is there; False for names that no file can have (too long, a NUL byte) and for files that
-    may not be looked at."""
+    """Whether a path names a regular file.
+
+    False for names that no file can have (too long, a NUL byte) and for files that may not be looked at.
+    """
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -63,7 +66,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def strict_json(text: bytes | str) -> Any:
-    """Parse JSON. ValueError for duplicate keys, NaN or Infinity literals, over-long numbers, or too deep nesting."""
+    """Parsed JSON. ValueError for duplicate keys, NaN or Infinity literals, over-long numbers, or too deep nesting."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
@@ -87,7 +90,7 @@ def _refuse_constant(text: str) -> Any:
 
 # ---------------------------------------------------------------- decoding
 def decode(kind: Any, value: Any, place: str = "") -> Any:
-    """Convert parsed JSON to a value of type `kind`; Malformed (with the location `place`) for anything else.
+    """Value of type `kind` from parsed JSON; Malformed (with the location `place`) for anything else.
 
     Types: bool, int, float (finite; integers accepted), str, None, Any, Literal, `A | B`, Annotated with `Within`,
     list[T], tuple[A, B], tuple[T, ...], dict[str, T], and dataclasses of these (objects; unknown keys are ignored).

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Progress:
-    """Receiver of progress messages, and whether the user asked to stop. The library itself prints nothing.
+    """Receiver of progress messages, with the user's request to stop. The library itself prints nothing.
 
     `say(stage, message)` is called at stage starts and events; setting `stopped` ends the work with the best result so
     far.

@@ -16,13 +16,13 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class PublicFunction(Protocol[P, R_co]):
-    """A function of a source, example inputs, and options as keyword arguments."""
+    """Protocol of a function of a source, example inputs, and options as keyword arguments."""
 
     def __call__(self, source: Any, example_inputs: Any = None, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
 class TakesOptions(Protocol[O_contra, R_co]):
-    """A function of a source, example inputs, and options as one object."""
+    """Protocol of a function of a source, example inputs, and options as one object."""
 
     def __call__(self, source: Any, example_inputs: Any, options: O_contra, /) -> R_co: ...
 
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 def takes_options(kind: Callable[P, O]) -> Callable[[TakesOptions[O, R]], PublicFunction[P, R]]:
-    """Decorator: callers give the fields of `kind` as keyword arguments; signature and docstring list them."""
+    """Decorator that lets callers give the fields of `kind` as keyword arguments; signature and docstring list them."""
     declared = cast("type[CommonOptions]", kind)
     parameters = [
         inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Any"),

@@ -20,7 +20,7 @@ from .private import private_folder, temporary_place
 
 @dataclass(frozen=True)
 class Settings:
-    """One field per setting; its environment variable is TENSOR_GRAPHS_<NAME IN CAPITALS>."""
+    """Values of all settings: field NAME is the environment variable TENSOR_GRAPHS_NAME, in capitals."""
 
     home: str = ""  # folder of caches and the default cost store; empty: the platform's user cache folder
     costdb: str = ""  # folder of the cost store; empty: <home>/costdb
@@ -43,7 +43,7 @@ _override: ContextVar[Settings | None] = ContextVar("tensor_graphs_settings", de
 
 
 def current() -> Settings:
-    """The current settings: those of an enclosing `override`, else the environment, else defaults."""
+    """The current settings: those of an enclosing `override`, else of the environment, else defaults."""
     overridden = _override.get()
     if overridden is not None:
         return overridden
@@ -56,7 +56,7 @@ def current() -> Settings:
 
 
 def planned_gpu() -> str:
-    """The setting `gpu`, without reading the others: it is asked often."""
+    """Value of the setting `gpu`, without reading the others: it is asked often."""
     overridden = _override.get()
     return os.environ.get("TENSOR_GRAPHS_GPU", "") if overridden is None else overridden.gpu
 
@@ -74,7 +74,9 @@ def _number(variable: str, text: str, most: int) -> int:
 
 @contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Context with changed settings: `with settings.override(backend="numpy"): ...`. UsageError for unknown names."""
+    """Context manager with changed settings: `with settings.override(backend="numpy"): ...`. UsageError for unknown
+    names.
+    """
     if unknown := sorted(changes.keys() - {f.name for f in fields(Settings)}):
         raise UsageError(f"no settings are called {unknown}", hint=f"they are {[f.name for f in fields(Settings)]}")
     token = _override.set(replace(current(), **changes))
@@ -116,7 +118,7 @@ def _cache_folder() -> Path | None:
 
 
 def private(name: str) -> Path:
-    """The folder `name` below `home()` for code and plans, writable by this user only.
+    """Path of the folder `name` below `home()` for code and plans, writable by this user only.
 
     If other users could write to it, a temporary folder of this process is used instead, with a warning.
     """

@@ -36,7 +36,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.EOPNOT
 # ---------------------------------------------------------------- files
 @contextlib.contextmanager
 def named_errors(path: Path | str, needed: int | None = None) -> Iterator[None]:
-    """Convert an OSError of the block to UnwritableError, with the needed and free bytes if the disk is full."""
+    """Context manager that converts an OSError to UnwritableError, with the needed and free bytes if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -62,12 +62,11 @@ def _above(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path | str, needed: int | None = None) -> Iterator[BinaryIO]:
-    """Context that yields a file; its content atomically replaces `path` if the block succeeds, else `path` is
-    unchanged.
+    """Context manager that yields a file; its content atomically replaces `path` if the block succeeds.
 
-    Links are followed; mode and, if permitted, owner of an older file are kept; missing folders are created. Devices,
-    pipes and paths in /dev or /proc (/dev/stdout) are written directly. `needed`: bytes to be written, for the message
-    of UnwritableError.
+    Else `path` is unchanged. Links are followed; mode and, if permitted, owner of an older file are kept; missing
+    folders are created. Devices, pipes and paths in /dev or /proc (/dev/stdout) are written directly. `needed`: bytes
+    to be written, for the message of UnwritableError.
     """
     counted = _Counted()
     try:
@@ -113,8 +112,9 @@ def write_text(path: Path | str, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]:
-    """`replacing` with plain OSErrors, for callers that continue without the file. `tidy`: also remove leftovers of
-    killed processes (takes time proportional to the folder's size).
+    """Context manager as `replacing` with plain OSErrors, for callers that continue without the file.
+
+    `tidy`: also remove leftovers of killed processes (takes time proportional to the folder's size).
     """
     if is_stream(path):
         yield from _streamed(Path(path))
@@ -198,7 +198,8 @@ def _take_over(descriptor: int, target: Path) -> None:
 
 @contextlib.contextmanager
 def undone_on_failure(path: Path) -> Iterator[None]:
-    """Context for replacing `path` and then another file that belongs to it: if the block fails, `path` is restored.
+    """Context manager for replacing `path` and then another file that belongs to it: if the block fails, `path` is
+    restored.
 
     If the process is killed in the block, `kept_versions` finds the older file.
     """
@@ -247,12 +248,12 @@ def sync_folder(folder: Path) -> None:
 # ---------------------------------------------------------------- folders
 @contextlib.contextmanager
 def replacing_folder(target: Path | str, needed: int | None = None) -> Iterator[Path]:
-    """Context that yields a new folder, which replaces `target` if the block succeeds, else `target` is unchanged. The
-    older folder is removed.
+    """Context manager that yields a new folder, which replaces `target` if the block succeeds.
 
-    A link is followed. If the file system can exchange two names atomically, `target` exists at every moment; otherwise
-    the older folder is moved aside first, and `recover` restores it if the process is killed in between.
-    UnwritableError names the cause, and the bytes `needed` if the disk is full.
+    Else `target` is unchanged. The older folder is removed. A link is followed. If the file system can exchange two
+    names atomically, `target` exists at every moment; otherwise the older folder is moved aside first, and `recover`
+    restores it if the process is killed in between. UnwritableError names the cause, and the bytes `needed` if the disk
+    is full.
     """
     with named_errors(target, needed), contextlib.ExitStack() as locks:
         place = _followed(target)

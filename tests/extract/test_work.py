@@ -8,12 +8,13 @@ import pytest
 from tensor_graphs.egraph.ir.composite_ops import causal_mask
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.op_flops import attended_pairs
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.pattern import parse_term
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.extract.model.kernel import Call, LibraryKernel, Operand, contiguous
 from tensor_graphs.extract.model.meaning import pattern_terms
-from tensor_graphs.extract.model.work import attended_pairs, call_work
+from tensor_graphs.extract.model.work import call_work
 
 
 def call(output: tuple[int, ...], dtype: str = "bfloat16", **operands: tuple[tuple[int, ...], str]) -> Call:

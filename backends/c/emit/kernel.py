@@ -45,12 +45,12 @@ PARALLEL = 500_000.0  # work (in additions) from which several threads pay off: 
 
 
 def emit(kernel: Kernel, name: str, doc: str = "") -> str:
-    """The C function of a kernel: `void name(operands..., out)`. Unfusable if an operation has no C spelling."""
+    """C function of a kernel: `void name(operands..., out)`. Unfusable if an operation has no C spelling."""
     return Writer(kernel, name).function(doc)
 
 
 def work(kernel: Kernel) -> float:
-    """Weighted operation count of a kernel, in additions."""
+    """Number of operations of a kernel, weighted by cost in units of one addition."""
     extra = {e: prod(a.size for a in e.axes) for e in kernel.exprs}
     bodies = {e.args[0] for e in kernel.reductions}
     return sum(

@@ -17,7 +17,7 @@ ROW = 16384  # maximum elements of a row buffer
 
 @dataclass
 class LoopScope:
-    """A C block: its loop axis, its lines and nested blocks, and the values known in it."""
+    """C block of a loop: its axis, lines and nested blocks, and the values computed in it."""
 
     parent: LoopScope | None
     axis: Axis | None
@@ -32,7 +32,7 @@ class LoopScope:
         return outer | ({self.axis} if self.axis is not None else set())
 
     def opened(self, axis: Axis | None, *head: str) -> LoopScope:
-        """A nested block that is not inserted yet, so that hoisted statements come first."""
+        """New nested block, inserted by `close` only, so that hoisted statements come first."""
         return LoopScope(self, axis, list(head))
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class LoopScope:
         return not any(isinstance(item, LoopScope) for item in self.items)
 
     def text(self, depth: int) -> Iterator[str]:
-        """Lines of C."""
+        """Lines of C of the block, indented."""
         pad = "    " * depth
         *pragmas, loop = self.head
         yield from (pad + line for line in pragmas)
@@ -58,7 +58,7 @@ class LoopScope:
 
 @dataclass
 class Nest:
-    """Loop nest of a kernel's function."""
+    """Loop nest of a kernel's C function."""
 
     kernel: Kernel
     name: str
@@ -152,7 +152,7 @@ class Nest:
 
 
 def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:
-    """The expression with indices substituted for free axes. A nested reduction keeps its own axis."""
+    """An expression with indices substituted for free axes; a nested reduction keeps its own axis."""
     if e.axes.isdisjoint(change):
         return e
     if e not in done:

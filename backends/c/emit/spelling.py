@@ -15,7 +15,7 @@ TYPES = {
 
 
 def stored(value: str, dtype: str) -> str:
-    """A computed value converted to its storage dtype."""
+    """C text of a computed value, converted to its storage dtype."""
     if dtype == "bfloat16":
         return f"narrowed({value})"
     return f"({TYPES[dtype]})({value})" if dtype not in ("float32", "float64") else value

@@ -12,9 +12,10 @@ HEIGHT = 16  # rows of a fragment
 
 
 class FragmentFrame(Frame):
-    """A second frame over a kernel's dimensions, in which rows and columns are distributed over the same threads.
+    """Frame of mma fragments: a kernel's rows and columns distributed over a block's threads as tensor cores want them.
 
-    `dim` is the dimension of K, of `size` elements; a loop iteration of all warps covers `step` elements.
+    It exists beside the thread layout of the epilogue. `dim` is the dimension of K, of `size` elements; a loop
+    iteration of all warps covers `step` elements.
     """
 
     def __init__(self, outer: Frame, axis: Axis, warps: Warps) -> None:
@@ -30,6 +31,6 @@ class FragmentFrame(Frame):
         self.scope = self.top = CudaScope(2, bound)
 
     def ragged(self, dim: str) -> bool:
-        """Whether some of a block's fragments lie beyond the end of a dimension."""
+        """Whether some fragments of a block lie beyond the end of a dimension."""
         whole = {self.dim: self.step, "n": self.warps.tiles * WIDTH * self.warps.across}
         return self.extent[dim] % whole.get(dim, self.along[dim].block) != 0

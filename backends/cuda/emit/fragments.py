@@ -36,7 +36,9 @@ class Put:
 
 
 class Fragments(Part):
-    """The mainloop: a kernel's operands as mma fragments, and all its sums along one axis."""
+    """Emitter part for the main loop of skinny GEMM: a kernel's operands as mma fragments, and all its sums along one
+    axis.
+    """
 
     frame: FragmentFrame
 
@@ -89,8 +91,10 @@ class Fragments(Part):
         return over[0], over[1]
 
     def read_whole(self, e: Expr) -> bool:
-        """Whether vectors along K are single loads: loads, or selects between loads whose condition is uniform over a
-        vector."""
+        """Whether an expression's vectors along K are single loads.
+
+        A select between loads counts, if its condition is uniform over a vector.
+        """
         frame = self.frame
         if e.op == "where":
             c, *ways = e.args
@@ -101,11 +105,11 @@ class Fragments(Part):
         return self.loads.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
 
     def dtype(self, e: Expr) -> str:
-        """Dtype of a vector load (or select of loads)."""
+        """Storage dtype of a vector load (or select of loads)."""
         return str(e.value[3]) if e.op == "load" else self.dtype(e.args[1])
 
     def sources(self, e: Expr) -> list[Expr]:
-        """The vector loads that an expression is computed from. Unfusable if it has other loads or reductions."""
+        """Vector loads that an expression is computed from. Unfusable if it has other loads or reductions."""
         if self.read_whole(e):
             return [e]
         if e.op in ("load", "reduce"):
@@ -124,7 +128,7 @@ class Fragments(Part):
         return local
 
     def spot(self, local: Local, at: str) -> str:
-        """Text of one of the vectors that a thread holds."""
+        """Text of one of the vectors that a thread holds, for the loop variables in scope."""
         return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
 
     def fill(self, nest: Nest, e: Expr, condition: str = "") -> None:
@@ -291,7 +295,7 @@ class Fragments(Part):
         nest.close()
 
     def put(self, e: Expr, first: int) -> Put:
-        """Store a warp's partial sum in shared memory. Returns where."""
+        """Emit the store of a warp's partial sum to shared memory; returns its location."""
         frame = self.frame
         warps, rows, local = frame.warps, frame.heights * HEIGHT, self.names[e]
         tiles, across = 0, 1
@@ -318,5 +322,5 @@ class Fragments(Part):
 
 
 def plus(text: str, number: int) -> str:
-    """Text of `text + number`."""
+    """Text of `text + number`; the text alone for 0."""
     return str(number) if text == "0" else f"{text} + {number}" if number else text

@@ -20,8 +20,10 @@ WRITTEN = 2000  # limit of operations over all loop nests: values needed by seve
 
 @dataclass(frozen=True)
 class Local:
-    """A value in registers: an array over the per-thread elements of `dims`, with the elements along `lanes` (one
-    dimension) packed in vectors."""
+    """Value in registers: an array over the elements that a thread holds along `dims`.
+
+    Elements along `lanes` (one dimension) are packed in vectors.
+    """
 
     name: str
     dims: tuple[str, ...]
@@ -31,7 +33,7 @@ class Local:
 
 @dataclass
 class CudaScope(Block[Local]):
-    """A scope of emitted text with facts about maxima."""
+    """Scope of emitted CUDA text, with the maxima known not to be -inf in it."""
 
     safe: set[Expr] = field(default_factory=set)  # maxima known not to be -inf
 
@@ -78,7 +80,7 @@ class Frame(Writer[CudaScope]):
         return tuple(d for d in self.order if d in found)
 
     def spans(self, e: Expr) -> tuple[str, ...]:
-        """The dimensions that an expression varies along."""
+        """Dimensions that an expression varies along."""
         return self.dims(e.axes)
 
     def loops(self, dims: Iterable[str], lanes: str = "") -> list[tuple[str, str, int]]:
@@ -98,7 +100,7 @@ class Frame(Writer[CudaScope]):
         return self.extent[dim] % self.along[dim].block != 0
 
     def in_column(self, e: Expr) -> Expr:
-        """The expression with reduction axes over columns replaced by the column axes."""
+        """An expression with reduction axes that run over columns replaced by the column axes."""
         if not e.axes & self.columns.keys():
             return e
         args = tuple(self.in_column(a) for a in e.args)
@@ -154,7 +156,9 @@ class Frame(Writer[CudaScope]):
 
 @dataclass(eq=False)
 class Part:
-    """A part of an emitter, such as loads or stores. Parts of one emitter share its frame, and write into its open scope."""
+    """Base of the parts of the CUDA emitter, such as loads or stores, which share a frame and write into its open
+    scope.
+    """
 
     frame: Frame
 
@@ -165,7 +169,7 @@ class Part:
 
 
 def nest_of(root: Expr) -> list[Expr]:
-    """All expressions of one loop nest: includes reductions and loads, but not their operands."""
+    """All expressions that one loop nest computes for a root: includes reductions and loads, but not their operands."""
     order: dict[Expr, None] = {}
     stack = [root]
     while stack:

@@ -65,7 +65,7 @@ def emit_joined(
 
 
 class SimtEmitter(Part):
-    """Emitter of a whole kernel: the parts, connected."""
+    """Emitter of a whole CUDA kernel in a thread layout: connects the emitter's parts."""
 
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame)

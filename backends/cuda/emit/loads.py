@@ -19,18 +19,18 @@ HELD = 512  # limit in bytes of one value in a thread's registers
 
 
 def no_reduction(e: Expr) -> None:
-    """Raise Unfusable: the kernel has reductions besides its products."""
+    """Raise Unfusable, since a kernel has reductions besides its products."""
     raise Unfusable("a reduction beside products")
 
 
 @dataclass(eq=False)
 class Loads(Part):
-    """Loads and hoisted values of a kernel. `reduce` computes a reduction into registers."""
+    """Emitter part for loads and hoisted values. `reduce` computes a reduction into registers."""
 
     reduce: Callable[[Expr], None] = field(default=no_reduction, init=False)
 
     def need(self, e: Expr) -> None:
-        """Load or compute everything that the loop nest of an expression reads."""
+        """Emit the loads and computations of everything that the loop nest of an expression reads."""
         frame = self.frame
         for x in unknown(e, lambda a: frame.scope.find(a) is not None or a.op in ("const", "index")):
             if frame.scope.find(x) is not None:  # computed along with another reduction
@@ -50,7 +50,7 @@ class Loads(Part):
                     home.known[x] = self.kept(x)
 
     def load(self, e: Expr) -> Local:
-        """Emit a load of this thread's elements, vectorized where they are contiguous."""
+        """Emit a load of the thread's elements, vectorized where they are contiguous."""
         frame = self.frame
         operand, at, steps, dtype = e.value
         dims = frame.spans(e)
@@ -90,7 +90,7 @@ class Loads(Part):
         return together(at, group[-1], width, itemsize(dtype)) and all(s % width == 0 for s in steps)
 
     def kept(self, e: Expr) -> Local:
-        """Compute an expression into registers once, for use in several loop nests."""
+        """Emit the computation of an expression into registers, for use in several loop nests."""
         frame = self.frame
         dims = frame.spans(e)
         count = frame.count(dims)

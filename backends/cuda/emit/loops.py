@@ -14,7 +14,7 @@ from .spelling import plus
 
 @dataclass(eq=False)
 class Loops(Part):
-    """Reductions of a kernel, in a loop where a block does not cover their axis."""
+    """Emitter part for reductions: in a loop where a block does not cover their axis."""
 
     loads: Loads
     accumulators: Reductions

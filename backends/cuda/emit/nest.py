@@ -14,7 +14,7 @@ from .spelling import CTYPES, enclosed, integer, operation, spelled
 
 
 class Nest:
-    """A loop nest over a thread's elements along dimensions.
+    """Loop nest over the elements that a thread holds along some dimensions.
 
     Values that do not vary along inner loops are hoisted out of them. Along `lanes` the nest handles whole vectors
     instead of elements; with `inner` (the same dimension), the elements of a vector are the innermost loop.
@@ -53,7 +53,7 @@ class Nest:
         self.ends.append(text)
 
     def close(self) -> None:
-        """Write the nest into the emitter's scope."""
+        """Write the nest into the emitter's open scope."""
         line = self.emitter.line
         for depth in range(self.deepest + 1):
             if depth:
@@ -96,7 +96,7 @@ class Nest:
         return dim in ("m", "n") and dim not in e.walked and e.extent[dim] > e.along[dim].block
 
     def axis(self, axis: Axis, start: bool = False) -> str:
-        """Text of the value of an axis."""
+        """Text of the value of an axis at this point of the nest."""
         e = self.emitter
         if axis in e.shape.batch:
             return axis.name
@@ -159,7 +159,7 @@ class Nest:
         return " + ".join(terms) or "0"
 
     def scalar(self, e: Expr, at: int, dtype: str = "") -> str:
-        """Text of an expression used inside `at` loops; with `dtype`, converted to that storage dtype."""
+        """Text of an expression inside the loops over `at`; with `dtype`, converted to that storage dtype."""
         if not self.uses:
             self._count(e)
         if dtype:

@@ -15,7 +15,7 @@ from .spelling import COMBINE, CTYPES, enclosed
 
 @dataclass(eq=False)
 class Reductions(Part):
-    """Accumulators of a kernel, and their combination across threads."""
+    """Emitter part for accumulators of reductions, and their combination across threads."""
 
     loads: Loads
 
@@ -129,12 +129,13 @@ class Reductions(Part):
 
 
 def rolls_on(e: Expr) -> Expr | None:
-    """The maximum that a sum of exponentials is relative to along its own axis, or None."""
+    """Maximum that a sum of exponentials is relative to along its own axis (online softmax); None for other sums."""
     return rolled(e, e.axis)
 
 
 def vanishes(body: Expr) -> bool:
-    """Whether a body is 0 wherever out-of-bounds loads give 0 (a product of loads and constants): the mask can be
-    omitted."""
+    """Whether an expression is 0 wherever out-of-bounds loads give 0 (a product of loads and constants), so that no
+    mask is needed.
+    """
     over, under = factors(body)
     return not under and any(f.op == "load" for f in over) and all(f.op in ("load", "const") for f in over)

@@ -13,7 +13,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """A call's statements and the definitions of a launch with the grid as an argument of the call."""
+    """Launch statement with the grid as an argument of the call, and the definitions of the launch."""
     head = f'CudaKernel("{launch.name}", {launch.grid}, '
     own = definitions[launch.name].replace(head, f'SizedCudaKernel("{launch.name}", ', 1)
     statement = re.sub(
@@ -26,10 +26,12 @@ def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tu
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """The definition of a text (`generate.any_size.Text`) with a parameter for each size that occurs in it; these sizes.
+    """Definition of a kernel text (`generate.any_size.Text`) with a parameter for each size that occurs in it, and
+    these sizes.
 
     None if a size is where the compiler needs a constant: a template argument, the length of an array, an assembler
-    operand."""
+    operand.
+    """
     found = str(text.spelled(lambda value: _spelled(value, prefix)))
     used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]
     if not used:

@@ -75,7 +75,7 @@ COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
 
 
 def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozenset[str]) -> str:
-    """Text of an elementwise operation over the texts of its operands, in compute dtype `wide`.
+    """CUDA text of an elementwise operation over the texts of its operands, in compute dtype `wide`.
 
     `results` are the storage dtypes of the kernel's results: where all are 16-bit, erf and GELU use polynomials of
     matching accuracy (short_erf.py).
@@ -95,35 +95,35 @@ def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozense
 
 
 def span(at: Index, steps: Sequence[int]) -> int:
-    """The largest position that an index can have; data-dependent strides `steps` force 64 bits."""
+    """Largest position that an index can have; data-dependent strides `steps` force 64 bits."""
     return max(abs(at.range[0]), at.range[1]) + sum(abs(s) for s in steps) * WIDE * bool(steps)
 
 
 def integer(value: int | bool) -> str:
-    """Text of an integer or boolean constant."""
+    """CUDA text of an integer or boolean constant."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value}LL" if abs(value) >= WIDE else str(value)
 
 
 def all_of(conditions: Sequence[str]) -> str:
-    """Text of the conjunction of conditions."""
+    """CUDA text of the conjunction of conditions."""
     found = list(dict.fromkeys(conditions))
     return found[0] if len(found) == 1 else " && ".join(enclosed(c) if "||" in c or "?" in c else c for c in found)
 
 
 def plus(text: str) -> str:
-    """Text of a further term of a sum."""
+    """Text of a further term of a sum: " + text", or "" for 0."""
     return f" + {text}" if text else ""
 
 
 def spelled(ctype: str) -> str:
-    """A type as spelled in a conversion."""
+    """Text of a C type as spelled in a conversion."""
     return f"({ctype})" if " " in ctype else ctype
 
 
 def enclosed(text: str) -> str:
-    """The text in parentheses, unless it is a word, element, number or call."""
+    """Text in parentheses, unless it is a word, element, number or call."""
     if re.fullmatch(r"[\d.]+e[-+]\d+f?|[\w.]+(\[[^\[\]]*\])?(\.at\[\w+\])?", text):
         return text
     head = re.match(r"[\w:<>]+\(", text)

@@ -16,7 +16,7 @@ from .thread_layout import together
 
 @dataclass(eq=False)
 class Stores(Part):
-    """Stores of results, with the loads and reductions that they need."""
+    """Emitter part for stores of results, with the loads and reductions that they need."""
 
     loads: Loads
 

@@ -15,7 +15,7 @@ from .nest import Nest
 
 @dataclass(eq=False)
 class TensorCores(Part):
-    """Products of kernels whose layout has warps for tensor cores."""
+    """Emitter part for products on tensor cores, in kernels whose layout has warps for them (skinny GEMM)."""
 
     loads: Loads
 

@@ -77,8 +77,7 @@ class Layout:
 
 
 def slope(at: Index, axis: Axis, width: int) -> int | None:
-    """Stride of an index along `axis` inside each aligned run of `width` elements; None if the stride is not constant
-    there."""
+    """Stride of an index along `axis` inside each aligned run of `width` elements; None if it is not constant there."""
     total = 0
     for atom, c in at.terms:
         if isinstance(atom, Axis):
@@ -92,8 +91,9 @@ def slope(at: Index, axis: Axis, width: int) -> int | None:
 
 
 def divisor(at: Index, axis: Axis, width: int) -> int:
-    """A divisor of the index at the start of each aligned run of `width` elements along `axis` (alignment in
-    elements)."""
+    """Alignment in elements of an index at the start of each aligned run of `width` elements along `axis`: a divisor of
+    it.
+    """
     found = at.const
     for atom, c in at.terms:
         factor = width if atom == axis else 1
@@ -104,15 +104,19 @@ def divisor(at: Index, axis: Axis, width: int) -> int:
 
 
 def together(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
-    """Whether `width` elements along an axis are contiguous and aligned, so that vector accesses of up to 16 bytes can
-    move them."""
+    """Whether vector accesses can move `width` elements along an axis: they are contiguous and aligned.
+
+    Accesses of up to 16 bytes.
+    """
     run = min(width, 16 // itemsize)
     return width > 1 and axis.size % width == 0 and slope(at, axis, width) == 1 and divisor(at, axis, width) % run == 0
 
 
 def steady(e: Expr, axis: Axis, width: int) -> bool:
-    """Whether a condition is uniform over each aligned run of `width` elements along an axis, because its bounds are
-    multiples of `width`."""
+    """Whether a condition has one value in each aligned run of `width` elements along an axis.
+
+    Its bounds are then multiples of `width`.
+    """
     if axis not in e.axes:
         return True
     if e.op in ("and", "or", "not"):

@@ -74,8 +74,10 @@ class TiledSchedule(Schedule):
 
     @property
     def held(self) -> int:
-        """Accumulators per thread for each right-hand matrix; doubled where each stage has accumulators of its own
-        (3xTF32)."""
+        """Accumulators per thread for each right-hand matrix.
+
+        Doubled where each stage has accumulators of its own (3xTF32).
+        """
         return self.high * self.wide // (32 if self.precision else 1) * (2 if self.precision == THREE.number else 1)
 
     def room(self, left: bool, right: bool, rights: int) -> int:
@@ -89,8 +91,11 @@ class TiledSchedule(Schedule):
 
 @dataclass(frozen=True)
 class Side:
-    """An operand in global memory: text of the tile's base address, stride of its non-contiguous dimension, whether it
-    is contiguous along K, and how many elements may be copied at once."""
+    """Operand of a tiled GEMM in global memory.
+
+    Text of the tile's base address, stride of its non-contiguous dimension, whether it is contiguous along K, and how
+    many elements may be copied at once.
+    """
 
     place: str
     step: int
@@ -122,7 +127,7 @@ def _joining(t: TiledSchedule) -> Layout:
 
 
 class TiledFrame(Frame):
-    """Frame of the epilogue of a tiled GEMM, in the thread layout of its accumulators. `tile` is the tile's size."""
+    """Frame of a tiled GEMM's epilogue, in the thread layout of its accumulators. `tile` is the tile's size."""
 
     def __init__(self, kernel: Kernel, shape: Shape, schedule: TiledSchedule, name: str) -> None:
         s = schedule

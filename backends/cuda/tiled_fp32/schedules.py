@@ -28,7 +28,7 @@ PARTS = (2, 4, 8, 16)
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether tiling is offered for a kernel: a GEMM with enough rows and columns."""
+    """Whether tiled float32 GEMM is offered for a kernel: a GEMM with enough rows and columns."""
     return shape.kind == "contraction" and shape.m >= LEAST and shape.n >= LEAST
 
 

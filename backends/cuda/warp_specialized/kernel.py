@@ -38,7 +38,7 @@ THREADS = 128 * (1 + GROUPS)
 
 @dataclass(frozen=True)
 class Side:
-    """An operand of a product: the name of its tensor map, its TMA box, and whether it is contiguous along K."""
+    """Operand of a warp-specialized GEMM: name of its tensor map, its TMA box, and whether it is contiguous along K."""
 
     name: str
     box: Box
@@ -57,7 +57,10 @@ def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
 
 
 class Gemm(Part):
-    """Emitter of a warp-specialized GEMM. Frame, loads and stores are those of the epilogue."""
+    """Emitter of a warp-specialized GEMM.
+
+    Frame, loads and stores are those of the epilogue.
+    """
 
     frame: GemmFrame
 
@@ -153,7 +156,7 @@ class Gemm(Part):
         return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
 
     def roles(self) -> CudaLaunch:
-        """The function's text and its grid."""
+        """The kernel function's text, and its grid."""
         frame, r = self.frame, self.r
         count = prod(frame.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
         clusters = min(count, target().multiprocessors // r.blocks) if r.parts == 1 else count

@@ -36,12 +36,12 @@ class GemmSchedule(Schedule):
 
     @property
     def height(self) -> int:
-        """Rows of a consumer group's tile."""
+        """Rows of a consumer warp group's tile."""
         return self.m if self.turns > 1 or self.beside else self.m // GROUPS
 
     @property
     def wide(self) -> int:
-        """Columns of a consumer group's tile."""
+        """Columns of a consumer warp group's tile."""
         return self.n // GROUPS if self.beside else self.n
 
     @property
@@ -54,8 +54,10 @@ class GemmSchedule(Schedule):
         return rights * self.height * self.wide // 128
 
     def taken(self, rights: int) -> int:
-        """N of one wgmma instruction: all right sides together where they are adjacent in shared memory and at most 256
-        columns."""
+        """Columns (N) of one wgmma instruction.
+
+        All right sides together where they are adjacent in shared memory and have at most 256 columns.
+        """
         together = not self.beside and rights * self.n <= COLUMNS[-1] and self.n % PIECE == 0
         return rights * self.n if together else self.wide
 
@@ -64,11 +66,14 @@ class GemmSchedule(Schedule):
         return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
 
     def joining(self, rights: int) -> int:
-        """Bytes of partial sums that the other blocks of a cluster send to one block, stored in its ring."""
+        """Bytes of shared memory for the partial sums that the other blocks of a cluster send to one block.
+
+        They are stored in its ring.
+        """
         pieces = -(-self.wide // PIECE)
         return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
 
     def waiting(self, rights: int) -> int:
-        """64-column result buffers in shared memory per consumer group, at most 2; 0 if they do not fit."""
+        """Result buffers of 64 columns in shared memory per consumer group, at most 2; 0 if they do not fit."""
         left = target().dynamic_shared - self.stages * (self.stage(rights) + 64)
         return max(0, min(2, left // (GROUPS * self.height * 2 * PIECE)))

@@ -60,7 +60,7 @@ def emit_windows(kernel: Kernel, strip: WindowSchedule, name: str) -> CudaLaunch
 
 # ---------------------------------------------------------------- expressions
 def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-    """The roots rebuilt in builder `b` with indices in place of axes; conditions that become constant are folded."""
+    """Terms rebuilt in builder `b` with indices in place of axes; conditions that become constant are folded."""
     known: dict[Index, Index] = {}
 
     def put(at: Index) -> Index:
@@ -84,7 +84,7 @@ def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> li
 
 
 def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
-    """The roots without reductions, and the partial values of each reduction after one element, two, ..."""
+    """Terms with their reductions unrolled, and the partial values of each reduction after one element, two, ..."""
     steps: list[list[Expr]] = []
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -102,7 +102,7 @@ def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[E
 
 @dataclass(frozen=True)
 class Run:
-    """An aligned run of memory that a thread accesses: buffer, index without its constant, start of the run, guards."""
+    """Aligned run of memory that a thread accesses: buffer, index without its constant, start of the run, guards."""
 
     buffer: str
     terms: Index
@@ -111,15 +111,19 @@ class Run:
 
 
 def aligned(at: Index, itemsize: int, elements: int) -> int:
-    """Elements of the longest aligned run (at most 16 bytes) such that an index's position in it depends on its
-    constant alone."""
+    """Length in elements of the longest aligned run in which an index's position depends on its constant alone.
+
+    At most 16 bytes.
+    """
     steps = gcd(elements, *(c for _, c in at.terms))
     return gcd(16 // itemsize, steps) if itemsize <= 16 else 1
 
 
 def run_of(buffer: str, at: Index, guards: Sequence[Expr], width: int) -> Run:
-    """The run of `width` elements that contains an index; guards that are uniform over the run are normalized to be
-    equal."""
+    """Run of `width` elements that contains an index.
+
+    Guards that are uniform over the run are normalized to be equal.
+    """
     return Run(buffer, at - at.const, at.const // width * width, frozenset(_over_run(g, width) for g in guards))
 
 
@@ -133,7 +137,7 @@ def _over_run(guard: Expr, width: int) -> object:
 
 
 def covering(places: Sequence[int], width: int) -> tuple[int, int]:
-    """(first element, elements) of the shortest aligned vector loads of a run of elements that covers all of some positions."""
+    """Shortest range of aligned vector loads of a run that covers some positions, as (first element, elements)."""
     size = 1
     while places[0] // size != places[-1] // size:
         size *= 2
@@ -179,8 +183,10 @@ class Unrolled:
                           tuple(used), bool(self.strip.early))  # fmt: skip
 
     def boxes(self, tiles: Mapping[Axis, tuple[Axis, int]]) -> tuple[list[OutputStore], list[list[Expr]]]:
-        """The stores of all results of a thread, and the partial reductions of all results, interleaved element by
-        element: an image row is then loaded where all its uses follow."""
+        """Stores of all results of a thread, and the partial reductions of all results, interleaved element by element.
+
+        An image row is then loaded where all its uses follow.
+        """
         b, stores = self.builder, self.kernel.stores
         roots = [e for s in stores for e in s.exprs]
         roots, steps = unrolled(b, roots)
@@ -204,7 +210,7 @@ class Unrolled:
         return found, [list(step) for step in zip(*partial)]
 
     def inside(self, roots: Sequence[Expr]) -> list[Expr]:
-        """The roots with loads beyond a buffer guarded, where a box reaches over the end of an axis."""
+        """Terms with loads beyond a buffer guarded, where a thread's box reaches over the end of an axis."""
         b = self.builder
 
         def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -216,7 +222,7 @@ class Unrolled:
         return b.rebuilt(roots, one)
 
     def elements(self, buffer: str) -> int:
-        """Elements from the first to the last one of a buffer."""
+        """Number of elements from the first to the last one of a buffer."""
         found = self.kernel.buffers[buffer]
         return 1 + sum((d - 1) * s for d, s in zip(found.shape, found.strides))
 
@@ -235,7 +241,7 @@ class Unrolled:
             step *= a.size
 
     def prepare(self, order: Sequence[Expr], named: set[Expr], stores: Sequence[OutputStore]) -> None:
-        """Count uses, and group loads by run."""
+        """Count the uses of expressions, and group loads by aligned run."""
         for e in order:
             for a in e.args:
                 self.uses[a] = self.uses.get(a, 0) + 1
@@ -266,7 +272,7 @@ class Unrolled:
         return self.known[e]
 
     def value(self, e: Expr) -> str:
-        """Text of a new expression: a variable if it is long or used again."""
+        """Text of an expression met for the first time: a variable if it is long or used again."""
         if e.op == "const":
             return SPELLINGS[self.wide].number(e.value) if e.kind == "float" else integer(e.value)
         if e.op == "index":
@@ -343,7 +349,7 @@ class Unrolled:
         return f"stored<{CTYPES[dtype]}>({text})"
 
     def function(self, used: Sequence[str]) -> str:
-        """The function's text around its body."""
+        """Text of the whole function, around its body."""
         results = {s.buffer for s in self.kernel.stores}
         restrict = "" if self.strip.early else "__restrict__ "
         parameters = [

@@ -41,8 +41,11 @@ def _fits(work: WindowWork, box: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Read:
-    """Access pattern of a load: `places` are its offsets for all window elements, `steps` its strides along the last
-    axes, `others` the gcd of all other strides, `itemsize` in bytes."""
+    """Access pattern of a load.
+
+    `places` are its offsets for all window elements, `steps` its strides along the last axes, `others` the gcd of all
+    other strides, `itemsize` in bytes.
+    """
 
     places: tuple[int, ...]
     steps: tuple[int, ...]
@@ -50,7 +53,7 @@ class Read:
     itemsize: int
 
     def counted(self, box: tuple[int, ...]) -> tuple[int, int]:
-        """(vector accesses, elements) of a thread."""
+        """Memory accesses of a thread for its box of results, as (vector accesses, elements)."""
         moves = [range(0, n * s, s) if s else (0,) for n, s in zip(box, self.steps)]
         elements = {p + sum(m) for p in self.places for m in product(*moves)}
         width = gcd(16 // self.itemsize, self.others, *(n * s for n, s in zip(box, self.steps)))
@@ -75,7 +78,7 @@ class WindowWork:
         return WindowWork(tuple(a.size for a in last), prod(a.size for a in kernel.axes), taps, reads)
 
     def us(self, box: tuple[int, ...]) -> float:
-        """Estimated µs: instructions issued by all warps, scaled by occupancy."""
+        """Estimated time in µs: instructions issued by all warps, scaled by occupancy."""
         threads = prod(ceil(s / n) for s, n in zip(self.sizes, box)) * self.results / prod(self.sizes)
         accesses, elements = (sum(n) for n in zip(*(r.counted(box) for r in self.reads)))
         apart = max(1.0, *(box[0] * r.itemsize / VECTOR for r in self.reads))

@@ -20,7 +20,7 @@ from .spelling import Tile
 
 @dataclass
 class TritonScope(Block[Tile]):
-    """A scope of emitted text with the values converted in it."""
+    """Scope of emitted Triton text, with the values converted in it."""
 
     widened: dict[Expr, Tile] = field(default_factory=dict)  # values converted to float32 for several uses
     held: list[str] = field(default_factory=list)  # accumulators of products to wait for at the end of the scope
@@ -72,7 +72,7 @@ class Frame(Writer[TritonScope]):
                 self.uses[s.value] = self.uses.get(s.value, 0) + 2
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
-        """The tile's text, with axes inserted so that it broadcasts against tiles over `dims`."""
+        """Text of a tile with axes inserted so that it broadcasts against tiles over `dims`."""
         if not tile.dims or tuple(dims) == tile.dims:
             return tile.atom
         if len(tile.dims) == len(dims):
@@ -81,12 +81,12 @@ class Frame(Writer[TritonScope]):
         return f"{tile.atom}[{places}]"
 
     def union(self, tiles: Iterable[Tile]) -> tuple[str, ...]:
-        """The dimensions that any of some tiles spans, in order."""
+        """Dimensions that any of some tiles spans, in order."""
         found = {d for t in tiles for d in t.dims}
         return tuple(d for d in self.order if d in found)
 
     def dim_of(self, axis: Axis) -> str:
-        """The dimension of an axis."""
+        """Name of the dimension of an axis."""
         if axis in self.shape.rows:
             return "m"
         if axis in self.shape.cols or axis in self.joined:
@@ -105,7 +105,9 @@ class Frame(Writer[TritonScope]):
 
 @dataclass(eq=False)
 class Part:
-    """A part of an emitter, such as loads or stores. Parts of one emitter share its frame, and write into its open scope."""
+    """Base of the parts of the Triton emitter, such as loads or stores, which share a frame and write into its open
+    scope.
+    """
 
     frame: Frame
 

@@ -12,7 +12,7 @@ from .loop_bounds import LoopBounds
 
 @dataclass(eq=False)
 class Grid(Part):
-    """Assignment of a kernel's tiles to programs."""
+    """Emitter part for the assignment of a kernel's tiles to programs."""
 
     positions: Positions
     bounds: LoopBounds

@@ -13,10 +13,10 @@ from .spelling import Tile
 
 @dataclass(eq=False)
 class Positions(Part):
-    """Index expressions of a kernel over its tiles."""
+    """Emitter part for index expressions of a kernel over its tiles, and bounds masks."""
 
     def axis_text(self, axis: Axis) -> str:
-        """The variable that holds an axis' values."""
+        """Name of the variable that holds an axis' values."""
         dim = self.frame.dim_of(axis)
         if axis in self.shape.batch:
             return axis.name
@@ -47,7 +47,7 @@ class Positions(Part):
         return inner.dims, f"({text} {'%' if atom.rest else '//'} {atom.by})"
 
     def position(self, index: Index, wide: bool = False) -> Tile:
-        """The tile of an index; `wide` computes in 64 bits."""
+        """Text of the tile of an index; `wide` computes in 64 bits."""
         parts: dict[tuple[str, ...], list[str]] = {}
         for atom, c in index.terms:
             dims, text = self._atom(atom)

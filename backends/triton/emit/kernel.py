@@ -95,7 +95,7 @@ def _place(store: OutputStore) -> tuple[Axis, int, int] | None:
 
 
 class TileEmitter(Part):
-    """Emitter of a whole kernel: the parts, connected."""
+    """Emitter of a whole Triton kernel: connects the emitter's parts."""
 
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame)

@@ -15,7 +15,7 @@ from .values import Values
 
 @dataclass(eq=False)
 class Loads(Part):
-    """Loads: an expression of the IR becomes the text of a tile in registers."""
+    """Emitter part for loads: an expression of the IR becomes the text of a tile in registers."""
 
     positions: Positions
     values: Values
@@ -34,8 +34,10 @@ class Loads(Part):
                 frame.scope.known[e] = self.values.named(self.load(e, f"{axis.name}_ // {axis.size}"))
 
     def load(self, e: Expr, moving: str = "") -> Tile:
-        """The tile of a load: a TMA box if possible, else a masked pointer load. `moving` is the text of a 0 to be
-        added to the address."""
+        """Tile of a load: a TMA box if possible, else a masked pointer load.
+
+        `moving` is the text of a 0 to be added to the address.
+        """
         frame = self.frame
         operand, at, steps, dtype = e.value
         if self.tiling.options.get("boxes") and not e.args and (tile := self.boxed(operand, at, dtype)) is not None:
@@ -79,7 +81,7 @@ class Loads(Part):
         return Tile(text, dims, dtype) if in_order else Tile(f"tl.trans({text})", dims[::-1], dtype)
 
     def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """(tensor-map name, box) of a load, or None."""
+        """Tensor-map name and TMA box of a load; None if TMA cannot load it."""
         frame = self.frame
         if dtype not in ITEMSIZE:
             return None

@@ -15,13 +15,13 @@ from .values import Values
 
 @dataclass(eq=False)
 class LoopBounds(Part):
-    """Ranges of loops over an axis, and the masks that bound them."""
+    """Emitter part for ranges of loops over an axis, and the masks that bound them."""
 
     positions: Positions
     values: Values
 
     def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
-        """Loop ranges over an axis: (start, end, masks that are redundant there).
+        """Ranges of the loops over an axis, as (start, end, masks that are redundant there).
 
         Where a mask makes every body neutral beyond a bound, the loop ends at the bound. A causal mask is applied only
         in the last tiles.

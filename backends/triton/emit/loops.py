@@ -23,14 +23,14 @@ from .values import Values
 
 @dataclass(eq=False)
 class Loops(Part):
-    """Reductions: one call where a tile holds the whole axis, else an accumulator of a loop."""
+    """Emitter part for reductions: one call where a tile holds the whole axis, else an accumulator of a loop."""
 
     values: Values
     products: Products
     bounds: LoopBounds
 
     def reduction(self, e: Expr) -> Tile:
-        """The tile of a reduction: the accumulator of a loop if its axis is tiled."""
+        """Tile of a reduction: the accumulator of a loop if its axis is tiled."""
         if e.axis in self.frame.walked:
             self.loop(e)
             found = self.frame.scope.find(e)
@@ -39,7 +39,7 @@ class Loops(Part):
         return self.whole(e)
 
     def neutral(self, e: Expr, body: Tile, dim: str) -> str:
-        """The body's text, with the neutral element where the axis has no element."""
+        """Text of a reduction's body, with the neutral element where the axis has no element."""
         frame = self.frame
         if not frame.ragged(dim) or (e.value[0] == "sum" and vanishes(e.args[0], e.axis)):
             return f"{body.atom} + 0.0" if _as_product(e, body) else body.text
@@ -47,7 +47,7 @@ class Loops(Part):
         return f"tl.where({mask}, {body.text}, {_neutral(e, body.dtype)})"
 
     def whole(self, e: Expr) -> Tile:
-        """The tile of a reduction whose axis one tile holds whole."""
+        """Tile of a reduction whose axis one tile holds whole."""
         dot = self.shape.dots.get(e)
         if dot is not None and (tile := self.products.dot(e, dot, None)) is not None:
             return tile

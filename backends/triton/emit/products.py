@@ -21,13 +21,13 @@ TALL = 64  # rows from which a product is asynchronous (wgmma)
 
 @dataclass(eq=False)
 class Products(Part):
-    """Products on tensor cores, and what must be waited for in loops over them."""
+    """Emitter part for products on tensor cores, and for the waits in loops over them."""
 
     values: Values
     loads: Loads
 
     def dot(self, e: Expr, dot: Dot, acc: str | None) -> Tile | None:
-        """The tile of a product on tensor cores, or None if its tiles are too small."""
+        """Tile of a product on tensor cores, or None if its tiles are too small."""
         frame = self.frame
         k = frame.dim_of(e.axis)
         a, b = self.side(dot.left), self.side(dot.right)
@@ -88,7 +88,7 @@ class Products(Part):
         return e.op == "load" and any(e in x.args for x in self.kernel.exprs if x not in products)
 
     def side(self, parts: Sequence[Expr]) -> Tile:
-        """The tile of one side of a product."""
+        """Tile of one side of a product."""
         found = self.kernel.builder.product(list(parts), [])
         self.frame.uses.setdefault(found, 2)
         if self.tiling.options.get("inside") and found.op == "load":
@@ -96,8 +96,10 @@ class Products(Part):
         return self.values.value(found)
 
     def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
-        """Both operands in one dtype: the 16-bit one in memory, else float32. Computed values are rounded to it, as the
-        unfused program did when it stored them."""
+        """Tiles of both operands of a product in one dtype: the 16-bit one in memory, else float32.
+
+        Computed values are rounded to it, as the unfused program did when it stored them.
+        """
         narrow = [t.dtype for t in (a, b) if t.dtype in HALVES]
         want = narrow[0] if narrow else self.narrowest()
         if want == "float64":
@@ -105,15 +107,16 @@ class Products(Part):
         return tuple(t if t.dtype == want else Tile(f"{t.atom}.to({TRITON[want]})", t.dims, want) for t in (a, b))  # type: ignore[return-value]
 
     def narrowest(self) -> str:
-        """The dtype of products of computed values: that of the narrowest operand in memory."""
+        """Dtype of products of computed values: that of the narrowest operand in memory."""
         floats = {b.dtype for name, b in self.kernel.buffers.items() if b.dtype in HALVES}
         inputs = {e.value[3] for e in self.kernel.exprs if e.op == "load"}
         return next(iter(sorted(floats & inputs)), self.frame.wide)
 
     def row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
-        """The two tiles of a row-wise sum of products, if one of them is also an operand on tensor cores; else None.
+        """Tiles of a row-wise sum of products that tensor cores compute as well; else None.
 
-        The tile is then already in place for tensor cores, and for few rows a second product costs next to nothing.
+        One of the two must also be an operand on tensor cores: it is then already in place, and for few rows a second
+        product costs next to nothing.
         """
         frame = self.frame
         over, under = factors(e.args[0])
@@ -148,8 +151,10 @@ def _turned(tile: Tile, dims: tuple[str, str]) -> Tile:
 
 
 def vanishes(e: Expr, axis: Axis) -> bool:
-    """Whether a body is 0 wherever out-of-bounds loads give 0: a numerator factor is such a load, and no other factor
-    is infinite there."""
+    """Whether a body is 0 wherever out-of-bounds loads give 0, so that no mask is needed.
+
+    A numerator factor must be such a load, and no other factor infinite there.
+    """
     over, under = factors(e)
     zero = any(f.op == "load" and axis in f.value[1].axes for f in over)
     return zero and not any(axis in f.axes for f in under) and all(map(partial(_finite, axis), over))

@@ -18,7 +18,7 @@ MOST = 16  # maximum elements that are joined
 
 
 class Row(NamedTuple):
-    """Stores of adjacent elements, in memory order, and the position of the first one."""
+    """Stores of one element each that are adjacent in memory, in order, and the position of the first one."""
 
     stores: tuple[OutputStore, ...]
     at: Index
@@ -56,8 +56,7 @@ def _runs(places: Sequence[int]) -> list[list[int]]:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Text of tiles joined (`tl.join`) along new last axes of two elements each; flattened, they are in the tiles'
-    order.
+    """Text of several tiles as one: joined (`tl.join`) along new last axes of two elements each, flattened in order.
 
     The last tile is repeated up to a power of two.
     """

@@ -19,15 +19,17 @@ _CONSTANTS = {
 
 
 def sized_launch(launch: Any, statement: str) -> str:
-    """A call's statements with a place for sizes after the launch's arguments."""
+    """Launch statement with a placeholder for sizes after the launch's arguments."""
     pattern = rf"^({launch.name}\[.*)(, num_warps=\d+, num_stages=\d+)"
     return re.sub(pattern, rf"\1SIZES_{launch.name}\2", statement, flags=re.MULTILINE)
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """The function of a text (`generate.any_size.Text`) with a parameter for each size that occurs in it; these sizes.
+    """Definition of a kernel text (`generate.any_size.Text`) with a parameter for each size that occurs in it, and
+    these sizes.
 
-    None if a size is where Triton needs a constant: in the shape of a tile, in a keyword, or in another function."""
+    None if a size is where Triton needs a constant: in the shape of a tile, in a keyword, or in another function.
+    """
     found = str(text.spelled(lambda value: _spelled(value, prefix)))
     used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]
     if not used:

@@ -13,7 +13,7 @@ from ...ir.tensor_maps import Box
 
 @dataclass(frozen=True)
 class Tile:
-    """A value in the source: its text, the dimensions it spans (names in the emitter's order), its dtype."""
+    """Value in emitted Triton source: its text, the dimensions it spans (names in the emitter's order), its dtype."""
 
     text: str
     dims: tuple[str, ...]
@@ -41,7 +41,7 @@ def _is_call(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Launch(LaunchBase):
-    """One kernel launch: the function's name and text, programs in the grid, argument names, launch options."""
+    """Launch of a Triton kernel: the function's name and text, programs in the grid, argument names, launch options."""
 
     name: str
     source: str
@@ -77,11 +77,11 @@ TRITON = {
 
 
 def widest(kinds: Iterable[str]) -> str:
-    """The compute dtype of integers of some dtypes."""
+    """Compute dtype of integers of some dtypes."""
     found = [k for k in kinds if k not in ("const", "bool")]
     return "int64" if "int64" in found else found[0] if found else "int32"
 
 
 def names_it(line: str, name: str) -> bool:
-    """Whether a line contains a variable."""
+    """Whether a line of source contains a variable."""
     return re.search(rf"\b{name}\b", line) is not None

@@ -22,7 +22,7 @@ AHEAD = 96  # elements per thread in flight if there are more: no load is moved 
 
 @dataclass(eq=False)
 class Stores(Part):
-    """Stores of results, and the order in which loads are issued before them."""
+    """Emitter part for stores of results, and the order in which loads are issued before them."""
 
     positions: Positions
     values: Values
@@ -160,7 +160,7 @@ class Stores(Part):
 
 
 def fresh_in(stores: Sequence[OutputStore]) -> list[list[Expr]]:
-    """The expressions of each store that no earlier store has, operands first."""
+    """Expressions of each store that no earlier store has, operands first."""
     seen: set[Expr] = set()
     found: list[list[Expr]] = []
     for s in stores:

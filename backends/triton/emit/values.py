@@ -20,13 +20,15 @@ LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minut
 
 @dataclass(eq=False)
 class Values(Part):
-    """Elementwise expressions. `makers` emit the others: op ("load", "reduce") -> function that returns an expression's tile."""
+    """Emitter part for elementwise expressions. `makers` emit the others: op ("load", "reduce") -> function that
+    returns a tile.
+    """
 
     positions: Positions
     makers: dict[str, Callable[[Expr], Tile]] = field(default_factory=dict, init=False)
 
     def value(self, e: Expr) -> Tile:
-        """The tile of an expression, computed in the outermost possible scope."""
+        """Tile of an expression, computed in the outermost possible scope."""
         frame = self.frame
         found = frame.scope.find(e)
         if found is not None:
@@ -57,8 +59,10 @@ class Values(Part):
         return tile
 
     def in_columns(self, e: Expr) -> Expr | None:
-        """The value of an expression over the columns that a reduction runs over, if the kernel has it: a row whole in a tile is
-        loaded and computed once."""
+        """Tile of an expression over the columns that a reduction runs over, if the kernel has it.
+
+        A row whole in a tile is then loaded and computed once.
+        """
         frame = self.frame
         several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
         if e.op != "load" and not (several and e not in frame.reducing):
@@ -72,7 +76,7 @@ class Values(Part):
         return moved if e.op == "load" or moved in frame.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:
-        """The tile assigned to a variable."""
+        """A tile, assigned to a new variable."""
         if tile.text.isidentifier():
             return tile
         name = self.fresh(stem)
@@ -80,14 +84,14 @@ class Values(Part):
         return Tile(name, tile.dims, tile.dtype)
 
     def constant(self, e: Expr) -> Tile:
-        """A constant's text."""
+        """Text of a constant."""
         v = e.value
         if isinstance(v, float) and not math.isfinite(v):
             return Tile(f"float('{'nan' if v != v else 'inf' if v > 0 else '-inf'}')", (), "const")
         return Tile(repr(v), (), "const" if e.kind == "float" else "bool" if e.kind == "bool" else "int32")
 
     def floated(self, e: Expr) -> Tile:
-        """The value in the compute dtype; converted once if several uses need it."""
+        """Tile of an expression in the compute dtype; converted once if several uses need it."""
         frame = self.frame
         tile = self.value(e)
         if e.kind != "float" or tile.dtype in (frame.wide, "const"):
@@ -149,7 +153,7 @@ class Values(Part):
         return Tile(text.format(*values), dims, dtype)
 
     def short_erf(self, e: Expr) -> Tile:
-        """erf with the accuracy that 16-bit results need (short_erf.py)."""
+        """Tile of erf with the accuracy that 16-bit results need (short_erf.py)."""
         frame = self.frame
         x = self.floated(e.args[0])
         stored = {self.kernel.buffers[s.buffer].dtype for s in self.kernel.stores}

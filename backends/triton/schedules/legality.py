@@ -33,7 +33,7 @@ HEAVY = 64  # operations per element beyond which small programs may pay
 
 
 def each(elements: float, warps: int) -> float:
-    """Elements per thread of a tile of `elements` in a program of so many warps."""
+    """Elements per thread of a tile of `elements`, in a program of so many warps."""
     return elements / (32 * warps)
 
 
@@ -44,8 +44,10 @@ def within(value: int, size: int, least: int = 1) -> bool:
 
 @dataclass(frozen=True)
 class Load:
-    """Footprint of a load in a tile: whether it varies along rows and columns, the indices of its reduction axes, bytes
-    per element."""
+    """Footprint of a load in a tile.
+
+    Whether it varies along rows and columns, the indices of its reduction axes, bytes per element.
+    """
 
     rows: bool
     cols: bool
@@ -55,7 +57,7 @@ class Load:
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """The properties of a kernel that its schedules depend on. Kernels with equal facts share one ranking.
+    """Properties of a kernel that its schedules depend on. Kernels with equal facts share one ranking.
 
     `m`, `n`, `batch`: sizes; `rows`, `cols`: whether the kernel has such axes. `inner`: sizes of the reduction axes;
     `main`: index of the longest axis of a product outside all other reductions (K); `walked`: whether there is such a
@@ -64,8 +66,8 @@ class KernelFacts:
     (ir/tensor_maps.py). `dots`: (work, varies along rows, varies along columns) of each product. `periods`: divisors in
     index expressions of reduction axes. `splits`: whether the longest reduction may be split. `turned`: whether large
     operands or results are contiguous along rows instead of columns. `beside`: maximum number of interleaved results
-    per element (emit/row_stores.py), 1 without any. `held`: live values per element (register pressure). `heavy`: whether
-    there are more than `HEAVY` operations per element.
+    per element (emit/row_stores.py), 1 without any. `held`: live values per element (register pressure). `heavy`:
+    whether there are more than `HEAVY` operations per element.
     """
 
     kind: str
@@ -122,7 +124,7 @@ class KernelFacts:
 
     @cached_property
     def head(self) -> int:
-        """The widest side of attention's tiles, except along the loop."""
+        """Width of the widest side of attention's tiles, except along the loop."""
         return max([self.columns, *self.rest.values()])
 
     def programs(self, s: TileSchedule) -> int:
@@ -143,7 +145,7 @@ class KernelFacts:
         return max((sum(nbytes for nbytes, x in tiles if i in x.inner) for i in walked), default=0)
 
     def unstaged(self, s: TileSchedule) -> int:
-        """Bytes of shared memory of product operands outside of loops, all live at once."""
+        """Bytes of shared memory of product operands outside of loops, which are all live at once."""
         whole = {i for i, size in enumerate(self.inner) if s.k[i] >= size}
         return sum(nbytes for nbytes, x in self._tiles(s) if x.inner and whole.issuperset(x.inner))
 

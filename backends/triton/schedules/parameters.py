@@ -44,7 +44,7 @@ class TileSchedule(Schedule):
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a program's tile; all columns with `walk`."""
+        """Rows and columns of a program's tile; all columns with `walk`."""
         return self.m, shape.n if self.walk else self.n
 
     def tiling(self, shape: Shape) -> Tiling:

@@ -34,8 +34,10 @@ from .tiles import AttentionLoads, AttentionPositions, SharedTiles
 
 @dataclass(frozen=True)
 class RoleLaunch(Launch):
-    """A launch of a warp-specialized kernel (4 warps before specialization), whose tensor maps include the
-    shared-memory swizzle."""
+    """Launch of a warp-specialized kernel (4 warps before specialization).
+
+    Its tensor maps include the shared-memory swizzle.
+    """
 
     def call(self, names: Mapping[str, str]) -> str:
         """The statement that launches the kernel; `names` maps arguments to variables."""
@@ -58,8 +60,7 @@ def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> R
 
 
 class AttentionEmitter(Part):
-    """Emitter of the source text of a warp-specialized attention kernel. Connects the parts that write loads, loops,
-    products and stores."""
+    """Emitter of a warp-specialized attention kernel: connects the parts that write loads, loops, products and stores."""
 
     frame: AttentionFrame
 

@@ -21,7 +21,7 @@ WIDEST = 256  # N of one wgmma instruction
 
 
 def widths(extent: int) -> list[tuple[int, int]]:
-    """(start, width) of the pieces of a width: two powers of two if they waste less than one."""
+    """Pieces of a width as (start, width): two powers of two if they waste less than one."""
     large = 1 << (max(extent, GRAIN).bit_length() - 1)
     small = max(GRAIN, padded(extent - large))
     if extent <= large or large + small >= padded(extent):
@@ -30,13 +30,15 @@ def widths(extent: int) -> list[tuple[int, int]]:
 
 
 def numbered(stem: str, count: int) -> list[str]:
-    """Variable names of pieces; a single piece has the plain name."""
+    """Variable names for pieces of a width; a single piece has the plain name."""
     return [stem] if count == 1 else [f"{stem}_{i}" for i in range(count)]
 
 
 class AttentionFrame(Frame):
-    """Frame of a warp-specialized attention program: register layouts, width pieces, operands loaded by TMA. `tall` is its
-    number of rows, `groups` its number of consumer warp groups."""
+    """Frame of a warp-specialized attention program: register layouts, width pieces, operands loaded by TMA.
+
+    `tall` is its number of rows, `groups` its number of consumer warp groups.
+    """
 
     def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape, groups: int) -> None:
         super().__init__(kernel, tiling, name, shape)
@@ -65,19 +67,22 @@ class AttentionFrame(Frame):
         return self.stored if self.away else self.layouts.get(tuple(dims), "Q")
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
-        """Text of a tile spread to more dimensions; per-row values have the layout of score rows and are converted to other layouts."""
+        """Text of a tile spread to more dimensions.
+
+        Per-row values have the layout of score rows and are converted to other layouts.
+        """
         if tile.dims == ("m",) and len(dims) == 2 and self.parent(dims) not in ("S", self.stored):
             return f"tl.convert_layout({tile.text}, tl.SliceLayout(1, {self.parent(dims)}))[:, None]"
         return super().spread(tile, dims)
 
     def piece(self, dim: str) -> list[tuple[int, int]]:
-        """(start, width) of the pieces of a dimension."""
+        """Pieces of a dimension's width, as (start, width)."""
         extent, block = self.extent[dim], self.block[dim]
         return widths(extent) if self.pieces and extent < block else [(0, block)]
 
     @contextmanager
     def resized(self, dim: str, size: int, begin: int) -> Iterator[None]:
-        """Use a piece of a dimension in place of its whole tile."""
+        """Context manager that uses a piece of a dimension in place of its whole tile."""
         before, self.block[dim] = self.block[dim], size
         if size != before:
             self.first[dim] = begin

@@ -27,8 +27,11 @@ from .tiles import AttentionLoads, SharedTiles
 
 @dataclass(frozen=True)
 class KeyLoop:
-    """A loop over keys with the variable names of its results and scores, the texts of key and value tiles of a
-    pipeline slot (by width piece), and the operands' dtype (`narrow`)."""
+    """State of an emitted loop over keys.
+
+    Variable names of its results and scores, the texts of key and value tiles of a pipeline slot (by width piece), and
+    the operands' dtype (`narrow`).
+    """
 
     parts: Parts
     names: Mapping[Expr, str]
@@ -40,7 +43,7 @@ class KeyLoop:
 
 @dataclass(eq=False)
 class AttentionLoops(Loops):
-    """Reductions of a consumer group's tile of rows: those over keys share one loop."""
+    """Emitter part for reductions of a consumer group's tile of rows: those over keys share one loop."""
 
     frame: AttentionFrame
     loads: AttentionLoads
@@ -50,7 +53,7 @@ class AttentionLoops(Loops):
     factor: Tile | None = field(default=None, init=False)  # per-row factor of the scores, left out of their product
 
     def whole(self, e: Expr) -> Tile:
-        """The tile of an expression; per-row results are converted to the layout of score rows."""
+        """Tile of an expression; per-row results are converted to the layout of score rows."""
         tile = super().whole(e)
         if tile.dims != ("m",):
             return tile

@@ -37,9 +37,11 @@ def _scales(e: Expr, score: Expr) -> bool:
 
 @dataclass(frozen=True)
 class Parts:
-    """Components of a loop over keys: all reductions that are ready after the loop; among them the product with the
-    values and the maximum (`top`); the scores; and `own`, the per-row factors of the scores that are left out of their
-    product."""
+    """Components of attention among the reductions of a loop over keys.
+
+    All reductions that are ready after the loop; among them the product with the values and the maximum (`top`); the
+    scores; and `own`, the per-row factors of the scores that are left out of their product.
+    """
 
     ready: Sequence[Expr]
     product: Expr
@@ -49,7 +51,7 @@ class Parts:
 
 
 def parts_of(frame: AttentionFrame, ready: Sequence[Expr]) -> Parts:
-    """The components of the loop over some reductions. Unfusable unless they form attention."""
+    """Components of attention in a loop over some reductions. Unfusable unless they form attention."""
     dots, axis = frame.shape.dots, frame.axis
     products = [e for e in ready if e in dots]
     scores = [e for e in walk(x for r in ready for x in r.args) if e in dots and axis in e.axes]

@@ -17,7 +17,7 @@ from .tiles import SharedTiles
 
 @dataclass(eq=False)
 class AttentionStores(Stores):
-    """Stores of a consumer group's tile of rows, by column piece."""
+    """Emitter part for stores of a consumer group's tile of rows, by column piece."""
 
     frame: AttentionFrame
     tiles: SharedTiles

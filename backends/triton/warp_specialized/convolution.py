@@ -35,8 +35,10 @@ DESCRIBING = "from triton.experimental.gluon.nvidia.hopper import TensorDescript
 
 @dataclass(frozen=True)
 class Patch:
-    """A TMA box of an operand: tensor-map sizes and strides (outermost axis first), box shape, and texts of the
-    origin."""
+    """TMA box of an operand.
+
+    Tensor-map sizes and strides (outermost axis first), box shape, and texts of the origin.
+    """
 
     operand: str
     sizes: tuple[int, ...]
@@ -57,7 +59,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class ConvolutionLaunch(Launch):
-    """A launch with tensor maps of any number of axes."""
+    """Launch of a convolution kernel, with tensor maps of any number of axes."""
 
     patches: tuple[Patch, ...] = ()
 
@@ -71,8 +73,7 @@ class ConvolutionLaunch(Launch):
 
 
 def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
-    """The box of an operand that a load reads, where each axis spans the given number of elements, starting at a
-    multiple.
+    """TMA box of an operand that a load reads, where each axis spans a number of elements from a multiple of it on.
 
     The load's guards must say that a coordinate lies in the image. Unfusable if there is no such box, or not one in the
     axes' order.
@@ -166,7 +167,7 @@ def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
 
 
 class EpilogueFrame(Frame):
-    """Frame of the epilogue for one group's positions and one filter piece."""
+    """Frame of a convolution's epilogue, for one group's positions and one filter piece."""
 
     def ragged(self, dim: str) -> bool:
         """False: tiles divide the output."""
@@ -175,8 +176,11 @@ class EpilogueFrame(Frame):
 
 @dataclass
 class Convolution:
-    """A convolution in tiles: `tall` positions and the filters of all `pieces` in each; `depth` K elements per step,
-    `stages` steps in the ring."""
+    """Emitter of a warp-specialized convolution.
+
+    `tall` positions and the filters of all `pieces` are in each tile; `depth` K elements per step, `stages` steps in
+    the ring.
+    """
 
     kernel: Kernel
     shape: Shape
@@ -374,6 +378,6 @@ def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, s
 
 
 def convolution_of(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> Convolution:
-    """The kernel as a convolution with the tiles of a schedule. Unfusable as in `emit_convolution`."""
+    """Emitter of a kernel as a convolution with the tiles of a schedule. Unfusable as in `emit_convolution`."""
     pieces = tuple(n for n in (schedule.wide, schedule.more) if n)
     return Convolution(kernel, shape, name, schedule.tall, pieces, schedule.stages, schedule.k[0])

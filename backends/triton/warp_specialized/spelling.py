@@ -20,7 +20,7 @@ SEEING = (
 
 
 def swizzle(columns: int) -> int:
-    """Shared-memory swizzle in bytes for rows of 16-bit elements."""
+    """Shared-memory swizzle in bytes for tiles of 16-bit elements with some columns."""
     return min(128, 2 * columns)
 
 
@@ -35,5 +35,5 @@ def matrix_layout(columns: int) -> str:
 
 
 def in_gluon(lines: Iterable[str]) -> str:
-    """Text of Gluon functions from lines in which Triton's emitter has written `tl.` names."""
+    """Text of Gluon functions, from lines in which the Triton emitter has written `tl.` names."""
     return re.sub(r"\btl\.(?!PropagateNan)", "gl.", "\n".join(lines)) + "\n"

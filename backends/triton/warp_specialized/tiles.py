@@ -19,7 +19,10 @@ WIDE_RESULT = 128  # columns beyond which a result is transposed through the sha
 
 @dataclass(eq=False)
 class AttentionPositions(Positions):
-    """Positions: those of stores have index variables of their own; origins of TMA boxes are those of the producer."""
+    """Emitter part for positions in attention.
+
+    Those of stores have index variables of their own; origins of TMA boxes are those of the producer.
+    """
 
     frame: AttentionFrame
 
@@ -52,13 +55,15 @@ class AttentionPositions(Positions):
 
 @dataclass(eq=False)
 class AttentionLoads(Loads):
-    """Loads, with TMA boxes that may go beyond the ends of axes."""
+    """Emitter part for loads in attention; TMA boxes may go beyond the ends of axes."""
 
     frame: AttentionFrame
 
     def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """(tensor-map name, box) of a load, None if there is none. Queries, keys and values get separate boxes, because
-        their origins differ even on the same operand."""
+        """Tensor-map name and TMA box of a load; None if there is none.
+
+        Queries, keys and values get separate boxes, because their origins differ even on the same operand.
+        """
         frame = self.frame
         before = dict(frame.described)
         named = self._edged(operand, at, dtype) or super().box_of(operand, at, dtype)
@@ -92,7 +97,7 @@ class AttentionLoads(Loads):
 
 @dataclass(eq=False)
 class SharedTiles(Part):
-    """Queries, keys and values in shared memory."""
+    """Emitter part for queries, keys and values in shared memory."""
 
     frame: AttentionFrame
     loads: AttentionLoads
@@ -118,12 +123,12 @@ class SharedTiles(Part):
 
     @property
     def mine(self) -> list[str]:
-        """Query tiles of the current consumer group."""
+        """Texts of the query tiles of the current consumer group."""
         tiles = self.queries("W")
         return [self.seen(tile, name) for tile, name in zip(tiles, self.frame.asked)] if self.frame.asked else tiles
 
     def shared(self, slots: int) -> int:
-        """Bytes of shared memory: queries, rings, and results in transposition."""
+        """Bytes of shared memory of a kernel: queries, rings, and results in transposition."""
         frame = self.frame
         keys, n, width = frame.block[frame.axis.name], sum(w for _, w in frame.piece("n")), self.width
         if frame.pieces and frame.asked:
@@ -133,12 +138,12 @@ class SharedTiles(Part):
 
     @property
     def through(self) -> bool:
-        """Whether a result is transposed through the shared memory of its queries, because there is none besides."""
+        """Whether a result is transposed through the shared memory of its queries, because there is no other space."""
         frame = self.frame
         return len(frame.asked) == 1 and frame.block["n"] > WIDE_RESULT and self.width == frame.block["n"]
 
     def seen(self, tile: str, name: str) -> str:
-        """Text of a shared-memory tile reinterpreted as its matrix."""
+        """Text of a shared-memory tile, reinterpreted as its matrix."""
         found = self.frame.described[name][1]
         if not found.strides:
             return tile
@@ -148,8 +153,9 @@ class SharedTiles(Part):
         return f"seen_as({tile}, {dtype}, [{rows}, {columns}], V{columns})"
 
     def ring(self, parts: Sequence[Expr], dims: tuple[str, str], wide: str) -> tuple[list[str], str]:
-        """Register a tile that the producer loads, in pieces along `wide`. Returns the pieces' texts for a slot, and
-        the dtype."""
+        """Register a tile that the producer loads, in pieces along `wide`; returns (the pieces' texts for a slot, the
+        dtype).
+        """
         frame = self.frame
         if len(parts) != 1 or parts[0].op != "load" or parts[0].args:
             raise Unfusable("what is computed of keys or values")

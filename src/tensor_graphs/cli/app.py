@@ -127,7 +127,7 @@ def _print_version(asked: bool) -> None:
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")] = False,
 ) -> None:  # fmt: skip
-    """Global options, given before a command."""
+    """Global options of the command line, given before a command."""
 
 
 @app.command()
@@ -167,7 +167,7 @@ def optimize(
 
 
 def default_output(model: str) -> Path:
-    """Default output folder: `MODEL-optimized` in the current directory."""
+    """Default output folder of `optimize`: `MODEL-optimized` in the current directory."""
     return Path(f"{Path(model).stem or 'model'}-optimized")
 
 
@@ -485,7 +485,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line and return its exit code.
+    """Exit code of a command line, which is run.
 
     0 ok, 1 internal error, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130 interrupted, 143 terminated.
     """

@@ -58,8 +58,9 @@ class Console:
 
 @contextmanager
 def working(verbose: bool, as_json: bool) -> Iterator[Progress]:
-    """Context for a long command: shows progress and handles Ctrl-C and SIGTERM. Yields the Progress, whose `stopped`
-    is set by a signal.
+    """Context manager of a long command: shows progress, handles Ctrl-C and SIGTERM, yields the Progress.
+
+    A signal sets its `stopped`.
     """
     console = Console(verbose, quiet=as_json and not verbose)
     progress = Progress(console.say)
@@ -68,7 +69,7 @@ def working(verbose: bool, as_json: bool) -> Iterator[Progress]:
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived outside a search: unwinds the stack so that temporary files are removed."""
+    """Raised by SIGTERM outside a search: unwinds the stack so that temporary files are removed."""
 
 
 def terminated(number: int, frame: FrameType | None) -> None:
@@ -79,7 +80,9 @@ def terminated(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def interruptible(progress: Progress) -> Iterator[None]:
-    """On the first Ctrl-C or SIGTERM set `progress.stopped` (keep the best result so far); on the second, quit."""
+    """Install a handler of Ctrl-C and SIGTERM: the first sets `progress.stopped` (keep the best result so far), the
+    second quits.
+    """
 
     def ask(number: int, frame: FrameType | None) -> None:
         if progress.stopped:
@@ -104,7 +107,10 @@ def interruptible(progress: Progress) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a command: JSON fields and text. `error` is set if the command ended early with a partial result."""
+    """Result of a command: JSON fields and text.
+
+    `error` is set if the command ended early with a partial result.
+    """
 
     document: Mapping[str, Any]
     text: str
@@ -112,8 +118,9 @@ class Answer:
 
 
 def writable(target: Path, *, folder: bool = False) -> None:
-    """Check before the work starts that the result can be written. UsageError if the target is occupied or its folder
-    is not writable.
+    """Check before the work starts that a result can be written.
+
+    UsageError if the target is occupied or its folder is not writable.
     """
     from ..backends.program.program import refuse_occupied
 

@@ -27,7 +27,7 @@ PACKAGES = ("numpy", "egglog", "ortools", "duckdb", "pyarrow", "safetensors", "t
 def explain(
     target: str, dims: Mapping[str, int], backend: str, *, trust: bool = False, steps: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Return (JSON document, text) about a saved program (kernels, costs) or a model (operators, sizes, blocks).
+    """A saved program (kernels, costs) or a model (operators, sizes, blocks), as (JSON document, text).
 
     With `steps`: the rule applications that lead from each block to its chosen form, one by one, replayed.
     """
@@ -70,7 +70,7 @@ def explain(
 
 
 def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | None = None) -> tuple[dict[str, Any], str]:
-    """Return (JSON document, text): the rule applications that lead from a program's original graph to its kernels.
+    """The rule applications that lead from a program's original graph to its kernels, as (JSON document, text).
 
     Rewriting is repeated within the limits of the original search. Also lists the values that kernels round when
     storing them, which no rule expresses. `folder` needs the program's origin and report files only. Blocks not reached

@@ -46,7 +46,7 @@ def report_page(path: Path) -> str:
 
 
 def show(target: Path, output: Path | None, *, launch: bool) -> dict[str, Any]:
-    """Write the page of `target` and open it in a browser if `launch`; returns the command's document."""
+    """Write the page of `target`, open it in a browser if `launch`, and return the command's document."""
     text = page_of(target)
     path = output
     if path is None:

@@ -34,7 +34,7 @@ def _number_parts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def codes_of(texts: Sequence[str]) -> tuple[list[str], npt.NDArray[Any]]:
-    """(distinct texts in order of first occurrence, code per text in the smallest unsigned dtype)."""
+    """Texts as (distinct texts in order of first occurrence, code per text in the smallest unsigned dtype)."""
     number: dict[str, int] = {}
     codes = [number.setdefault(t, len(number)) for t in texts]
     dtype = np.uint8 if len(number) <= 1 << 8 else np.uint16 if len(number) <= 1 << 16 else np.uint32
@@ -47,7 +47,9 @@ def _clean(text: str) -> str:
 
 
 def encode(columns: Mapping[str, Column], meta: Mapping[str, Any]) -> bytes:
-    """The columns, and `meta` as JSON, as one byte string. Lone surrogates in texts become question marks."""
+    """One byte string with columns of numbers and texts, and `meta` as JSON. Lone surrogates in texts become question
+    marks.
+    """
     header: dict[str, Any] = {"meta": meta, "columns": {}}
     parts: list[bytes] = []
     at = 0
@@ -77,7 +79,7 @@ def encode(columns: Mapping[str, Column], meta: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[dict[str, npt.NDArray[Any] | list[str]], dict[str, Any]]:
-    """Inverse of `encode`: (columns, meta). BadModelError for other bytes."""
+    """Columns and `meta` of a byte string that `encode` made, as (columns, meta). BadModelError for other bytes."""
     if data[:4] != MAGIC:
         raise BadModelError("this is no column data", where="columns", hint="use data written by encode")
     length = int.from_bytes(data[4:8], "little")

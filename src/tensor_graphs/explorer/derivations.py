@@ -48,7 +48,7 @@ class Derivation:
 
 
 class TermMatcher:
-    """Matches terms with known operands at known e-classes, and returns the e-nodes used."""
+    """Matcher of terms whose operands are at known e-classes; its matches are the e-nodes used."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view, self.matcher = view, Matcher(view)

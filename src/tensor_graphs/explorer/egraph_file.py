@@ -109,7 +109,7 @@ def write(path: str | Path, explorer: Explorer) -> None:
 
 
 def made_by(view: EGraphView, candidate: Candidate) -> str:
-    """Class name of a candidate: the value it computes, or all values of a multi-output kernel."""
+    """Class name of a candidate in the file: the value it computes, or all values of a multi-output kernel."""
     return JOINED.join(place(view, v) for v in candidate.outputs)
 
 
@@ -205,12 +205,13 @@ class EGraphFile:
         return program
 
     def view(self, record: Mapping[str, Any]) -> tuple[EGraphView, Graph]:
-        """Return (algebraic e-graph, model with the same roots). Errors as for `program`."""
+        """The file's e-graph and its model, which have the same roots, as (EGraphView, Graph). Errors as for `program`."""
         return self._view(record, self._model(record))
 
     def priced(self, found: Extraction) -> dict[str, tuple[int, float]]:
-        """Map each price source to (number of kernels, their µs) in a solution, without views. Empty if the file
-        describes no program.
+        """Prices of a solution's kernels: price source -> (number of kernels, their µs), without views.
+
+        Empty if the file describes no program.
         """
         counted: dict[str, tuple[int, float]] = {}
         sources = self.record["sources"] if self.record is not None else {}
@@ -280,7 +281,7 @@ def read(path: str | Path) -> EGraphFile:
 
 
 def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", deterministic: bool = False) -> Extraction:
-    """Solve the extraction problem of an e-graph.
+    """The cheapest extraction of an e-graph, with a proven lower bound.
 
     `source`: a path to egraph-serialize JSON, a `Problem`, or the result of `tg.saturate` (its kernels at their current
     prices). `time_limit`: seconds. `method`: "auto", "greedy", "cp-sat", "highs" or "frontier". Returns an `Extraction`

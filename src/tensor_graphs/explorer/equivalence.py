@@ -31,7 +31,7 @@ def equivalent(
     limits: Limits | None = None,
     trust: bool = False,
 ) -> bool:
-    """Return whether the rules prove two programs equal within the limits. False means not proved, not unequal.
+    """Whether the rules prove two programs equal within the limits. False means not proved, not unequal.
 
     `a`, `b`: anything that `optimize` takes: expressions (or sequences or dicts of them), Graphs, functions or modules
     with `example_inputs`, model paths. Leaves (inputs, params, states) correspond if name and type agree; inputs of two

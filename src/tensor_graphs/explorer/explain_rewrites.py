@@ -42,8 +42,9 @@ WHOLE_FLOPS = 1e9  # total flops of all steps above which each step is replayed 
 
 @dataclass(frozen=True)
 class BlockRewrites:
-    """The rewriting of one unique block: per output the steps to the chosen term and the result of replaying them (None
-    if the block is too large for an automatic replay).
+    """Rewriting of one unique block: per output the steps to the chosen term, and the result of replaying them.
+
+    None in place of a result if the block is too large for an automatic replay.
     """
 
     number: int
@@ -93,8 +94,9 @@ class BlockRewrites:
 def explain_choice(
     graph: Graph, view: EGraphView, choice: Choice, rules: Iterable[Rule] = ALL, *, replay: bool | None = None
 ) -> tuple[list[Explanation], list[Checked | None]]:
-    """Return (steps from each root to its chosen term, check of each; None if not replayed). `replay` None: only if
-    cheap.
+    """Rewrite steps from each root to its chosen term, and the check of each, as (steps, checks; None if not replayed).
+
+    `replay` None: only if cheap.
     """
     fired = [d for r in rules for d in r.directions if not view.report.matches or view.report.matches.get(d.name)]
     found = explain(view, fired, graph.roots, origin_of(plan_of(choice, graph), graph).chosen)
@@ -112,8 +114,8 @@ def _small(block: Graph) -> bool:
 
 
 def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> Explanation | None:
-    """The rule applications that lead from one expression to the other; None if the rules do not prove them equal
-    within the limits.
+    """Rule applications that lead from one expression to the other; None if the rules do not prove them equal in the
+    limits.
 
     Raises UsageError if their types differ.
     """
@@ -130,8 +132,7 @@ def explain_rewrites(
     replay: bool | None = None,
     trust: bool = False,
 ) -> list[BlockRewrites]:
-    """Explain the rewriting of a model: per unique block, the rule applications that lead to the form chosen at current
-    prices.
+    """Rewriting of a model: per unique block, the rule applications that lead to the form chosen at current prices.
 
     Each block is extracted alone; the plan of the whole model may differ at block boundaries. Nothing is measured.
     Takes the sources of `optimize`. `replay`: evaluate every step numerically; None: only for small blocks.
@@ -152,11 +153,11 @@ def explain_saved(
     replay: bool | None = None,
     seconds: float = math.inf,
 ) -> list[BlockRewrites]:
-    """Explain a saved program: per unique block and distinct chosen form, the rule applications (built-in and `rules`)
-    that lead to it.
+    """Rewriting of a saved program: per unique block and distinct chosen form, the rule applications that lead to it.
 
-    The blocks are rewritten again within the given limits. No form is started after `seconds`; an unexplained form says
-    why. UsageError if the program has no provenance, BadModelError if the rules no longer reach its terms.
+    Rules are the built-in ones and `rules`. The blocks are rewritten again within the given limits. No form is started
+    after `seconds`; an unexplained form says why. UsageError if the program has no provenance, BadModelError if the
+    rules no longer reach its terms.
     """
     origin = read_origin(Path(folder))
     roots, chosen = origin.roots, origin.chosen

@@ -34,12 +34,12 @@ class Explorer(StaticPages):
 
     @cached_property
     def derivations(self) -> list[Derivation]:
-        """The rule matches of the e-graph: which e-nodes each rule made, and from which."""
+        """Rule matches of the e-graph: which e-nodes each rule made, and from which."""
         return derivations(self.view)
 
     @cached_property
     def covered(self) -> list[frozenset[int]]:
-        """The e-nodes that each candidate kernel computes: its outputs and what it fuses."""
+        """E-nodes that each candidate kernel computes: its outputs and what it fuses."""
         terms = TermMatcher(self.view)
         return [frozenset(terms.of_candidate(c)) for c in self.choice.hypergraph.candidates]
 
@@ -51,13 +51,13 @@ class Explorer(StaticPages):
         self, forbid: Sequence[str] = (), pin: Sequence[str] = (), cost: Mapping[str, float] | None = None, *,
         seconds: float = SOLVE_SECONDS,
     ) -> WhatIf:  # fmt: skip
-        """Extract again under other conditions and return both plans' differences. Nothing is rewritten or measured.
+        """Difference between the plan and one extracted under other conditions. Nothing is rewritten or measured.
 
-        `forbid`: kernels, e-nodes, layouts or rules that the plan must not use. `pin`: kernels that must run, e-nodes and
-        layouts that the values of their e-classes must have where they are computed. `cost`: other times in µs. Selectors
-        are texts: "k17" (candidate kernel), "n45" (e-node), "c12" (e-class), "c12@1,64" (layout), "rule:NAME", or a
-        kernel's name; names may be patterns such as "np.*". A forbidden rule takes the e-nodes that only it leads to;
-        equalities between the others stay. `seconds`: limit of each solve.
+        `forbid`: kernels, e-nodes, layouts or rules that the plan must not use. `pin`: kernels that must run, e-nodes
+        and layouts that the values of their e-classes must have where they are computed. `cost`: other times in µs.
+        Selectors are texts: "k17" (candidate kernel), "n45" (e-node), "c12" (e-class), "c12@1,64" (layout),
+        "rule:NAME", or a kernel's name; names may be patterns such as "np.*". A forbidden rule takes the e-nodes that
+        only it leads to; equalities between the others stay. `seconds`: limit of each solve.
 
             explorer.what_if(forbid=["np.matmul"])
             explorer.what_if(pin=["k17"], cost={"c.reduction": 3.0})
@@ -67,7 +67,7 @@ class Explorer(StaticPages):
         return self._question.ask(_texts(forbid), _texts(pin), cost or {}, seconds=seconds)
 
     def fusing(self, *classes: int) -> list[int]:
-        """The candidate kernels that compute values of all given e-classes in one call, cheapest first."""
+        """Candidate kernels that compute values of all given e-classes in one call, cheapest first."""
         cls = self.view.cls
         found = [i for i, used in enumerate(self.covered) if {int(cls[n]) for n in used}.issuperset(classes)]
         return sorted(found, key=lambda i: self.choice.prices[i].us)
@@ -82,7 +82,7 @@ class Explorer(StaticPages):
         return plan_of(self.choice, self.work)
 
     def explain(self) -> list[Explanation]:
-        """Per output: the rule applications that lead from the model to the chosen kernels."""
+        """Rule applications that lead from the model to the chosen kernels, per output."""
         from .explain_rewrites import explain_choice
 
         return explain_choice(self.work, self.view, self.choice, replay=False)[0]

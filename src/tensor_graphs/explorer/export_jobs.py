@@ -27,8 +27,8 @@ def write_lacking(
     model: str, path: Path, plans: int, dims: Mapping[str, int], name: str, budget: float, costdb: Path | None,
     progress: Progress, *, trust: bool = False,
 ) -> int:  # fmt: skip
-    """Write the unmeasured kernels of the best `plans` plans and their unmeasured rivals as jobs; return the number of
-    jobs.
+    """Write tuning jobs for the unmeasured kernels of the best `plans` plans and their unmeasured rivals; returns their
+    number.
 
     With the setting `gpu` (a GPU elsewhere), plans are made for that GPU whether or not this machine has one.
     """
@@ -44,8 +44,9 @@ def write_lacking(
 
 
 def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
-    """Unmeasured candidates of the best `plans` choices, best choice first, each with its MAX_ALTERNATIVES cheapest unmeasured
-    rivals.
+    """Unmeasured candidates of the best `plans` choices, best choice first.
+
+    Each with its MAX_ALTERNATIVES cheapest unmeasured rivals.
     """
     candidates, prices = choice.hypergraph.candidates, choice.prices
     makers: dict[object, list[int]] = {}

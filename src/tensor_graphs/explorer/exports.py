@@ -66,7 +66,7 @@ def _utf8(text: str) -> str:
 
 # ---------------------------------------------------------------- graphs
 class Drawn(NamedTuple):
-    """A graph to export: vertices (id -> attributes) and edges (from, to, attributes)."""
+    """Graph to export: vertices (id -> attributes) and edges (from, to, attributes)."""
 
     nodes: dict[str, dict[str, Any]]
     edges: list[tuple[str, str, dict[str, Any]]]
@@ -121,7 +121,7 @@ KINDS: Mapping[str, Callable[[Explorer], Drawn]] = {"egraph": _egraph, "candidat
 
 
 def drawn(explorer: Explorer, what: str) -> Drawn:
-    """The vertices and edges of one of KINDS. UsageError for another name."""
+    """Vertices and edges of one of the graphs KINDS. UsageError for another name."""
     if what not in KINDS:
         raise UsageError(f"there is no graph {what[:40]!r}", where="explorer", hint=f"one of {', '.join(KINDS)}")
     return KINDS[what](explorer)

@@ -17,9 +17,10 @@ MOST_CONSUMERS = 6  # consumers that are forced in turn so that a forced kernel'
 
 
 def forced(problem: Problem, nodes: Sequence[int], until: float) -> tuple[Extraction, list[bool]]:
-    """The cheapest extraction found that uses the nodes, and for each node whether no output needs it.
+    """Cheapest extraction found that uses given nodes, and for each node whether no output needs it.
 
-    The class of a forced node becomes a root. If the outputs do not use it, its consumers are forced in turn."""
+    The class of a forced node becomes a root. If the outputs do not use it, its consumers are forced in turn.
+    """
     found, used = _with_roots(problem, nodes, until)
     for i, node in enumerate(nodes):
         if used[i]:

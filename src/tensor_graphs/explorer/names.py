@@ -14,5 +14,5 @@ def place(view: EGraphView, vertex: Vertex) -> str:
 
 
 def spelled(view: EGraphView, candidate: Candidate) -> str:
-    """A candidate kernel as text: template name and operands."""
+    """Name of a candidate kernel: template name and operands."""
     return f"{candidate.template.name}({', '.join(f'{o}={place(view, v)}' for o, v in candidate.inputs)})"

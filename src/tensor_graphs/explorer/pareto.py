@@ -19,9 +19,11 @@ MOST_TOLERANCES = 32
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """The program found at one tolerance. `error`: its relative error against float64; `us`: time of a call in µs,
-    measured if `measured`, else estimated; `best`: no other point has less error and takes less time. `why`: reason if
-    there is no program."""
+    """Program found at one tolerance.
+
+    `error`: its relative error against float64; `us`: time of a call in µs, measured if `measured`, else estimated;
+    `best`: no other point has less error and takes less time. `why`: reason if there is no program.
+    """
 
     tolerance: str | float
     error: float = math.nan
@@ -39,11 +41,13 @@ class ParetoPoint:
 
 
 class Pareto(list[ParetoPoint]):
-    """Points in the order of the tolerances; displays itself as a table, in a notebook with a plot."""
+    """Programs found at several tolerances, in the order of the tolerances; shown as a table, in a notebook with a
+    plot.
+    """
 
     @property
     def front(self) -> list[ParetoPoint]:
-        """The points that no other point beats, by rising error."""
+        """Points that no other point beats, by rising error."""
         return sorted((p for p in self if p.best), key=lambda p: (p.error, p.us))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -73,7 +77,7 @@ def pareto(
     source: Any, example_inputs: Any = None, *, tolerances: Sequence[str | float] = TOLERANCES, budget: float = 120.0,
     **options: Any,
 ) -> Pareto:  # fmt: skip
-    """Optimize at several tolerances, within about `budget` seconds in all, and compare error with time.
+    """Programs at several tolerances, found within about `budget` seconds in all, with error and time of each.
 
     Measurements are shared through the cost store, so later tolerances need fewer. A tolerance that no plan meets has a
     point without a program. Other arguments as for `optimize`; UsageError for `tolerance`, none or too many tolerances.
@@ -101,7 +105,7 @@ def pareto(
 
 
 def marked(points: Sequence[ParetoPoint]) -> Pareto:
-    """The points with `best` set on those that no other point beats."""
+    """Points with `best` set on those that no other point beats."""
 
     def beaten(p: ParetoPoint) -> bool:
         return any(o.error <= p.error and o.us <= p.us and (o.error < p.error or o.us < p.us) for o in points)

@@ -47,7 +47,7 @@ NAMED = 4  # maximum kernels listed per line
 
 
 def plan_digest(plan: Plan) -> str:
-    """Plan identity: 32 hex digits of the terms and kernels on this machine, independent of value ids."""
+    """Identity of a plan: 32 hex digits of its terms and kernels on this machine, independent of value ids."""
     kernels = sorted(key_of(s.template, s.call).digest for s in plan.steps if not s.is_view)
     roots = [structural_digest(root).hex() for root in meaning(plan)[0]]
     return blake2b("\n".join([*roots, *kernels]).encode(), digest_size=16).hexdigest()
@@ -55,7 +55,7 @@ def plan_digest(plan: Plan) -> str:
 
 @dataclass
 class Times:
-    """End-to-end times of plans in µs by digest, stored in a file that is replaced after every plan."""
+    """End-to-end times of plans in µs by digest, kept in a file that is replaced after every plan."""
 
     file: Path
     us: dict[str, float] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Times:
 
 
 def times_file(graph: Graph, backend: str) -> Path:
-    """The file of a model's times in the cache folder, named by a hash of the graph's structure and backend."""
+    """File of a model's end-to-end times in the cache folder, named by a hash of the graph's structure and backend."""
     digest = blake2b(backend.encode(), digest_size=12)
     for root in graph.roots:
         digest.update(structural_digest(root))
@@ -87,14 +87,13 @@ def profile(
     model: str, count: int, dims: Mapping[str, int], backend: str, budget: float, costdb: Path | None,
     progress: Progress, *, trust: bool = False, resume: bool = False, workers: int = 0, diversity: float = DIVERSITY,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
-    """Optimize a model (which measures missing kernels), then time the best `count` distinct plans end to end; return
-    (JSON document, text).
+    """End-to-end times of the best `count` distinct plans of a model, as (JSON document, text).
 
-    Each plan is timed interleaved with the best one. `budget`: seconds for everything; it is exceeded at most by the
-    mandatory work of `optimize` and by the current plan (a build and three rounds). Programs are not verified, as none
-    is returned. `diversity`: minimum fraction of estimated time that one of any two plans spends in kernels that the
-    other lacks; more similar plans are skipped. `resume`: reuse times of an earlier sweep. `workers`: rewriting
-    processes (0: the setting); kernels are always timed one at a time.
+    `optimize` measures missing kernels first. Each plan is timed interleaved with the best one. `budget`: seconds for
+    everything; it is exceeded at most by the mandatory work of `optimize` and by the current plan (a build and three
+    rounds). Programs are not verified, as none is returned. `diversity`: minimum fraction of estimated time that one of
+    any two plans spends in kernels that the other lacks; more similar plans are skipped. `resume`: reuse times of an
+    earlier sweep. `workers`: rewriting processes (0: the setting); kernels are always timed one at a time.
     """
     if count < 1 or workers < 0:
         raise UsageError(
@@ -127,7 +126,7 @@ def profile(
 
 @dataclass(frozen=True)
 class Called:
-    """Calls of one kernel in a plan: count, estimated µs of all calls together, template name."""
+    """Calls of one kernel in a plan: number of calls, estimated µs of all together, template name."""
 
     count: int
     us: float
@@ -135,7 +134,7 @@ class Called:
 
 
 def kernels_of(plan: Plan) -> dict[str, Called]:
-    """The kernels of a plan by their cost store key digest."""
+    """Kernels of a plan with their calls, by cost store key digest."""
     found: dict[str, Called] = {}
     for step, call in priced_steps(plan):
         digest = key_of(step.template, call).digest
@@ -145,9 +144,7 @@ def kernels_of(plan: Plan) -> dict[str, Called]:
 
 
 def beyond(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[float, dict[str, int]]:
-    """Return (fraction of `mine`'s estimated time in calls that `theirs` lacks, number of these calls by template
-    name).
-    """
+    """Calls of `mine` that `theirs` lacks, as (fraction of `mine`'s estimated time, number of calls by template name)."""
     more = {k: c.count - theirs[k].count if k in theirs else c.count for k, c in mine.items()}
     us, names = 0.0, dict[str, int]()
     for k, n in more.items():
@@ -159,7 +156,7 @@ def beyond(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[fl
 
 
 def distinct(paths: Iterable[RunnablePlan], count: int, diversity: float) -> tuple[list[RunnablePlan], int]:
-    """Return (first `count` plans, pairwise unlike; number of skipped plans).
+    """First `count` plans of an iterator that are pairwise unlike, and the number of skipped plans.
 
     Two plans are alike if each spends less than `diversity` of its estimated time in kernels that the other lacks, or
     if both call the same kernels.

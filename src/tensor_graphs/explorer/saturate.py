@@ -31,7 +31,7 @@ from .explorer import Explorer
 
 @takes_options(SaturateOptions)
 def saturate(source: Any, example_inputs: Any, options: SaturateOptions) -> Explorer:
-    """Rewrite anything that `optimize` takes, without measuring; return an `Explorer`.
+    """Explorer of the saturated e-graph of anything that `optimize` takes. Nothing is measured.
 
     The Explorer holds the saturated e-graph with candidate kernels and their current prices and shows its e-classes in
     a notebook; `.view` is the bare EGraphView. Arguments and errors as for `optimize`.
@@ -87,7 +87,7 @@ class RunnablePlan:
 
 @takes_options(PathOptions)
 def paths(source: Any, example_inputs: Any, options: PathOptions) -> Iterator[RunnablePlan]:
-    """Iterate over up to `count` distinct complete plans in order of estimated cost.
+    """The best complete plans of a source, up to `count` distinct ones in order of estimated cost; an iterator.
 
     All plans satisfy `memory_limit` and `error_budget`. Other arguments as for `optimize`.
 
@@ -100,7 +100,7 @@ def paths(source: Any, example_inputs: Any, options: PathOptions) -> Iterator[Ru
 
 
 def runnable(explorer: Explorer, choices: Iterable[Choice]) -> Iterator[RunnablePlan]:
-    """Convert choices on an explorer's e-graph to runnable plans."""
+    """Runnable plans of some choices on an explorer's e-graph."""
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
     seen: list[set[Any]] = []
     for rank, choice in enumerate(choices):

@@ -51,7 +51,7 @@ class StaticPages:
 
     @cached_property
     def kernels(self) -> dict[int, list[tuple[Candidate, Priced, bool]]]:
-        """Map an e-class to its candidates as (candidate, price, chosen): chosen first, then by price."""
+        """Candidates of an e-class as (candidate, price, chosen): chosen first, then by price."""
         chosen = set(self.choice.chosen)
         found: dict[int, list[tuple[Candidate, Priced, bool]]] = {}
         for i, c in enumerate(self.choice.hypergraph.candidates):
@@ -83,13 +83,13 @@ class StaticPages:
         return max(1, -(-len(self.order) // PER_PAGE))
 
     def page(self, number: int = 0) -> Html:
-        """One page of e-classes."""
+        """HTML of one page of e-classes."""
         return self._framed(
             f"<h4>Classes, page {number} of 0–{self.pages - 1}</h4>{self._table(self._on_page(number))}"
         )
 
     def show(self, cls: int) -> Html:
-        """One e-class, its operands and its users (at most 20 each)."""
+        """HTML of one e-class, its operands and its users (at most 20 each)."""
         reads = sorted({int(k) for n in self.view.nodes_of(cls) for k in self.view.kids(n)} - {cls})
         users = [u for u in self._users.get(cls, ()) if u != cls]
         parts = [f"<h4>Class c{cls}</h4>", self._table([cls])]

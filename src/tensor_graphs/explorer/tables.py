@@ -46,7 +46,7 @@ def text_of_attrs(attrs: Sequence[tuple[str, Any]]) -> str:
 
 
 def lists(name: str, rows: Sequence[Sequence[int]]) -> Columns:
-    """A column of lists as `name.off` and `name.item`."""
+    """Column of lists, as the columns `name.off` and `name.item`."""
     off = np.cumsum([0, *map(len, rows)]).astype(np.int32)
     return {f"{name}.off": off, f"{name}.item": np.array([x for row in rows for x in row], np.int32)}
 
@@ -76,7 +76,7 @@ def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_fro
 
 
 def rules_of_nodes(explorer: Explorer) -> tuple[dict[int, list[str]], dict[int, int]]:
-    """(rules that made each e-node, an e-node that the first of them started from)."""
+    """Rules that made each e-node, and an e-node that the first of them started from."""
     rules: dict[int, list[str]] = {}
     start: dict[int, int] = {}
     for d in explorer.derivations:
@@ -125,7 +125,7 @@ def kernel_tables(explorer: Explorer) -> Columns:
 
 
 def nbytes_of(kind: Type) -> int:
-    """Bytes of a value."""
+    """Bytes of a value of a type."""
     return Type(concrete(kind.shape), kind.dtype).nbytes
 
 

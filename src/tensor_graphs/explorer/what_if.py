@@ -52,11 +52,12 @@ class KernelChange:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The answer to a what-if question: the plan before and after.
+    """Answer to a what-if question: the plan before and after.
 
-    `before_us`, `after_us`: estimated times in µs. `error_before`, `error_after`: sums of the kernels' measured relative
-    errors; None if some kernel of the plan has no recorded error. `removed`, `added`: the kernels that differ; views are
-    left out. `unused`: forced kernels whose results no output needs in any plan that was found. `choice`: the plan after.
+    `before_us`, `after_us`: estimated times in µs. `error_before`, `error_after`: sums of the kernels' measured
+    relative errors; None if some kernel of the plan has no recorded error. `removed`, `added`: the kernels that differ;
+    views are left out. `unused`: forced kernels whose results no output needs in any plan that was found. `choice`: the
+    plan after.
     """
 
     forbid: tuple[str, ...]
@@ -125,7 +126,7 @@ class WhatIf:
 
 
 class Question:
-    """The extraction problem of an explorer's e-graph, to be asked with changes. Encoded once per explorer."""
+    """Extraction problem of an explorer's e-graph, to be solved with changes. Encoded once per explorer."""
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
@@ -138,7 +139,7 @@ class Question:
     def ask(
         self, forbid: Sequence[str], pin: Sequence[str], cost: Mapping[str, float], *, seconds: float = SOLVE_SECONDS
     ) -> WhatIf:
-        """See `Explorer.what_if`."""
+        """Answer to the question under given conditions (`Explorer.what_if`)."""
         began = time.perf_counter()
         costs = self._costs(forbid, pin, cost)
         named = [p for p in pin if self._forces(p)]

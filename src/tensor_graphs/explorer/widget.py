@@ -15,7 +15,7 @@ MOST_SELECTORS = 100  # in one question of a widget
 
 
 def widget(explorer: Explorer) -> Any:
-    """An anywidget of an explorer. UsageError without the package anywidget."""
+    """Jupyter widget (anywidget) that shows an explorer. UsageError without the package anywidget."""
     try:
         import anywidget
         import traitlets
@@ -39,8 +39,10 @@ def widget(explorer: Explorer) -> Any:
 
 
 def answer(explorer: Explorer, message: Any) -> dict[str, Any]:
-    """The answer to a question of the widget: {"id", "forbid": [selectors], "pin": [selectors], "cost": {selector: µs}};
-    {"id", "error"} if it has none.
+    """Answer to a message of the widget.
+
+    The message is {"id", "forbid": [selectors], "pin": [selectors], "cost": {selector: µs}}; the answer is {"id",
+    "error"} if the question cannot be answered.
     """
     number = message.get("id") if isinstance(message, dict) else None
     try:

@@ -44,14 +44,14 @@ def _memory_named() -> Iterator[None]:
 
 
 class Generator:
-    """Generates tokens with a decoder from a folder in the Hugging Face layout.
+    """Text generator: a decoder from a folder in the Hugging Face layout, as optimized programs.
 
     `folder`: config.json, safetensors, and tokenizer.json if prompts are text; or a `Folder` with both in memory.
     `max_length`: largest number of tokens of a row, prompt included; by default 1024, or fewer if the model has fewer
-    positions. `batch`: number of rows. `budget`:
-    seconds of search for the decode program; a prefill program has half of it, a sampler 15 %. Programs are made when
-    they are first needed, and kept in the plan cache for other processes. `backend` and further keyword arguments are
-    those of `tg.optimize`. `trust` allows links that lead out of the folder.
+    positions. `batch`: number of rows. `budget`: seconds of search for the decode program; a prefill program has half
+    of it, a sampler 15 %. Programs are made when they are first needed, and kept in the plan cache for other processes.
+    `backend` and further keyword arguments are those of `tg.optimize`. `trust` allows links that lead out of the
+    folder.
 
     Errors: BadModelError, BadWeightsError and UnsupportedError of the folder, UsageError for arguments. A call that
     raises leaves the generator usable.
@@ -114,8 +114,8 @@ class Generator:
         self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, *, temperature: float = 0.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0, stop: Any = None, show: Callable[[Piece], object] | None = None,
     ) -> Generated:  # fmt: skip
-        """Generate up to `max_new_tokens` tokens after a prompt, or after each of up to `batch` prompts; None: as many
-        as fit, at most 128.
+        """Up to `max_new_tokens` tokens after a prompt, or after each of up to `batch` prompts; None: as many as fit,
+        at most 128.
 
         A prompt is text or token ids. `temperature` 0 takes the most likely token; otherwise tokens are drawn from the
         `top_k` most likely ones (0: all), of these the most likely ones up to the share `top_p`; the same `seed` draws
@@ -144,8 +144,10 @@ class Generator:
     def stream(
         self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, **options: Any
     ) -> Iterator[Piece]:
-        """Generate as `generate` does, yielding each token when it is known. Beginning another generation ends this
-        one: its next piece raises UsageError."""
+        """Generated tokens, each yielded when it is known; arguments as for `generate`.
+
+        Beginning another generation ends this one: its next piece raises UsageError.
+        """
         _, run = self._run(prompts_of(prompt), max_new_tokens, **options)
         return (piece for pieces in run for piece in pieces)
 
@@ -183,7 +185,7 @@ class Generator:
         return token_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, self.vocabulary)
 
     def decodes(self) -> bool:
-        """Whether there is a tokenizer: then results have text, also those of token ids."""
+        """Whether there is a tokenizer: then results have text, also for prompts given as token ids."""
         try:
             return (self._path / FILE).is_file() and bool(self.tokenizer)
         except UnsupportedError:
@@ -261,7 +263,7 @@ class Generator:
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Numbers of tokens that prefill programs take."""
+        """Numbers of prompt tokens for which prefill programs are made."""
         return (*(b for b in BUCKETS if b < self.caches.capacity), *([self.caches.capacity] if self.caches.capacity < BUCKETS[-1] else ()))  # fmt: skip
 
 

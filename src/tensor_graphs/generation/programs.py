@@ -25,7 +25,8 @@ PREFILL, SAMPLE = 0.5, 0.15  # share of the decode program's budget that a prefi
 
 
 def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = False) -> Graph:
-    """A step whose logits, and for several tokens the new lengths, are states: `build_step` closed over the states.
+    """Graph of a decoder step whose logits, and for several tokens the new lengths, are states: `build_step`, closed
+    over states.
 
     With one token there are no inputs: token and length are states. Output: `length` [batch] int64 after the step.
     """
@@ -52,7 +53,7 @@ def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = Fal
 
 @dataclass
 class Programs:
-    """Programs by use, made on demand, and the memory that they share."""
+    """Programs of a generator by use, made on demand, and the memory that they share."""
 
     folder: Folder
     caches: Caches
@@ -65,17 +66,19 @@ class Programs:
     _made: dict[str, Program] = field(default_factory=dict)
 
     def prefill(self, tokens: int, *, fresh: bool) -> Program:
-        """The program of a step of several tokens: inputs `input_ids`, `start` unless `fresh`, `last` if there are
-        several tokens."""
+        """Program of a prefill step of several tokens.
+
+        Inputs: `input_ids`; `start` unless `fresh`; `last` if there are several tokens.
+        """
         name = f"prefill-{tokens}" + ("" if fresh else "-further")
         return self._program(name, lambda: step_graph(self.folder, self.caches, tokens, fresh=fresh), PREFILL)
 
     def decode(self) -> Program:
-        """The program of one further token, without inputs."""
+        """Program of a decode step: one further token, without inputs."""
         return self._program("decode", lambda: step_graph(self.folder, self.caches, 1), 1.0)
 
     def sample(self, kind: Kind) -> Program:
-        """The program that chooses tokens from logits, without inputs; its output is [batch] int64."""
+        """Program that chooses tokens from logits, without inputs; its output is [batch] int64."""
         return self._program(f"sample-{kind}", lambda: sampler(kind, self.caches.batch, self.vocabulary), SAMPLE)
 
     def _program(self, name: str, graph: Any, share: float) -> Program:
@@ -94,7 +97,7 @@ class Programs:
                 return program.set_state(name, np.asarray(value, dtype))
 
     def read_bytes(self) -> int:
-        """Bytes of the weights that a decode step reads whole: all but those that it only gathers rows of."""
+        """Bytes of weights that a decode step reads whole: all but those that it only gathers rows of."""
         graph = step_graph(self.folder, self.caches, 1)
         gathered = {n.args[0] for n in graph.nodes() if n.op == "gather"}
         whole = {a for n in graph.nodes() if n.op != "gather" for a in n.args}
@@ -102,5 +105,5 @@ class Programs:
         return sum(p.type.nbytes for p in graph.leaves("param") if p not in casts)
 
     def reports(self) -> dict[str, Any]:
-        """Program -> its report."""
+        """Optimization report of each program."""
         return {name: program.report for name, program in self._made.items()}

@@ -9,8 +9,10 @@ from .text import TextStream
 
 @dataclass(frozen=True)
 class Piece:
-    """A new token of one row: its prompt's number, the token id, the text that it completes ("" without a tokenizer),
-    and why the row ends here: "stop", "length" or ""."""
+    """One new token of a row: its prompt's number, token id, completed text, and why the row ends here.
+
+    The text is "" without a tokenizer; the reason is "stop", "length" or "".
+    """
 
     row: int
     token: int
@@ -20,9 +22,12 @@ class Piece:
 
 @dataclass
 class Generated:
-    """The result of `generate`, one entry per prompt in each list: new `tokens`, their `texts` (None without a
-    tokenizer), and `ends`: "stop" or "length". `first_token_s`: seconds from the programs being there until the first tokens;
-    `tokens_per_second`: of all rows together, after the first tokens (nan if there are no further ones)."""
+    """Result of `generate`, one entry per prompt in each list.
+
+    New `tokens`, their `texts` (None without a tokenizer), and `ends`: "stop" or "length". `first_token_s`: seconds
+    from the programs being ready until the first tokens; `tokens_per_second`: of all rows together, after the first
+    tokens (nan if there are no further ones).
+    """
 
     tokens: list[list[int]]
     texts: list[str] | None
@@ -34,7 +39,7 @@ class Generated:
 
 @dataclass
 class Row:
-    """Progress of one row."""
+    """Progress of one row of a batch during generation."""
 
     stream: TextStream | None
     tokens: list[int] = field(default_factory=list)
@@ -42,7 +47,7 @@ class Row:
     end: str = ""
 
     def add(self, number: int, token: int, last: bool, ends: frozenset[int], texts: tuple[str, ...]) -> Piece:
-        """Add a token; `ends` and `texts` end the row, of which a text is cut off."""
+        """Add a token to the row; `ends` and `texts` end the row, of which a text is cut off."""
         self.tokens.append(token)
         self.end = "stop" if token in ends else "length" if last else ""
         if self.stream is None:

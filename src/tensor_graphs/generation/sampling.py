@@ -23,7 +23,7 @@ ROUNDS = 20
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Threefry-2x32-20: two words of random bits for a key and a counter of two words each.
+    """Random bits of Threefry-2x32-20: two words for a key and a counter of two words each.
 
     Words are int64 tensors in 0..2**32-1, which all backends have exact arithmetic for.
     """
@@ -55,7 +55,7 @@ def gumbel(key: tuple[Tensor, Tensor], draws: Tensor, rows: int, columns: int) -
 
 
 def sampler(kind: Kind, batch: int, vocabulary: int) -> Graph:
-    """The graph of one choice per row: output `token` [batch] int64, which is the state `token` as well."""
+    """Graph that chooses one token per row: output `token` [batch] int64, which is the state `token` as well."""
     logits = t.state("logits", (batch, vocabulary), "float32")
     if kind == "greedy":
         token = t.argmax(logits, 1, keepdims=True)

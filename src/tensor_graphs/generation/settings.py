@@ -18,7 +18,7 @@ Prompt = str | Sequence[int] | np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. `temperature` 0: the most likely one. `top_k` 0 and `top_p` 1: no limit."""
+    """Settings of how tokens are chosen. `temperature` 0: the most likely one. `top_k` 0 and `top_p` 1: no limit."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -37,7 +37,7 @@ class Sampling:
 
     @property
     def kind(self) -> Kind:
-        """The sampler that these settings need."""
+        """Name of the sampler that these settings need."""
         if self.temperature == 0:
             return "greedy"
         return "plain" if self.top_k == 0 and self.top_p == 1 else "filtered"
@@ -60,14 +60,14 @@ def _number(name: str, value: Any, low: float, high: float, hint: str) -> None:
 
 
 def whole(name: str, value: Any, least: int, hint: str) -> int:
-    """A whole number from `least` on. UsageError otherwise."""
+    """Argument as a whole number of at least `least`. UsageError otherwise."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r}", hint=hint)
     return int(value)
 
 
 def prompts_of(value: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list. UsageError if it is neither."""
+    """Argument as a list of prompts, from one prompt or several. UsageError if it is neither."""
     if isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim <= 1):
         return [value]
     if not isinstance(value, Sequence | np.ndarray):
@@ -77,7 +77,7 @@ def prompts_of(value: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def token_ids(prompt: Any, vocabulary: int) -> list[int]:
-    """A prompt of token ids as a list. UsageError if it is empty, not of whole numbers, or outside the vocabulary."""
+    """Prompt of token ids as a list. UsageError if it is empty, not of whole numbers, or outside the vocabulary."""
     try:
         array = np.asarray(prompt)
     except (TypeError, ValueError, RuntimeError):
@@ -93,7 +93,9 @@ def token_ids(prompt: Any, vocabulary: int) -> list[int]:
 
 
 def stops_of(stop: Any, default: Sequence[int], vocabulary: int) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Token ids and texts that end a row. None: the model's own end tokens. UsageError for anything else."""
+    """Token ids and texts that end a row, as (ids, texts). None: the model's own end tokens. UsageError for anything
+    else.
+    """
     if stop is None:
         return frozenset(default), ()
     items = [stop] if isinstance(stop, str | Integral) else list(stop) if isinstance(stop, Sequence) else None

@@ -42,13 +42,13 @@ class Tokenizer:
 
 
 class TextStream:
-    """The text of a growing list of tokens, in pieces: characters are given out once they are complete."""
+    """Incremental decoder of a growing list of tokens: characters are given out once they are complete."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._tokens, self.text = tokenizer, list[int](), ""
 
     def add(self, token: int) -> str:
-        """The further text after a further token; empty while a character is incomplete."""
+        """Further text after a further token; empty while a character is incomplete."""
         self._tokens.append(token)
         whole = self._tokenizer.decode(self._tokens)
         if whole.endswith(_PARTIAL):
@@ -57,7 +57,7 @@ class TextStream:
         return piece
 
     def finish(self) -> str:
-        """The text that was held back."""
+        """Text that was held back as incomplete."""
         whole = self._tokenizer.decode(self._tokens)
         piece, self.text = whole[len(self.text) :], whole
         return piece

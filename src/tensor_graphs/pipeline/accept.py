@@ -26,7 +26,7 @@ def acceptance(
     session: Session, task: Task, pricer: CostPricer, measurer: Measurer | None, first: Choice | None,
     fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
 ) -> Acceptance:  # fmt: skip
-    """The verify-or-retry loop of a search.
+    """Verify-or-retry loop of one search, ready to run.
 
     `first`: the choice already made for its hypergraph, if any. `fired`: rules that matched. `ahead`: returns the
     verification references computed in the background.

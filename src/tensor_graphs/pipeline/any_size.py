@@ -40,7 +40,7 @@ PROBES = (2, 63)  # sizes at which the kernels' applicability is probed
 
 
 class NoFormError(NoPlanError):
-    """A plan has kernels that have no form for every size. `kept`: the candidates without them."""
+    """Raised for a plan with kernels that have no form for every size. `kept`: the candidates without them."""
 
     def __init__(self, message: str, kept: list[Candidate]) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class NoFormError(NoPlanError):
 
 @dataclass
 class Symbolic:
-    """A graph with free dimensions during a size-polymorphic search."""
+    """Size-polymorphic search of a graph with free dimensions: generic sizes, and what holds at every size."""
 
     graph: Graph  # the original, with narrowed ranges
     searched: Sizes
@@ -68,7 +68,7 @@ class Symbolic:
 
     @staticmethod
     def of(graph: Graph, searched: Mapping[str, int], *, exact: bool, backends: Sequence[Backend] = ()) -> Symbolic:
-        """Prepare a graph. ShapeError if no generic sizes satisfy its constraints."""
+        """Prepare a graph for a size-polymorphic search. ShapeError if no generic sizes satisfy its constraints."""
         searched = {name: searched[name] for name in graph.free_dims}
         graph = within(graph, searched)
         work = simplify(graph, exact=exact)
@@ -91,17 +91,19 @@ class Symbolic:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the program runs on a GPU. Kernels are then priced at the generic sizes: they have the masks there that
-        a kernel for every size has."""
+        """Whether the program runs on a GPU.
+
+        Kernels are then priced at the generic sizes: they have the masks there that a kernel for every size has.
+        """
         return on_gpu(self.backends)
 
     @property
     def priced(self) -> Sizes:
-        """The sizes at which kernels are priced."""
+        """Sizes at which kernels are priced."""
         return self.generic if self.on_gpu else self.searched
 
     def narrow(self, view: EGraphView) -> Sequence[Type]:
-        """Storage types of a lifted view's classes, where they differ from its types: on a GPU."""
+        """Storage types of a lifted view's classes, where they differ from the classes' types: on a GPU."""
         return narrow_types(view) if self.on_gpu else ()
 
     # ------------------------------------------------------------ lifting
@@ -114,7 +116,7 @@ class Symbolic:
         return made.generic
 
     def hypergraph(self, found: Hypergraph) -> Hypergraph:
-        """The candidates of a lifted view that hold at all sizes, with their calls at the searched sizes."""
+        """Candidates of a lifted view that hold at all sizes, with their calls at the searched sizes."""
         with gc_paused():
             lifted = [(c, self._lifted_call(c.template, c.call)) for c in found.candidates]
             kept = [replace(c, template=m.template, call=m.call) for c, m in lifted if m is not None]
@@ -132,8 +134,9 @@ class Symbolic:
         return self._calls[key]
 
     def lift(self, template: Template, call: Call) -> Sized | None:
-        """Lift a kernel and its call from the generic sizes: to the searched sizes and to free sizes. None if it does
-        not hold at all sizes.
+        """Kernel and call at the searched sizes and in free sizes, lifted from the generic sizes.
+
+        None if the kernel does not hold at all sizes.
         """
         if template.roots:  # generated
             made: Sized | None = backend(template.backend).any_size(
@@ -183,7 +186,7 @@ class Symbolic:
 
     # ------------------------------------------------------------ plan in free sizes
     def plan(self, choice: Choice) -> Plan:
-        """The choice as a plan in free sizes."""
+        """Plan in free sizes of a choice of kernels."""
         found = choice.hypergraph
         self._refuse_without_form(choice)
         made = self._lifted[id(found.view)]
@@ -242,11 +245,11 @@ class Symbolic:
 
     # ------------------------------------------------------------ report
     def size_ranges(self) -> dict[str, str]:
-        """Per dimension: range and searched size, as `1..2048 (searched at 128)`."""
+        """Range and searched size of each dimension, as `1..2048 (searched at 128)`."""
         return {name: range_text(atom.min, atom.max, self.searched[name]) for name, atom in ranges(self.graph).items()}
 
     def notes(self) -> list[str]:
-        """Sentences for the report: what does not hold at every size and was therefore removed from the search."""
+        """Sentences for the report about what does not hold at every size and was therefore left out of the search."""
         found = []
         if self.lost:
             parts = ", ".join(f"{n} {op}" for op, n in sorted(self.lost.items(), key=lambda p: -p[1])[:5])

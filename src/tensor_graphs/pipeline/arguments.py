@@ -11,7 +11,7 @@ from ..backends.runtime.marshalling import is_torch
 
 
 def array_leaves(value: Any) -> Iterator[Any]:
-    """Tensors and arrays in nested mappings, lists and tuples, in order; other leaves are skipped."""
+    """Tensors and arrays in nested mappings, lists and tuples, in order; other values are skipped."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -36,7 +36,7 @@ def _is_array(value: Any) -> bool:
 
 
 def torch_leaves(value: Any) -> list[Any]:
-    """Leaves other than None of a nested value in the containers that Torch knows, in order."""
+    """Values other than None in a nested value of the containers that Torch knows, in order."""
     if is_torch(value):
         return [value]
     from torch.utils import _pytree

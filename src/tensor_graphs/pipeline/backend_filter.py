@@ -13,7 +13,7 @@ from ..extract.model.kernel import Backend, Generation, Template
 
 
 class FilteredBackend:
-    """A backend restricted to the given templates, and to no generated kernels unless `generates`.
+    """Backend restricted to given templates, and to no generated kernels unless `generates`.
 
     `base` is a backend with its state of one optimization (`Lowerings.opened`).
     """
@@ -25,35 +25,35 @@ class FilteredBackend:
         self.generates, self.several = generates and base.generates, base.several
 
     def unavailable(self) -> str:
-        """See `Backend.unavailable`."""
+        """Reason why the backend cannot be used here (`Backend.unavailable`)."""
         return self.base.unavailable()
 
     def with_templates(self, templates: Sequence[Template]) -> FilteredBackend:
-        """See `Backend.with_templates`."""
+        """A copy of the backend with other library kernels (`Backend.with_templates`)."""
         return FilteredBackend(self.base, templates, generates=self.generates)
 
     def opened(self, lowerings: Any = None) -> FilteredBackend:
-        """The backend itself: its base is opened."""
+        """The backend itself, since its base is opened."""
         return self
 
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """See `Backend.generated`."""
+        """The kernels that the backend generates for fusion groups of a view (`Backend.generated`)."""
         return self.base.generated(view, given, types, enough) if self.generates else iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
-        """See `Backend.prepare`."""
+        """Lower calls of generated templates ahead of `Template.applies` (`Backend.prepare`)."""
         return self.base.prepare(asked)
 
 
 def within_loss(backend: Backend, limit: float) -> FilteredBackend:
-    """The backend with the kernels whose operand rounding loses at most `limit` (relative)."""
+    """Backend restricted to kernels whose operand rounding loses at most `limit` (relative)."""
     return FilteredBackend(backend, [t for t in backend.templates if t.loss <= limit])
 
 
 def exact_only(backend: Backend) -> FilteredBackend:
-    """The backend with its bitwise-exact kernels, and with all kernels of single atomic ops that have no exact kernel.
+    """Backend restricted to bitwise-exact kernels, and to all kernels of single atomic ops that have no exact kernel.
 
     Fused and generated kernels are excluded: they keep intermediates in wider dtypes than the graph, or use fused
     multiply-add.

@@ -19,7 +19,7 @@ LIGHT_S = 1.0  # maximum expected seconds of a reference that is computed in the
 
 
 def start_reference(session: Session, task: Task) -> Callable[[], dict[int, Reference]]:
-    """Start computing the first verification reference on the GPU, if it is cheap; return a function that waits for it.
+    """Start computing the first verification reference on the GPU, if cheap; returns a function that waits for it.
 
     The function returns references by seed, {} if there is none (verification then reports the error). Shares the GPU
     lock with kernel timing.

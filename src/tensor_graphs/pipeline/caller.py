@@ -24,8 +24,9 @@ from .arguments import array_leaves, has_structure, result_leaves, with_arrays
 
 @dataclass(frozen=True)
 class Caller:
-    """A module or function with the arguments of its example call. `torch`: the arguments are Torch tensors, else NumPy
-    arrays.
+    """The caller's module or function with the arguments of its example call.
+
+    `torch`: the arguments are Torch tensors, else NumPy arrays.
     """
 
     function: Callable[..., Any]
@@ -35,7 +36,7 @@ class Caller:
 
     @classmethod
     def of(cls, source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Caller | None:
-        """The optimization source as a callable with examples; None if it cannot be called with them.
+        """Optimization source as a callable with examples; None if it cannot be called with them.
 
         Callable: functions and modules whose example leaves are all CPU tensors or all arrays. Not callable:
         ExportedProgram, examples given as types.
@@ -91,8 +92,7 @@ class Caller:
 
 
 class CallerProgram(Program):
-    """A program whose calls run the caller's own function if the inputs match the examples' kind (CPU tensors, or
-    arrays).
+    """Program whose calls run the caller's own function, if inputs are of the examples' kind (CPU tensors, or arrays).
 
     Other inputs run the compiled plan. `save` writes the compiled plan.
     """
@@ -104,7 +104,7 @@ class CallerProgram(Program):
 
     @classmethod
     def around(cls, program: Program, caller: Caller, said: str = "") -> CallerProgram:
-        """Make a CallerProgram that takes over all attributes of `program`, which must not be used afterwards."""
+        """CallerProgram that takes over all attributes of `program`, which must not be used afterwards."""
         made = object.__new__(cls)
         made.__dict__.update(program.__dict__)
         made.caller, made.said, made._kinds, made._as_is = caller, said, None, None
@@ -121,7 +121,7 @@ class CallerProgram(Program):
         return super().bind(params)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """See `Program.__call__`."""
+        """Run the program (`Program.__call__`)."""
         kinds = self._kinds
         if kinds is None or named or len(args) != len(kinds):
             return super().__call__(*args, **named)
@@ -136,7 +136,7 @@ class CallerProgram(Program):
         return found if self._as_is else structured(self.manifest.structure, result_leaves(found, torch=caller.torch))
 
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
-        """See `Program.flat`."""
+        """Run the program and return its outputs as a flat sequence, without the graph's structure (`Program.flat`)."""
         caller = self.caller
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         if caller is None or not self._fit(given, caller.torch):
@@ -165,7 +165,9 @@ class CallerProgram(Program):
 
 
 def expected_inputs(program: Program, given: Sequence[Any]) -> Sequence[Any]:
-    """(name, shape, dtype) of each input of a program, at the sizes of `given`; () if the program cannot run at these sizes."""
+    """Inputs of a program at the sizes of `given`, as (name, shape, dtype); () if the program cannot run at these
+    sizes.
+    """
     try:
         return program._specs(given) if program.manifest.sizes else program.manifest.inputs
     except Exception:

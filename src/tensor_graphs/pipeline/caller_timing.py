@@ -22,12 +22,12 @@ def is_caller_faster(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
     clock: Callable[[Run], float] = wall_us, first: Mapping[str, float] | None = None,
 ) -> bool:  # fmt: skip
-    """Time both; return whether a `CallerProgram` and the bare function are faster than the program by more than noise.
+    """Whether the caller's function is faster than the program by more than noise, by timing both.
 
-    Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
-    the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one round; `ended` is polled after each. Both
-    must have been called before (warm). `first`: µs of these calls; if both together took longer than the sampling may
-    take, they are the samples.
+    Both as a `CallerProgram` and by itself. Writes the median call times in µs of the program and of the bare function
+    to the report. Samples alternate between the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one
+    round; `ended` is polled after each. Both must have been called before (warm). `first`: µs of these calls; if both
+    together took longer than the sampling may take, they are the samples.
     """
     given = caller.inputs
     until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))

@@ -20,7 +20,7 @@ SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever 
 def choose_cheapest(
     session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: Measurer | None
 ) -> tuple[Hypergraph, Choice]:
-    """Return the hypergraph with the cheapest plan, and that plan. The search time is divided equally.
+    """The hypergraph with the cheapest plan, and that plan. The search time is divided equally.
 
     A plan whose search did not measure to the end does not replace one whose search did.
     """
@@ -43,7 +43,8 @@ def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: Measurer | None,
     share: float = 0.8, limits: Sequence[budgets.Budget] = (),
 ) -> Choice:  # fmt: skip
-    """Extract the cheapest kernels within the options' budgets and `limits`, measuring what the best plan lacks.
+    """The cheapest kernels of a hypergraph within the options' budgets and `limits`, measured as far as the best plan
+    needs.
 
     Without a measuring process, or if all kernels that cover an output failed in it, prices are predictions; the report
     says so. `share`: fraction of the remaining time.

@@ -38,9 +38,10 @@ from .verify_program import verify_program
 
 # ---------------------------------------------------------------- the unfused baseline
 def faster_unoptimized(session: Session, task: Task, program: Program, report: Report) -> Program | None:
-    """Return the unfused baseline if whole calls of it are measured faster than calls of `program`, else None.
+    """The unfused baseline if its whole calls are measured to be faster than those of `program`, else None.
 
-    None also if the option `deterministic` is set: measured times then choose nothing."""
+    None also if the option `deterministic` is set: measured times then choose nothing.
+    """
     unoptimized = time_program(session, task, program, report)
     if unoptimized is None or task.symbolic is not None or session.options.limited or session.options.deterministic:
         return None
@@ -67,7 +68,7 @@ def faster_unoptimized(session: Session, task: Task, program: Program, report: R
 
 # ---------------------------------------------------------------- the caller's own function
 def faster_form(session: Session, task: Task, program: Program, report: Report) -> Program:
-    """Return the program, or a CallerProgram if the caller's function is faster and within tolerance.
+    """The program, or a CallerProgram if the caller's function is faster and within tolerance.
 
     The comparison, or the reason for none, is recorded in the report.
     """
@@ -109,7 +110,7 @@ def _not_comparable(session: Session, task: Task, program: Program, caller: Call
 def unlike(
     program: Program, caller: Caller, graph: Graph, first: dict[str, float], clock: Callable[[Run], float] = wall_us
 ) -> str:
-    """Reason why the caller's function cannot replace the program, or "" if it can.
+    """Reason why the caller's function cannot replace the program; "" if it can.
 
     Calls both once, and writes the µs of these calls to `first`, by "caller" and "program".
     """

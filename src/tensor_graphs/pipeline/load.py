@@ -21,7 +21,7 @@ COMPARING = 0.1  # fraction of the remaining budget that each optional part of a
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded source: its graph, and sizes of free dimensions. `compared`: how it was compared with the function."""
+    """A loaded source: its graph, sizes of free dimensions, and how it was compared with the function (`compared`)."""
 
     graph: Graph
     sizes: dict[str, int]
@@ -29,7 +29,7 @@ class Loaded:
 
 
 def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
-    """Load a source (see `optimize`) with the session's options, and compare it with the caller's function.
+    """Graph of a source (see `optimize`), loaded with the session's options and compared with the caller's function.
 
     Sets `session.caller`. UsageError for sizes that are no integers or are given twice, TraceError if the function
     returns other values than the graph, and the errors of `as_graph`.

@@ -55,7 +55,7 @@ def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choi
 def describe_plan(
     report: Report, program: Program, choice: Choice, pricer: CostPricer, work: Graph, began: float
 ) -> None:
-    """Add to a report: the plan's calls with their limits, the memory map, the simplified model, the plan's cost over time.
+    """Add a plan to a report: calls with their limits, the memory map, the simplified model, the plan's cost over time.
 
     `began`: monotonic time of the call.
     """

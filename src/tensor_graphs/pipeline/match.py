@@ -31,12 +31,12 @@ def hypergraph(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
     enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True, symbolic: Symbolic | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """Return the candidate kernels of an e-graph view as a hypergraph; with tolerance "exact" the bitwise-exact ones, where
-    ops have them.
+    """Candidate kernels of an e-graph view as a hypergraph; with tolerance "exact" the bitwise-exact ones, where ops
+    have them.
 
     Raises Halted when `stop()` is true. Once `enough(False)` is true, no further fused kernels are generated; once
-    `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values
-    of a 16-bit model may be stored in its dtype. `symbolic`: keep the kernels that hold at all sizes.
+    `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values of a 16-bit model may be
+    stored in its dtype. `symbolic`: keep the kernels that hold at all sizes.
     """
     with session.stage("candidates", f"{len(view)} e-nodes"):
         return match_kernels(session, view, backends, stop, enough, narrow, symbolic)
@@ -61,8 +61,8 @@ def match_kernels(
 def match_all(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> list[Hypergraph]:  # fmt: skip
-    """Hypergraphs to search, the richest last: those of lower effort levels, the rewritten graph, and the latter with
-    16-bit storage.
+    """Hypergraphs to search, the richest last: of lower effort levels, of the rewritten graph, and of that in 16-bit
+    storage.
 
     As many as time allows. If there is time for none, the hypergraph of the unrewritten graph (`unrewritten`, if
     already made).
@@ -125,7 +125,7 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
 def stored_narrow(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
 ) -> Hypergraph | None:
-    """Candidates of a bfloat16 model with bfloat16 storage, on a CPU with bfloat16 multiplication; None otherwise.
+    """Hypergraph of a bfloat16 model with bfloat16 storage, on a CPU with bfloat16 multiplication; None otherwise.
 
     Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans.
     """

@@ -39,7 +39,7 @@ def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
-    """The kernel measurer of the backends, with its processes starting; None if nothing is to be measured."""
+    """Kernel measurer of the backends, with its processes starting; None if nothing is to be measured."""
     if not options.measure or options.deterministic:
         return None
     where = {backend(b.name).measured for b in backends}
@@ -53,7 +53,7 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
 
 @contextmanager
 def measurer_started(session: Session) -> Iterator[None]:
-    """Context that starts the GPU measuring processes before the model is loaded: both take seconds."""
+    """Context manager that starts the GPU measuring processes before the model is loaded: both take seconds."""
     options = session.options
     with session.clock.running("start"):
         backends = backends_of(options)
@@ -69,7 +69,7 @@ def measurer_started(session: Session) -> Iterator[None]:
 
 
 def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, Measurer | None]:
-    """The cost store and the measurer of a search, which closes it: those of `measurer_started`, else new ones."""
+    """Cost store and measurer of a search, which closes them: those of `measurer_started`, else new ones."""
     started, session.started = session.started, None
     if started is not None:
         return started

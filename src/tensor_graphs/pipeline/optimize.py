@@ -30,7 +30,7 @@ from .session import Session
 
 @takes_options(Options)
 def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
-    """Optimize a tensor program: return the fastest verified `Program` found within about `budget` seconds.
+    """The fastest verified `Program` of a tensor program that is found within about `budget` seconds.
 
         program = tg.optimize(lambda x, w: np.tanh(x @ w), [x, w], budget=30)
         y = program(x, w)
@@ -40,8 +40,8 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
     building the program, verification on one input. `report.omitted` lists what was omitted for lack of time.
 
     `source`: an expression (or a sequence or dict of expressions), a Graph, a Python function or nn.Module with
-    `example_inputs`, an ExportedProgram, or a model path.
-    `example_inputs`: positional arguments of the example call; arrays, tensors or types.
+    `example_inputs`, an ExportedProgram, or a model path. `example_inputs`: positional arguments of the example call;
+    arrays, tensors or types.
 
     Raises the classes of `tensor_graphs.errors`: UsageError, BadModelError, UnsupportedError, NoPlanError, …;
     VerificationError only for a miscompile.
@@ -56,7 +56,7 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
 
 
 def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | None = None) -> Program:
-    """Optimize a loaded graph within a session; `sizes`: of its free dimensions.
+    """The fastest verified program of a loaded graph, found within a session; `sizes`: of its free dimensions.
 
     UsageError if weights have no data; TooLargeError or DeviceMemoryError, before any search, if the model cannot fit.
     """

@@ -31,12 +31,11 @@ T = TypeVar("T")
 
 @dataclass
 class OverlappedTuning:
-    """Background matching and measuring. One thread makes hypergraphs in order (`matching`, small ones first); each is
-    searched while the next is made, the last one until `end`.
+    """Background thread that matches and measures hypergraphs in order (`matching`, small ones first).
 
-    `search(hypergraph, stop, begun)`: `stop()` tells when to end, `begun()` is called when measuring starts; the next
-    hypergraph is not made before that, because both need the host. Errors are recorded in `faults` and end the work:
-    the main search repeats it and raises them.
+    Each is searched while the next is made, the last one until `end`. `search(hypergraph, stop, begun)`: `stop()` tells
+    when to end, `begun()` is called when measuring starts; the next hypergraph is not made before that, because both
+    need the host. Errors are recorded in `faults` and end the work: the main search repeats it and raises them.
     """
 
     matching: Sequence[Callable[[], Hypergraph]]
@@ -51,7 +50,7 @@ class OverlappedTuning:
         self._matching.start()
 
     def matched(self) -> None:
-        """Wait until all hypergraphs are made: backends match for one caller at a time."""
+        """Wait until all hypergraphs are made, because backends match for one caller at a time."""
         self._matching.join()
 
     def end(self) -> None:

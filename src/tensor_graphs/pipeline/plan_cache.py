@@ -49,7 +49,7 @@ PIECE, AHEAD = 1 << 25, 16  # bytes hashed per piece, maximum number of queued p
 
 
 class Stale(Exception):
-    """A cached plan cannot be reused; the text completes a sentence about the plan."""
+    """Raised when a cached plan cannot be reused; the text completes a sentence about the plan."""
 
 
 # ---------------------------------------------------------------- the key
@@ -109,8 +109,9 @@ def content_digest(params: Mapping[str, Data]) -> str:
 # ---------------------------------------------------------------- files
 @dataclass
 class CachedPlan:
-    """Content of a plan file. `source`: hash of the program's text. `verified`: hash of the weights it was verified
-    with, "" if unverified.
+    """Content of a plan file.
+
+    `source`: hash of the program's text. `verified`: hash of the weights it was verified with, "" if unverified.
     """
 
     plan: Plan
@@ -192,10 +193,10 @@ class CacheEntry:
         self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False,
         lift: Lift | None = None,
     ) -> str:  # fmt: skip
-        """Store a plan found with the cost store's current content; `as_written`: the result is the unfused graph.
-
-        The plan is parsed back first (`lift`: see `plan_from_json`). Returns the reason if it could not be stored, else
+        """Store a plan found with the cost store's current content; returns the reason if it could not be stored, else
         "".
+
+        `as_written`: the result is the unfused graph. The plan is parsed back first (`lift`: see `plan_from_json`).
         """
         try:
             written = plan_to_json(plan)
@@ -228,19 +229,20 @@ class CacheEntry:
 
 
 def text_digest(source: str) -> str:
-    """Hash of a program's text."""
+    """Hash of a program's source text."""
     return blake2b(source.encode(), digest_size=16).hexdigest()
 
 
 # ---------------------------------------------------------------- validity of a cached plan
 def listing(root: Path) -> str:
-    """Hash of the names of a store's shards, which are content hashes."""
+    """Hash of the names of a store's shards, which are hashes of their content."""
     return blake2b("\n".join(sorted(s.name for s in shards.find(root))).encode(), digest_size=16).hexdigest()
 
 
 def refuse_dearer(plan: Plan, store: Store) -> None:
-    """Raise Stale unless the plan's kernels have about their old prices: all measured ones still are, and the sum has
-    not grown by WORSE.
+    """Raise Stale unless the kernels of a plan have about their old prices.
+
+    All measured ones must still be measured, and the sum must not have grown by WORSE.
     """
     found = priced_steps(plan)
     places = [Candidate(s.template, Vertex(-1, call.output.strides), (), call) for s, call in found]

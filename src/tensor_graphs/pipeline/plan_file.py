@@ -60,7 +60,7 @@ def _kernel_out(template: Template, call: Call) -> Json:
 
 
 def there(plan: Plan, call: Call) -> Call:
-    """A plan's call at the sizes of the search."""
+    """Call of a plan at the sizes of the search."""
     return bound_call(call, plan.sizes) if plan.sizes else call
 
 

@@ -23,7 +23,7 @@ from .source import bound
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model at concrete sizes in three forms: original, simplified, simplified and widened."""
+    """A model at concrete sizes in three forms: original, simplified, and simplified with 16-bit floats widened."""
 
     graph: Graph  # the original; verification compares with it
     work: Graph  # simplified, with 16-bit floats widened to float32: the form that is optimized
@@ -37,7 +37,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Task:
-    """One model to optimize for some backends. `symbolic`: its form in free sizes, for a size-polymorphic program."""
+    """One model to optimize for some backends.
+
+    `symbolic`: its form in free sizes, for a size-polymorphic program.
+    """
 
     source: Graph  # as loaded; dimensions may be free
     model: Prepared
@@ -55,14 +58,14 @@ class Task:
         return on_gpu(self.backends)
 
     def searched(self, *, as_written: bool) -> Graph:
-        """The graph at concrete sizes that a plan computes: the unfused baseline's with `as_written`, else the
+        """Graph at concrete sizes that a plan computes: that of the unfused baseline with `as_written`, else the
         optimized one.
         """
         return self.model.written(self.backends) if as_written else self.model.work
 
 
 def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True) -> Prepared:
-    """Bind sizes, simplify, and widen 16-bit floats to float32.
+    """The forms of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
 
     With tolerance "exact" nothing is widened; composite ops are expanded to atomic ones as in the interpreter. `begin`:
     also start the saturation workers.

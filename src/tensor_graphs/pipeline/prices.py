@@ -22,7 +22,7 @@ FAILED = Priced(math.inf, math.inf, math.inf, "failed")
 
 @dataclass(frozen=True)
 class ScheduleVariant:
-    """One schedule of a candidate with its cost store query."""
+    """One schedule of a candidate with the cost store query for its price."""
 
     schedule: tuple[tuple[str, int], ...]
     query: Query
@@ -30,8 +30,11 @@ class ScheduleVariant:
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What bounds a kernel: arithmetic in flops, compulsory traffic in bytes, the roofline's lower bound in µs, and its
-    measured relative error against float64 (None if unknown). `roofline`: the limits of its device, backend and dtype."""
+    """Bounds of a kernel: flops, compulsory traffic in bytes, lower bound in µs, and measured relative error against
+    float64.
+
+    The error is None if unknown. `roofline`: the limits of its device, backend and dtype.
+    """
 
     flops: float
     bytes: float
@@ -41,7 +44,7 @@ class KernelFacts:
 
 
 class CostPricer:
-    """Prices candidates from a cost store; equal calls are priced once.
+    """Prices of candidates from a cost store; equal calls are priced once.
 
     A kernel with schedules costs as much as its cheapest measured schedule. GPU kernels are priced with cold caches: a
     model's weights never stay in cache there.

@@ -29,7 +29,7 @@ Terms = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Origin:
-    """Roots of a graph, the term chosen for each, and the values rounded when stored between kernels.
+    """Provenance of a program: roots of the graph, the term chosen for each, and the values rounded when stored.
 
     `stored` holds each such value as a cast to its storage dtype; no rewrite step shows this rounding.
     """
@@ -46,7 +46,7 @@ class Origin:
 
 
 def origin_of(plan: Plan, work: Graph, sizes: Mapping[str, int] | None = None) -> Origin:
-    """The terms that a plan's kernels compute, in the graph's dtypes, beside the roots of the graph `work`.
+    """Terms that a plan's kernels compute, in the graph's dtypes, beside the roots of the graph `work`.
 
     `sizes`: sizes of `work` if the plan's dimensions are free. ShapeError if the terms' types do not match.
     """

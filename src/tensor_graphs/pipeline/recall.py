@@ -30,7 +30,7 @@ from .verify_program import verify_program
 
 @dataclass(frozen=True)
 class CacheSlot:
-    """Place of a search in the plan cache: its entry, and the entry's content if it is to be used.
+    """Plan cache entry of a search, and the entry's content if it is to be used.
 
     `entry` is None for searches without measuring, whose result depends on the cost store's current content.
     """
@@ -59,7 +59,7 @@ def look_up(
 
 
 def recall(session: Session, task: Task, slot: CacheSlot, warnings: Sequence[str]) -> Program | None:
-    """The program of the cached plan, verified for these weights; None if there is none that is still valid.
+    """Program of the cached plan, verified for these weights; None if there is none that is still valid.
 
     `warnings`: the session's warnings before the model was prepared, to which they return if the plan is not used.
     """

@@ -21,7 +21,7 @@ LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers a
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A saturated model: blocks, their views, and the glued view."""
+    """Saturated model: its blocks, their views, and the view of the whole model glued from them."""
 
     view: EGraphView  # e-graph of the whole model
     blocks: Blocks
@@ -35,7 +35,7 @@ class Rewritten:
 
 
 def rewrite(session: Session, work: Graph) -> Rewritten:
-    """Saturate each unique block of a graph within the options' limits and a share of the remaining time.
+    """Views of a graph's unique blocks, each saturated within the options' limits and a share of the remaining time.
 
     With `deterministic` the limits of e-nodes and rounds alone end it, unless it takes PATIENCE times the budget or the
     limit of seconds, whichever is more: then a warning says that the plan may be another one the next time.

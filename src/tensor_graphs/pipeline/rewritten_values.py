@@ -16,8 +16,9 @@ MOVES = ("view", "copy")  # families of kernels that do no arithmetic
 
 
 def faithful(view: EGraphView) -> Bools:
-    """Per e-class: whether it is a value of the original graph, or made of such values by views and copies
-    (concatenation) only.
+    """Classes whose value the original graph has, too, or that views and copies (concatenation) make of such values.
+
+    One flag per e-class.
     """
     known: Bools = view.original.copy()
     kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
@@ -31,15 +32,13 @@ def faithful(view: EGraphView) -> Bools:
 
 
 def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
-    """Return a predicate: the candidate computes values of the original graph from values of the original graph."""
+    """Predicate: whether a candidate computes values of the original graph from values of the original graph."""
     known = faithful(view).tolist()
     return lambda c: all(known[v.cls] for v in c.outputs) and all(known[v.cls] for _, v in c.inputs)
 
 
 def rewritten_most(choice: Choice) -> str | None:
-    """Family of chosen kernels with most flops on values that the original graph does not have; None if there are
-    none.
-    """
+    """Family of chosen kernels with most flops on values that the original graph lacks; None if there are none."""
     original = as_it_came(choice.hypergraph.view)
     work: dict[str, float] = {}
     for i in choice.chosen:

@@ -12,14 +12,14 @@ from ..egraph.ir.graph import Graph
 
 
 def renamed(graph: Graph, work: Graph) -> Graph:
-    """Graph that determines a program's signature: names and structure of the original model, values of the optimized
-    form.
+    """Graph with the names and structure of the original model and the values of the optimized form: a program's
+    signature.
     """
     return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
 
 
 def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """Run a program on named inputs and states; return its outputs, then its updated states, as a flat list.
+    """Outputs of a program on named inputs and states, then its updated states, as a flat list.
 
     Returns tensors on the program's device if any of `values` is a tensor, else arrays.
     """

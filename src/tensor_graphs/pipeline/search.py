@@ -46,7 +46,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A chosen plan as a program, and its verdict (None if it was not verified)."""
+    """Program of a chosen plan, and its verdict (None if it was not verified)."""
 
     choice: Choice
     program: Program
@@ -54,7 +54,7 @@ class Accepted:
 
 
 def search(session: Session, task: Task) -> SearchResult:
-    """Search for a size-polymorphic program if possible, else for one at fixed sizes."""
+    """Result of the search for a size-polymorphic program if possible, else for one at fixed sizes."""
     symbolic = for_every_size(session, task.source, task.model, task.backends)
     if symbolic is not None:
         try:
@@ -65,7 +65,7 @@ def search(session: Session, task: Task) -> SearchResult:
 
 
 def search_task(session: Session, task: Task) -> SearchResult:
-    """Search, build, verify and time a program of a prepared graph."""
+    """Result of searching, building, verifying and timing a program of a prepared graph."""
     references = start_reference(session, task)
     store, measurer = take_measurer(session, task.backends)
     tuning: OverlappedTuning | None = None

@@ -57,7 +57,7 @@ class Session:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of the whole optimization. At its end worker processes stop and memoized results are dropped."""
+        """Context manager of the whole optimization. At its end worker processes stop and memoized results are dropped."""
         try:
             yield
         finally:
@@ -66,7 +66,7 @@ class Session:
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
-        """Context that times a stage and reports its start."""
+        """Context manager that times a stage and reports its start."""
         self.progress.say(name, message)
         with self.clock.running(name):
             yield
@@ -106,12 +106,12 @@ class Session:
         self.progress.say("recall", self.plan_cache_notes[-1])
 
     def interrupted(self) -> Callable[[], bool]:
-        """Return a predicate: Ctrl-C arrived since this call."""
+        """Predicate: whether Ctrl-C arrived since this call."""
         before = self.progress.stopped
         return lambda: self.progress.stopped and not before
 
     def polled(self) -> Callable[[], None]:
-        """Return a function that raises Halted once Ctrl-C has arrived since this call."""
+        """Function that raises Halted once Ctrl-C has arrived since this call."""
         pressed = self.interrupted()
 
         def poll() -> None:
@@ -140,7 +140,7 @@ def store_of(session: Session) -> Store:
 
 @contextmanager
 def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
-    """Context of the session's cost store; warnings go to the report, and new rows are flushed at the end."""
+    """Context manager of the session's cost store; warnings go to the report, and new rows are flushed at the end."""
     with kept_warnings(session):
         store = store or store_of(session)
         yield store
@@ -149,6 +149,6 @@ def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
 
 @contextmanager
 def kept_warnings(session: Session) -> Iterator[None]:
-    """Context that collects warnings for the report."""
+    """Context manager that collects warnings for the report."""
     with warnings_into(session.warnings):
         yield

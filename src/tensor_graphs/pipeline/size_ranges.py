@@ -14,16 +14,15 @@ Sizes = dict[str, int]
 
 
 def ranges(graph: Graph) -> dict[str, Atom]:
-    """The free dimensions by name, sorted."""
+    """Free dimensions of a graph by name, sorted."""
     return dict(sorted(graph.free_dims.items()))
 
 
 def within(graph: Graph, searched: Mapping[str, int]) -> Graph:
-    """The graph with its dimensions narrowed to the ranges that its ops allow, others at searched sizes, found by
-    bisection.
+    """Graph with its dimensions narrowed to the ranges that its ops allow, found by bisection.
 
-    Example: a table of 512 positions limits the sequence length to 512. Size 0 is excluded, since kernels need not
-    handle empty tensors.
+    Others are then at searched sizes. Example: a table of 512 positions limits the sequence length to 512. Size 0 is
+    excluded, since kernels need not handle empty tensors.
     """
 
     def means(name: str, size: int) -> bool:
@@ -47,7 +46,7 @@ def within(graph: Graph, searched: Mapping[str, int]) -> Graph:
 
 
 def why_fixed(graph: Graph) -> str:
-    """Why a graph cannot be compiled for free sizes; "" if it can."""
+    """Reason why a graph cannot be compiled for free sizes; "" if it can."""
     for leaf in (*graph.leaves("state"), *graph.leaves("param")):
         if any(isinstance(d, Expr) for d in leaf.shape):
             return f"the {leaf.op} {leaf.attr('name')!r} has free sizes"
@@ -59,7 +58,7 @@ def why_fixed(graph: Graph) -> str:
 
 
 def range_text(low: int, high: int, searched: int) -> str:
-    """A range of sizes as text."""
+    """Text of a range of sizes, such as `1..2048 (searched at 128)`."""
     return f"{low}..{high if high < NO_LIMIT else ''} (searched at {searched})"
 
 

@@ -30,7 +30,7 @@ def as_graph(
     trust: bool = False,
     budget: float | None = None,
 ) -> Graph:
-    """The graph of an expression (or a sequence or dict of expressions), Graph, function, nn.Module, ExportedProgram or
+    """Graph of an expression (or a sequence or dict of expressions), Graph, function, nn.Module, ExportedProgram or
     path.
 
     `params` are bound by name; `dims` fix free dimensions of what is loaded or exported. UsageError for other sources
@@ -159,9 +159,7 @@ def _array(value: Any) -> Any:
 
 
 def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
-    """Return (graph at concrete sizes, all sizes). Defaults: batch 1, sequence 128, clamped to the dimension's
-    range.
-    """
+    """Graph at concrete sizes, and all sizes. Defaults: batch 1, sequence 128, clamped to the dimension's range."""
     chosen = dict(sizes or {})
     for name, atom in graph.free_dims.items():
         if name not in chosen:

@@ -36,12 +36,12 @@ STAGE = "finalists"
 def fastest_finalist(
     session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program]
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The finalist that is fastest as a whole program, with its program: `choice` and `program`, predicted to be the
-    fastest, unless another one is faster by more than noise.
+    """The finalist that is fastest as a whole program, with its program.
 
-    `build` makes the program of a choice. Finalists that the time or memory limit excludes, or that fail to run, are
-    left out. The predicted and the measured time of each goes to the session, for the report. All kernels of the others
-    were measured alone, hence checked; the program is verified later.
+    `choice` and `program`, predicted to be the fastest, unless another one is faster by more than noise. `build` makes
+    the program of a choice. Finalists that the time or memory limit excludes, or that fail to run, are left out. The
+    predicted and the measured time of each goes to the session, for the report. All kernels of the others were measured
+    alone, hence checked; the program is verified later.
     """
     seconds = min(MAX_S, SHARE * session.options.budget, session.left - session.verification_s)
     if not task.on_gpu or task.symbolic is not None or seconds <= 0 or session.progress.stopped:
@@ -81,7 +81,7 @@ def fastest(samples: Sequence[Sequence[float]]) -> int:
 def sample_programs(
     programs: Sequence[Program], values: Sequence[Any], ended: Callable[[], bool]
 ) -> list[Sequence[float]]:  # fmt: skip
-    """µs of calls of each program on the same inputs, in turn, until the medians are settled or `ended()`."""
+    """Times in µs of calls of each program on the same inputs, in turn, until the medians are settled or `ended()`."""
 
     def first() -> None:  # states that advance with each call would run past the end of their cache
         for p in programs:

@@ -31,8 +31,10 @@ def gpu_us(call: Run) -> float:
 
 
 def clock_of(device: str) -> Callable[[Run], float]:
-    """The timing function for a program's Torch device (`Program.tensors`): wall clock for "" (no tensors) and "cpu", CUDA
-    events otherwise."""
+    """Timing function for a program's Torch device (`Program.tensors`).
+
+    Wall clock for "" (no tensors) and "cpu", CUDA events otherwise.
+    """
     return wall_us if device in ("", "cpu") else gpu_us
 
 
@@ -40,8 +42,10 @@ FLUSHES = 10  # writes of a buffer before a timed call: together longer than the
 
 
 def cold_clock_of(device: str) -> Callable[[Run], float]:
-    """The timing function as `clock_of`; on a GPU without host overhead and with cold caches: each call is queued behind
-    writes of a buffer twice the size of the L2 cache."""
+    """Timing function as `clock_of`; on a GPU without host overhead and with cold caches.
+
+    Each call is queued behind writes of a buffer twice the size of the L2 cache.
+    """
     if device in ("", "cpu"):
         return wall_us
     import torch
@@ -74,7 +78,7 @@ def sampled(
     calls: Mapping[str, Run], *, seconds: float = 2.0, settled: float = inf, least: int = 5, most: int = 200,
     clock: Callable[[Run], float] = wall_us, ended: Callable[[], bool] = lambda: False, first: Run = lambda: None,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Sample the µs of each call in interleaved rounds, after two warm-up rounds.
+    """Times in µs of each call, from interleaved rounds after two warm-up rounds.
 
     Stops after `seconds`, or after `settled` seconds once all medians are settled, or when `ended()` (polled after each
     round, at least one is counted); `least` and `most` rounds otherwise. `first()` runs untimed before each call.
@@ -98,7 +102,7 @@ def sampled(
 
 
 def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
-    """Median µs of each call; keywords as for `sampled`."""
+    """Median time of each call in µs; keywords as for `sampled`."""
     return {n: median(s) for n, s in sampled(calls, **how).items()}
 
 
@@ -107,12 +111,14 @@ FEW, FEW_NOISE = 5, 0.25
 
 
 def is_surely_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """`is_faster`, with FEW_NOISE for fewer than FEW samples."""
+    """Whether one call is faster than the other by more than noise, with a wider margin (FEW_NOISE) for fewer than FEW
+    samples.
+    """
     return is_faster(one, other, FEW_NOISE if min(len(one), len(other)) < FEW else noise)
 
 
 def is_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """Whether one call's samples are faster than the other's by more than the fraction `noise`, both in median and in
+    """Whether one call's samples are faster than the other's by more than the fraction `noise`, in median and in
     minimum.
 
     Interference on the machine only ever adds time, and not equally to both.

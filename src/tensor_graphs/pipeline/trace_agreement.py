@@ -22,7 +22,7 @@ ROUNDINGS = 16.0  # allowed multiple of a program's tolerance when both run in t
 
 
 class Rounding:
-    """Which elements of a graph's outputs rounding decides on given inputs (cancellation, ties, discontinuities)."""
+    """Elements of a graph's outputs that rounding decides on given inputs (cancellation, ties, discontinuities)."""
 
     def __init__(self, graph: Graph, values: Mapping[str, Array]) -> None:
         self._disturbed = Disturbed(graph.with_roots(expand_all(graph.roots, wide_means=True)), values)

@@ -58,7 +58,7 @@ def compare(
     source: Any, examples: Any, graph: Graph, *, sizes: Mapping[str, int] | None = None, kwargs: Mapping[str, Any] | None = None,
     seed: int = 0, spare: Callable[[], float] = lambda: math.inf,
 ) -> str:  # fmt: skip
-    """Compare a graph with the function or module that it was traced from; return a text that says how, "" for other
+    """Text that says how a graph was compared with the function or module that it was traced from; "" for other
     sources.
 
     `examples`: the positional arguments of the trace. `sizes`: values of free dimensions. `spare`: seconds that each

@@ -32,11 +32,11 @@ Judge = Callable[[str, Tensor, StripPart, Array], None]
 
 
 class CallFails(Exception):
-    """The caller's function raised for some arguments."""
+    """Raised when the caller's function raised for some arguments."""
 
 
 def is_large(graph: Graph) -> bool:
-    """Whether inputs and outputs are compared once and in strips: they take more than LARGE_BYTES."""
+    """Whether inputs and outputs take more than LARGE_BYTES, so that they are compared once and in strips."""
     return in_and_out(graph) > LARGE_BYTES
 
 
@@ -59,9 +59,10 @@ def random_state_kept() -> Iterator[None]:
 def compare_large(
     title: str, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, judge: Judge, kind: str,
 ) -> str:  # fmt: skip
-    """Compare a graph with one call of its function on random inputs: some strips of each output.
+    """Compare a graph with one call of its function on random inputs, in some strips of each output; returns what was
+    compared.
 
-    Raises TraceError through `judge`. The returned text says what was compared, or why nothing was.
+    Raises TraceError through `judge`. The text says why, if nothing was compared.
     """
     cuts = strips_of(graph)
     if cuts is None:

@@ -54,7 +54,7 @@ NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 
 @dataclass
 class Acceptance:
-    """The verify-or-retry loop that turns a choice of kernels into a verified program.
+    """Verify-or-retry loop that turns a choice of kernels into a verified program.
 
     `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `choose`: extraction,
     solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where unmeasured. `plain`:
@@ -92,7 +92,7 @@ class Acceptance:
     tightened: int = 0  # number of error budgets tried
 
     def build(self, found: Hypergraph) -> tuple[Choice, Program]:
-        """Return the best choice and its program. NoPlanError if no candidates cover the outputs any more."""
+        """Best choice and its program. NoPlanError if no candidates cover the outputs any more."""
         choice, self.tighter = self.tighter, None
         try:
             choice = choice or self.choose(found, ())
@@ -117,8 +117,7 @@ class Acceptance:
         return Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
-        """Return the fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended
-        verification).
+        """Fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended verification).
 
         When no time is left, a plan is verified on one input, and after a failure the unoptimized graph is next.
 
@@ -300,11 +299,11 @@ class Acceptance:
 
 
 class SizesError(NoPlanError):
-    """No plan is correct at every size."""
+    """Raised when no plan is correct at every size."""
 
 
 def fixed(plan: Plan) -> Plan:
-    """Bind the plan's free dimensions to the sizes that it was chosen for."""
+    """Plan with its free dimensions bound to the sizes that it was chosen for."""
     return bind_sizes(plan, plan.sizes)
 
 

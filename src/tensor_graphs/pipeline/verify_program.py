@@ -14,7 +14,7 @@ from .session import Session
 
 
 def verify_program(session: Session, task: Task, program: Program) -> Verification | None:
-    """Verdict on a program for the current weights; None if it fails. Raises Halted after Ctrl-C."""
+    """Verdict on a finished program for the current weights; None if it fails. Raises Halted after Ctrl-C."""
     options, over, poll, symbolic = session.options, lambda: session.over, session.polled(), task.symbolic
     with session.stage("verify"):
         verdict = verify(

@@ -31,7 +31,7 @@ LARGE_FLOPS, LARGE_BYTES = 4e9, 1 << 26
 
 @dataclass
 class SizeVerifier:
-    """Verifies programs of a graph with free dimensions; references of small sizes are kept for further programs."""
+    """Verifier of programs of a graph with free dimensions; references of small sizes are kept for further programs."""
 
     graph: Graph
     searched: Sizes  # the sizes that `verify` covers
@@ -42,8 +42,9 @@ class SizeVerifier:
     _references: dict[tuple[int, ...], dict[int, Any]] = field(default_factory=dict)
 
     def required(self) -> list[Sizes]:
-        """Sizes at which a program is verified besides the searched ones: minimal, small odd, small even, larger, largest;
-        only valid ones.
+        """Sizes at which a program is verified besides the searched ones, as far as they are valid.
+
+        Minimal, small odd, small even, larger, largest.
         """
         atoms = ranges(self.graph)
         found: list[Sizes] = []
@@ -112,7 +113,7 @@ class SizeVerifier:
         self, program: Program, tolerance: Tolerance, seed: int, enough: Callable[[], bool] = lambda: False,
         poll: Callable[[], object] = lambda: None,
     ) -> str:  # fmt: skip
-        """Verify a program at other sizes; return the problem as text, "" if there is none.
+        """Problem of a program at other sizes, as text; "" if it passes verification there.
 
         `enough()`: skip the optional sizes; `poll`: see `verify`.
         """

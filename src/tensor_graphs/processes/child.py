@@ -9,7 +9,7 @@ from typing import TextIO
 
 
 def die_with_parent() -> None:
-    """On Linux, have the kernel kill this process when its parent ends."""
+    """Have the kernel kill this process when its parent ends (Linux only)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -17,7 +17,7 @@ def die_with_parent() -> None:
 
 
 def own_output() -> TextIO:
-    """The pipe to the parent, duplicated from stdout; stdout is redirected to stderr, for prints of libraries."""
+    """Pipe to the parent, duplicated from stdout; stdout is redirected to stderr, for prints of libraries."""
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return pipe

@@ -35,19 +35,19 @@ def adopted(process: P) -> P:
 
 
 def in_forked_child(renew: F) -> F:
-    """Decorator: call a function in every forked child, on its only thread, to reset shared state."""
+    """Decorator that calls a function in every forked child, on its only thread, to reset shared state."""
     _renewals.append(renew)
     return renew
 
 
 class Lock(_ThreadLock):  # type: ignore[misc]
-    """A reentrant lock that is free in a forked child, whoever held it in the parent."""
+    """Reentrant lock that is free in a forked child, whoever held it in the parent."""
 
     def __init__(self) -> None:
         _locks.add(self)
 
     def renew(self) -> None:
-        """Free the lock; only in a forked child."""
+        """Free the lock, whoever holds it; called in a forked child only."""
         self._at_fork_reinit()
 
 

@@ -70,7 +70,7 @@ def worker_bytes(count: int = 1) -> int:
 
 
 def limited_environment(count: int = 1) -> dict[str, str]:
-    """Environment variable that tells one of `count` workers its memory limit."""
+    """Environment variable that tells one of `count` workers its memory limit, as a dict."""
     return {VARIABLE: str(worker_bytes(count))}
 
 
@@ -107,9 +107,9 @@ def watch_memory(limit: Callable[[], int]) -> None:
 def limit_own_memory(*, device: bool = False) -> None:
     """Apply the limit of `worker_bytes` to this worker process.
 
-    Private memory may grow by this much: allocations beyond fail (MemoryError), also in compilers that the worker starts.
-    With `device`, or where the system has no such limit, resident memory is watched instead and the process exits with
-    MEMORY_EXIT: a CUDA driver reserves far more than it uses.
+    Private memory may grow by this much: allocations beyond fail (MemoryError), also in compilers that the worker
+    starts. With `device`, or where the system has no such limit, resident memory is watched instead and the process
+    exits with MEMORY_EXIT: a CUDA driver reserves far more than it uses.
     """
     allowed = worker_bytes()
     if sys.platform == "linux" and not device:

@@ -12,7 +12,7 @@ SERIES = 8  # colours s0 to s7 of the style sheet
 
 
 class Point(NamedTuple):
-    """A kernel in the roofline plot: flops per byte, flops per µs, share of the time, label."""
+    """One kernel in the roofline plot: flops per byte, flops per µs, share of the time, label."""
 
     intensity: float
     rate: float
@@ -21,23 +21,23 @@ class Point(NamedTuple):
 
 
 def figure(height: float, body: str, label: str) -> str:
-    """An SVG figure with a text for screen readers."""
+    """SVG figure with a text for screen readers."""
     return f'<div class="chart"><svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">{body}</svg></div>'
 
 
 def text(x: float, y: float, words: str, kind: str = "soft", anchor: str = "start") -> str:
-    """A text element; `words` are escaped."""
+    """SVG text element; `words` are escaped."""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def rect(x: float, y: float, w: float, h: float, kind: str, title: str = "") -> str:
-    """A rectangle with a tooltip."""
+    """SVG rectangle with a tooltip."""
     shape = f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(w, 0.5):.2f}" height="{max(h, 0.5):.2f}" class="{kind}">'
     return f"{shape}{f'<title>{escape(title)}</title>' if title else ''}</rect>"
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str = "axis") -> str:
-    """A line."""
+    """SVG line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
@@ -47,7 +47,9 @@ def us(value: float) -> str:
 
 
 def strip(parts: Sequence[tuple[str, float, str]]) -> str:
-    """Parts side by side, width by value: (name, value, tooltip). Equal names have equal colours, the largest first."""
+    """Chart of parts side by side, width by value: (name, value, tooltip). Equal names have equal colours, the largest
+    first.
+    """
     total = math.fsum(v for _, v, _ in parts) or 1.0
     ranked: dict[str, float] = {}
     for name, value, _ in parts:
@@ -69,7 +71,7 @@ def strip(parts: Sequence[tuple[str, float, str]]) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Horizontal bars: (label, value, text)."""
+    """Chart of horizontal bars: (label, value, text)."""
     most = max((v for _, v, _ in rows), default=0.0) or 1.0
     body = "".join(
         text(0, 22 * i + 15, label[:26], "ink") + rect(190, 22 * i + 4, 620 * value / most, 13, "s0") + text(820, 22 * i + 15, said)
@@ -79,7 +81,9 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def roofline(points: Sequence[Point], bytes_per_us: float, flops_per_us: float) -> str:
-    """Attained flops over arithmetic intensity, in logarithmic axes, below the limits of traffic and arithmetic."""
+    """Roofline plot: attained flops over arithmetic intensity, in logarithmic axes, below the limits of traffic and
+    arithmetic.
+    """
     left, top, width, height = 92.0, 12.0, 840.0, 300.0
     ridge = flops_per_us / bytes_per_us
     xs = [p.intensity for p in points] + [ridge]
@@ -111,7 +115,7 @@ def roofline(points: Sequence[Point], bytes_per_us: float, flops_per_us: float) 
 
 
 def gantt(rows: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """Spans [begin, end] in seconds of each activity, one row each."""
+    """Chart of the time spans [begin, end] in seconds of each activity, one row each."""
     end = max((b for spans in rows.values() for _, b in spans), default=0.0) or 1.0
     left, scale = 250.0, (WIDTH - 330.0) / end
     body = []
@@ -137,7 +141,9 @@ def _si(value: float) -> str:
 
 
 def memory_map(buffers: Sequence[tuple[str, int, int, int, int]], size: int, steps: int) -> str:
-    """Buffers (label, offset, bytes, first step, last step) as rectangles: steps to the right, offsets upwards."""
+    """Chart of buffers (label, offset, bytes, first step, last step) as rectangles: steps to the right, offsets
+    upwards.
+    """
     left, height = 80.0, 240.0
     across, up = (WIDTH - left) / max(steps, 1), height / max(size, 1)
     body = [line(left, 0, left, height), line(left, height, WIDTH, height)]
@@ -158,7 +164,7 @@ def _bytes(n: float) -> str:
 
 
 def curve(points: Sequence[Sequence[float]], final: float) -> str:
-    """The best plan's cost over time: (seconds, µs at optimistic prices, µs at current prices)."""
+    """Chart of the best plan's cost over time: (seconds, µs at optimistic prices, µs at current prices)."""
     left, height = 80.0, 200.0
     end = max(p[0] for p in points) * 1.02 or 1.0
     most = max(max(p[1:]) for p in points) * 1.08 or 1.0
@@ -180,7 +186,7 @@ def curve(points: Sequence[Sequence[float]], final: float) -> str:
 def layered(
     count: int, reads: Sequence[Sequence[int]], labels: Mapping[int, tuple[str, str, str]], width: float
 ) -> str:
-    """A graph whose nodes follow their operands, data flowing down: labels (title, detail, kind) per node."""
+    """Drawing of a graph whose nodes follow their operands, data flowing down: labels (title, detail, kind) per node."""
     level = [0] * count
     for i in range(count):
         level[i] = max((level[r] + 1 for r in reads[i]), default=0)

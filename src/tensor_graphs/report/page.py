@@ -25,7 +25,7 @@ SWITCH = '<span class="switch">' + " ".join(
 
 
 def report_page(report: Report) -> str:
-    """The page of a report."""
+    """HTML page of a report."""
     sections: list[tuple[str, str, bool]] = [
         ("Summary", table((), report.rows()), True),
         ("Where the time goes", _kernels(report), True),
@@ -47,12 +47,12 @@ def report_page(report: Report) -> str:
 
 
 def clean(text: str) -> str:
-    """The text without lone surrogates and control characters."""
+    """Text without lone surrogates and control characters."""
     return "".join(c if c >= " " or c == "\n" else " " for c in text.encode("utf-8", "replace").decode())
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int] = ()) -> str:
-    """A table of texts; a `Markup` cell is taken as it is. `numeric`: columns aligned to the right."""
+    """HTML table of texts; a `Markup` cell is taken as it is. `numeric`: columns aligned to the right."""
 
     def cell(i: int, value: str, tag: str) -> str:
         return f"<{tag}{' class=num' if i in numeric else ''}>{value if isinstance(value, Markup) else escape(value)}</{tag}>"
@@ -109,7 +109,9 @@ def _kernels(report: Report) -> str:
 
 
 def alike(steps: Sequence[StepReport]) -> list[list[tuple[int, StepReport]]]:
-    """Equal calls, with their numbers from 1, as repeated layers make them; by falling time of all together."""
+    """Groups of equal kernel calls, with their numbers from 1, by falling time of all together. Repeated layers make
+    equal calls.
+    """
     found: dict[tuple[object, ...], list[tuple[int, StepReport]]] = {}
     for i, s in enumerate(steps, 1):
         key = (s.name, s.computes, s.type, s.source, round(s.us, 3), s.flops, s.bytes)
@@ -132,7 +134,9 @@ def _meter(step: StepReport, longest: float, count: int) -> str:
 
 
 def share_of_limit(step: StepReport) -> float | None:
-    """Limit divided by time, at most 1; None if either is unknown or the time is the limit itself."""
+    """Share of a kernel's time that its lower bound is, at most 1; None if either is unknown or the time is the bound
+    itself.
+    """
     if not step.limit_us or not step.us or step.source == "bound":
         return None
     return min(1.0, step.limit_us / step.us)
@@ -243,7 +247,7 @@ def _errors(report: Report) -> str:
 
 
 def advice(report: Report) -> list[str]:
-    """What was omitted, and what a larger budget could change."""
+    """Sentences about what was omitted, and what a larger budget could change."""
     found = [f"The time was up: {', '.join(report.omitted)} were cut short."] if report.omitted else []
     unmeasured = sum(n for source, n in report.priced.items() if source != "measured")
     if report.search_stopped == "budget":

@@ -44,8 +44,9 @@ class OperationReport:
 
 @dataclass
 class BlockReport:
-    """One unique block: number of instances, size, and outcome of its saturation (`stopped`: the limit that ended
-    it).
+    """One unique block of a model: number of instances, size, and outcome of its saturation.
+
+    `stopped`: the limit that ended it.
     """
 
     instances: int
@@ -70,8 +71,11 @@ class KernelReport:
 
 @dataclass
 class FinalistReport:
-    """One of the plans that were timed as whole programs (GPU only): number of kernel calls, µs predicted from its
-    kernels, measured µs of a call with cold caches, and whether the program is made of it."""
+    """One plan that was timed as a whole program (GPU only).
+
+    Number of kernel calls, µs predicted from its kernels, measured µs of a call with cold caches, and whether the
+    program is made of it.
+    """
 
     kernels: int
     predicted_us: float
@@ -216,7 +220,7 @@ class Report:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Report:
-        """Inverse of `fields`. KeyError, TypeError or ValueError for anything else."""
+        """Report from the JSON values of `fields`. KeyError, TypeError or ValueError for anything else."""
         data = {_RENAMED.get(name, name): value for name, value in data.items()}
         blocks = [BlockReport(**b) for b in data["blocks"]]
         kernels = [KernelReport(**k) for k in data["kernels"]]

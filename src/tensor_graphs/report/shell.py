@@ -18,12 +18,12 @@ LONGEST_TITLE = 200
 
 
 def asset(folder: Path, *names: str) -> str:
-    """The text of web files, concatenated."""
+    """Text of the web files of a folder, concatenated."""
     return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
 
 def theme() -> str:
-    """The style sheet that all pages share."""
+    """Style sheet that all pages share."""
     return asset(WEB, "theme.css")
 
 

@@ -39,7 +39,7 @@ def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def drawn(rows: Mapping[str, Sequence[Sequence[float]]], width: int = WIDTH) -> str:
-    """Text rendering: one line per row with name, begin, total seconds, and a bar."""
+    """Text of a timeline: one line per row with name, begin, total seconds, and a bar."""
     if not rows:
         return ""
     whole, names = max(end for spans in rows.values() for _, end in spans), max(map(len, rows))
@@ -55,7 +55,7 @@ def drawn(rows: Mapping[str, Sequence[Sequence[float]]], width: int = WIDTH) -> 
 
 
 def html(rows: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """HTML table rendering with bars."""
+    """HTML table of a timeline, with bars."""
     whole = max((end for spans in rows.values() for _, end in spans), default=0.0) or 1.0
     lines = []
     for name, spans in rows.items():

@@ -33,10 +33,10 @@ def backend(module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
 
 
 def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any) -> Any:
-    """Return `torch.compile(model)` with this backend. `fullgraph`, `dynamic`: as for torch.compile.
+    """Compiled form of a module or function: `torch.compile(model)` with this backend.
 
-    `options`: see `CompileOptions`. UsageError for unknown ones. Calls go to `model` itself where that is faster than
-    the compiled form with its guards (see `whole_calls`).
+    `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. UsageError for unknown ones. Calls go
+    to `model` itself where that is faster than the compiled form with its guards (see `whole_calls`).
     """
     CompileOptions.of(options)
     from .whole_calls import compiled

@@ -22,7 +22,7 @@ _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
 
 def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOptions) -> CompiledGraph:
-    """Return the callable for a graph that Dynamo captured: takes the graph's flat inputs, returns its flat outputs.
+    """Callable for a graph that Dynamo captured: takes the graph's flat inputs, returns its flat outputs.
 
     Whatever cannot be traced or imported runs eagerly, with a warning; the report says why.
     """
@@ -32,7 +32,7 @@ def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOp
 
 
 class CompiledGraph:
-    """A Dynamo graph with its eager form and the form that AOTAutograd traced, in which parts are programs."""
+    """One Dynamo graph with its eager form and the form that AOTAutograd traced, in which parts are programs."""
 
     def __init__(self, module: Any, options: CompileOptions) -> None:
         self.module, self.options = module, options
@@ -134,7 +134,7 @@ class CompiledGraph:
 
     @property
     def decided(self) -> bool:
-        """Whether it is known what runs the graph for all weights and sizes that were met."""
+        """Whether it is known which form runs, for all weights and sizes that were met."""
         if self.report.runs == EAGER:
             return True
         return self.report.runs == PROGRAM and not any(t.fitting(SEARCHING) for t in self.traced[:1])
@@ -238,8 +238,9 @@ _tables: list[dict[Any, Any]] = []
 
 
 def decompositions() -> dict[Any, Any]:
-    """Decompositions of operators without a builder: core ATen's, and those of backward operators. Random operators stay
-    whole, so that they draw the numbers that eager calls draw.
+    """Decompositions of ATen operators without a builder: core ATen's, and those of backward operators.
+
+    Random operators stay whole, so that they draw the numbers that eager calls draw.
     """
     if not _tables:
         import torch

@@ -17,8 +17,9 @@ QUEUED = 16  # calls in a row on a GPU without waiting for their results
 
 
 def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[float]]:
-    """µs of whole calls, alternating, until medians are settled; at least one sample of each. `first` runs untimed before
-    each call.
+    """Times in µs of whole calls, alternating, until medians are settled; at least one sample of each.
+
+    `first` runs untimed before each call.
     """
     until = time.perf_counter() + 2 * MOST_S
     ended: Callable[[], bool] = lambda: time.perf_counter() > until
@@ -39,10 +40,11 @@ def _clock(on_gpu: bool) -> Callable[[Run], float]:
 
 
 def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> tuple[bool, float, float]:
-    """Return (whether the compiled call is faster by more than noise, median µs of the eager one, of the compiled one).
+    """Whether the compiled call is faster by more than noise, with the median µs of the eager and of the compiled call.
 
-    `on_gpu`: calls are timed singly, and QUEUED at a time without waiting between them, as in a model whose host runs
-    ahead of the device: the compiled call must be faster singly, and not slower when queued.
+    Returns (faster, eager µs, compiled µs). `on_gpu`: calls are timed singly, and QUEUED at a time without waiting
+    between them, as in a model whose host runs ahead of the device: the compiled call must be faster singly, and not
+    slower when queued.
     """
     samples = timed({"eager": eager, "program": compiled}, on_gpu, first)
     wins = is_surely_faster(samples["program"], samples["eager"], NOISE)
@@ -62,7 +64,7 @@ def _repeated(call: Run) -> Run:
 
 
 class TrialStep:
-    """A repeatable call of a graph with a real call's arguments: forward, and backward if results need gradients.
+    """Repeatable call of a graph with a real call's arguments: forward, and backward if results need gradients.
 
     Tensors that the graph writes are copied; `reset` restores the copies. Gradients go to detached leaves, so neither
     `.grad` nor hooks of the caller's tensors are touched.

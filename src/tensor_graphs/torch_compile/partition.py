@@ -27,15 +27,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """A graph module that calls its parts as submodules."""
+    """Graph module that calls its parts as submodules."""
 
     module: Any
     parts: tuple[Part, ...]
 
 
 def split(module: Any, kind: str, least: int, frozen: Collection[int] = ()) -> tuple[Split, TracedReport]:
-    """Return (a copy of a traced graph module, split into parts, its report). Parts have at least `least` operators that
-    compute; views and sizes do not count. `frozen`: placeholders that the report does not count as operands.
+    """Copy of a traced graph module, split into parts, and its report.
+
+    Parts have at least `least` operators that compute; views and sizes do not count. `frozen`: placeholders that the
+    report does not count as operands.
     """
     import torch
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
@@ -77,7 +79,7 @@ def split(module: Any, kind: str, least: int, frozen: Collection[int] = ()) -> t
 
 
 def bytes_of(value: Any) -> int:
-    """Return the bytes of a traced tensor at the sizes it was traced with; 0 for other values."""
+    """Bytes of a traced tensor at the sizes it was traced with; 0 for other values."""
     if isinstance(value, list | tuple):
         return sum(map(bytes_of, value))
     if not hasattr(value, "dtype"):
@@ -89,7 +91,7 @@ def bytes_of(value: Any) -> int:
 
 
 def tensors_of(value: Any) -> Iterator[Any]:
-    """Yield the tensors of a node's traced value."""
+    """Tensors of a node's traced value."""
     if isinstance(value, list | tuple):
         for item in value:
             yield from tensors_of(item)
@@ -98,7 +100,7 @@ def tensors_of(value: Any) -> Iterator[Any]:
 
 
 def device_of(module: Any) -> Any:
-    """Return the device of a graph: that of its first tensor that is not a scalar, else of its first; None without."""
+    """Device of a graph: that of its first tensor that is not a scalar, else of its first tensor; None without tensors."""
     found = [v for node in module.graph.nodes for v in tensors_of(node.meta.get("val"))]
     return next((v.device for v in found if v.dim()), found[0].device if found else None)
 

@@ -15,7 +15,7 @@ SEARCHING, EAGER, PROGRAM = "searching", "eager", "program"
 
 @dataclass
 class PartReport:
-    """One subgraph for which a program is searched."""
+    """Report on one subgraph for which a program is searched."""
 
     nodes: int  # operators
     inputs_bytes: int  # bytes of its operands at the traced sizes, weights excluded
@@ -25,7 +25,7 @@ class PartReport:
 
 @dataclass
 class IslandReport:
-    """Operators of one kind that stay eager."""
+    """Report on the operators of one kind that stay eager."""
 
     operator: str
     count: int
@@ -35,7 +35,7 @@ class IslandReport:
 
 @dataclass
 class TracedReport:
-    """One graph that AOTAutograd traced: "inference", "forward" or "backward"."""
+    """Report on one graph that AOTAutograd traced: "inference", "forward" or "backward"."""
 
     kind: str
     nodes: int
@@ -57,10 +57,11 @@ class TracedReport:
 
 @dataclass
 class GraphReport:
-    """One graph that Dynamo captured.
+    """Report on one graph that Dynamo captured.
 
-    `inputs`: names of its inputs that are no weights. `runs`: "searching" (eager until a program is ready), "eager" or "program". `why`: the reason, as text. `eager_us`,
-    `program_us`: medians of whole calls in µs, with gradients both passes; None before they are timed.
+    `inputs`: names of its inputs that are no weights. `runs`: "searching" (eager until a program is ready), "eager" or
+    "program". `why`: the reason, as text. `eager_us`, `program_us`: medians of whole calls in µs, with gradients both
+    passes; None before they are timed.
     """
 
     name: str

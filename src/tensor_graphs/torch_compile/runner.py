@@ -18,7 +18,7 @@ UNEQUAL = 0.01
 
 
 def make_runner(part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None]) -> Any:
-    """Return a torch module that runs a program in place of a part's subgraph.
+    """Torch module that runs a program in place of a part's subgraph.
 
     `positions`: the part's placeholders that are inputs of the program, in its order. The first call also runs the
     subgraph and compares; `refuse` is called with a reason when the program is not used any more.
@@ -68,8 +68,8 @@ def make_runner(part: Part, program: Program, positions: Sequence[int], refuse: 
 
 
 def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | None:
-    """Return a function that calls a runner without the interpreter of the split module, if the module does nothing but
-    call this part; else None.
+    """Function that calls a runner without the interpreter of the split module; None if the module does more than that
+    call.
     """
     placeholders = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
     rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
@@ -95,7 +95,7 @@ def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | No
 
 
 def differs(found: Sequence[Any], expected: Sequence[Any]) -> str:
-    """Return how results differ from those expected, beyond rounding; "" if they do not."""
+    """Description of how results differ from those expected, beyond rounding; "" if they do not."""
     for i, (x, y) in enumerate(zip(found, expected)):
         if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
             return f"result {i} is {_type(x)}, not {_type(y)}"

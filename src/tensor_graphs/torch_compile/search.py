@@ -42,7 +42,7 @@ TAIL = 300
 
 
 class Search:
-    """One search for the program of a graph."""
+    """One search for the program of a graph, in this process or a subprocess."""
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int], options: CompileOptions, device: str) -> None:
         self.graph, self.sizes, self.options, self.device = graph, dict(sizes), options, device

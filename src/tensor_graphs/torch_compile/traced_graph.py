@@ -25,7 +25,9 @@ MOST_FROZEN, MOST_SIZES = 4, 8
 
 
 class NoProgram(Exception):
-    """There is no program for this call (yet): the caller runs the graph eagerly. Raised before anything is computed."""
+    """Raised, before anything is computed, when there is no program for a call (yet): the caller runs the graph
+    eagerly.
+    """
 
 
 #: Integer types by size in bytes, in which elements of weights are read.
@@ -125,8 +127,9 @@ class Variant:
         return [s[0] for s in self._searches if s is not None]
 
     def bind(self) -> list[str]:
-        """Load the programs of the searches, which have ended, and make the variant ready, or lost without programs.
-        Returns the reasons why parts have no program.
+        """Load the programs of the searches, which have ended; returns the reasons why parts have no program.
+
+        The variant is then ready, or lost without programs.
         """
         said: list[str] = []
         module = copy.copy(self._split.module)
@@ -163,13 +166,14 @@ class Variant:
         return any(r.active for r in self._runners)
 
     def fits(self, args: Sequence[Any], sizes: Mapping[str, int]) -> bool:
-        """Whether the programs are for a call's weights and sizes."""
+        """Whether the programs of the variant are for a call's weights and sizes."""
         return all(sizes.get(n) == s for n, s in self.fixed.items()) and self.frozen.hold(args)
 
 
 class TracedGraph:
-    """An inference, forward or backward graph. Calls run programs if they are ready and in use, else raise NoProgram; a
-    backward graph runs eagerly then.
+    """Inference, forward or backward graph whose calls run programs if they are ready and in use, else raise NoProgram.
+
+    A backward graph runs eagerly then.
     """
 
     def __init__(
@@ -203,7 +207,7 @@ class TracedGraph:
         raise NoProgram
 
     def fitting(self, state: str) -> list[Variant]:
-        """The variants in a state."""
+        """Variants in a given state."""
         return [v for v in self.variants if v.state == state]
 
     def _begin(self, args: Sequence[Any] | None, sizes: Mapping[str, int]) -> Variant | None:

@@ -31,7 +31,10 @@ CALLS, FEWEST, MOST_S, KEPT = 12, 3, 2.0, 64
 
 
 class Backend:
-    """The backend of one `tg.compile` call. `graphs`: those that it has compiled and that still exist."""
+    """The `torch.compile` backend of one `tg.compile` call.
+
+    `graphs`: those that it has compiled and that still exist.
+    """
 
     def __init__(self) -> None:
         self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
@@ -47,14 +50,14 @@ class Backend:
 
 
 class Trial:
-    """Alternating timed calls of a signature."""
+    """Timed calls of one signature, alternating between the compiled callable and the caller's own."""
 
     def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any]) -> None:
         self.forms = compiled, own
         self.us: tuple[list[float], list[float]] = ([], [])
 
     def call(self, args: Sequence[Any], named: Mapping[str, Any], on_gpu: bool) -> Any:
-        """The next call's results."""
+        """Results of the next call of the trial."""
         turn = int(len(self.us[0]) > len(self.us[1]))
         if on_gpu:
             torch.cuda.synchronize()
@@ -73,7 +76,7 @@ class Trial:
 
 
 class WholeCalls:
-    """Calls of a compiled callable or of the caller's own."""
+    """Dispatcher of calls to a compiled callable or to the caller's own."""
 
     def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any], backend: Backend) -> None:
         self.compiled, self.own, self.backend = compiled, own, backend
@@ -140,7 +143,7 @@ class WholeCalls:
 
 
 class CompiledModule(OptimizedModule):  # type: ignore[misc]
-    """What `torch.compile` returns for a module, with calls that go to the module itself where that is faster."""
+    """Module that `torch.compile` returned, with calls that go to the caller's module itself where that is faster."""
 
     def __init__(self, mod: torch.nn.Module, dynamo_ctx: Any) -> None:
         super().__init__(mod, dynamo_ctx)
@@ -156,7 +159,7 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
 
 
 def compiled(model: Any, **given: Any) -> Any:
-    """`torch.compile(model, **given)` with a backend of its own, and with the choice between it and `model`."""
+    """Result of `torch.compile(model, **given)` with a backend of its own, and with the choice between it and `model`."""
     backend = Backend()
     made = torch.compile(model, backend=backend, **given)
     if type(made) is OptimizedModule:

@@ -15,7 +15,7 @@ from ..processes.child import die_with_parent
 
 
 def main(folder: Path) -> None:
-    """Run the job of a folder. Raises the errors of `optimize`."""
+    """Optimize the graph in a job folder and save the program there. Raises the errors of `optimize`."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     program = optimize(load_graph(folder / "graph.safetensors"), dims=job["sizes"], **job["options"])
     program.save(folder / "program")

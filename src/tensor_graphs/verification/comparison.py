@@ -45,7 +45,7 @@ NOWHERE = Worst()
 
 @dataclass(frozen=True)
 class OutputError:
-    """Errors of one output, worst over seeds."""
+    """Errors of one output, worst over seeds, with the errors allowed."""
 
     name: str
     plan: float  # relative Frobenius error of the program against float64
@@ -71,7 +71,7 @@ class OutputError:
 
     @property
     def said(self) -> str:
-        """Description of the error as text."""
+        """Text that describes the error."""
         away = f"is off by {self.plan:.3g}" if self.finite else "has NaN or infinities where they may not be"
         place = f" ({self.worst.said if not self.discrete else self.worst.where})" if self.worst.where else ""
         return f"output {self.name!r} {away}, allowed {self.allowed:.3g}{place}"
@@ -161,7 +161,9 @@ def pieces(*arrays: Array) -> Iterator[list[Array]]:
 
 
 def relative_error(value: Array, reference: Array) -> float:
-    """‖value − reference‖ / ‖reference‖ in float64 over the finite elements; ‖value‖ for a reference of zeros."""
+    """Relative error ‖value − reference‖ / ‖reference‖ in float64 over the finite elements; ‖value‖ for a reference of
+    zeros.
+    """
     return compare.Measured(np.asarray(value), np.asarray(reference, np.float64), None).errors[0]
 
 
@@ -188,7 +190,7 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
 
 
 def spare(tolerance: Tolerance) -> float:
-    """Largest relative error from rounding operands to fewer digits at which a kernel is a candidate.
+    """Relative error that kernels may add by rounding operands to fewer digits, at a tolerance.
 
     A numeric tolerance itself; two float32 ulps for "eager" and "fast"; 0 for "exact".
     """
@@ -196,13 +198,13 @@ def spare(tolerance: Tolerance) -> float:
 
 
 def of_all(found: Sequence[OutputError]) -> OutputError:
-    """The worst of one output's errors over several inputs, with the exempt elements of all of them."""
+    """Worst of one output's errors over several inputs, with the exempt elements of all of them."""
     worst = max(found, key=lambda o: (not o.finite, o.excess))
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
 
 
 def in_form_of(y: Any, like: Any) -> Any:
-    """An output in its reference's form: an array, or a tensor on the reference's device."""
+    """Output in its reference's form: an array, or a tensor on the reference's device."""
     if is_torch(like):
         from .on_device import near
 
@@ -213,7 +215,7 @@ def in_form_of(y: Any, like: Any) -> Any:
 def compare_output(
     name: str, dtype: str, y: Any, exact: Any, own: Any, tolerance: Tolerance, slack: float = 1.0
 ) -> OutputError:
-    """Compare one output with its reference, as device tensors or as arrays. `slack`: factor on the allowed error."""
+    """Errors of one output against its reference, as device tensors or as arrays. `slack`: factor on the allowed error."""
     unequal: Any = _unequal
     if is_torch(exact):
         from . import on_device

@@ -37,7 +37,7 @@ SAMPLES = 12  # random instances per fired rule
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Diagnosis of a failed plan. Maps are keyed by kernel template name.
+    """Diagnosis of a plan that failed verification. Maps are keyed by kernel template name.
 
     `kernels`: error of the kernel alone, as a multiple of the rounding error that the reference interpreter is allowed.
     `errors`: the same error as a relative error.
@@ -77,7 +77,7 @@ class Diagnosis:
 
 
 def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Return (terms of the plan's outputs, then its updates; term per value id)."""
+    """Terms that a plan computes, as (terms of its outputs, then its updates; term per value id)."""
     stored = device_of(plan) != "cpu" and any(v.carried for v in plan.values)
     values: dict[int, Tensor] = {i: _carried(w, stored) for i, w in plan.weights.items()}
     for value in plan.values:
@@ -108,7 +108,7 @@ def step_meanings(step: Step, values: Mapping[int, Tensor]) -> list[Tensor]:
 
 
 def diagnose(graph: Graph, plan: Plan, seed: int = 0) -> Diagnosis:
-    """Compare the plan's term with the graph in float64, and each kernel alone with its own term."""
+    """Diagnosis from comparing the plan's term with the graph in float64, and each kernel alone with its own term."""
     ratios: dict[str, float] = {}
     errors: dict[str, float] = {}
     rng = np.random.default_rng(seed)
@@ -179,7 +179,7 @@ def _distinct(plan: Plan) -> list[Step]:
 
 
 def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
-    """Return (error of the kernel alone against float64, fair error) of the output with the largest ratio of the two.
+    """Error of a kernel alone against float64 and the fair error, of the output with the largest ratio of the two.
 
     The fair error is the interpreter's in the same dtypes plus some ulps. The error is relative for floats (of the
     whole output, or of the worst element if that exceeds its limit), infinite if NaN or infinities are misplaced; for

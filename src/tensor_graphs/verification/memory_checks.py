@@ -19,7 +19,7 @@ _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
 
 
 def in_and_out(graph: Graph) -> int:
-    """Bytes of inputs, states and results, all of which a program holds at once."""
+    """Bytes of inputs, states and results of a graph, all of which a program holds at once."""
     return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
 
 
@@ -43,8 +43,9 @@ def refuse_too_large_for_gpu(graph: Graph) -> None:
 
 
 def run_bytes(graph: Graph, *, float64: bool) -> int:
-    """Return a lower bound in bytes on the memory that the interpreter takes for a graph of known sizes: the largest set
-    of live results, without leaves and views.
+    """Lower bound in bytes on the memory that the interpreter takes for a graph of known sizes.
+
+    The largest set of live results, without leaves and views.
     """
     roots = expand_all(graph.roots)
     order = topological(roots)
@@ -66,8 +67,10 @@ def _nbytes(node: Tensor, float64: bool) -> int:
 
 
 def refuse_reference(graph: Graph) -> None:
-    """Raise TooLargeError if the host has too little memory for a float64 run and a run in the graph's dtypes, one after the
-    other, and then for the program on copies of the inputs. Inputs are allocated already.
+    """Raise TooLargeError if the host has too little memory for the reference runs of a graph.
+
+    These are a float64 run and a run in the graph's dtypes, one after the other, and then the program on copies of the
+    inputs. Inputs are allocated already.
     """
     copies = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state")))
     out = sum(t.type.nbytes for t in graph.roots)
@@ -86,8 +89,9 @@ def refuse_more_than_available(needed: int, what: str, graph: Graph, hint: str =
 
 
 def eager_bytes(graph: Graph) -> int:
-    """Return the bytes that a function of arrays takes for a graph of known sizes if it keeps every intermediate, as a
-    Python function with one name per value does; views take none.
+    """Bytes that a function of arrays takes for a graph of known sizes if it keeps every intermediate.
+
+    As a Python function with one name per value does; views take none.
     """
     return sum(n.type.nbytes for n in graph.nodes() if n.args and n.entry.kind != "view")
 
@@ -100,7 +104,7 @@ def lacking(needed: int) -> str:
 
 @contextmanager
 def memory_errors_named(graph: Graph) -> Iterator[None]:
-    """Convert a MemoryError of the block to a TooLargeError that names the largest value."""
+    """Context manager that converts a MemoryError to a TooLargeError that names the graph's largest value."""
     try:
         yield
     except MemoryError as error:

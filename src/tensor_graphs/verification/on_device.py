@@ -66,7 +66,7 @@ def sample_tensors(
 
 
 def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> dict[str, torch.Tensor]:
-    """Inputs and states drawn on a device, distributed as in `drawing.inputs`.
+    """Random inputs and states of a graph on a device, distributed as in `backends.verification.inputs.inputs`.
 
     The same generator on the same kind of device gives the same values. `turn`: index of the input set; selects the
     distribution.
@@ -112,11 +112,10 @@ def reference_tensors(
     graph: Graph, rng: np.random.Generator, device: str, poll: Callable[[], object] = lambda: None,
     kept: dict[str, torch.Tensor] | None = None, turn: int = 0,
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
-    """Return (inputs, outputs in float64, outputs in the graph's own dtypes). torch.OutOfMemoryError if memory runs
-    out.
+    """Inputs and reference runs on a device: (inputs, outputs in float64, outputs in the graph's own dtypes).
 
-    `kept`: cache of weights on the device, see `evaluate_tensors`. `turn`: index of the input set within one
-    verification, from 0.
+    torch.OutOfMemoryError if memory runs out. `kept`: cache of weights on the device, see `evaluate_tensors`. `turn`:
+    index of the input set within one verification, from 0.
     """
     inputs = draw(graph, rng, device, turn)
     graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
@@ -135,7 +134,7 @@ def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def near(value: Any, like: torch.Tensor) -> torch.Tensor:
-    """An output, possibly an array, as a tensor on its reference's device."""
+    """Output, possibly an array, as a tensor on its reference's device."""
     found: torch.Tensor = (value if is_torch(value) else tensor_of(np.asarray(value, order="C"))).to(like.device)
     return found
 

@@ -73,8 +73,9 @@ Reference = tuple[Values, list[Any], list[Any]]  # (inputs, float64 run, own-dty
 def first_reference(
     graph: Graph, device: str, *, seed: int = 0, poll: Callable[[], object] = lambda: None
 ) -> dict[int, Reference]:  # fmt: skip
-    """Reference of the first input, computed on a device before the program exists, for `references` of `verify`. Empty
-    if device memory is insufficient. Raises Halted through `poll`.
+    """Reference of the first input, computed on a device before the program exists, for `references` of `verify`.
+
+    Empty if device memory is insufficient. Raises Halted through `poll`.
     """
     if has_unsigned(graph) or not fits_device(device, 3 * in_and_out(graph)):
         return {}
@@ -115,7 +116,7 @@ def fits_device(device: str, nbytes: int) -> bool:
 
 
 def weights_on_device(graph: Graph, device: str) -> dict[str, Any] | None:
-    """An empty cache of weights on a Torch device, if they fit into its memory; else None."""
+    """Empty cache of weights on a Torch device, if they fit into its memory; else None."""
     if not device:
         return None
     from .on_device import room_for_weights
@@ -127,8 +128,10 @@ def compute_reference(
     graph: Graph, rng: np.random.Generator, device: str, bitwise: bool, poll: Callable[[], object],
     weights: dict[str, Any] | None = None, turn: int = 0,
 ) -> Reference:  # fmt: skip
-    """Return (inputs, float64 run, own-dtype run): tensors on `device`, or arrays, computed on a GPU if there is one
-    and `bitwise` is false. `turn`: index of the input set.
+    """Inputs and reference runs of a graph: (inputs, float64 run, own-dtype run).
+
+    Tensors on `device`, or arrays, computed on a GPU if there is one and `bitwise` is false. `turn`: index of the
+    input set.
     """
     if device:
         import torch

@@ -31,7 +31,7 @@ LEAST = 6  # random strips of each output that are compared even without remaini
 
 
 def strips_of(graph: Graph) -> list[Axes] | None:
-    """Per root: the axis along which it can be computed in strips; None if a root cannot."""
+    """Axis along which each root can be computed in strips; None if a root cannot."""
     found = []
     for root in graph.roots:
         if (axes := axes_of(root)) is None:
@@ -50,7 +50,8 @@ def verify_strips(
     enough: Callable[[], bool],
     poll: Callable[[], object],
 ) -> Verification:
-    """Compare `run` with the graph on one random input, strip by strip until `enough()`; see `verify`.
+    """Verdict on `run` from comparing it with the graph on one random input, strip by strip until `enough()`; see
+    `verify`.
 
     VerificationError if the program writes to its inputs, which are not copied for it. TooLargeError if inputs,
     outputs and the references of one strip exceed the available memory.
