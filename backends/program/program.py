@@ -125,6 +125,9 @@ class Program:
                 self._run = None
                 self._forms.clear()  # they have weights of their own
                 self._fitting.clear()
+                self._pool = SharedWeights() if self.plans else None  # the pool has the values of other weights
+                for plan in self.plans.values():
+                    plan._pool = self._pool
             if self._run is None:
                 self._bind()
             self._reset()
@@ -156,7 +159,7 @@ class Program:
         """Check free device memory without allocating: DeviceMemoryError if the program does not fit beside what it
         shares."""
         there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
-        there += 0 if self._pool is None else self._pool.held(self._weights, self.manifest.weights)
+        there += 0 if self._pool is None else self._pool.held(self._weights)
         self._programs.check_room(self.device, sum(self._own_memory().values()) - there)
 
     def _bind(self) -> None:

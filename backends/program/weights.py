@@ -62,9 +62,13 @@ class EvaluatedWeights(Mapping[str, Array]):
         """Equal for equal values in equal memory layouts, of any program over the same params."""
         return structural_digest(self.terms[key]), key in self.plain
 
+    def nbytes(self, key: str) -> int:
+        """Bytes of a weight."""
+        return self.terms[key].type.nbytes
+
     def borrowed(self, around: EvaluatedWeights) -> dict[str, str]:
         """Weights that another program has, too: name here -> name there."""
-        there = {structural_digest(term): name for name, term in reversed(around.terms.items())}
+        there = {structural_digest(term): name for name, term in reversed(list(around.terms.items()))}
         found = {name: there.get(structural_digest(term)) for name, term in self.terms.items()}
         return {name: known for name, known in found.items() if known is not None}
 
@@ -115,10 +119,12 @@ class SharedWeights:
         """A program's weights on its device, looked up in the pool first; as they are if their origin is not known."""
         return _PooledWeights(self._known, weights, exchange) if hasattr(weights, "pool_key") else weights
 
-    def held(self, weights: Mapping[str, Any], specs: Sequence[Spec]) -> int:
-        """Bytes of a program's weights (name, shape, dtype) that are in the pool."""
-        key = getattr(weights, "pool_key", None)
-        return 0 if key is None else sum(bytes_of(spec) for spec in specs if key(spec[0]) in self._known)
+    def held(self, weights: Mapping[str, Any]) -> int:
+        """Bytes of a program's weights that are in the pool."""
+        key, nbytes = (getattr(weights, name, None) for name in ("pool_key", "nbytes"))
+        if key is None or nbytes is None:
+            return 0
+        return sum(nbytes(name) for name in weights if not name.startswith(STATE) and key(name) in self._known)
 
 
 @dataclass(frozen=True)
@@ -188,6 +194,10 @@ class StoredWeights(Mapping[str, Array]):
         """See `EvaluatedWeights.pool_key`."""
         return self.path, key
 
+    def nbytes(self, key: str) -> int:
+        """Bytes of a weight."""
+        return bytes_of((key, *self.specs[key]))
+
 
 class BorrowedWeights(Mapping[str, Array]):
     """Weights of a plan within a saved program: its own, and by `names` those of the program around it.
@@ -214,6 +224,10 @@ class BorrowedWeights(Mapping[str, Array]):
     def pool_key(self, key: str) -> Hashable:
         """See `EvaluatedWeights.pool_key`."""
         return self.around.pool_key(self.names[key]) if key in self.names else self.own.pool_key(key)
+
+    def nbytes(self, key: str) -> int:
+        """Bytes of a weight."""
+        return self.around.nbytes(self.names[key]) if key in self.names else self.own.nbytes(key)
 
 
 _SAFETENSORS = {

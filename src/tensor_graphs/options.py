@@ -72,7 +72,7 @@ def are_bounds(name: str, value: Any) -> None:
     """Accept None or positive integers in ascending order."""
     of_kind("a sequence of integers", Sequence, NoneType)(name, value)
     found = list(value or ())
-    if not all(isinstance(n, Integral) and n > 0 for n in found) or found != sorted(set(found)):
+    if not all(isinstance(n, Integral) and int(n) > 0 for n in found) or found != sorted(set(found)):
         raise UsageError(f"{name}={value!r}", hint=f"{name} is a sequence of integers from 1 on, each once, in order")
 
 

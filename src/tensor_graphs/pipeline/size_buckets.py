@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, isfinite, isqrt
 from statistics import median
 
@@ -126,9 +127,9 @@ class Forms:
             values = program.near([given[n] for n in program.input_names])
             if self.caller is not None and self.caller.torch:
                 values = [x if is_torch(x) else tensor_of(x) for x in values]
-            calls = {name: lambda p=p: p.flat(*values) for name, p in self.programs.items()}
+            calls: dict[str, timing.Run] = {n: partial(p.flat, *values) for n, p in self.programs.items()}
             if self.caller is not None:
-                calls[CALLER] = lambda: self.caller.outputs(values)  # type: ignore[union-attr]
+                calls[CALLER] = partial(self.caller.outputs, values)
             runs = {name: call for name, call in calls.items() if _works(call)}
             self.us[size] = {n: [inf] for n in calls} | timed_calls(runs, program.tensors, self.ended)
         return self.us[size]
@@ -203,10 +204,13 @@ def with_buckets(
         if row[0] <= searched <= row[1]:
             continue
         if session.progress.stopped or share < LEAST * session.options.budget:
-            session.omitted.append(f"a plan for {name} of {row[0]} to {row[1]}")
+            report.omitted.append(f"a plan for {name} of {row[0]} to {row[1]}")
             continue
-        if (found := _searched(session, graph, {**sizes, name: at}, name, row, share, search)) is not None:
+        found, why = _searched(session, graph, {**sizes, name: at}, name, row, share, search)
+        if found is not None:
             parts[row].programs = {ALL: program, OWN: found}
+        else:
+            report.warnings.append(f"no plan for {name} of {row[0]} to {row[1]}: {why}")
     with session.stage("buckets"):
         return _divided(program, report, name, parts, 0 if session.over else HALVINGS)
 
@@ -231,8 +235,8 @@ def _lag(forms: Forms, row: tuple[int, int]) -> float:
 
 def _searched(
     session: Session, graph: Graph, sizes: Sizes, name: str, row: tuple[int, int], seconds: float, search: Search
-) -> Program | None:  # fmt: skip
-    """The program for one bucket; None without one that runs at all of its sizes (a warning says why)."""
+) -> tuple[Program | None, str]:  # fmt: skip
+    """The program for one bucket; None without one that runs at all of its sizes, and why there is none."""
     own = graph.bind({name: dim(name, min=row[0], max=row[1])})
     why = ""
     try:
@@ -240,11 +244,10 @@ def _searched(
             found = search(own, sizes)
             why = "; ".join(w for w in session.warnings if "one size" in w)
     except TensorGraphsError as error:
-        found, why = None, error.message
-    if found is not None and name in found.manifest.sizes and found.manifest.sizes[name][:2] == row:
-        return found
-    session.warnings.append(f"no plan for {name} of {row[0]} to {row[1]}: {why or 'its sizes are others'}")
-    return None
+        return None, error.message
+    if name in found.manifest.sizes and found.manifest.sizes[name][:2] == row:
+        return found, ""
+    return None, why or "it does not run at all of these sizes"
 
 
 def _divided(
