@@ -586,6 +586,10 @@ class Measurer(Protocol):
         """Free the memory of the measuring processes while nothing is measured, if restarting them is cheap."""
         ...
 
+    def rest(self) -> None:
+        """End the measurements in flight and make their rows durable; another search may use the measurer then."""
+        ...
+
     def close(self) -> None:
         """End the measuring processes."""
         ...

@@ -58,7 +58,7 @@ def acceptance(
     if measurer is not None:
         loop.fastest = partial(fastest_finalist, session, task)
     if symbolic is not None:
-        loop.plan = symbolic.plan
+        loop.plan, loop.sized = symbolic.plan, symbolic.without_sized
         loop.elsewhere = lambda program, poll: symbolic.verifier.problem(
             program, options.tolerance, options.seed, lambda: session.over, poll
         )

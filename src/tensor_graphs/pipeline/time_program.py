@@ -39,7 +39,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     graph = model.written(task.backends)
     plan = direct_plan(graph, eager(task.backends))
     report.kernels_before = plan.kernels
-    if not session.options.measure:
+    if not (session.options.measure and session.timed):
         return None
     doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
     doubted = doubted and (task.on_gpu or report.cost_us < 1e6 * LOOK_S)

@@ -103,6 +103,24 @@ class StepReport:
     error: float | None = None
 
 
+@dataclass
+class BucketReport:
+    """A bucket of sizes of a free dimension: what its calls run ("all sizes", "own plan" or "caller"), the size at which
+    its own plan was searched (0: there is none), and µs of whole calls of each at some of its sizes.
+    """
+
+    dimension: str
+    least: int
+    most: int
+    runs: str
+    searched: int = 0
+    us: dict[str, dict[str, float]] = field(default_factory=dict)  # size -> what ran -> µs of a call
+
+    def __str__(self) -> str:
+        times = "; ".join(f"at {n} " + ", ".join(f"{f} {us:.1f}" for f, us in of.items()) for n, of in self.us.items())
+        return f"{self.dimension} {self.least}..{self.most}: {self.runs}" + (f" (µs {times})" if times else "")
+
+
 LONGEST_TEXT = 300  # characters of the text of one call
 
 
@@ -198,6 +216,7 @@ class Report:
     # the best plan over time: seconds since the call, µs at optimistic prices, µs at current prices
     curve: list[tuple[float, float, float]] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
+    buckets: list[BucketReport] = field(default_factory=list)  # of one of these dimensions; [] for one plan
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Report:
@@ -233,6 +252,7 @@ class Report:
         }
         finalists = [FinalistReport(**f) for f in data.get("finalists", ())]
         lists = {"blocks": blocks, "kernels": kernels, "finalists": finalists, "omitted": list(data["omitted"])}
+        lists["buckets"] = [BucketReport(**b) for b in data.get("buckets", ())]
         return cls(**{**data, **lists, **rows, "rules": rules})
 
     @classmethod
@@ -313,6 +333,7 @@ class Report:
             rows.append(("error", "not verified"))
         if self.sizes:
             rows.append(("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())))
+        rows += [("bucket", str(b)) for b in self.buckets]
         total = sum(self.seconds.values())
         rows.append(
             ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))
