@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from ...egraph.ir.graph import Tensor
 from ...egraph.ir.ops import OPS
@@ -14,7 +15,7 @@ MULTI_PASS_REDUCTIONS = frozenset(("softmax", "log_softmax", "logsumexp", "layer
 time."""
 PRODUCT_OPS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
 ATTENTION_OPS = frozenset(("attention", "masked_attention"))
-INDEXED_OPS = frozenset(("gather", "gather_elements", "rope", "full", "iota", "batch_norm"))
+INDEXED_OPS = frozenset(("gather", "gather_elements", "rope", "full", "iota", "batch_norm", "unpack", "dequantize"))
 UNLIMITED_PRODUCTS = 99  # more products than any path has
 MAX_NARROW_COLUMNS = 256  # largest width of a layer fused with the next layers, whose rows are held whole
 
@@ -26,7 +27,8 @@ class FusionPolicy:
     product, are · left_only: operands of a product other than the first are leaves, because programs for other rows
     read them again · rows_bare: operands of multi-pass reductions are leaves · spread_bare: values broadcast over more
     elements are leaves, unless elementwise operations alone compute them; with `left_only`, only these · layers:
-    products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows."""
+    products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows · packed: weights that are computed from
+    fewer bytes (dequantized ones) are inlined, not read as they would be folded at load."""
 
     name: str
     products: int
@@ -37,6 +39,7 @@ class FusionPolicy:
     rows_bare: bool = False
     spread_bare: bool = False
     layers: bool = False
+    packed: bool = False
 
 
 #: From the smallest to the largest.
@@ -57,6 +60,12 @@ FUSION_POLICIES = (
         "product, row prologue on the left, statistics as they lie", 1, False, True, left_only=True, spread_bare=True
     ),
 )
+
+
+def with_packed(policies: Iterable[FusionPolicy]) -> tuple[FusionPolicy, ...]:
+    """The policies, and each once more with packed weights."""
+    plain = tuple(policies)
+    return (*plain, *(replace(p, name=f"{p.name}, packed weights", packed=True) for p in plain))
 
 
 @dataclass(frozen=True)
