@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from .c_lanes import LANES
+
 #: Maximum error in units in the last place of the float32 result.
 ULPS = {"exp": 1.1, "exp2": 1.0, "tanh": 1.4, "erf": 4.5, "log": 0.9, "log1p": 2.5, "expm1": 3.7}
 
@@ -58,6 +60,14 @@ static inline int64_t floor_mod(int64_t x, int64_t y)
     int64_t rest = x % y;
     return rest != 0 && (rest ^ y) < 0 ? rest + y : rest;
 }""",
+    "from_float8": """/* The value of an 8-bit float e4m3fn. */
+static inline float from_float8(uint32_t i)
+{
+    float x = of_bits(((i & 127) << 20) + 0x3c000000); /* of exponents above 0; arithmetic with denormals is slow */
+    x = (i & 120) == 0 ? x + x - 0x1p-6f : x;
+    return of_bits(bits_of(x) | (i & 128) << 24 | ((i & 127) == 127 ? 0x7fc00000 : 0));
+}""",
+    "lanes": LANES,
     "scaled": """/* x * 2**n, in two steps: results may be denormal. */
 static inline float scaled(float x, int32_t n)
 {

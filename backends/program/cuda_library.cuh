@@ -56,6 +56,12 @@ template <> DEVICE bf16 stored<bf16, float>(float x) { bf16 y; narrow(x, y); ret
 template <> DEVICE f16 stored<f16, float>(float x) { f16 y; narrow(x, y); return y; }
 
 namespace op {
+// The value of an 8-bit float e4m3fn.
+DEVICE float from_float8(int i) {
+    bf16 x;
+    x.bits = (i & 128) << 8 | (i & 127) << 4;
+    return (i & 127) == 127 ? infinity() - infinity() : wide(x) * 1.329227995784916e36f;
+}
 template <class A, class B> DEVICE auto max(A a, B b) { return a < b || b != b ? b : a; }
 template <class A, class B> DEVICE auto min(A a, B b) { return b < a || b != b ? b : a; }
 template <class A> DEVICE A abs(A x) { return x < 0 ? -x : x; }

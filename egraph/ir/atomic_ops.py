@@ -7,6 +7,7 @@ of the type law; low-precision floats may be computed in their own dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,18 @@ def _cast(attrs: Mapping[str, Any], x: Array) -> Array:
             return np.trunc(x.astype(np.float64)).astype(target)
     with np.errstate(over="ignore"):
         return x.astype(target)
+
+
+@cache
+def _float8_values() -> Array:
+    """Value of each of the 256 codes of float8 e4m3fn, as float32."""
+    import ml_dtypes
+
+    return np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+
+def _from_float8(attrs: Mapping[str, Any], x: Array) -> Array:
+    return np.asarray(_float8_values()[x]).astype(dtypes.numpy_dtype(attrs.get("dtype", "float64")))
 
 
 def _along(index: Array, axis: int) -> tuple[Array, ...]:
@@ -354,6 +367,12 @@ register(Op("where", 3, "where", "pointwise", {}, {}, "x where the condition hol
                        jax="jnp.where({0}, {1}, {2})")))  # fmt: skip
 register(Op("cast", 1, "cast", "pointwise", {"dtype": "dtype"}, {}, "another dtype; float to int truncates",
             numpy=_cast, keeps_positive=True, linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
+
+register(Op("from_float8", 1, "from_float8", "pointwise", {"dtype": "dtype"}, {"dtype": "float32"},
+            "value of the 8-bit float e4m3fn whose bits are a uint8", numpy=_from_float8, rounding="never",
+            text=TargetText(c_whole="from_float8({0})", cuda_whole="op::from_float8({0})",
+                            triton="({0}).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)",
+                            jax="jax.lax.bitcast_convert_type({0}.astype(jnp.uint8), jnp.float8_e4m3fn).astype(jnp.float32)")))  # fmt: skip
 
 reduction("sum", _sum, "add", "sum over axes", keeps_positive=True, linear=(0,), algebra="ring", onnx=("ReduceSum",), aten=("sum",),
           text=_reduced("sum", ", dtype={wide}"))  # fmt: skip

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
-from . import dtypes
+from . import dtypes, quantized_ops
 from .composite_ops import expand
 from .graph import Data, Graph, Tensor, load_data, make, topological
 
+assert quantized_ops  # registers the ops of quantized weights
 Array = np.ndarray[Any, Any]
 Around = Callable[[Tensor, Sequence[Any], Callable[[Sequence[Any]], Any]], Any]
 

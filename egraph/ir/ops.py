@@ -203,7 +203,7 @@ class Op:
     @property
     def pointwise(self) -> bool:
         """Whether each output element depends only on operand elements at the same index."""
-        return self.law in ("pointwise", "compare", "where", "cast")
+        return self.law in ("pointwise", "compare", "where", "cast", "from_float8")
 
     @property
     def folded(self) -> str:

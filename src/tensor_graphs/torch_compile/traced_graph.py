@@ -197,14 +197,10 @@ class Variant:
         return any(r.active for r in self._runners)
 
     def fits(self, args: Sequence[Any], sizes: Mapping[str, int]) -> bool:
-<<<<<<< HEAD
-        """Whether the programs of the variant are for a call's weights and sizes."""
-=======
         """Whether the programs are for a call's weights and sizes."""
         for name, (low, high) in self.within.items():
             if not low <= sizes.get(name, low) <= high:
                 return False
->>>>>>> w-sizes
         return all(sizes.get(n) == s for n, s in self.fixed.items()) and self.frozen.hold(args)
 
 
