@@ -4,14 +4,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test check bench bench-gpu bench-gpu-models lint types wheel clean size
+.PHONY: demo test check site bench bench-gpu bench-gpu-models lint types wheel clean size
 
 # The CPU build of PyTorch is pinned: an open requirement would fetch gigabytes of CUDA libraries.
 $(READY): pyproject.toml hatch_build.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e ".[onnx,dev,notebook]"
+	$(BIN)/python -m pip install --quiet -e ".[onnx,dev,notebook,docs]"
 	touch $(READY)
 
 demo: $(READY)  ## optimize real model files that the demo writes itself
@@ -31,6 +31,11 @@ types: $(READY)
 
 wheel: $(READY)  ## sdist -> wheel -> clean environment -> command line from another folder
 	$(BIN)/python .ci/check_wheel.py
+
+site: export DISABLE_MKDOCS_2_WARNING = true
+site: export OPENBLAS_NUM_THREADS = 1
+site: $(READY)  ## the documentation with its examples executed: build/site/index.html
+	$(BIN)/python -m mkdocs build --quiet
 
 bench: $(READY)  ## measure the figures of benchmarks/ and write benchmarks/results/
 	$(BIN)/python -m benchmarks.run

@@ -216,9 +216,43 @@ def describe(chosen: Iterable[Backend]) -> str:
     return f"{' + '.join(b.name for b in found)} on {', '.join(dict.fromkeys(b.device.name for b in found))}"
 
 
+# ---------------------------------------------------------------- user kernels
+_user: dict[str, dict[str, Template]] = {}  # backend -> user kernels that jobs and stored plans may name
+_used: dict[str, dict[str, Template]] = {}  # those of them that are candidates in every search
+
+
+def add_kernels(added: Iterable[Template], *, used: bool = False) -> None:
+    """Make user kernels known by their names; kernels of earlier content are replaced. `used`: candidates in every search."""
+    for t in added:
+        _user.setdefault(t.backend, {})[t.name] = t
+        if used:
+            _used.setdefault(t.backend, {})[t.name] = t
+
+
+def drop_kernels() -> None:
+    """Forget all user kernels."""
+    _user.clear()
+    _used.clear()
+
+
+def used_kernels() -> list[Template]:
+    """The user kernels that are candidates in every search."""
+    return [t for by_name in _used.values() for t in by_name.values()]
+
+
+def with_kernels(chosen: Iterable[Target], added: Iterable[Template]) -> list[Target]:
+    """The backends with further library kernels, each kernel in its backend; kernels of other backends are left out."""
+    by_name = {(t.backend, t.name): t for t in added}
+    found = []
+    for b in chosen:
+        own = [t for (name, _), t in by_name.items() if name == b.name]
+        found.append(b.with_templates((*b.templates, *own)) if own else b)
+    return found
+
+
 def template(backend_name: str, name: str) -> Template:
-    """The template of a name in a backend. UsageError if the backend has none of that name."""
-    found = _by_name(backend_name).get(name)
+    """The template of a name in a backend, or the user kernel of that name. UsageError if there is none."""
+    found = _user.get(backend_name, {}).get(name) or _by_name(backend_name).get(name)
     if found is None:
         raise UsageError(f"the backend {backend_name} has no kernel called {name!r}")
     return found

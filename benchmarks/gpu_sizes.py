@@ -1,7 +1,8 @@
 """Programs of every size on a GPU: `python -m benchmarks.gpu_sizes [--only CASE ...] [--budget S] [--seconds S]`.
 
 Each case in a process of its own: one program for all lengths T, beside eager and `torch.compile(dynamic=True)`, and beside programs
-searched for one length. Per length: µs of a call (wall clock of calls in a row, then synchronized; median of rounds), and the relative
+searched for one length. Cases: gated feed forward, softmax over the free axis, a layer with causal attention, reductions over the
+free axis, a convolution of a free number of images. Per length: µs of a call (wall clock of calls in a row, then synchronized; median of rounds), and the relative
 error against eager in float64. Then lengths that nobody has met before: µs of the first call at each, and of a call at a length that
 recurs. The results are printed, one JSON line per case, and kept in results/raw/gpu_sizes.json.
 """
@@ -13,6 +14,7 @@ import json
 import math
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,7 +27,8 @@ from torch import nn
 
 import tensor_graphs as tg
 
-LENGTHS = (1, 10, 11, 64, 100, 128, 517, 1024, 2048, 4096)
+LENGTHS = (1, 2, 3, 7, 16, 17, 63, 127, 128, 1000, 4096)
+WRONG = 2e-2  # relative error against float64 from which a result is wrong
 NEW = tuple(range(701, 761, 4))  # lengths that are called once
 FIXED = (128, 1024)  # lengths with a program of their own
 LARGEST = 4096
@@ -81,11 +84,31 @@ class Softmax(nn.Module):
         return torch.softmax(x * 0.125, -1)
 
 
+class Reductions(nn.Module):
+    """Mean, maximum and sum of squares over T."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.mean(0), x.amax(0), (x * x).sum(0)
+
+
+class Convolution(nn.Module):
+    """Convolution of T images, with a bias and a rectifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(32, 64, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x))
+
+
 #: Case -> (module, shape of its input at a length, axis of the length).
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[int, ...]], int]] = {
     "mlp": (MLP, lambda t: (t, 1024), 0),
     "softmax": (Softmax, lambda t: (2048, t), 1),
     "layer": (Layer, lambda t: (t, 1024), 0),
+    "reductions": (Reductions, lambda t: (t, 1024), 0),
+    "conv": (Convolution, lambda t: (t, 32, 14, 14), 0),
 }
 
 
@@ -147,12 +170,15 @@ def named(program: Any) -> list[str]:
     return [s.template.name for s in program.plan.steps if not s.is_view]
 
 
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Relative error in the Frobenius norm."""
-    return float(f"{((got.double() - want).norm() / want.norm()).item():.2e}")
+def error(got: Any, want: Any) -> float:
+    """Largest relative error of a result in the Frobenius norm."""
+    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    return float(f"{max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs):.2e}")
 
 
-def measured(case: str, device: str, budget: float, lengths: Sequence[int], fixed: Sequence[int]) -> dict[str, Any]:
+def measured(
+    case: str, device: str, budget: float, lengths: Sequence[int], fixed: Sequence[int], rivals: Sequence[str]
+) -> dict[str, Any]:
     """All results of one case; a part that fails leaves its error."""
     torch.manual_seed(0)
     module = CASES[case][0]().to(torch.bfloat16).to(device).eval()
@@ -180,15 +206,38 @@ def measured(case: str, device: str, budget: float, lengths: Sequence[int], fixe
         )  # fmt: skip
         print(program.report, flush=True)
         record["sizes"], record["kernels"] = program.report.sizes, named(program)
+        record["buckets"] = [str(b) for b in program.report.buckets]
         record["warnings"] = [w[:300] for w in program.report.warnings]
-        print(program.source[program.source.index("def bind") :], flush=True)
+        record["spent"] = {n: round(s, 1) for n, s in program.report.seconds.items()}
+        for name, plan in {"all sizes": program, **program.plans}.items():
+            print(f"---- {name}: {named(plan)}\n{plan.source[plan.source.index('def bind') :]}", flush=True)
         forms["ours"] = program
 
+    def saved() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            program: Any = forms["ours"]
+            program.save(folder)
+            loaded, x = tg.load_program(folder), inputs(case, 128, device)
+            return error(loaded(x), exact(x.double()))
+
+    def backend() -> dict[str, Any]:
+        torch._dynamo.reset()
+        options = {"wait": True, "budget": budget}
+        forms["backend"] = torch.compile(module, backend="tensor_graphs", dynamic=True, options=options)
+        for t in (128, 128, 16, 16, 16, 1000, 1000, 1000, 4096, 4096):
+            forms["backend"](inputs(case, t, device))
+        return {"said": str(tg.torch_compile.last_report())}
+
     part("search", searched)
-    lengths = [t for t in lengths if t >= 2 or "T" not in CASES]
     with torch.no_grad():
         forms["eager"] = module
-        forms["compile"] = torch.compile(module, dynamic=True)
+        if "compile" in rivals:
+            forms["compile"] = torch.compile(module, dynamic=True)
+        if "saved" in rivals and "ours" in forms:
+            record["saved_error"] = part("saved", saved)
+        if "backend" in rivals:
+            record["backend"] = part("backend", backend)
+        print(json.dumps(record), flush=True)
         for t in lengths:
             x, want = inputs(case, t, device), None
             want = part(f"exact {t}", lambda x=x: exact(x.double()))
@@ -199,7 +248,9 @@ def measured(case: str, device: str, budget: float, lengths: Sequence[int], fixe
                 us = part(f"{key} timed", lambda run=run, x=x: call_us(lambda: run(x), device))
                 record["us"].setdefault(name, {})[t] = us
                 if want is not None and us is not None:
-                    record["error"].setdefault(name, {})[t] = error(run(x), want)
+                    record["error"].setdefault(name, {})[t] = found = error(run(x), want)
+                    if not found < WRONG:
+                        record.setdefault("wrong", []).append(f"{key}: {found}")
         for name, run in forms.items():
             if all(t <= LARGEST for t in NEW):
                 record["new"][name] = part(f"{name} new", lambda run=run: new_lengths(case, run, device, NEW))
@@ -225,16 +276,20 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS))
     parser.add_argument("--fixed", nargs="*", type=int, default=list(FIXED))
+    parser.add_argument("--rivals", nargs="*", default=["compile"], help="compile, backend (torch.compile), saved")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "raw" / "gpu_sizes.json")
     parser.add_argument("--child", action="store_true")
     options = parser.parse_args()
     if options.child:
         (case,) = options.only
-        print(json.dumps(measured(case, options.device, options.budget, options.lengths, options.fixed)), flush=True)
+        found = measured(case, options.device, options.budget, options.lengths, options.fixed, options.rivals)
+        print(json.dumps(found), flush=True)
         return 0
-    records = []
+    records: list[dict[str, Any]] = []
     for case in options.only:
         given = ["--child", "--only", case, "--budget", str(options.budget), "--device", options.device]
         given += ["--lengths", *map(str, options.lengths), "--fixed", *map(str, options.fixed)]
+        given += ["--rivals", *options.rivals]
         command = [sys.executable, "-m", "benchmarks.gpu_sizes", *given]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
@@ -248,12 +303,20 @@ def main() -> int:
                 text, _ = child.communicate()
             text += f"\n{case}: ended after {options.seconds:g} s\n"
         print(f"==== {case}: exit status {child.returncode}\n{text}", flush=True)
-        found = [json.loads(line) for line in text.splitlines() if line.startswith('{"case"')]
-        records += found[-1:]
-    target = HERE / "results" / "raw" / "gpu_sizes.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(records, indent=1) + "\n")
+        records += [json.loads(line) for line in text.splitlines() if line.startswith('{"case"')][-1:]
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(records, indent=1) + "\n")
+    print("\n".join(map(table, records)))
     return 0
+
+
+def table(record: dict[str, Any]) -> str:
+    """A case as a table: µs of a call by form and length, then what failed and what was wrong."""
+    lengths = list(dict.fromkeys(t for of in record["us"].values() for t in of))
+    rows = [f"{record['case']:12}" + "".join(f"{t:>9}" for t in lengths)]
+    rows += [f"{form:12}" + "".join(f"{of.get(t) or '-':>9}" for t in lengths) for form, of in record["us"].items()]
+    said = [f"{what}: {record[what]}" for what in ("sizes", "buckets", "warnings", "wrong", "failed", "saved_error", "backend") if record.get(what)]  # fmt: skip
+    return "\n".join([*rows, *said, ""])
 
 
 if __name__ == "__main__":

@@ -193,10 +193,10 @@ class VirtualMeasurer(GpuMeasurer):
         return seconds + LEAST * us / 1e6 + min(MOST_S, 100 * us / 1e6)
 
     def _next(self, later: Iterator[Any]) -> Event:
-        at, _, event = heappop(self.queue)
-        self.time_.now = max(self.time_.now, at)
+        self.time_.now = max(self.time_.now, self.queue[0][0])
         if self._ended is not None and self._ended():
-            raise measure_gpu._Ended
+            raise measure_gpu._Ended  # the event stays: the next call may go on with its kernel
+        event = heappop(self.queue)[2]
         if event.job is not None and event.kernel is not None:
             if event.one is not None:
                 event.one.accuracy, event.one.cold = (

@@ -76,8 +76,8 @@ class Pointwise(nn.Module):
         return torch.softmax(torch.tanh(x * y + 0.5 * x) * torch.sigmoid(y - x), -1) * x
 
 
-def cases(gpu: bool) -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
-    """Module and inputs by name."""
+def cases(gpu: bool, device: str | None = None) -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
+    """Module and inputs by name, at the sizes for a GPU or a CPU, on that device unless another one is named."""
     half = torch.float16 if gpu else torch.float32
     small = {} if gpu else {"width": 256, "inner": 1024}
     layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
@@ -88,7 +88,7 @@ def cases(gpu: bool) -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         "conv_block": (ConvBlock(), (torch.randn(8 if gpu else 1, 64, 56, 56),)),
         "pointwise": (Pointwise(), (torch.randn(4096, 1024), torch.randn(4096, 1024))),
     }
-    device = "cuda" if gpu else "cpu"
+    device = device or ("cuda" if gpu else "cpu")
     return {n: (m.eval().to(device, half), tuple(x.to(device, half) for x in xs)) for n, (m, xs) in found.items()}
 
 

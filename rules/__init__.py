@@ -8,12 +8,12 @@ Imports: egraph.ir, rules.tables.
 from __future__ import annotations
 
 from ..egraph.ir.rule import Rule
-from .tables import algebra, contraction, fusion, layout, reduction, strides
+from .tables import algebra, contraction, fusion, layout, quantized, reduction, strides
 from .tables import normal_form as normal
 from .tables import synthesized as found
 
 ALL: tuple[Rule, ...] = (
-    *algebra.RULES, *contraction.RULES, *reduction.RULES, *layout.RULES, *fusion.RULES, *found.RULES,
+    *algebra.RULES, *contraction.RULES, *reduction.RULES, *layout.RULES, *fusion.RULES, *found.RULES, *quantized.RULES,
 )  # fmt: skip
 EVERY: tuple[Rule, ...] = (*ALL, *normal.RULES, *strides.RULES)
 

@@ -1,4 +1,5 @@
-"""Every test run has a home of its own: no test reads or writes the user's cost store. Without a GPU, Triton's kernels run in
+"""Every test run has a home of its own: no test reads or writes the user's cost store, or
+reads the shipped one. Without a GPU, Triton's kernels run in
 its interpreter, which must be said before Triton is imported."""
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ if BACKEND.unavailable():
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An empty TENSOR_GRAPHS_HOME for the session; child processes inherit it."""
-    folder, old = str(tmp_path_factory.mktemp("home")), os.environ.get("TENSOR_GRAPHS_HOME")
-    os.environ["TENSOR_GRAPHS_HOME"] = folder
-    yield folder
-    if old is None:
-        del os.environ["TENSOR_GRAPHS_HOME"]
-    else:
-        os.environ["TENSOR_GRAPHS_HOME"] = old
+    folder = str(tmp_path_factory.mktemp("home"))
+    settings = {"TENSOR_GRAPHS_HOME": folder, "TENSOR_GRAPHS_STARTER": "none"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,10 @@ from benchmarks import growth
 import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.cli import app as cli
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph, Tensor, constant
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.strips import axes_of, stretch
 from tensor_graphs.egraph.view.view import view_of
@@ -52,6 +53,7 @@ from tensor_graphs.pipeline.caller_timing import is_caller_faster
 from tensor_graphs.pipeline.choose_form import unlike
 from tensor_graphs.pipeline.match import SOME_LEFT_OUT
 from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.processes import memory_limits as host
@@ -385,6 +387,35 @@ def test_a_large_function_is_compared_within_one_set_of_inputs_and_outputs(
     peak = peak_of(lambda: said.append(caller_reference.compare(twice, (x,), graph)))
     assert "itself, on one input, 3.12 % of the elements" in said[0]
     assert peak < 2.5 * 4 * MANY
+
+
+def test_a_slow_function_is_called_once_if_no_time_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, calls = np.ones((2, 3), np.float32), []
+
+    def slow(x: Any) -> Any:
+        calls.append(type(x))
+        time.sleep(0.02 * isinstance(x, np.ndarray))
+        return x * 2
+
+    graph = as_graph(slow, (x,))
+    monkeypatch.setattr(caller_reference, "LEAST_S", 0.01)
+    calls.clear()
+    said = caller_reference.compare(slow, (x,), graph, spare=lambda: 0.0)
+    assert calls == [np.ndarray]
+    assert said.startswith("compared with the function itself, on 1 inputs; left out for lack of time: a second call")
+    with pytest.raises(TraceError):  # what is not left out still decides
+        caller_reference.compare(lambda x: slow(x) + 1, (x,), graph, spare=lambda: 0.0)
+
+
+def test_a_large_constant_is_held_once_and_not_read_again_from_a_stored_plan(tmp_path: Path) -> None:
+    w = np.random.default_rng(0).standard_normal((1 << 20,), np.float32)
+    kept = constant(w)
+    assert peak_of(lambda: constant(w)) < 1 << 16  # hashed where it lies, and found
+    graph = Graph.of(tg.input("x", (1 << 20,)) * kept + 1)
+    plan = direct_plan(graph, [backend("numpy")])
+    written = json.loads(json.dumps(plan_to_json(plan)))
+    assert peak_of(lambda: plan_from_json(written, graph)) < 1 << 20
+    assert plan_from_json(written, graph).weights == plan.weights
 
 
 @pytest.mark.parametrize("torch", [False, True])

@@ -1,16 +1,18 @@
-"""Elementary float32 functions in C that compilers vectorize: no branches, no tables, no calls.
+"""Elementary float32 functions in C that compilers vectorize (no branches, tables or calls), and integer division.
 
 Polynomials are least-squares fits weighted towards minimal maximum relative error (Lawson's method) on a reduced range:
 exp on |r| <= ln(2) / 2 after Cody-Waite reduction, log on a mantissa in [1/sqrt(2), sqrt(2)), tanh near 0 as x * P(x *
 x), erf up to 3.92 (beyond, it rounds to 1) in the same form over a shifted x * x. Errors against float64, over all of
 float32, are at most `ULPS` units in the last place. NaN, infinities, signed zeros and denormal results follow IEEE. In
-float64 the C library's functions are called.
+float64 the C library's functions are called. Quotients of int64 are rounded down, as NumPy's are.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+
+from .c_lanes import LANES
 
 #: Maximum error in units in the last place of the float32 result.
 ULPS = {"exp": 1.1, "exp2": 1.0, "tanh": 1.4, "erf": 4.5, "log": 0.9, "log1p": 2.5, "expm1": 3.7}
@@ -45,6 +47,27 @@ static inline uint16_t narrowed(float x)
     uint32_t i = bits_of(x), rounded = (i + 0x7fff + (i >> 16 & 1)) >> 16;
     return x != x ? 0x7fc0 : rounded;
 }""",
+    "floor_div": """/* Rounded down; 0 for a divisor of 0; the smallest number by -1 wraps. */
+static inline int64_t floor_div(int64_t x, int64_t y)
+{
+    if (y == 0 || y == -1) return y ? (int64_t)(0 - (uint64_t)x) : 0;
+    return x / y - (x % y != 0 && (x % y ^ y) < 0);
+}""",
+    "floor_mod": """/* x - y * floor_div(x, y); 0 for a divisor of 0. */
+static inline int64_t floor_mod(int64_t x, int64_t y)
+{
+    if (y == 0 || y == -1) return 0;
+    int64_t rest = x % y;
+    return rest != 0 && (rest ^ y) < 0 ? rest + y : rest;
+}""",
+    "from_float8": """/* The value of an 8-bit float e4m3fn. */
+static inline float from_float8(uint32_t i)
+{
+    float x = of_bits(((i & 127) << 20) + 0x3c000000); /* of exponents above 0; arithmetic with denormals is slow */
+    x = (i & 120) == 0 ? x + x - 0x1p-6f : x;
+    return of_bits(bits_of(x) | (i & 128) << 24 | ((i & 127) == 127 ? 0x7fc00000 : 0));
+}""",
+    "lanes": LANES,
     "scaled": """/* x * 2**n, in two steps: results may be denormal. */
 static inline float scaled(float x, int32_t n)
 {

@@ -62,6 +62,24 @@ def _div(b: Builder, x: Expr, y: Expr) -> Expr | None:
     return x if n == 1 else b.mul(x, b.const(1.0 / n)) if n else None
 
 
+def _divided(x: Expr, y: Expr) -> tuple[Index, Index] | None:
+    """Quotient and remainder of an index or integer constant by a positive constant, as indices; else None."""
+    by = _number(y)
+    if x.op not in ("index", "const") or x.kind != "int" or by is None or by <= 0:
+        return None
+    return as_index(x).split(int(by))
+
+
+def _floordiv(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    found = _divided(x, y)
+    return b.index(found[0]) if found is not None else x if x.kind == "int" and _number(y) == 1 else None
+
+
+def _mod(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    found = _divided(x, y)
+    return b.index(found[1]) if found is not None else None
+
+
 def _compare(test: Callable[[Any, Any], bool]) -> Callable[[Builder, Expr, Expr], Expr | None]:
     def simple(b: Builder, x: Expr, y: Expr) -> Expr | None:
         if x.op in ("index", "const") and y.op in ("index", "const") and x.kind == y.kind == "int":
@@ -154,7 +172,7 @@ def as_index(e: Expr) -> Index:
 SIMPLIFY: dict[str, Callable[..., Expr | None]] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "where": _where,
     "lt": _compare(operator.lt), "le": _compare(operator.le),
-    "and": _and, "or": _or, "not": _not, "pow": _pow, "neg": _neg,
+    "floordiv": _floordiv, "mod": _mod, "and": _and, "or": _or, "not": _not, "pow": _pow, "neg": _neg,
 }  # fmt: skip
 
 

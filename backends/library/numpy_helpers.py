@@ -168,6 +168,39 @@ def clip(x: Array, lo: float, hi: float, out: Array) -> None:
     np.minimum(out, hi, out=out)
 
 
+def from_float8(x: Array, out: Array) -> None:
+    """Values of the 8-bit floats e4m3fn whose bits are x."""
+    codes = np.arange(256, dtype=np.int32)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    values = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(mantissa + 8.0, exponent - 10))
+    values[127::128] = np.nan
+    np.copyto(out, np.where(codes < 128, values, -values).astype(np.float32)[x], casting="unsafe")
+
+
+def unpack(x: Array, bits: int, form: str, axis: int, block: int, out: Array) -> None:
+    """Numbers of 2 or 4 bits in bytes x along an axis, in units of `block` bytes."""
+    count = 8 // bits
+    units = (*x.shape[:axis], x.shape[axis] // block, 1, block, *x.shape[axis + 1 :])
+    shifts = (np.arange(count, dtype=np.uint8) * bits).reshape((count, 1) + (1,) * (x.ndim - axis - 1))
+    codes = (x.reshape(units) >> shifts) & ((1 << bits) - 1)
+    values = np.arange(1 << bits, dtype=np.float32)
+    if form == "signed":
+        values[1 << (bits - 1) :] -= 1 << bits
+    elif form == "e2m1":
+        values[:8] = 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0
+        values[8:] = -values[:8]
+    np.copyto(out, values[codes].reshape(out.shape), casting="unsafe")
+
+
+def dequantize(q: Array, s: Array, z: Array, out: Array) -> None:
+    """(q - z) * s, each value of s and z repeated over its block of q."""
+    units = [n for size, blocks in zip(q.shape, s.shape) for n in (blocks, size // max(blocks, 1))]
+    spread = [n for blocks in s.shape for n in (blocks, 1)]
+    zeros = z.reshape(spread if z.shape == s.shape else (1,) * len(spread))
+    numbers = q.astype(s.dtype).reshape(units) - zeros.astype(s.dtype)
+    np.copyto(out, (numbers * s.reshape(spread)).reshape(q.shape), casting="unsafe")
+
+
 def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
     """exp(x - max) / sum along an axis. `work` is out, or a wider array where out is half; x may be out."""
     if work is not out:

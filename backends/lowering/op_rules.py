@@ -150,6 +150,10 @@ def _cast(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     return r.b.make("cast", (x,), t.dtype, kind)
 
 
+def _from_float8(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    return r.b.make("from_float8", (r.value(t.args[0], at, guards),))
+
+
 def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     axes = [a for a in t.attr("axes") if t.args[0].shape[a] != 1]
     sizes = tuple(int(t.args[0].shape[a]) for a in axes)
@@ -305,7 +309,7 @@ def _gather_elements(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[
 
 
 _RULES: dict[str, Rule] = {
-    "full": _full, "iota": _iota, "cast": _cast,
+    "full": _full, "iota": _iota, "cast": _cast, "from_float8": _from_float8,
     "matmul": _matmul, "conv": _conv, "gather": _gather, "gather_elements": _gather_elements,
 }  # fmt: skip
 

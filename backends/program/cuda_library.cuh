@@ -56,6 +56,12 @@ template <> DEVICE bf16 stored<bf16, float>(float x) { bf16 y; narrow(x, y); ret
 template <> DEVICE f16 stored<f16, float>(float x) { f16 y; narrow(x, y); return y; }
 
 namespace op {
+// The value of an 8-bit float e4m3fn.
+DEVICE float from_float8(int i) {
+    bf16 x;
+    x.bits = (i & 128) << 8 | (i & 127) << 4;
+    return (i & 127) == 127 ? infinity() - infinity() : wide(x) * 1.329227995784916e36f;
+}
 template <class A, class B> DEVICE auto max(A a, B b) { return a < b || b != b ? b : a; }
 template <class A, class B> DEVICE auto min(A a, B b) { return b < a || b != b ? b : a; }
 template <class A> DEVICE A abs(A x) { return x < 0 ? -x : x; }
@@ -89,6 +95,20 @@ DEVICE float tanh(float x) { return 1.0f - div(2.0f, 1.0f + exp2(x * 2.885390081
 DEVICE double tanh(double x) { return ::tanh(x); }
 template <class A> DEVICE A sign(A x) { return x > 0 ? A(1) : x < 0 ? A(-1) : x; }
 template <class A> DEVICE bool is_inf(A x) { return x == x && x - x != x - x; }
+// Whole numbers, rounded down; 0 for a divisor of 0; the smallest number by -1 wraps.
+template <class A, class B> DEVICE auto floor_div(A x, B y) {
+    using T = decltype(x + y);
+    const T a = x, b = y;
+    if (b == 0 || (T(-1) < T(0) && b == T(-1))) return b == 0 ? T(0) : T(T(0) - a);
+    return T(a / b - T(a % b != 0 && (a % b ^ b) < 0));
+}
+template <class A, class B> DEVICE auto floor_mod(A x, B y) {
+    using T = decltype(x + y);
+    const T a = x, b = y;
+    if (b == 0 || (T(-1) < T(0) && b == T(-1))) return T(0);
+    const T rest = a % b;
+    return rest != 0 && (rest ^ b) < 0 ? T(rest + b) : rest;
+}
 template <class A> DEVICE A finite(A x) { return x == -A(infinity()) ? A(0) : x; }
 }  // namespace op
 

@@ -132,7 +132,8 @@ class ProgramEmitter:
         self.taken |= set(all_helpers())
         for step in self.plan.steps:
             if step.template.source is not None:
-                found = self.in_c if self._kind(step.template) == "address" else self.definitions
+                in_c = step.template.roots and self._kind(step.template) == "address"  # else Python definitions
+                found = self.in_c if in_c else self.definitions
                 found |= step.template.source(step.call)
         self.taken |= self.definitions.keys() | self.in_c.keys()
         names = [str(leaf.attr("name")) for leaf in self.plan.graph.inputs]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from ..registry import backends, devices, on_forget
+from ..user.files import HELPERS as USER_HELPERS
 
 
 @cache
@@ -17,7 +18,7 @@ def all_helpers() -> dict[str, str]:
         found |= device.programs.helpers
     for b in backends().values():
         found |= b.helpers
-    return found
+    return found | USER_HELPERS
 
 
 on_forget.append(all_helpers.cache_clear)

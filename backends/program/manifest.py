@@ -18,6 +18,8 @@ from ...errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ...extract.model.kernel import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json
 from ..device import HOST
+from ..user.templates import executed_file
+from .buckets import Buckets
 from .emission import device_of, programs_of
 from .emit_any_size import atoms_of
 
@@ -55,6 +57,11 @@ class Manifest:
 
     binaries: Mapping[str, str] = field(default_factory=dict)  # file of a compiled kernel -> its checksum
     compared: str = ""  # report text with both times, if the caller's own function was faster than the program
+    # file of user kernels in Python that the program executes -> SHA-256 of its content
+    kernel_files: Mapping[str, str] = field(default_factory=dict)
+    buckets: Buckets | None = None  # ranges of a free size in which other plans run
+    # weight -> the weight of the program around this plan that has the same value, and is not saved again
+    borrowed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -68,7 +75,8 @@ class Manifest:
             for part, specs in (("inputs", self.inputs), ("outputs", self.outputs))
         }
         fields = {f: getattr(self, f) for f in self.__dataclass_fields__}
-        return fields | spelled | {"structure": _pack(self.structure)}
+        divided = {} if self.buckets is None else self.buckets.to_json()
+        return fields | spelled | {"structure": _pack(self.structure), "buckets": divided}
 
 
 def _spec(name: str, kind: Type) -> Spec:
@@ -105,6 +113,7 @@ def manifest_of(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest
         emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound, initial,
         device_of(plan), programs_of(device_of(plan)).hardware(),
         {name: (atom.min, atom.max, plan.sizes[name]) for name, atom in atoms_of(plan).items()},
+        kernel_files={str(f.path): f.digest for s in plan.steps if (f := executed_file(s.template)) is not None},
     )  # fmt: skip
 
 
@@ -168,6 +177,9 @@ class _File:
     way: Literal["", "flat", "graph", "copying"] = ""
     sizes: dict[str, tuple[Natural, Natural, Natural]] = field(default_factory=dict)
     binaries: dict[str, str] = field(default_factory=dict)
+    kernel_files: dict[str, str] = field(default_factory=dict)
+    buckets: dict[str, list[tuple[Natural, Natural, str]]] = field(default_factory=dict)
+    borrowed: dict[str, str] = field(default_factory=dict)
 
 
 def read_manifest(text: str, source: str) -> Manifest:
@@ -208,8 +220,16 @@ def _manifest(record: _File) -> Manifest:
     return Manifest(
         record.name, structure=structure, sizes=record.sizes, workspace=record.workspace, fresh=record.fresh,
         kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
-        hardware=record.hardware, compared=record.compared, way=record.way, binaries=record.binaries, **specs,
+        hardware=record.hardware, compared=record.compared, way=record.way, binaries=record.binaries,
+        kernel_files=record.kernel_files, buckets=Buckets.of_json(record.buckets, record.sizes),
+        borrowed=_borrowed(record), **specs,
     )  # fmt: skip
+
+
+def _borrowed(record: _File) -> dict[str, str]:
+    if not record.borrowed.keys() <= {n for n, _, _ in record.weights}:
+        raise Malformed("borrowed: a name is not that of a weight")
+    return record.borrowed
 
 
 def _dim(value: int | str, names: Mapping[str, Dim]) -> Dim:

@@ -3,7 +3,7 @@
 A saved program is a folder with `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums),
 `weights.safetensors` and, if known, `report.json` (optimization report) and `origin.safetensors` (the source graph and
 the terms of its kernels); also `kernels.cu`, a readable copy, if it has CUDA C++ kernels. A saved program is code: load
-only what you trust.
+only what you trust. Plans for some buckets of sizes are saved programs in the folder `plans`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from ...writing import recover, replacing_folder
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
+from ..user.files import require_file
 from .binaries import Binaries, collected, read_binaries, write_binaries
+from .buckets import FOLDER, AtSizes, BucketForm, Buckets
 from .cuda_helpers import cuda_text
 from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
 from .emit_cpu import bind_sizes
 from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of, read_manifest
 from .memory_plan import Layout
-from .weights import Array, EvaluatedWeights, SharedWeights, StoredWeights, bytes_of, write_weights
+from .weights import Array, BorrowedWeights, EvaluatedWeights, SharedWeights, StoredWeights, bytes_of, write_weights
 
 LARGEST = 1 << 28  # maximum bytes of program.py and of manifest.json
 TRIES = 50  # attempts to read a program that another process replaces
@@ -94,7 +96,9 @@ class Program:
         self._binaries: Binaries | None = None  # compiled kernels: saved ones, or those of the last calls
         self._quick: Quick | None = None  # set while bound, for programs without free sizes
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
-        self._fitting: dict[tuple[Any, ...], Sequence[Spec]] = {}  # shapes of a call -> inputs at those sizes
+        self._fitting: dict[tuple[Any, ...], AtSizes] = {}  # shapes of a call -> what it needs
+        self.plans: dict[str, Program] = {}  # plans for some buckets of sizes, by name
+        self._forms: dict[int, BucketForm] = {}  # least size of a bucket -> what runs there instead of its plan
         self.input_names = [name for name, _, _ in manifest.inputs]
 
     # ------------------------------------------------------------ binding
@@ -120,9 +124,36 @@ class Program:
                 initial = initial_states(self.plan, states, self._params)
                 self.manifest = replace(self.manifest, initial=initial)
                 self._run = None
+                self._forms.clear()  # they have weights of their own
+                self._fitting.clear()
+                self._pool = SharedWeights() if self.plans else None  # the pool has the values of other weights
+                for plan in self.plans.values():
+                    plan._pool = self._pool
             if self._run is None:
                 self._bind()
             self._reset()
+        for plan in self.plans.values():
+            plan.bind(params)
+        return self
+
+    def divide(
+        self, buckets: Buckets, plans: Mapping[str, Program], forms: Mapping[int, BucketForm] | None = None
+    ) -> Program:
+        """Run other plans in some buckets of sizes. Returns itself.
+
+        `plans`: programs of the same inputs and outputs by their names in `buckets`, which hold at least for the sizes
+        of these buckets. `forms`: what runs a bucket of this least size instead, for arguments that it takes.
+        Weights that several plans read are in memory once.
+        """
+        with self._lock:
+            self.manifest = replace(self.manifest, buckets=buckets)
+            self.plans, self._forms, self._run = dict(plans), dict(forms or {}), None
+            self._pool = self._pool or SharedWeights()
+            for plan in plans.values():
+                plan._pool, plan._run = self._pool, None
+                if isinstance(plan._weights, EvaluatedWeights) and isinstance(self._weights, EvaluatedWeights):
+                    plan.manifest = replace(plan.manifest, borrowed=plan._weights.borrowed(self._weights))
+            self._fitting.clear()
         return self
 
     def check_room(self) -> None:
@@ -130,7 +161,7 @@ class Program:
         shares."""
         there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
         there += 0 if self._pool is None else self._pool.held(self._weights)
-        self._programs.check_room(self.device, self.memory()[self.manifest.device] - there)
+        self._programs.check_room(self.device, sum(self._own_memory().values()) - there)
 
     def _bind(self) -> None:
         self.check_room()
@@ -193,6 +224,8 @@ class Program:
         with self._lock:
             self._collect()
             self._run, self.states = None, {}
+        for plan in self.plans.values():
+            plan.unbind()
         trim()
 
     def reset(self) -> None:
@@ -259,17 +292,33 @@ class Program:
 
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""
-        if self._quick is not None and not named and (found := self._quick(args)) is not None:
-            taken, converted = found
-            results = self._called(taken)
-            return results if converted is None else [converted(r) for r in results]
+        if not named:
+            quick, called = self._quick, self._called
+            if quick is None and self.manifest.sizes and len(args) == len(self.input_names):
+                _, quick, form, _ = self._at(args)
+                called = form.called
+            if quick is not None and (found := quick(args)) is not None:
+                taken, converted = found
+                results = called(taken)
+                return results if converted is None else [converted(r) for r in results]
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         return self._exchange.hand_out(self.flat_near(*given), given)
 
     def flat_near(self, *given: Any) -> Sequence[Any]:
         """Run the program on all of its inputs; the outputs stay where they are, on the program's device."""
-        specs: Sequence[Any] = self._specs(given) if self.manifest.sizes else self.manifest.inputs
-        return self._called([self._exchange.accept(x, spec) for x, spec in zip(given, specs)])
+        specs: Sequence[Any] = self.manifest.inputs
+        program = self
+        if self.manifest.sizes:
+            specs, _, _, program = self._at(given)
+        return program.called([self._exchange.accept(x, spec) for x, spec in zip(given, specs)])
+
+    def quick(self, specs: Sequence[Spec]) -> Quick | None:
+        """See `buckets.BucketForm`."""
+        return self._exchange.quick(specs)
+
+    def called(self, taken: Sequence[Any]) -> Sequence[Any]:
+        """The results of this plan for arguments in its own form. Errors of the device and of sizes get names."""
+        return self._called(taken)
 
     def _called(self, taken: Sequence[Any]) -> Sequence[Any]:
         """Run the program on arguments in its own form; errors get names."""
@@ -294,7 +343,14 @@ class Program:
 
     def _specs(self, given: Sequence[Any]) -> Sequence[Spec]:
         """The inputs' specs at the sizes that the arguments have. ShapeError for sizes outside their ranges."""
-        shapes = tuple([x.shape if hasattr(x, "shape") else np.shape(x) for x in given])
+        return self._at(given).specs
+
+    def _at(self, given: Sequence[Any]) -> AtSizes:
+        """What calls at the sizes that the arguments have need. ShapeError for sizes outside their ranges."""
+        try:
+            shapes = tuple([x.shape for x in given])
+        except AttributeError:
+            shapes = tuple([x.shape if hasattr(x, "shape") else np.shape(x) for x in given])
         found = self._fitting.get(shapes)
         if found is None:
             found = self._fitted(shapes)
@@ -303,8 +359,8 @@ class Program:
             self._fitting[shapes] = found
         return found
 
-    def _fitted(self, shapes: Sequence[Sequence[int]]) -> list[Spec]:
-        inputs, ranges = self.manifest.inputs, self.manifest.sizes
+    def _fitted(self, shapes: Sequence[Sequence[int]]) -> AtSizes:
+        inputs, ranges, divided = self.manifest.inputs, self.manifest.sizes, self.manifest.buckets
         for (name, shape, dtype), seen in zip(inputs, shapes):
             if len(shape) != len(seen):
                 raise ShapeError(f"input {name!r} has the shape {list(seen)}, not {dtype}{list(shape)}")
@@ -313,7 +369,13 @@ class Program:
             low, high, _ = ranges[name]
             if not low <= size <= high:
                 raise ShapeError(f"dimension {name}={size} is outside {low}..{high}", where=self.manifest.name)
-        return [(name, bound_value(shape, sizes), dtype) for name, shape, dtype in inputs]
+        specs = [(name, bound_value(shape, sizes), dtype) for name, shape, dtype in inputs]
+        program, form = self, None
+        if divided is not None:
+            row = divided.of(sizes[divided.dimension])
+            program, form = self.plans.get(row.plan, self), self._forms.get(row.least)
+        form = form or program
+        return AtSizes(specs, form.quick(specs), form, program)
 
     def near(self, values: Sequence[Any]) -> list[Any]:
         """Return the values in the memory that calls read without a transfer: tensors on the program's GPU, or NumPy
@@ -346,6 +408,16 @@ class Program:
         one call; staging: the most that binding or a call needs besides, for copies of inputs, packed weights and results
         that library kernels allocate. For programs with free sizes, at the sizes that the plan was chosen for.
         """
+        found = self._own_memory()
+        for plan in self.plans.values():
+            own = plan._own_memory()
+            own["weights"] = sum(bytes_of(s) for s in plan.manifest.weights if s[0] not in plan.manifest.borrowed)
+            for kind, nbytes in own.items():
+                found[kind] = found[kind] + nbytes if kind in ("weights", "workspace") else max(found[kind], nbytes)
+        return found
+
+    def _own_memory(self) -> dict[str, int]:
+        """`memory_by_kind` of the plan for all sizes."""
         m = self.manifest
         results = sum(bytes_of((n, concrete(bound_value(shape, m.chosen)), d)) for n, shape, d in m.outputs)
         results = min(results, m.fresh)  # outputs in reused memory are part of the workspace
@@ -381,21 +453,36 @@ class Program:
         """
         target = Path(folder)
         refuse_occupied(target)
+        with replacing_folder(
+            target, needed=sum(len(p.source) + p._stored_bytes for p in (self, *self.plans.values()))
+        ) as part:
+            self._write(part)
+            for name, plan in self.plans.items():
+                (part / FOLDER / name).mkdir(parents=True)
+                plan._write(part / FOLDER / name)
+        return target
+
+    @property
+    def _stored_bytes(self) -> int:
+        """Bytes of the weights that a saved program has in its own file."""
+        m = self.manifest
+        return sum(bytes_of(s) for s in (*m.weights, *m.initial) if s[0] not in m.borrowed)
+
+    def _write(self, part: Path) -> None:
+        """Write this plan's files into an empty folder."""
         manifest = replace(self.manifest, way=getattr(self._run, "way", "") or self.manifest.way)
         self._collect()
-        stored = (*self.manifest.weights, *self.manifest.initial)
-        with replacing_folder(target, needed=len(self.source) + sum(map(bytes_of, stored))) as part:
-            (part / "program.py").write_text(self.source, encoding="utf-8")
-            if text := cuda_text(self.source):
-                (part / "kernels.cu").write_text(text, encoding="utf-8")
-            write_weights(part / "weights.safetensors", stored, self._weights)
-            manifest = replace(manifest, binaries=write_binaries(part, self._binaries))
-            (part / "manifest.json").write_text(manifest_json(manifest, self.source), encoding="utf-8")
-            if self.report is not None:
-                (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
-            if self.attached is not None:
-                self.attached(part)
-        return target
+        stored = [s for s in (*manifest.weights, *manifest.initial) if s[0] not in manifest.borrowed]
+        (part / "program.py").write_text(self.source, encoding="utf-8")
+        if text := cuda_text(self.source):
+            (part / "kernels.cu").write_text(text, encoding="utf-8")
+        write_weights(part / "weights.safetensors", stored, self._weights)
+        manifest = replace(manifest, binaries=write_binaries(part, self._binaries))
+        (part / "manifest.json").write_text(manifest_json(manifest, self.source), encoding="utf-8")
+        if self.report is not None:
+            (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
+        if self.attached is not None:
+            self.attached(part)
 
 
 def load_program(folder: str | Path, *, device: str | None = None) -> Program:
@@ -405,22 +492,53 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
 
     BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
-    DeviceUnavailableError without a matching GPU.
+    DeviceUnavailableError without a matching GPU, KernelMissingError if a file of user kernels in Python is missing or has
+    changed.
     """
     path = Path(folder)
     recover(Path(os.path.realpath(path)))
+    found = _loaded(path, device)
+    divided = found.manifest.buckets
+    if divided is not None:
+        found.divide(divided, {name: _loaded(path / FOLDER / name, device, found) for name in divided.plans})
+    return found
+
+
+def _loaded(path: Path, device: str | None, around: Program | None = None) -> Program:
+    """A saved program without its plans for buckets; `around`: the program of which it is such a plan."""
     record, source = _texts(path)
     try:
         manifest = read_manifest(record, source)
+        if around is not None:
+            _refuse_foreign(manifest, around.manifest)
+        elif manifest.borrowed:
+            raise BadModelError("it is a plan of a saved program", hint="load the folder of the whole program")
     except BadModelError as error:
         error.where = str(path)
         raise
     if device is None:
         programs_of(manifest.device).check_hardware(manifest.hardware, where=str(path))
-    stored = StoredWeights(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
-    found = Program._of(manifest, source, stored, device)
+    for file, digest in manifest.kernel_files.items():
+        require_file(file, digest, where=str(path))
+    specs = (*manifest.weights, *manifest.initial)
+    stored = StoredWeights(path / "weights.safetensors", [s for s in specs if s[0] not in manifest.borrowed])
+    weights: Mapping[str, Array] = stored
+    if manifest.borrowed and around is not None:
+        assert isinstance(around._weights, StoredWeights)
+        weights = BorrowedWeights(stored, manifest.borrowed, around._weights, manifest.weights)
+    found = Program._of(manifest, source, weights, device)
     found._binaries = read_binaries(path, manifest.binaries)
     return found
+
+
+def _refuse_foreign(plan: Manifest, around: Manifest) -> None:
+    """BadModelError unless a manifest is that of a plan for some sizes of a program."""
+    same = all(
+        [(n, len(shape), dtype) for n, shape, dtype in specs] == [(n, len(shape), dtype) for n, shape, dtype in others]
+        for specs, others in ((plan.inputs, around.inputs), (plan.outputs, around.outputs))
+    )
+    if not same or plan.device != around.device or plan.sizes.keys() != around.sizes.keys() or plan.buckets is not None:
+        raise BadModelError("a plan is not one of this program", hint="save the program again")
 
 
 def _texts(path: Path) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,20 @@ class EvaluatedWeights(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self.terms)
 
+    def pool_key(self, key: str) -> Hashable:
+        """Equal for equal values in equal memory layouts, of any program over the same params."""
+        return structural_digest(self.terms[key]), key in self.plain
+
+    def nbytes(self, key: str) -> int:
+        """Bytes of a weight."""
+        return self.terms[key].type.nbytes
+
+    def borrowed(self, around: EvaluatedWeights) -> dict[str, str]:
+        """Weights that another program has, too: name here -> name there."""
+        there = {structural_digest(term): name for name, term in reversed(list(around.terms.items()))}
+        found = {name: there.get(structural_digest(term)) for name, term in self.terms.items()}
+        return {name: known for name, known in found.items() if known is not None}
+
 
 def _unwidened(term: Tensor) -> Tensor:
     """A term without float widening, which changes no value, below and above views.
@@ -101,33 +115,30 @@ class SharedWeights:
     """
 
     def __init__(self) -> None:
-        self._known: weakref.WeakValueDictionary[tuple[bytes, bool], Any] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
 
     def of(self, weights: Mapping[str, Any], exchange: Exchange) -> Mapping[str, Any]:
-        """A program's weights on its device, looked up in the pool first; as they are if they do not come from terms."""
-        return _PooledWeights(self._known, weights, exchange) if isinstance(weights, EvaluatedWeights) else weights
+        """A program's weights on its device, looked up in the pool first; as they are if their origin is not known."""
+        return _PooledWeights(self._known, weights, exchange) if hasattr(weights, "pool_key") else weights
 
     def held(self, weights: Mapping[str, Any]) -> int:
         """Bytes of a program's weights that are in the pool."""
-        if not isinstance(weights, EvaluatedWeights):
+        key, nbytes = (getattr(weights, name, None) for name in ("pool_key", "nbytes"))
+        if key is None or nbytes is None:
             return 0
-        return sum(term.type.nbytes for key, term in weights.terms.items() if _pool_key(weights, key) in self._known)
-
-
-def _pool_key(weights: EvaluatedWeights, key: str) -> tuple[bytes, bool]:
-    return structural_digest(weights.terms[key]), key in weights.plain
+        return sum(nbytes(name) for name in weights if not name.startswith(STATE) and key(name) in self._known)
 
 
 @dataclass(frozen=True)
 class _PooledWeights(Mapping[str, Any]):
-    known: MutableMapping[tuple[bytes, bool], Any]
-    own: EvaluatedWeights
+    known: MutableMapping[Hashable, Any]
+    own: Any
     exchange: Exchange
 
     def __getitem__(self, key: str) -> Any:
         if key.startswith(STATE):
             return self.own[key]
-        name = _pool_key(self.own, key)
+        name = self.own.pool_key(key)
         found = self.known.get(name)
         if found is None:
             found = self.known[name] = self.exchange.near(self.own[key])
@@ -180,6 +191,45 @@ class StoredWeights(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self.specs)
+
+    def pool_key(self, key: str) -> Hashable:
+        """See `EvaluatedWeights.pool_key`."""
+        return self.path, key
+
+    def nbytes(self, key: str) -> int:
+        """Bytes of a weight."""
+        return bytes_of((key, *self.specs[key]))
+
+
+class BorrowedWeights(Mapping[str, Array]):
+    """Weights of a plan within a saved program: its own, and by `names` those of the program around it.
+
+    BadWeightsError if a weight of another shape or dtype is named."""
+
+    def __init__(
+        self, own: StoredWeights, names: Mapping[str, str], around: StoredWeights, specs: Sequence[Spec]
+    ) -> None:
+        self.own, self.names, self.around = own, names, around
+        for name, shape, dtype in specs:
+            if name in names and around.specs.get(names[name]) != (shape, dtype):
+                raise BadWeightsError(f"weight {name!r} is not among those of the whole program", where=str(own.path))
+
+    def __getitem__(self, key: str) -> Array:
+        return self.around[self.names[key]] if key in self.names else self.own[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self.names, *self.own])
+
+    def __len__(self) -> int:
+        return len(self.names) + len(self.own)
+
+    def pool_key(self, key: str) -> Hashable:
+        """See `EvaluatedWeights.pool_key`."""
+        return self.around.pool_key(self.names[key]) if key in self.names else self.own.pool_key(key)
+
+    def nbytes(self, key: str) -> int:
+        """Bytes of a weight."""
+        return self.around.nbytes(self.names[key]) if key in self.names else self.own.nbytes(key)
 
 
 _SAFETENSORS = {

@@ -34,6 +34,8 @@ from ...extract.model.work import call_work
 from ...processes import memory_limits as host
 from ...processes.child import die_with_parent, own_output
 from ..runtime.threads import one_blas_thread
+from ..user.files import KernelFile
+from ..user.templates import templates_of
 from ..verification import compare
 from ..verification.inputs import Role, roles, whole_numbers
 from ..verification.rounding_noise import Disturbed, kernel_fault
@@ -63,6 +65,7 @@ def encode(template: Template, call: Call) -> dict[str, Any]:
     return {
         "backend": template.backend, "template": template.name, "identity": template.identity,
         **({"pattern": template.pattern, "leaves": leaves} if leaves else {}),
+        **({} if template.roots else template.job_fields()),
         "operands": {name: operand(o) for name, o in call.operands.items()}, "outputs": [operand(o) for o in call.outputs],
         "attrs": {name: list(v) if isinstance(v, tuple) else v for name, v in call.attrs.items()},
     }  # fmt: skip
@@ -70,13 +73,16 @@ def encode(template: Template, call: Call) -> dict[str, Any]:
 
 def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
     """The template and call of a job. The template is found by name in the registry or regenerated from its pattern."""
-    from ..registry import backend, template
+    from ..registry import add_kernels, backend, template
 
     if "leaves" in job:
         leaves = {n: api.input(n, tuple(shape), dtype) for n, (shape, dtype) in job["leaves"].items()}
         roots = [build(term, leaves, {}) for term in parse_terms(job["pattern"])]
         found: Template = backend(job["backend"]).template(roots)
     else:
+        if "kernel_file" in job:  # this process executes a file that its parent has executed
+            path, digest = job["kernel_file"]
+            add_kernels(templates_of(KernelFile(Path(path), digest)))
         found = template(job["backend"], job["template"])
     if found.identity != job["identity"]:
         raise ValueError("the parent has another version of this kernel")

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...costdb.keys.device import GPU_KIND, gpu_facts, gpu_machine
 from ...costdb.store import shards
@@ -27,7 +29,7 @@ from ...writing import write_bytes
 from ..generate.kernel_text import call_json, call_of_json
 from ..ir.precision import IEEE
 from .keys import key_of
-from .measure_cpu import CpuMeasurer, SinkBase
+from .measure_cpu import CpuMeasurer, Sink, SinkBase
 from .measure_gpu import GpuMeasurer
 from .trials import SCHEDULES, search_of
 
@@ -257,7 +259,7 @@ def measure_jobs(
     """
     have, until = known(Path(root)), time.monotonic() + seconds
     sink = ShardSink(Path(root), snapshot=have)
-    found, old, bad = _wanted(jobs, have, schedules)
+    found, old, bad = wanted(jobs, have, schedules)
     done = 0
 
     def taken(part: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -269,23 +271,58 @@ def measure_jobs(
             say(f"{done} of {len(found)}: {candidate.template.name}")
             yield candidate
 
-    gpu = [c for c in found if _on_gpu(c)]
-    if gpu and device == GPU_KIND and not gpu_facts():
-        raise DeviceUnavailableError("there is no NVIDIA GPU here", hint="measure on a machine with one")
     try:
-        if gpu:
-            with GpuMeasurer(sink, device=device, workers=workers, schedules=schedules) as measurer:
-                _calibrated(measurer, sink, say)
-                measurer.measure(taken(gpu))
-        if len(gpu) < len(found):
-            with CpuMeasurer(sink) as cpu:
-                cpu.measure(taken([c for c in found if not _on_gpu(c)]))
+        with LocalMeasurers(sink, device=device, workers=workers, schedules=schedules, say=say) as measurers:
+            measurers.measure(found, taken)
     finally:
         sink.flush()
     return Outcome(done, old, bad, dict(sink.counts), "|".join(gpu_machine()))
 
 
-def _wanted(
+class LocalMeasurers:
+    """The measuring processes of one machine, for jobs of any device: started when first needed, closed on exit."""
+
+    def __init__(
+        self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
+        say: Callable[[str], None] = lambda message: None,
+    ) -> None:  # fmt: skip
+        self.sink, self.device, self.workers, self.schedules, self.say = sink, device, workers, schedules, say
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def measure(
+        self, found: Sequence[Candidate], taken: Callable[[Sequence[Candidate]], Iterable[Candidate]] = iter
+    ) -> None:
+        """Measure candidates into the sink; `taken` may end the sequence early. DeviceUnavailableError without a GPU
+        for GPU candidates."""
+        gpu = [c for c in found if on_gpu(c)]
+        if gpu:
+            self._gpu.measure(taken(gpu))
+        if len(gpu) < len(found):
+            self._cpu.measure(taken([c for c in found if not on_gpu(c)]))
+
+    @cached_property
+    def _gpu(self) -> GpuMeasurer:
+        if self.device == GPU_KIND and not gpu_facts():
+            raise DeviceUnavailableError("there is no NVIDIA GPU here", hint="measure on a machine with one")
+        measurer = GpuMeasurer(self.sink, device=self.device, workers=self.workers, schedules=self.schedules)
+        self._open.enter_context(measurer)
+        self.say("calibrating")  # once; later measurements are compared with it
+        measurer.calibrate()
+        self.sink.flush()
+        return measurer
+
+    @cached_property
+    def _cpu(self) -> CpuMeasurer:
+        return self._open.enter_context(CpuMeasurer(self.sink))
+
+
+def wanted(
     jobs: Sequence[Job | str], have: Snapshot, most: int
 ) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
     """(candidates to measure, number of jobs already measured, job index -> error)."""
@@ -319,14 +356,8 @@ def _unplaced(template: Template, call: Call) -> Candidate:
     return Candidate(template, made, (), call, more=tuple(more))
 
 
-def _on_gpu(candidate: Candidate) -> bool:
+def on_gpu(candidate: Candidate) -> bool:
+    """Whether a candidate runs on a GPU."""
     from ..registry import backend
 
     return backend(candidate.template.backend).device.on_gpu
-
-
-def _calibrated(measurer: GpuMeasurer, sink: ShardSink, say: Callable[[str], None]) -> None:
-    """Calibrate once per run; later measurements are compared with it."""
-    say("calibrating")
-    measurer.calibrate()
-    sink.flush()

@@ -349,6 +349,10 @@ class CpuMeasurer:
         """End the worker process; the next measurement starts another."""
         self.worker.close()
 
+    def rest(self) -> None:
+        """See `Measurer`; nothing is in flight."""
+        self.pause()
+
     def close(self) -> None:
         """End the worker process."""
         self.worker.close()

@@ -388,6 +388,14 @@ class GpuMeasurer:
         self.sink.add(rows)
         return rows
 
+    def rest(self) -> None:
+        """End the measurements in flight and make their rows durable. The processes stay for the next call."""
+        with contextlib.suppress(Exception):
+            self._call_back()
+        self._given_up()
+        self._keep([], all_=True)
+        self.sink.flush()
+
     def close(self) -> None:
         """End all processes."""
         with contextlib.suppress(Exception):

@@ -117,6 +117,32 @@ def _cast(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     return [Type(kind.shape, s.rng.choice(("float32", "float64", "int64", "int32", "bool", "float16", "bfloat16")))]
 
 
+def _from_float8(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    if s.give(call, "dtype", kind.dtype) != kind.dtype or not is_float(kind.dtype):
+        raise Retry
+    return [Type(kind.shape, "uint8")]
+
+
+def _unpack(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    if s.give(call, "dtype", kind.dtype) != kind.dtype or not is_float(kind.dtype):
+        raise Retry
+    bits, axis = s.give(call, "bits", s.rng.choice((2, 4))), s.axis(call, kind.rank)
+    s.give(call, "form", s.rng.choice(("unsigned", "signed")))
+    block = s.give(call, "block", s.rng.choice((1, 1, 2)))
+    size = _ints(kind)[axis]
+    if size % (8 // bits * block):
+        raise Retry
+    return [Type(_replace(_ints(kind), axis, size * bits // 8), "uint8")]
+
+
+def _dequantize(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    if not is_float(kind.dtype):
+        raise Retry
+    scales = tuple(s.rng.choice([d for d in range(1, n + 1) if n % d == 0]) for n in _ints(kind))
+    zeros = scales if s.rng.random() < 0.5 else (1,) * kind.rank
+    return [Type(kind.shape, s.rng.choice(("int8", kind.dtype))), Type(scales, kind.dtype), Type(zeros, kind.dtype)]
+
+
 def _reduce(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     shape = _ints(kind)
     ones = [i for i, d in enumerate(shape) if d == 1]
@@ -349,7 +375,7 @@ _RULES: dict[str, Rule] = {
     "broadcast_to": _broadcast, "slice": _slice, "windows": _windows, "concat": _concat, "pad": _pad,
     "gather": _gather, "gather_elements": _gather_elements, "scatter_elements": _scatter, "norm": _norm,
     "channel_norm": _channel_norm, "attention": _attention, "rope": _rope, "cross_entropy": _cross_entropy,
-    "recurrent": _recurrent,
+    "recurrent": _recurrent, "from_float8": _from_float8, "unpack": _unpack, "dequantize": _dequantize,
 }  # fmt: skip
 
 

@@ -51,7 +51,8 @@ class ScheduleSearch:
     `ranked`: guesses, best first. `fits`: legality of any schedule; None means only ranked ones are legal. `near`: best
     schedules at other shapes. `like`: best schedules of kernels with the same loops. `known`: µs of measured schedules,
     infinite for failures. `moves`: neighbours of a schedule, legal or not; None means none. `form`: schedules of
-    different forms are tried by a first look.
+    different forms are tried by a first look. `confirm`: schedules that were the fastest on another machine; tried
+    before all others.
     """
 
     ranked: Sequence[Schedule]
@@ -63,6 +64,7 @@ class ScheduleSearch:
     like: Sequence[Schedule] = ()
     moves: Moves | None = None
     form: Callable[[Schedule], Hashable] | None = None
+    confirm: Sequence[Schedule] = ()
 
     @property
     def measured(self) -> list[tuple[float, Key]]:
@@ -101,6 +103,8 @@ class ScheduleSearch:
         """The best guess of each form; then the other first guesses, if the results make them worthwhile."""
         if worth <= 0:
             return []
+        if again := list(filter(self._open, self.confirm)):
+            return again
         guesses = [*self.like[:1], *self.near, *self.ranked[:LOOK]][: LOOK + bool(self.near)]
         left = [s for s in guesses if self._open(s)]
         if self.measured:
@@ -127,6 +131,8 @@ class ScheduleSearch:
     def _wanted(self, worth: float) -> list[Schedule]:
         if worth <= 0 or self._hopeless(worth):
             return []
+        if again := list(filter(self._open, self.confirm)):
+            return again
         guesses = self.ranked[: SEEDS - len(self.like)]
         seeds = [s for s in (*self.like, *self.near, *guesses) if self._open(s)]
         if not self.measured and seeds:

@@ -29,6 +29,7 @@ WRONG = ("wrong", "error")  # failure statuses of schedules that are wrong or co
 # limit of schedules that fault, crash, hang, or are wrong with none right; then the kernel's other schedules are not
 # tried
 GIVE_UP = 3
+CONFIRMED = 2  # of a kernel's shipped schedules that a search measures first
 _numbers = count()
 
 
@@ -161,8 +162,18 @@ def search_of(
     near = tuned.nearest(snapshot, key, Work(*call_work(template, call)), REGIME)
     legal = [s for s in near if fits is not None and fits(s)]
     known = dict(_known(snapshot, key, [*ranked[:most], *tuned.tried(snapshot, key)]))
-    search.known, search.near = known, [] if known else legal
+    search.confirm = _unconfirmed(snapshot, key, known)
+    search.count = max(most, sum(us < math.inf for us in known.values()))
+    search.known = {k: us for k, us in known.items() if dict(k) not in search.confirm}
+    search.near = [] if known else legal
     return search
+
+
+def _unconfirmed(snapshot: Snapshot, key: KernelKey, known: Mapping[Key, float]) -> list[Schedule]:
+    """The fastest known schedules, at most CONFIRMED, if none of them was measured on this machine; else none."""
+    fastest = sorted((us, schedule) for schedule, us in known.items() if us < math.inf)[:CONFIRMED]
+    measured = (snapshot.measurement(key.with_schedule(dict(s)).digest, REGIME) for _, s in fastest)
+    return [dict(s) for _, s in fastest] if all(m is not None and m.shipped for m in measured) else []
 
 
 def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, int]]) -> Iterator[tuple[Key, float]]:

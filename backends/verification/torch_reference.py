@@ -187,6 +187,12 @@ def _cast(attrs: Attrs, x: Any) -> Any:
     return x.to(torch_dtype(attrs["dtype"]))  # Torch truncates when casting to integers, as the op requires
 
 
+def _from_float8(attrs: Attrs, x: Any) -> Any:
+    import torch
+
+    return x.contiguous().view(torch.float8_e4m3fn).to(torch_dtype(attrs["dtype"]))
+
+
 def _reduction(name: str) -> Function:
     def run(attrs: Attrs, x: Any) -> Any:
         import torch
@@ -310,6 +316,7 @@ REDUCTIONS: dict[str, Function] = {
 #: Atomic op that is neither elementwise nor a reduction, or cast -> function of attributes and operands.
 FUNCTIONS: dict[str, Function] = {
     "cast": _cast,
+    "from_float8": _from_float8,
     "argmax": lambda a, x: x.argmax(dim=a["axis"], keepdim=True),
     "argmin": lambda a, x: x.argmin(dim=a["axis"], keepdim=True),
     "cumsum": lambda a, x: _counted(x).cumsum(dim=a["axis"]).to(x.dtype),

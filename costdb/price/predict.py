@@ -38,6 +38,10 @@ IMPLAUSIBLE_FACTOR = 100.0
 """A stored time below the bound by more than this factor is implausible: prediction ignores it, and it counts as
 measured only if this process measured it (then the work was overstated)."""
 
+SHIPPED_FACTOR = 1.25
+"""Factor within which this machine is expected to confirm a shipped time. Above 1 / MIN_CERTAINTY of a search
+(extract/search/measurement_state.py): kernels of a plan with such a price are measured again."""
+
 _LEVELS = (("kernel", 1), ("name", 2), ("family", 3))
 """Field that relatives share (besides backend and device), nearest level first, and the number of relatives
 required."""
@@ -83,13 +87,27 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A time in µs with its prediction interval, its source, and the number of runs or relatives it is based on."""
+    """A time in µs with its prediction interval, its source, and the number of runs or relatives it is based on.
+    `shipped`: measured, but only elsewhere, on a device of the same model (costdb/store/starter.py)."""
 
     us: float
     low: float
     high: float
     source: Source
     n: int
+    shipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A measured time in µs beside its prediction from other kernels."""
+
+    name: str
+    family: str
+    backend: str
+    device: str
+    measured_us: float
+    predicted_us: float
 
 
 class Predictor:
@@ -131,6 +149,10 @@ class Predictor:
         measured = self._snapshot.measurement(key.digest, self._regime)
         if measured is None or not (measured.own or measured.us * IMPLAUSIBLE_FACTOR >= bound):
             return None
+        if measured.shipped:
+            low, high = measured.us / SHIPPED_FACTOR, measured.us * SHIPPED_FACTOR
+            low = min(low, bound) if measured.alone else low
+            return Price(measured.us, min(measured.low, low), max(measured.high, high), "measured", measured.n, True)
         return Price(measured.us, measured.low, measured.high, "measured", measured.n)
 
     def roofline(self, key: KernelKey) -> DeviceRoofline:
@@ -184,6 +206,23 @@ class Predictor:
 
     def _errors(self, place: Place) -> list[float]:
         """|log(predicted / measured)| of a family's keys, each predicted at the level it would have without itself."""
+        return [abs(error) for _, error in self._residuals(place)]
+
+    def held_out_pairs(self) -> list[HeldOut]:
+        """For keys of every family and device (at most 256 each): the measured time and what would be predicted without
+        it."""
+        found = []
+        for place in sorted(place for place in self._places() if place[0] == "family"):
+            for digest, error in self._residuals(place):
+                measured = self._snapshot.measurement(digest, self._regime)
+                if measured is not None:
+                    name = str(self._snapshot.first_row(digest, ("name",))["name"])
+                    found.append(HeldOut(name, *place[1:], measured.us, measured.us * math.exp(-error)))
+        return found
+
+    def _residuals(self, place: Place) -> list[tuple[str, float]]:
+        """(digest, log(measured / predicted)) of a family's keys, each predicted at the level it would have without
+        itself."""
         wanted = self._group(place).digests
         rows = {digest: self._snapshot.first_row(digest) for digest in wanted}
         found: dict[str, float] = {}
@@ -191,9 +230,9 @@ class Predictor:
             for own in {(level, str(rows[digest][level]), *place[2:]) for digest in wanted if digest not in found}:
                 if len(self._places()[own]) > needed:
                     group = self._group(own)
-                    errors = zip(group.digests, np.abs(group.residuals).tolist())
+                    errors = zip(group.digests, group.residuals.tolist())
                     found.update((d, e) for d, e in errors if d in rows and d not in found and math.isfinite(e))
-        return [found[digest] for digest in wanted if digest in found]
+        return [(digest, found[digest]) for digest in wanted if digest in found]
 
 
 class _Group:

@@ -27,6 +27,10 @@ MIN_TIME_US = 1_577_836_800_000_000  # 2020-01-01
 MAX_CLOCK_AHEAD_US = 86_400_000_000  # tolerates clocks up to a day ahead
 MAX_MESSAGE_CHARACTERS, MAX_COLUMN_CHARACTERS = 500, 100_000
 REGIMES = ("hot", "cold")
+TEAM = "team:"
+"""Prefix of the run of rows of a team's store (team.py): used only where this store has no row of a key."""
+SHIPPED = "shipped"
+"""Run of rows that came with the package (starter.py): used only where this store has no row of a key."""
 
 COLUMNS: dict[str, str] = {
     "kind": "string",

@@ -29,6 +29,11 @@ _TEMPORARY = ".tmp-"
 _TEMPORARY_AGE_S = 3600.0
 
 
+def is_name(name: str) -> bool:
+    """Whether a file's name is a sha256 as of shards."""
+    return _NAME.fullmatch(name) is not None
+
+
 class BadShard(Exception):
     """Raised for a shard with invalid content; the text is a short reason usable in a file name."""
 

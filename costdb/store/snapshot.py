@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
-from .schema import REGIMES, run_id
+from .schema import REGIMES, SHIPPED, TEAM, run_id
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
@@ -30,9 +30,9 @@ class Measurement:
     """Summary of a key's timings: the median over runs of each run's median.
 
     `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation of
-    the median), `n` the number of runs, `samples` the total number of samples. `own`: whether this process measured the
-    key too; if other runs contradict its own by more than a factor 2, only its own count.
-    """
+    the median), `n` the number of runs, `samples` the total number of samples, `own` whether this process measured the key too: if other runs contradict its own by more than a factor 2, only its
+    own count. `shipped`: only rows of other machines are known, from a team's store or, if it has none, from the package;
+    they do not count beside rows of this store. `alone`: only one run of a team's store is known."""
 
     us: float
     low: float
@@ -41,6 +41,8 @@ class Measurement:
     samples: int
     regime: str
     own: bool = False
+    shipped: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class Snapshot:
             return None
         medians, mads, counts, runs = (columns[name] for name in ("median_us", "mad_us", "n", "run"))
         if len(rows) > 1:
+            rows = _nearest(rows, runs)
             rows = self._believed(rows, runs, medians)
         by_run = _by_run(rows, runs, medians)
         per_run = sorted(by_run.values())
@@ -158,6 +161,8 @@ class Snapshot:
             samples=sum(int(counts[row]) for row in rows),
             regime=regime,
             own=run_id() in by_run,
+            shipped=any(run == SHIPPED or run.startswith(TEAM) for run in by_run),
+            alone=len(by_run) == 1 and next(iter(by_run)).startswith(TEAM),
         )
 
     @staticmethod
@@ -197,6 +202,12 @@ class Snapshot:
     def _rows(self, kind: str, digest: str) -> list[dict[str, Any]]:
         columns = self._columns[kind]
         return [{name: values[row] for name, values in columns.items()} for row in self._index[kind].get(digest, ())]
+
+
+def _nearest(rows: list[int], runs: list[str]) -> list[int]:
+    """The rows of this store, else those of a team's store, else those of the package."""
+    elsewhere = [row for row in rows if runs[row] != SHIPPED]
+    return [row for row in elsewhere if not runs[row].startswith(TEAM)] or elsewhere or rows
 
 
 def _by_run(rows: list[int], runs: list[str], medians: list[float]) -> dict[str, float]:

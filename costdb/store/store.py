@@ -17,9 +17,10 @@ from ...writing import write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
-from . import cache, shards
+from . import cache, shards, starter, team
 from .schema import FORMAT, Row, checked, to_table
 from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
+from .starter import Devices
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,13 +41,16 @@ class Store:
 
     `frozen=True` fixes the visible rows at the first read: rows added later, including this object's own, are stored
     but not used, so that a deterministic run has constant prices. `wait_s`: longest wait in seconds for another process
-    that holds the cache, before the shards are read into memory instead. Nothing is read until the first query."""
+    that holds the cache, before the shards are read into memory instead. `starter`: returns the devices whose starter
+    rows (starter.py) lie below the store's own; None: none do. Nothing is read until the first query."""
 
-    def __init__(self, root: str | Path | None = None, *, frozen: bool = False, wait_s: float = 5.0) -> None:
+    def __init__(
+        self, root: str | Path | None = None, *, frozen: bool = False, wait_s: float = 5.0, starter: Devices | None = None
+    ) -> None:  # fmt: skip
         self.root = Path(root) if root is not None else default_root()
         if self.root.exists() and not self.root.is_dir():
             raise CostStoreError("the cost store is not a folder", where=str(self.root), hint="name a folder")
-        self.frozen, self.wait_s = frozen, wait_s
+        self.frozen, self.wait_s, self._starter = frozen, wait_s, starter
         self._loaded: cache.LoadedCache | None = None
         self._state = "ok"
         self._names: set[str] = set()
@@ -120,9 +124,10 @@ class Store:
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._read()
+                self._add_starter(self._loaded.snapshot)
                 for table in self._pending:
                     _extend(self._loaded.snapshot, table)
-                self._names = set(self._loaded.shards)
+                self._names = {*self._loaded.shards, *self._add_team(self._loaded.snapshot)}
                 self._frozen_id = self._current_id() if self.frozen else ""
             return self._loaded
 
@@ -142,6 +147,31 @@ class Store:
         if loaded.bad:
             self._warn(f"{len(loaded.bad)} bad shard(s) set aside; `tensor-graphs db check` names them")
         return loaded
+
+    def _add_starter(self, snapshot: Snapshot) -> None:
+        """Add the starter rows of the devices in question; a damaged file is left out with a warning."""
+        folder = starter.folder_in_use() if self._starter is not None else None
+        for path in [] if folder is None or self._starter is None else starter.files_for(folder, self._starter()):
+            try:
+                _extend(snapshot, starter.read(path))
+            except (shards.BadShard, OSError) as error:
+                self._warn(f"the starter rows in {path} cannot be used: {error}")
+
+    def _add_team(self, snapshot: Snapshot) -> tuple[str, ...]:
+        """Add the rows of the team's store that the setting `team` names; returns the names of their shards. If it cannot be
+        read, there is a warning."""
+        named = settings.current().team if self._starter is not None else ""
+        if not named:
+            return ()
+        try:
+            found, names, warning = team.rows_of(named, self.wait_s, refresh=not self.frozen)
+        except CostStoreError as error:
+            self._warn(error.message)
+            return ()
+        if warning:
+            self._warn(warning)
+        snapshot.extend("timing", {name: found.column("timing", name) for name in LOADED["timing"]})
+        return names
 
     def _warn(self, message: str) -> None:
         warned(f"cost store {self.root}: {message}", CostStoreWarning)

@@ -7,6 +7,7 @@ of the type law; low-precision floats may be computed in their own dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,18 @@ def _cast(attrs: Mapping[str, Any], x: Array) -> Array:
         return x.astype(target)
 
 
+@cache
+def _float8_values() -> Array:
+    """Value of each of the 256 codes of float8 e4m3fn, as float32."""
+    import ml_dtypes
+
+    return np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+
+def _from_float8(attrs: Mapping[str, Any], x: Array) -> Array:
+    return np.asarray(_float8_values()[x]).astype(dtypes.numpy_dtype(attrs.get("dtype", "float64")))
+
+
 def _along(index: Array, axis: int) -> tuple[Array, ...]:
     """NumPy index arrays for entries along one axis; all other axes are indexed by their own position."""
     grid = np.ogrid[tuple(slice(n) for n in index.shape)]
@@ -239,6 +252,9 @@ _TRITON_ATAN = (
 #: Ties to even: half of the distance to the next whole number is exact.
 _TRITON_ROUND = "tl.floor({0}); {0} - {1}; tl.where({2} < 0.5, {1}, tl.where({2} > 0.5, {1} + 1.0, 2.0 * tl.floor({1} * 0.5 + 0.5)))"
 _TRITON_SIGN = "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))"
+#: The remainder of C has the sign of the dividend; that of the op table has the sign of the divisor.
+_TRITON_FLOORDIV = "{0} % {1}; {0} // {1} - (({2} != 0) & (({2} ^ {1}) < 0)).to(tl.int32)"
+_TRITON_MOD = "{0} % {1}; tl.where(({2} != 0) & (({2} ^ {1}) < 0), {2} + {1}, {2})"
 _TRITON_MAXIMUM, _TRITON_MINIMUM = (f"tl.{f}({{0}}, {{1}}, tl.PropagateNan.ALL)" for f in ("maximum", "minimum"))
 
 # ---------------------------------------------------------------- elementwise
@@ -303,10 +319,12 @@ binary("div", _div, "x / y of floats", keeps_positive=True, real=lambda z, x, y:
        text=_text("{0} / {1}", cuda="op::div({0}, {1})"))  # fmt: skip
 binary("floordiv", _quiet(np.floor_divide), "floor(x / y)", domain="nonzero", aten=("floor_divide",),
        numpy_function=OutFunction("floor_divide", "number"), torch_function=OutFunction("floor_divide", "none"),
-       text=TargetText(jax="jnp.floor_divide({0}, {1})"))  # fmt: skip
+       text=TargetText(c_whole="floor_div({0}, {1})", cuda_whole="op::floor_div({0}, {1})", triton_whole=_TRITON_FLOORDIV,
+                       jax="jnp.floor_divide({0}, {1})"))  # fmt: skip
 binary("mod", _quiet(np.mod), "x - y * floor(x / y)", domain="nonzero", onnx=("Mod",), aten=("remainder",),
        numpy_function=OutFunction("remainder", "number"), torch_function=OutFunction("remainder", "none"),
-       text=TargetText(jax="jnp.mod({0}, {1})"))  # fmt: skip
+       text=TargetText(c_whole="floor_mod({0}, {1})", cuda_whole="op::floor_mod({0}, {1})", triton_whole=_TRITON_MOD,
+                       jax="jnp.mod({0}, {1})"))  # fmt: skip
 binary("pow", _quiet(_power), "x ** y", flops=16, domain="positive", rounding="always", onnx=("Pow",), aten=("pow",),
        torch_function=OutFunction("pow", "float", counted=True),
        text=TargetText("__builtin_powf({0}, {1})", "pow({0}, {1})", cuda="op::pow({0}, {1})",
@@ -349,6 +367,12 @@ register(Op("where", 3, "where", "pointwise", {}, {}, "x where the condition hol
                        jax="jnp.where({0}, {1}, {2})")))  # fmt: skip
 register(Op("cast", 1, "cast", "pointwise", {"dtype": "dtype"}, {}, "another dtype; float to int truncates",
             numpy=_cast, keeps_positive=True, linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
+
+register(Op("from_float8", 1, "from_float8", "pointwise", {"dtype": "dtype"}, {"dtype": "float32"},
+            "value of the 8-bit float e4m3fn whose bits are a uint8", numpy=_from_float8, rounding="never",
+            text=TargetText(c_whole="from_float8({0})", cuda_whole="op::from_float8({0})",
+                            triton="({0}).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)",
+                            jax="jax.lax.bitcast_convert_type({0}.astype(jnp.uint8), jnp.float8_e4m3fn).astype(jnp.float32)")))  # fmt: skip
 
 reduction("sum", _sum, "add", "sum over axes", keeps_positive=True, linear=(0,), algebra="ring", onnx=("ReduceSum",), aten=("sum",),
           text=_reduced("sum", ", dtype={wide}"))  # fmt: skip

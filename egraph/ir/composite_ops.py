@@ -32,7 +32,7 @@ def composite(
 
     def install(decompose: Callable[..., Tensor]) -> Callable[..., Tensor]:
         doc = (decompose.__doc__ or "").strip().splitlines()[0]
-        floats = law != "cross_entropy"  # the second operand is an index
+        floats = law not in ("cross_entropy", "unpack", "dequantize")  # these have operands that are integers
         register(Op(name, arity, law, "composite", attrs or {}, defaults or {}, doc, decompose=decompose,
                     floats_only=floats, **more))  # fmt: skip
 

@@ -182,7 +182,7 @@ def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, data:
     """
     entry = OPS[op]
     full = check_attrs(entry, attrs or {})
-    key = (op, tuple(id(a) for a in args), attrs_key(full))
+    key = _pool_key(op, args, full)
     found = _pool.get(key)
     if found is None:
         found = object.__new__(Tensor)
@@ -193,6 +193,11 @@ def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, data:
     return found
 
 
+def _pool_key(op: str, args: Sequence[Tensor], attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
+    """Key of a node in the pool; its operands must be alive."""
+    return (op, tuple(id(a) for a in args), attrs_key(attrs))
+
+
 def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
     """Hashable key of attributes that distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
     kinds = tuple((float, math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs)
@@ -200,12 +205,17 @@ def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
 
 
 def constant(array: Any) -> Tensor:
-    """A constant leaf that holds a private copy of the array; equal contents give the same node."""
-    value = np.array(array, copy=True, order="C")
+    """A constant leaf that holds a private copy of the array; equal contents give the same node, without a second copy."""
+    value = np.asarray(array, order="C")
     dtype = dtypes.name_of(value.dtype)
-    digest = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
-    value.setflags(write=False)
-    return make("constant", (), {"digest": digest, "shape": value.shape, "dtype": dtype}, data=value)
+    digest = hashlib.blake2b(value.reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
+    attrs = {"digest": digest, "shape": value.shape, "dtype": dtype}
+    known = _pool.get(_pool_key("constant", (), check_attrs(OPS["constant"], attrs)))
+    if known is not None:
+        return known
+    kept = np.array(value, copy=True, order="C")
+    kept.setflags(write=False)
+    return make("constant", (), attrs, data=kept)
 
 
 @runtime_checkable

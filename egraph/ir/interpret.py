@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
-from . import dtypes
+from . import dtypes, quantized_ops
 from .composite_ops import expand
 from .graph import Data, Graph, Tensor, load_data, make, topological
 
+assert quantized_ops  # registers the ops of quantized weights
 Array = np.ndarray[Any, Any]
 Around = Callable[[Tensor, Sequence[Any], Callable[[Sequence[Any]], Any]], Any]
 
@@ -92,6 +93,7 @@ def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole
 #: Ops that only select elements: in float64 mode they keep narrow data, which is widened at its first arithmetic use.
 LAZY = ("gather", "gather_elements")
 CHUNK = 1 << 24  # bytes of one widened chunk of a matrix; larger matrices are widened chunk by chunk
+PARTIAL = 1 << 26  # maximum bytes of partial results of such a product, and of a chunk beside them
 
 
 def _wide(x: Array) -> Array:
@@ -109,17 +111,24 @@ def _widened_to(x: Array, w: Array, float64: bool) -> type[np.floating[Any]] | N
 
 
 def _matmul_in_pieces(x: Array, w: Array, wide: type[np.floating[Any]]) -> Array:
-    """x @ w in a wider dtype, without a full widened copy of w: column chunks of each matrix."""
-    out = np.empty((*x.shape[:-1], w.shape[-1]), wide)
-    step = max(1, CHUNK // (np.dtype(wide).itemsize * w.shape[-2]))
-    room = np.empty_like(w[(0,) * (w.ndim - 2)][:, :step], wide)  # same memory layout as w, so reads are contiguous
+    """x @ w in a wider dtype, without a full widened copy of w: a sum over blocks of rows of each matrix.
+
+    Blocks of rows, since few long rows take a BLAS one step and columns take it many: with blocks of columns two busy cores
+    were ten times as slow. A block is as large as the partial results that are added up, at least CHUNK; at most PARTIAL.
+    """
+    inner, width = w.shape[-2:]
+    out = np.zeros((*x.shape[:-1], width), wide)
+    taken = max(1, PARTIAL // (out.itemsize * width))  # rows of x at a time
+    count = max(CHUNK, min(PARTIAL, out.nbytes)) // (out.itemsize * width) or 1  # rows of w
+    block = np.empty_like(w[(0,) * (w.ndim - 2)][:count], wide)  # same memory layout as w, so reads are contiguous
     for at in np.ndindex(w.shape[:-2]):  # () for a single matrix, which selects all of x
-        rows = x[at].astype(wide, copy=False)
-        for start in range(0, w.shape[-1], step):
-            read = w[at][:, start : start + step]
-            piece = room[:, : read.shape[1]]
-            np.copyto(piece, read, casting="unsafe")
-            np.matmul(rows, piece, out=out[at][..., start : start + step])
+        rows, total = (a.reshape(-1, a.shape[-1]) for a in (x[at].astype(wide, copy=False), out[at]))
+        for first in range(0, len(rows), taken):
+            part = slice(first, first + taken)
+            for start in range(0, inner, count):
+                read = w[at][start : start + count]
+                np.copyto(block[: len(read)], read, casting="unsafe")
+                total[part] += np.matmul(rows[part, start : start + count], block[: len(read)])
     return out
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import atomic_ops, composite_ops
+from . import atomic_ops, composite_ops, quantized_ops
 from .index_maps import AffineMap, Along, Parts, SameOrder, Stretched
 from .ops import OPS, Op
 from .type_laws import LAWS
 
-assert atomic_ops and composite_ops  # register the ops
+assert atomic_ops and composite_ops and quantized_ops  # register the ops
 
 _HEAD = """# Ops
 
-{count} ops, generated from their entries in `egraph/ir/atomic_ops.py` and `egraph/ir/composite_ops.py` by
+{count} ops, generated from their entries in `egraph/ir/atomic_ops.py`, `egraph/ir/composite_ops.py` and `egraph/ir/quantized_ops.py` by
 `python -m tensor_graphs.egraph.ir.op_markdown`; `egraph/ir/ops.py` describes the fields of an entry.
 
 - **attributes**: with default values. **type**: the law in `egraph/ir/type_laws.py`.
@@ -55,7 +55,7 @@ def _row(op: Op, extra: tuple[str, ...]) -> str:
 
 
 def _attributes(op: Op) -> str:
-    shown = (f"{name}: {kind}{f' = {op.defaults[name]:g}' if name in op.defaults and kind != 'str' else ''}"
+    shown = (f"{name}: {kind}{f' = {op.defaults[name]:g}' if name in op.defaults and kind not in ('str', 'dtype') else ''}"
              for name, kind in op.attrs.items())  # fmt: skip
     return ", ".join(shown)
 
@@ -77,7 +77,7 @@ def _facts(op: Op) -> list[str]:
 
 def _languages(op: Op) -> str:
     text = op.text
-    texts = {"C": text.of("c"), "CUDA": text.of("cuda"), "Triton": text.triton, "JAX": text.jax}
+    texts = {"C": text.of("c"), "CUDA": text.of("cuda"), "Triton": text.of("triton_whole"), "JAX": text.jax}
     found = [name for name, has in texts.items() if has]
     return ", ".join([*found, *(["integers"] if text.of("c_whole") else [])])
 

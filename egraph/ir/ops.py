@@ -64,7 +64,8 @@ class TargetText(NamedTuple):
     `c`: C over float32, and over float64 unless `c_double` is given; `c_whole`: C over integers and bools. `cuda`: CUDA C++
     over float32, and over float64 unless `cuda_double` is given; `cuda_whole` and `cuda_bool`: CUDA C++ over integers
     and over bools, `c_whole` unless given. `triton`: Triton over float32 and float64, may be several texts separated
-    by "; ": the values of all but the last are variables, which later texts use as further operands. `jax`: JAX over
+    by "; ": the values of all but the last are variables, which later texts use as further operands;
+    `triton_whole`: Triton over integers and bools, `triton` unless given. `jax`: JAX over
     every dtype; of an op that is not elementwise, it may name attributes, too, and what `backends/pallas/spelling.py`
     derives from types (`{shape}`, `{dtype}`, `{wide}`, `{least}`, `{greatest}`).
     """
@@ -77,6 +78,7 @@ class TargetText(NamedTuple):
     cuda_whole: str = ""
     cuda_bool: str = ""
     triton: str = ""
+    triton_whole: str = ""
     jax: str = ""
 
     def of(self, target: str) -> str:
@@ -86,7 +88,9 @@ class TargetText(NamedTuple):
 
 
 #: target -> target whose text it has unless it has its own.
-_SAME_TEXT = {"c_double": "c", "cuda_double": "cuda", "cuda_whole": "c_whole", "cuda_bool": "c_whole"}
+_SAME_TEXT = {
+    "c_double": "c", "cuda_double": "cuda", "cuda_whole": "c_whole", "cuda_bool": "c_whole", "triton_whole": "triton",
+}  # fmt: skip
 
 
 class OutFunction(NamedTuple):
@@ -201,7 +205,7 @@ class Op:
     @property
     def pointwise(self) -> bool:
         """Whether each output element depends only on operand elements at the same index."""
-        return self.law in ("pointwise", "compare", "where", "cast")
+        return self.law in ("pointwise", "compare", "where", "cast", "from_float8")
 
     @property
     def folded(self) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from ...errors import RuleError
 from . import builders as api
 from . import composite_ops as composite
+from . import quantized_ops
 from .graph import Tensor, make
 from .memo import memo
 from .ops import OPS, Type
@@ -55,7 +56,7 @@ class Apply:
     args: tuple[Attr, ...]
 
 
-assert composite  # registers the composite ops, which patterns may name
+assert composite and quantized_ops  # register the composite ops, which patterns may name
 Attr = Name | AttrConstant | Apply
 
 

@@ -163,6 +163,13 @@ def cast_text(op: Op, ranks: Sequence[int]) -> Cases:
     yield LawCase(S0, "a_dtype")
 
 
+def from_float8(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Result type: same shape, the float dtype from the attribute; the operand is uint8."""
+    if types[0].dtype != "uint8" or not dtypes.is_float(attrs["dtype"]):
+        raise ShapeError(f"8-bit floats are uint8 and become floats, not {types[0].dtype} and {attrs['dtype']}")
+    return cast(op, types, attrs)
+
+
 def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Result type: reduced axes become 1."""
     shape = types[0].shape
@@ -567,6 +574,47 @@ def recurrent_text(op: Op, ranks: Sequence[int]) -> Cases:
     yield LawCase(vec_of([f"(+ {rows} {vec_get(S1, 0)})"]), D0)
 
 
+def unpack(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Result type of bytes that hold 8 // bits numbers each along one axis: the axis grows, dtype from the attribute."""
+    (x,), bits, block = types, attrs["bits"], attrs["block"]
+    axis, size = axis_of(attrs["axis"], x.rank), x.shape[attrs["axis"]]
+    forms = ("unsigned", "signed", "e2m1") if bits == 4 else ("unsigned", "signed")
+    if bits not in (2, 4) or attrs["form"] not in forms:
+        raise ShapeError(
+            f"no packed numbers of {bits} bits and form {attrs['form']!r}", hint=f"forms: {', '.join(forms)}"
+        )
+    if x.dtype != "uint8" or not dtypes.is_float(attrs["dtype"]):
+        raise ShapeError(f"packed numbers are uint8 and become floats, not {x.dtype} and {attrs['dtype']}")
+    if block < 1 or (isinstance(size, int) and size % block):
+        raise ShapeError(f"{size} bytes are no multiple of the block {block}", sizes=(size,))
+    return Type(_replace(x.shape, axis, size * (8 // bits)), attrs["dtype"])
+
+
+def unpack_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """Egglog cases of the type law `unpack`."""
+    yield LawCase(vec_set(S0, "a_axis", f"(* {vec_get(S0, 'a_axis')} (/ 8 a_bits))"), "a_dtype")
+
+
+def dequantize(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Result type of q with scales and zero points for blocks: shape of q, dtype of the scales."""
+    q, scale, zero = types
+    if not q.rank == scale.rank == zero.rank or not dtypes.is_float(scale.dtype):
+        raise ShapeError("dequantize needs operands of equal rank and floating-point scales")
+    for size, block in zip(q.shape, scale.shape):
+        if block not in (1, size) and (
+            not isinstance(size, int) or not isinstance(block, int) or not block or size % block
+        ):
+            raise ShapeError(f"{block} scales do not divide {size} numbers", sizes=(size, block))
+    if zero.shape not in (scale.shape, (1,) * q.rank):
+        raise ShapeError(f"zero points are {zero.shape}, not {scale.shape} or all 1")
+    return Type(q.shape, scale.dtype)
+
+
+def dequantize_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """Egglog cases of the type law `dequantize`."""
+    yield LawCase(S0, "(dt x1)")
+
+
 def same(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Result type of an op that keeps the first operand's type; ShapeError if a named axis does not exist."""
     for axis in (*attrs.get("axes", ()), *((attrs["axis"],) if "axis" in attrs else ())):
@@ -581,6 +629,7 @@ LAWS: dict[str, TypeLaw] = {
     "compare": TypeLaw(compare, compare_text, keeps_rank=True),
     "where": TypeLaw(where, where_text, keeps_rank=True),
     "cast": TypeLaw(cast, cast_text, keeps_rank=True),
+    "from_float8": TypeLaw(from_float8, cast_text, keeps_rank=True),
     "reduce": TypeLaw(reduce, reduce_text, keeps_rank=True),
     "arg_reduce": TypeLaw(arg_reduce, arg_reduce_text),
     "along": TypeLaw(along, same_text, 1, keeps_rank=True),
@@ -605,6 +654,8 @@ LAWS: dict[str, TypeLaw] = {
     "rope": TypeLaw(rope, same_text, 1),
     "cross_entropy": TypeLaw(cross_entropy, cross_entropy_text),
     "recurrent": TypeLaw(recurrent, recurrent_text),
+    "unpack": TypeLaw(unpack, unpack_text, 1, keeps_rank=True),
+    "dequantize": TypeLaw(dequantize, dequantize_text, keeps_rank=True),
     "same": TypeLaw(same, same_text, 1, keeps_rank=True),
 }
 

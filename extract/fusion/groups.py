@@ -32,6 +32,7 @@ from .policy import (
     UNLIMITED_PRODUCTS,
     FusionGroup,
     FusionPolicy,
+    with_packed,
 )
 from .repeats import OutlineStep, RepeatedSubgraphs
 from .uses import ChosenConsumers
@@ -44,6 +45,8 @@ START_COST_RATIO = 1.5  # cost limit of a starting e-node, relative to the cheap
 # the same inside a group; larger where statistics are leaves, whose cost is not the group's
 NODE_COST_RATIO, NODE_COST_RATIO_STATISTICS = 2, 16
 MAX_WINDOW_FLOPS = 2  # flops per element above which a value is not recomputed for every window that contains it
+UNPACKING = ("dequantize", "unpack", "from_float8", "cast")  # ops that weights in fewer bytes pass through
+PACKED_RATIO = 0.9  # largest share of its bytes from which a weight is worth computing
 GROUPS_CACHE_ATTRIBUTE = "_grown"  # attribute of a view that caches its groups while candidates are built
 MAX_SHARED_ON_PATH = 1  # largest number of values with other consumers on a path inside a group
 
@@ -110,7 +113,7 @@ class FusionGroups:
             )
             for c, (t, weight, original) in enumerate(zip(view.types, view.weight.tolist(), view.original.tolist()))
         ]
-        return RepeatedSubgraphs(view, marks, self.given)
+        return RepeatedSubgraphs(view, marks, self.given - self.packed.keys())
 
     @cached_property
     def kids(self) -> list[list[int]]:
@@ -216,6 +219,27 @@ class FusionGroups:
         """
         single = {c for c in self.given if self.elements(c) == 1}
         return self._cheap_closure(self.formulas | single, MAX_WINDOW_FLOPS) - single | self.formulas
+
+    @cached_property
+    def packed(self) -> dict[int, int]:
+        """Weight-only class -> e-node that computes the class from fewer bytes than it has: dequantizations, views of these, and
+        what they read. Empty without a dequantization of weights."""
+        view, weight = self.view, self.view.weight
+        if not any(op == "dequantize" and weight[view.cls[n]] for n, op in enumerate(view.op)):
+            return {}
+        nodes = [
+            n for n, op in enumerate(view.op) if weight[view.cls[n]] and (op in UNPACKING or OPS[op].kind == "view")
+        ]
+        size = [float(t.nbytes) for t in view.types]
+        found: dict[int, int] = {}
+        changed = True
+        while changed:
+            changed = False
+            for n in nodes:
+                cls, read = int(view.cls[n]), sum(size[k] for k in self.kids[n])
+                if read < PACKED_RATIO * size[cls]:
+                    found[cls], size[cls], changed = n, read, True
+        return found
 
     @cached_property
     def elementwise_classes(self) -> set[int]:
@@ -433,7 +457,8 @@ class FusionGroups:
     def _applicable_policies(self) -> list[FusionPolicy]:
         """The fusion policies to try on this view: without products in the view, only policies without products."""
         products = "product" in self.kinds
-        return [r for r in self.policies if not r.products or products]
+        policies = with_packed(self.policies) if self.packed else self.policies
+        return [r for r in policies if not r.products or products]
 
     def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
         """Groups of one policy, the largest first: with at most MAX_SHARED_ON_PATH values with other consumers on a path, then with

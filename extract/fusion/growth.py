@@ -60,6 +60,8 @@ class FusionGrowth:
             return None
         if self.policy.spread_bare and not self.spread:  # same group as without spread_bare
             return None
+        if self.policy.packed and not any(self.groups.view.op[n] == "dequantize" for n in self.inlined):
+            return None  # same group as without packed weights
         term = self._term(root)
         if term in self.groups.seen:
             return None
@@ -124,7 +126,7 @@ class FusionGrowth:
         return GroupNode(node, parts)
 
     def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> GroupNode | int:
-        if bare and cls not in self.groups.inlined_classes:
+        if bare and cls not in self.groups.inlined_classes and not self._packed(cls):
             return self._leaf(cls)
         key = (cls, beside, products, below, lean)
         found = self.done.get(key)
@@ -145,10 +147,16 @@ class FusionGrowth:
     def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
         """The e-node that computes a class inside the group; None if the class becomes a leaf."""
         r = self.groups
+        if self._packed(cls):
+            return r.packed[cls]
         if cls == self.cls or (cls in r.given and cls not in r.inlined_classes):
             return None
         admitted = r.admitted(cls, self.policy, products, below, lean)
         return next((n for n in admitted if self.cls not in r.kids[n]), None)
+
+    def _packed(self, cls: int) -> bool:
+        """Whether a weight-only class is computed inside the group from fewer bytes."""
+        return self.policy.packed and cls in self.groups.packed
 
     def _needed_beside(self, cls: int) -> bool:
         """Whether a class has a consumer that the group cannot compute."""

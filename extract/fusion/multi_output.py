@@ -25,7 +25,7 @@ from ...egraph.ir.ops import OPS
 from ...egraph.view.view import EGraphView
 from .groups import FusionGroups
 from .growth import MAX_GROUP_LEAVES
-from .policy import FUSION_POLICIES, FusionGroup
+from .policy import FUSION_POLICIES, FusionGroup, with_packed
 
 MAX_OUTPUTS = 3  # outputs of a kernel
 MAX_STEPS_FROM_SLICE = 2  # largest number of e-nodes between a slice and its consumer
@@ -34,8 +34,8 @@ MAX_SMALL_GEMM_ROWS, MAX_SMALL_GEMM_BYTES = (
     8 << 20,
 )  # largest number of rows, and of bytes read, of each of several GEMMs over separate inputs
 MAX_SIDE_CHOICES = 3  # choices of further outputs per class and kind
-PRODUCT_POLICIES = frozenset(r.name for r in FUSION_POLICIES if r.products)
-POINTWISE_POLICIES = frozenset(r.name for r in FUSION_POLICIES if not (r.products or r.rows_above))
+PRODUCT_POLICIES = frozenset(r.name for r in with_packed(FUSION_POLICIES) if r.products)
+POINTWISE_POLICIES = frozenset(r.name for r in with_packed(FUSION_POLICIES) if not (r.products or r.rows_above))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from ...egraph.ir.graph import Tensor
 
@@ -19,7 +20,8 @@ class FusionPolicy:
     `left_only`: operands of a product other than the first are leaves, because programs for other rows read them again.
     `rows_bare`: operands of multi-pass reductions are leaves. `spread_bare`: values broadcast over more elements are
     leaves, unless elementwise operations alone compute them; with `left_only`, only these. `layers`: products are
-    GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows.
+    GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows. `packed`: weights that are computed from
+    fewer bytes (dequantized ones) are inlined, not read as they would be folded at load.
     """
 
     name: str
@@ -31,6 +33,7 @@ class FusionPolicy:
     rows_bare: bool = False
     spread_bare: bool = False
     layers: bool = False
+    packed: bool = False
 
 
 #: From the smallest to the largest.
@@ -51,6 +54,12 @@ FUSION_POLICIES = (
         "product, row prologue on the left, statistics as they lie", 1, False, True, left_only=True, spread_bare=True
     ),
 )
+
+
+def with_packed(policies: Iterable[FusionPolicy]) -> tuple[FusionPolicy, ...]:
+    """The policies, and each once more with packed weights."""
+    plain = tuple(policies)
+    return (*plain, *(replace(p, name=f"{p.name}, packed weights", packed=True) for p in plain))
 
 
 @dataclass(frozen=True)

@@ -536,15 +536,20 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Priced:
-    """Price of a candidate in µs: the value used, its prediction interval (low, high), its source, and the schedule
-    priced.
-    """
+    """A candidate's price in µs: the value used, its prediction interval (low, high), its source, and the schedule it
+    refers to. `shipped`: measured only elsewhere, by a row that came with the package."""
 
     us: float
     low: float
     high: float
     source: str  # measured | predicted | bound
     schedule: tuple[tuple[str, int], ...] = ()
+    shipped: bool = False
+
+    @property
+    def origin(self) -> str:
+        """The source as reports name it: "shipped" for a shipped measurement."""
+        return "shipped" if self.shipped else self.source
 
 
 class Measurer(Protocol):
@@ -579,6 +584,10 @@ class Measurer(Protocol):
 
     def pause(self) -> None:
         """Free the memory of the measuring processes while nothing is measured, if restarting them is cheap."""
+        ...
+
+    def rest(self) -> None:
+        """End the measurements in flight and make their rows durable; another search may use the measurer then."""
         ...
 
     def close(self) -> None:

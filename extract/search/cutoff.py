@@ -45,7 +45,7 @@ class CostCutoff:
         ended: Callable[[], bool] = lambda: False, limited: bool = False, index: CandidateIndex | None = None,
     ) -> None:  # fmt: skip
         self.hypergraph, self.pricer, self.ended, self.limited = hypergraph, pricer, ended, limited
-        self.measured_us = [p.us if p.source == "measured" else math.inf for p in prices]
+        self.measured_us = [p.us if p.origin == "measured" else math.inf for p in prices]
         self.index = index or CandidateIndex(hypergraph)
         self._in_flight: list[Candidate] = []
         self._tree_costs: list[float] | None = None
@@ -66,7 +66,7 @@ class CostCutoff:
     def _refresh(self) -> None:
         prices = self.pricer.price(self._in_flight) if self._in_flight else []
         for candidate, price in zip(list(self._in_flight), prices):
-            if price.source == "measured" or price.us == math.inf:
+            if price.origin == "measured" or price.us == math.inf:
                 self._in_flight.remove(candidate)
                 for i in self.index.by_call[call_token(candidate)]:
                     self.measured_us[i] = price.us

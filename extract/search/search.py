@@ -51,11 +51,11 @@ class Choice:
 
     @property
     def sources(self) -> dict[str, int]:
-        """Number of chosen kernels by price source (measured, predicted, bound)."""
+        """Number of chosen kernels by origin of their price (measured, shipped, predicted, bound)."""
         found: dict[str, int] = {}
         for i in self.chosen:
             if not self.hypergraph.candidates[i].is_view:
-                found[self.prices[i].source] = found.get(self.prices[i].source, 0) + 1
+                found[self.prices[i].origin] = found.get(self.prices[i].origin, 0) + 1
         return found
 
 

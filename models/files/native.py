@@ -227,7 +227,7 @@ def _structure_in(value: Any, n_outputs: int, depth: int = 0) -> Any:
 class _Decoder:
     """Decoder of one file's node list. Nodes are built in file order."""
 
-    def __init__(self, listed: list[Any], tensors: Mapping[str, MappedArray], where: str) -> None:
+    def __init__(self, listed: list[Any], tensors: Mapping[str, MappedArray | Tensor], where: str) -> None:
         self.tensors, self.where, self.built = tensors, where, list[Tensor]()
         unknown: dict[str, int] = {}
         for i, item in enumerate(listed):
@@ -256,7 +256,8 @@ class _Decoder:
         if op == "constant":
             if args or set(attrs) != {"tensor"} or attrs["tensor"] not in self.tensors:
                 raise _Bad("a constant names one tensor of the file")
-            found = constant(self.tensors[attrs["tensor"]].load())
+            held = self.tensors[attrs["tensor"]]
+            found = held if isinstance(held, Tensor) else constant(held.load())
         else:
             kinds = OPS[op].attrs
             if set(attrs) != set(kinds):
@@ -268,8 +269,8 @@ class _Decoder:
         return found
 
 
-def graph_from_json(value: Any, tensors: Mapping[str, MappedArray], where: str = "") -> Graph:
-    """Decode the result of `graph_to_json`.
+def graph_from_json(value: Any, tensors: Mapping[str, MappedArray | Tensor], where: str = "") -> Graph:
+    """Decode the result of `graph_to_json`. `tensors`: the data of its constants, or constant leaves, by name.
 
     Raises BadModelError for malformed input, and TooLargeError before anything is allocated.
     """
@@ -282,7 +283,7 @@ def graph_from_json(value: Any, tensors: Mapping[str, MappedArray], where: str =
         raise
 
 
-def _graph_in(value: Mapping[str, Any], tensors: Mapping[str, MappedArray], where: str) -> Graph:
+def _graph_in(value: Mapping[str, Any], tensors: Mapping[str, MappedArray | Tensor], where: str) -> Graph:
     if value.get("version") != VERSION:
         raise BadModelError(
             f"the graph has format version {str(value.get('version'))[:40]}, not {VERSION}",
@@ -317,7 +318,9 @@ def _assemble(value: Mapping[str, Any], decoder: _Decoder, outputs: Sequence[Ten
             raise _Bad(f"state {name!r} is updated twice")
         updates[name] = decoder.node(position, f"the update of {name!r}")
     params: dict[str, Data] = {
-        n.removeprefix("param/"): a for n, a in decoder.tensors.items() if n.startswith("param/")
+        n.removeprefix("param/"): a
+        for n, a in decoder.tensors.items()
+        if n.startswith("param/") and not isinstance(a, Tensor)
     }
     graph = Graph(
         tuple(outputs),

@@ -47,7 +47,7 @@ STYLES = ("plain", "zeros", "positive", "wide")
 SLACK = 512 * np.finfo(np.float64).eps
 COST_GUARDS = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is sound
 #: Shape guards that bound e-graph growth: the rule is sound without them, but would apply endlessly or gain nothing.
-LIMITS = {"enlarge-kernel": ("size(w, 2) == 1", "size(w, 3) == 1"), "strided-pointwise-conv": ("s != (1, 1)",),
+LIMITS = {"product-by-groups": ("1 < size(c, 0)", "size(c, 0) < size(q, 0)"), "enlarge-kernel": ("size(w, 2) == 1", "size(w, 3) == 1"), "strided-pointwise-conv": ("s != (1, 1)",),
           "low-rank-folds": ("rank(b) == 2", "shape(w) == replace(shape(a), -1, size(b, -1))")}  # fmt: skip
 
 

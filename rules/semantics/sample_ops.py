@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
+from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.pattern import PatternCall, Term, Var
 from .sampler import INTS, NotYet, Reject, Sampler, Sizes, Want, exactly, is_int, least_rank, upto
@@ -25,6 +26,8 @@ def result_dtype(s: Sampler, term: Term) -> str:
         return "int64"
     if OPS[term.op].logic is not None:
         return s.rng.choice(("bool", "bool", *INTS)) if not _has_bool(term) else "bool"
+    if law in ("from_float8", "unpack"):
+        return s.float
     if law == "cast":
         return str(s.attr(term, "dtype", lambda: s.rng.choice(("float32", "float16", "float64", "int32"))))
     return s.dtype_for(*(term.args[1:] if law == "where" else term.args[:1] if law == "gather" else term.args))
@@ -555,7 +558,55 @@ def cross_entropy(s: Sampler, call: PatternCall, want: Want) -> None:
     _index(s, call.args[1], exactly(logits.shape[:1]), logits.shape[1])
 
 
+# ---------------------------------------------------------------- quantized weights
+def from_float8(s: Sampler, call: PatternCall, want: Want) -> None:
+    """Draws the bytes of 8-bit floats."""
+    s.term(call.args[0], Want(want.shape if want.shape is not None else (None,) * _rank(s, call, want), "uint8"))
+    s.attr(call, "dtype", lambda: want.dtype)
+
+
+def unpack(s: Sampler, call: PatternCall, want: Want) -> None:
+    """Draws bytes along one axis in whole blocks, and how numbers are packed in them."""
+    x = call.args[0]
+    have = s.known(x)
+    rank = len(want.shape) if want.shape is not None else have.rank if have is not None else s.rng.randint(1, 3)
+    bits = s.attr(call, "bits", lambda: s.rng.choice((2, 4, 4)))
+    s.attr(call, "form", lambda: s.rng.choice(("unsigned", "signed")))
+    axis = s.attr(call, "axis", lambda: s.rng.randrange(rank))
+    block = s.attr(call, "block", lambda: s.rng.choice((1, 1, 2)))
+    s.attr(call, "dtype", lambda: want.dtype)
+    shape = want.shape if want.shape is not None else (None,) * rank
+    if have is None:
+        if not axis < len(shape):
+            raise Reject
+        sizes = shape[axis]
+        packed = (
+            frozenset((block, 2 * block))
+            if sizes is None
+            else frozenset(d * bits // 8 for d in sizes if d % (8 // bits * block) == 0)
+        )
+        s.term(x, Want(_set(shape, axis, packed), "uint8"))
+
+
+def dequantize(s: Sampler, call: PatternCall, want: Want) -> None:
+    """Draws numbers, scales whose sizes divide those of the numbers, and zero points for each scale or for all."""
+    q, scale, zero = call.args
+    rank = max(_rank(s, call, want), 1)
+    numbers = s.known(q)
+    if numbers is None:
+        dtype = s.rng.choice(("int8", "uint8", s.float)) if isinstance(q, Var) else result_dtype(s, q)
+        numbers = s.term(q, Want(want.shape if want.shape is not None else (None,) * rank, dtype))
+    wide = [s.rng.choice([d for d in range(1, n + 1) if n % d == 0] or [n]) for n in concrete(numbers.shape)]
+    scales = s.term(scale, Want(upto(wide), want.dtype))
+    if s.known(zero) is None:
+        shape = scales.shape if s.rng.random() < 0.5 else (1,) * scales.rank
+        s.term(zero, Want(exactly(shape), s.rng.choice((want.dtype, "int8"))))
+
+
 HANDLERS: dict[str, Handler] = {
+    "from_float8": from_float8,
+    "unpack": unpack,
+    "dequantize": dequantize,
     "leaf": leaf,
     "pointwise": pointwise,
     "compare": pointwise,

@@ -90,7 +90,7 @@ MERGES = table("merging", "merge", [
     Rule("sum-of-products", "x @ a + y @ b", "concat(x, y, axis=rank(x) - 1) @ concat(a, b, axis=0)", keep=True,
          when=("chained(a)", "chained(b)", "weight(a)", "weight(b)", "active(x)", "active(y)", "rank(a) == 2", "rank(b) == 2",
                "size(a, 1) == size(b, 1)", "replace(shape(x), -1, 1) == replace(shape(y), -1, 1)"), growth="expands",
-         doc="xA + yB = [x y][A; B] (low-rank adapters, recurrent cells)"),
+         doc="xA + yB is one product of joined operands (low-rank adapters, recurrent cells)"),
 ])  # fmt: skip
 
 CONCATENATION = table("concatenation", "layout", [

@@ -35,6 +35,9 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "Graph": ("egraph.ir.graph", "Graph"),
     "Tensor": ("egraph.ir.graph", "Tensor"),
     "Rule": ("egraph.ir.rule", "Rule"),
+    "kernel": ("backends.user.declare", "kernel"),
+    "Launch": ("backends.user.declare", "Launch"),
+    "use_kernels": ("backends.admission.use", "use_kernels"),
     "Generator": ("generation", "Generator"),
     "compile": ("torch_compile", "compile"),
     "torch_compile": ("torch_compile", ""),
@@ -89,8 +92,11 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from .backends.admission.use import use_kernels as use_kernels
     from .backends.program.program import Program as Program
     from .backends.program.program import load_program as load_program
+    from .backends.user.declare import Launch as Launch
+    from .backends.user.declare import kernel as kernel
     from .egraph.ir.graph import Graph as Graph
     from .egraph.ir.graph import Tensor as Tensor
     from .egraph.ir.rule import Rule as Rule

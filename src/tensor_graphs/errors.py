@@ -189,6 +189,24 @@ class ExtractionError(TensorGraphsError):
     exit_code, code = 3, "extraction"
 
 
+class KernelError(UsageError):
+    """A file of user kernels that is missing, malformed or declares an inconsistent kernel."""
+
+    code = "kernel"
+
+
+class KernelRefusedError(TensorGraphsError):
+    """A user kernel that failed the checks against its reference: which check, at which shapes, with what error."""
+
+    exit_code, code = 5, "kernel-refused"
+
+
+class KernelMissingError(BadModelError):
+    """A saved program needs a user kernel in Python whose file is missing or has changed."""
+
+    code = "kernel-missing"
+
+
 class Interrupted(TensorGraphsError):
     """Error for work that the user stopped. The best result so far is kept; the message says where."""
 

@@ -68,6 +68,14 @@ def is_seed(name: str, value: Any) -> None:
         raise UsageError(f"seed={value}", hint="give an integer from 0 on")
 
 
+def are_bounds(name: str, value: Any) -> None:
+    """Accept None or positive integers in ascending order."""
+    of_kind("a sequence of integers", Sequence, NoneType)(name, value)
+    found = list(value or ())
+    if not all(isinstance(n, Integral) and int(n) > 0 for n in found) or found != sorted(set(found)):
+        raise UsageError(f"{name}={value!r}", hint=f"{name} is a sequence of integers from 1 on, each once, in order")
+
+
 def is_tolerance(name: str, value: Any) -> None:
     """Validator that accepts the name of a tolerance or a relative error."""
     from .verification.comparison import allowed_error
@@ -136,6 +144,13 @@ class CommonOptions:
     )
     rules: Sequence[Rule] = option(
         (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", anything
+    )
+
+    kernels: Sequence[Any] = option(
+        (),
+        "Files of user kernels (or kernels declared in one) that are candidates beside the built-in ones, after the checks"
+        " of `use_kernels`. The files are executed as code.",
+        anything,
     )
 
     def __post_init__(self) -> None:
@@ -213,6 +228,13 @@ class Options(SaturateOptions):
         of_kind("a dict by name, or True", Mapping, bool, NoneType), decides=False,
     )  # fmt: skip
     dynamic_shapes: Any = option(None, "As in torch.export, for modules.", anything, decides=False)
+    size_buckets: Sequence[int] | None = option(
+        None,
+        "Largest sizes of all buckets but the last: ranges of a free dimension that get plans of their own where these,"
+        " or the caller's own function, are measured faster. None: (16, 128, 1024) on a GPU, none on a CPU. (): one plan"
+        " for all sizes.",
+        are_bounds, decides=False,
+    )  # fmt: skip
     verify: bool = option(True, "Verify the program against a float64 run of the original.", is_flag, decides=False)
     measure: bool = option(
         True, "Measure kernels that the cost store does not contain. False: stored and predicted prices only.", is_flag

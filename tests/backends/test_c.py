@@ -288,7 +288,7 @@ def close(got: Array, want: Array, kernel: kir.Kernel) -> None:
 GAPS = {
     **dict.fromkeys(("argmax", "argmin", "argsort", "cumsum"), "notimpl: the kernel IR has no index expression for it"),
     **dict.fromkeys(("scatter_elements", "cross_entropy"), "notimpl: the kernel IR has no index expression for it"),
-    **dict.fromkeys(("floordiv", "mod"), "notimpl: NumPy's signs and zeros are not C's"),
+    **dict.fromkeys(("floordiv", "mod"), "notimpl: of integers alone"),
     **dict.fromkeys(("matmul", "linear", "attention", "masked_attention", "conv", "recurrent"), "never: products are the libraries'"),
 }  # fmt: skip
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -403,6 +403,22 @@ def test_bits_of_whole_numbers(op: str, dtype: str) -> None:
         root = make(op, [t.input("x", (5,), dtype), t.full((1,), number, dtype)], {})
         function = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op]
         np.testing.assert_array_equal(run(root, x=a), function(a, np.asarray(number, dtype)))
+
+
+def test_integers_are_divided_as_numpy_does() -> None:
+    """Rounded down; 0 by a divisor of 0; the smallest number by -1 wraps."""
+    low = -(1 << 63)
+    x = np.array([7, -7, 7, -7, 0, 13, -13, low, low, 5, low + 1])
+    y = np.array([2, 2, -2, -2, 3, 7, 7, -1, 0, 0, -1])
+    for op, function in (("floordiv", np.floor_divide), ("mod", np.mod)):
+        with np.errstate(all="ignore"):
+            both = make(op, [t.input("x", (11,), "int64"), t.input("y", (11,), "int64")], {})
+            np.testing.assert_array_equal(run(both, x=x, y=y), function(x, y))
+            for by in (767, -3, 1, 1 << 40):
+                root = make(op, [t.input("x", (11,), "int64"), t.full((1,), by, "int64")], {})
+                np.testing.assert_array_equal(run(root, x=x), function(x, by))
+    places = make("mod", [t.iota((40,), 0) * 3 - 17, t.full((1,), 8, "int64")], {})
+    np.testing.assert_array_equal(run(places), (np.arange(40) * 3 - 17) % 8)
 
 
 def test_negative_numbers_are_operands_everywhere() -> None:

@@ -72,3 +72,68 @@ def test_cuda(tmp_path: Path) -> None:
         with np.errstate(all="ignore"):
             want = evaluate([root], {"x": x}, float64=True)[0]
         np.testing.assert_allclose(out, want, rtol=2e-6 if dtype == "float32" else 1e-12, atol=1e-7)
+
+
+# ---------------------------------------------------------------- division of integers
+SIGNS = np.array(
+    [0, 1, 6, 7, 8, 13, -1, -6, -7, -8, -13, (1 << 31) - 1, -(1 << 31), (1 << 62) + 5, -(1 << 62) - 5], np.int64
+)
+DIVISORS = np.array([7, -7, 1, 2, -3, 1 << 40], np.int64)
+
+
+def _quotients(op: str, dtype: str, whole: bool) -> tuple[Any, dict[str, np.ndarray]]:
+    """All pairs of the numbers that a dtype holds, or all numbers by one constant (`whole`); root and operands."""
+    limits = np.iinfo(dtype)
+    x, y = ([v for v in values if limits.min <= v <= limits.max] for values in (SIGNS, DIVISORS))
+    shape = (len(x), 1 if whole else len(y))
+    given = {"x": np.repeat(np.array(x, dtype)[:, None], shape[1], 1)}
+    by = t.full((1, 1), -7 if op == "mod" else 5, dtype) if whole else t.input("y", shape, dtype)
+    if not whole:
+        given["y"] = np.repeat(np.array(y, dtype)[None], shape[0], 0)
+    return make(op, (t.input("x", shape, dtype), by)), given
+
+
+CASES = [(op, dtype, whole) for op in ("floordiv", "mod") for dtype in ("int64", "int32") for whole in (False, True)]
+
+
+@pytest.mark.parametrize(("op", "dtype", "whole"), CASES)
+def test_integers_are_divided_as_numpy_does_in_triton(op: str, dtype: str, whole: bool) -> None:
+    pytest.importorskip("triton")
+    from tensor_graphs.backends.triton.backend import generated
+
+    root, given = _quotients(op, dtype, whole)
+    template = generated(root)
+    places = {n: Operand(Type(v.shape, dtype), contiguous(v.shape)) for n, v in given.items()}
+    call = Call(places, Operand(root.type, contiguous(root.shape)), {})
+    call = replace(call, schedule=next(iter(template.space(call))))
+    out = torch.zeros(tuple(root.shape), dtype=getattr(torch, dtype))
+    scratch = torch.zeros(template.scratch(call), dtype=torch.uint8)
+    with np.errstate(all="ignore"):  # lanes beyond the end divide by 0
+        module_of(kernel_text(template, call)).run(
+            *(torch.from_numpy(given[o]) for o in template.operands), out, scratch
+        )
+    np.testing.assert_array_equal(out.numpy(), evaluate([root], given)[0])
+
+
+def test_integers_are_divided_as_numpy_does_in_cuda(tmp_path: Path) -> None:
+    """Also by 0, which gives 0, and the smallest number by -1, which wraps."""
+    from tensor_graphs.backends.cuda.backend import generated
+
+    from .cuda_host import compiled, source_of
+
+    made = []
+    for op, dtype, whole in CASES:
+        root, given = _quotients(op, dtype, whole)
+        if not whole:
+            given["x"][-2:] = np.iinfo(dtype).min
+            given["y"][-2:] = [[0], [-1]]
+        template = generated(root)
+        places = {n: Operand(Type(v.shape, dtype), contiguous(v.shape)) for n, v in given.items()}
+        call = Call(places, Operand(root.type, contiguous(root.shape)), {})
+        (launch,) = launches(template, replace(call, schedule=next(iter(template.space(call)))))
+        made.append((root, given, launch))
+    kernels = compiled(source_of(launch for *_, launch in made), tmp_path)
+    for root, given, launch in made:
+        out = np.zeros(tuple(root.shape), root.dtype)
+        kernels[launch.name]([{**given, "out": out}[a].ctypes.data for a in launch.args], launch.grid, launch.block)
+        np.testing.assert_array_equal(out, evaluate([root], given)[0], err_msg=str(root))

@@ -48,6 +48,7 @@ def test_products_in_pieces_are_the_products(
     product = t.matmul(t.input("x", x.shape, dtype), weight)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpret, "CHUNK", room)
+        patch.setattr(interpret, "PARTIAL", 2 * room)
         wide, own_dtype = (
             evaluate([product], {"x": x}, params={"w": w}, float64=float64)[0] for float64 in (True, False)
         )

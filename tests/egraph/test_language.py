@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir import quantized_ops as q4
 from tensor_graphs.egraph.ir.blocks import weight_only
 from tensor_graphs.egraph.ir.graph import LEAVES, Graph, Tensor, make
 from tensor_graphs.egraph.ir.ops import OPS, Type
@@ -37,6 +38,7 @@ WIDE = Type((2, 3, 4), "float32")
 def _every_law() -> list[Tensor]:
     """One or more nodes for each law, ranks 1 to 4."""
     x, y = t.input("x", (2, 3, 4)), t.param("y", (2, 1, 4))
+    packed = q4.unpack(t.param("p", (3, 4), "uint8"), bits=4, form="signed", axis=1, block=2)
     image, kernel = t.input("i", (2, 4, 9, 8)), t.param("k", (6, 2, 3, 2))
     index = t.input("n", (2, 2), "int64")
     q, k, v = t.input("q", (2, 2, 5, 4)), t.input("kk", (2, 1, 7, 4)), t.input("v", (2, 1, 7, 6))
@@ -59,6 +61,8 @@ def _every_law() -> list[Tensor]:
         c.rope(x, t.param("cos", (1, 3, 4)), t.param("sin", (1, 3, 4))),
         c.cross_entropy(t.input("l", (5, 3)), t.input("tt", (5,), "int64")), c.softmax(x, axis=2),
         t.full((2, 2), 3), t.iota((2, 3), 1), c.logsumexp(x, axes=(1, 2)),
+        make("from_float8", [t.param("f", (2, 3), "uint8")], {"dtype": "float32"}),
+        packed, q4.dequantize(packed, t.param("s", (3, 2)), t.param("z", (3, 2), "int8")),
         make("recurrent", [x, t.input("first", (60,)), t.param("lstm", (440,))],
              {"cell": "lstm", "variant": "", "activations": "sigmoid tanh tanh", "hidden": 5, "width": 5, "layers": 1,
               "directions": 2}),

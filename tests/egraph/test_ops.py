@@ -75,6 +75,10 @@ CASES: dict[str, list[tuple[Shapes, dict[str, Any]]]] = {
             ("plain", "", "relu", 5, 1, 1, 10, 55))],
     "same": [(((2, 3, 4),), {"axis": a}) for a in (0, 1, 2)],
     "cast": [(((2, 3),), {"dtype": d}) for d in ALL],
+    "from_float8": [(((2, 3),), {"dtype": d}) for d in FLOATS],
+    "unpack": [(((2, 4),), {"bits": b, "form": f, "axis": a, "block": n, "dtype": d}) for b, f, a, n, d in (
+        (4, "unsigned", 1, 2, "float32"), (4, "signed", 0, 1, "float64"), (2, "signed", 1, 4, "float32"), (4, "e2m1", 0, 2, "bfloat16"))],
+    "dequantize": [(s, {}) for s in (((4, 6), (2, 3), (2, 3)), ((4, 6), (4, 1), (1, 1)), ((2, 0), (1, 1), (1, 1)))],
 }  # fmt: skip
 #: op -> attributes beside those of its law's cases.
 EXTRA: dict[str, dict[str, Any]] = {"group_norm": {"groups": 2}}
@@ -95,6 +99,8 @@ def operand_dtypes(op: Op, dtype: str) -> list[str]:
     if op.law == "where":
         return ["bool", dtype, dtype]
     kinds = [dtype] * op.arity
+    if op.law == "dequantize":
+        kinds[1:] = "float32", "int8"
     if op.law in ("gather", "gather_elements", "scatter_elements", "cross_entropy"):
         kinds[1] = "int64"
     return kinds
@@ -102,6 +108,8 @@ def operand_dtypes(op: Op, dtype: str) -> list[str]:
 
 def legal(op: Op) -> tuple[str, ...]:
     """The dtypes an op is defined for."""
+    if op.law in ("from_float8", "unpack"):
+        return ("uint8",)
     if op.floats_only or op.law in ("attention", "conv") or op.name in FLOAT_MEANING:
         return FLOATS
     if op.name == "cross_entropy":
@@ -164,7 +172,7 @@ def named(data: list[np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
 def test_decompositions(op: Op) -> None:
     """The type of a decomposition is the op's, its own op is not in it, and expanding ends."""
     for shapes, attrs in cases(op):
-        kinds = operand_dtypes(op, "float32")
+        kinds = operand_dtypes(op, legal(op)[0] if op.law == "unpack" else "float32")
         node = make(op.name, [t.input(f"x{i}", s, k) for i, (s, k) in enumerate(zip(shapes, kinds))], attrs)
         seen: set[str] = set()
         pending = [node]

@@ -142,6 +142,8 @@ class LoopNest:
             if not narrow.isdisjoint(e.args):
                 if e.kind == "int" and e.op in ("add", "sub", "mul", "neg", "abs", "reduce") and not _extreme(e):
                     raise Unfusable("arithmetic on narrow integers")
+                if e.op == "floordiv" and not (e.args[1].op == "const" and e.args[1].value > 0):
+                    raise Unfusable("a narrow integer divided by what may be -1")
                 narrow.add(e)
             if e.op == "load" and e.kind == "int" and e.value[3] != "int64":
                 narrow.add(e)

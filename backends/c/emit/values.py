@@ -5,6 +5,8 @@ from __future__ import annotations
 from ...ir.c_expressions import position
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import NEUTRAL, Expr, Unfusable, below_maximum
+from .blocked import BlockedSum, blocked
+from .lanes import LaneWriter
 from .nest import LoopNest, LoopScope, moved
 from .spelling import TYPES
 
@@ -123,6 +125,8 @@ class CValues(LoopNest):
 
     def _reduced(self, e: Expr, place: LoopScope) -> str:
         """A row reduction: a loop with one accumulator, and for max and min a NaN flag."""
+        if not self.wide and (parts := blocked(self.kernel.builder, e)) is not None:
+            return self._blocked(parts, place)
         monoid, axis = e.value
         name, body = self._fresh("v"), e.args[0]
         place.items.append(f"{self._type(e.kind)} {name} = {self._neutral(e)};")
@@ -145,6 +149,27 @@ class CValues(LoopNest):
         if watch:
             place.items.append(f"if ({watch}) {name} = NAN;")
         return name
+
+    def _blocked(self, parts: BlockedSum, place: LoopScope) -> str:
+        """A sum in blocks: a loop over blocks with a vector of accumulators. Unfusable for operations without a text over
+        vectors."""
+        block, sums, total = parts.block, self._fresh("sums"), self._fresh("v")
+        loop = place.opened(block, f"for (long {block} = 0; {block} < {block.size}; {block}++)")
+        lanes = LaneWriter(parts.lane, lambda e: self.value(e, loop), self._fresh)
+        part = "lanes(0.0f)"
+        for body in parts.bodies:
+            x, y = _product(body) or (body, self.kernel.builder.const(1.0))
+            text, part = f"lanes_fma({lanes.vector(x)}, {lanes.vector(y)}, {part})", lanes.fresh("l")
+            lanes.lines.append(f"const floats {part} = {text};")
+        scale = " * ".join(self.value(f, loop) for f in parts.shared)
+        loop.items += [
+            *lanes.lines,
+            f"{sums} = lanes_fma({part}, lanes({scale}), {sums});" if scale else f"{sums} += {part};",
+        ]
+        place.items.append(f"floats {sums} = lanes(0.0f);")
+        loop.close()
+        place.items.append(f"const float {total} = lanes_sum({sums});")
+        return total
 
     def _unrolled(self, axis: Axis, body: Expr) -> tuple[Axis, list[Expr]]:
         """The loop unrolled by up to 8, so that accumulators are loaded and stored less often."""

@@ -128,7 +128,7 @@ class TileValues(TritonPart):
         if e.op == "div" and frame.narrow and at_least_one(e.args[1]):
             b = self.kernel.builder  # one division per row instead of one per element
             e = b.make("mul", (e.args[0], b.make("recip", (e.args[1],))))
-        text = op_text(e.op, "triton")
+        text = op_text(e.op, "triton" if e.args[-1].kind == "float" else "triton_whole")
         if not text or (e.kind == "int" and e.op in ("div", "pow")):
             raise Unfusable(f"{e.op} has no text")
         tiles = [self.floated(a) for a in e.args]

@@ -32,6 +32,8 @@ from .generate import generate
 from .rules import app as rules_app
 
 if TYPE_CHECKING:
+    from ..backends.tuning.fleet import FleetOutcome
+    from ..backends.tuning.jobs import Outcome
     from ..egraph.ir.rule import Rule
 
 SCHEMA = 1
@@ -312,22 +314,33 @@ def measure(
     workers: Annotated[int, typer.Option(help="compiler processes; 0: one per core")] = 0,
     schedules: Annotated[int, typer.Option(help="maximum number of schedules tried per kernel")] = 16,
     seconds: Annotated[float, typer.Option(help="stop after about this many seconds")] = math.inf,
+    fleet: Annotated[str | None, typer.Option(help="measure on a Ray cluster: its address, \"auto\", or \"local\" for one of this machine's GPUs")] = None,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Measure the kernels of a job file on this machine. `db merge` imports the resulting shards on another machine."""
+    """Measure the kernels of a job file on this machine, or on a Ray cluster. `db merge` imports the resulting shards on
+    another machine.
+    """
     from ..backends.tuning.jobs import measure_jobs, read_jobs
 
     if device not in (GPU_KIND, "cpu"):
         raise UsageError(f"--device {device!r}", hint="cuda or cpu")
     with working(verbose, as_json) as progress:
-        found = measure_jobs(
-            read_jobs(jobs), output, device=device, workers=workers or None, schedules=schedules, seconds=seconds,
-            say=partial(progress.say, "measure"), stop=lambda: progress.stopped,
-        )  # fmt: skip
-    text = (
-        f"{found.measured} measured, {found.known} were known, {len(found.bad)} are no jobs; rows: {dict(found.rows)}"
-        f"\nto plan for this GPU elsewhere: TENSOR_GRAPHS_GPU={found.gpu!r}"
-    )
+        found: FleetOutcome | Outcome
+        common: dict[str, Any] = {
+            "device": device, "workers": workers or None, "schedules": schedules, "seconds": seconds,
+            "say": partial(progress.say, "measure"), "stop": lambda: progress.stopped,
+        }  # fmt: skip
+        if fleet is not None:
+            from ..backends.tuning.fleet import measure_on_fleet
+
+            found = measure_on_fleet(read_jobs(jobs), output, address=fleet, **common)
+            text = f"{found.measured} measured, {found.known} were known, {found.lost} lost, {len(found.bad)} failed or are no jobs; rows: {dict(found.rows)}"
+        else:
+            found = measure_jobs(read_jobs(jobs), output, **common)
+            text = (
+                f"{found.measured} measured, {found.known} were known, {len(found.bad)} are no jobs; rows: {dict(found.rows)}"
+                f"\nto plan for this GPU elsewhere: TENSOR_GRAPHS_GPU={found.gpu!r}"
+            )
     stopped = Interrupted(
         "stopped on request; what was measured is kept", where=str(output), hint="the same again goes on"
     )
@@ -384,6 +397,47 @@ def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answe
     return Answer({"merge": found.to_json()}, repr(found))
 
 
+@db.command("page")
+def db_page(
+    output: Annotated[Path, typer.Option("-o", "--output", help="the HTML file to write")] = Path("cost-store.html"),
+    costdb: CostDb = None, as_json: Json = False,
+) -> Answer:  # fmt: skip
+    """Write a page that shows the store: predicted against measured times, coverage, repeated measurements, failures."""
+    from ..report.store_page import store_page
+
+    write_text(output, store_page(_store(costdb)))
+    return Answer({"output": str(output)}, f"written: {output}")
+
+
+Team = Annotated[str | None, typer.Argument(help="folder or URL of the team's store; default: the setting `team`")]
+
+
+@db.command("pull")
+def db_pull(team: Team = None, as_json: Json = False) -> Answer:
+    """Copy new measurements from a team's store. (Searches do so by themselves every ten minutes.)"""
+    from ..costdb.store.team import pull
+
+    found = pull(_team(team))
+    return Answer({"pull": found.to_json()}, repr(found))
+
+
+@db.command("push")
+def db_push(team: Team = None, costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Publish this store's measurements in a team's store."""
+    from ..costdb.store.team import push
+
+    found = push(_store(costdb).root, _team(team))
+    return Answer({"push": found.to_json()}, repr(found))
+
+
+def _team(named: str | None) -> str:
+    from .. import settings
+
+    if found := named or settings.current().team:
+        return found
+    raise UsageError("no team's store is named", hint="an argument, or TENSOR_GRAPHS_TEAM=/shared/folder")
+
+
 @db.command("compact")
 def db_compact(costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Merge the many small shards of a store into one per device, which loads faster."""
@@ -396,6 +450,20 @@ def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> Answe
     """Write all rows as one Parquet file."""
     rows = _store(costdb).export(path)
     return Answer({"rows": rows, "output": str(path)}, f"{rows} rows written to {path}")
+
+
+@db.command("export-starter")
+def db_export_starter(
+    folder: Path, costdb: CostDb = None,
+    megabytes: Annotated[float, typer.Option(help="largest size of a device's file")] = 1.0, as_json: Json = False,
+) -> Answer:  # fmt: skip
+    """Write starter rows, one file a device: what searches on a new machine begin with (setting `starter`)."""
+    from ..costdb.store.starter import export_starter
+
+    if not megabytes > 0:
+        raise UsageError(f"--megabytes {megabytes:g} is not positive")
+    found = export_starter(_store(costdb).root, folder, int(megabytes * (1 << 20)))
+    return Answer({"files": [f.to_json() for f in found]}, "\n".join(map(repr, found)))
 
 
 def _store(costdb: Path | None) -> Any:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..backends.registry import select
 from ..backends.verification.inputs import index_bounds
 from ..egraph.explain.explain import Explanation, classes_of, derive, explain
 from ..egraph.explain.replay import ReplayResult, check
@@ -27,6 +26,7 @@ from ..extract.search.search import Choice
 from ..options import Options
 from ..pipeline.choose import choose
 from ..pipeline.match import hypergraph
+from ..pipeline.measuring import chosen_backends
 from ..pipeline.prepare import prepare
 from ..pipeline.prices import CostPricer
 from ..pipeline.provenance import origin_of, read_origin
@@ -251,7 +251,7 @@ def _cut(
 def _blocks(
     session: Session, blocks: Blocks, views: Sequence[EGraphView], replay: bool | None
 ) -> Iterator[BlockRewrites]:
-    backends = select(session.options.backend_name)
+    backends = chosen_backends(session.options)
     with open_store(session) as store:
         for number, (block, view) in enumerate(zip(blocks.unique, views)):
             found = hypergraph(session, view, backends)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.program.program import Program
-from ..backends.registry import select
 from ..egraph.ir.graph import Graph
 from ..extract.model.kernel import Plan
 from ..extract.search.alternatives import alternatives
@@ -17,6 +16,7 @@ from ..extract.search.search import Choice
 from ..options import Options, PathOptions, SaturateOptions
 from ..pipeline.choose import choose_cheapest
 from ..pipeline.match import hypergraph
+from ..pipeline.measuring import chosen_backends
 from ..pipeline.prepare import prepare
 from ..pipeline.prices import CostPricer
 from ..pipeline.provenance import attach
@@ -45,7 +45,7 @@ def saturate(source: Any, example_inputs: Any, options: SaturateOptions) -> Expl
             )  # fmt: skip
         prepared = prepare(session, graph, options.dims)
         rewritten = rewrite(session, prepared.work)
-        backends = select(options.backend_name)
+        backends = chosen_backends(options)
         graphs = [hypergraph(session, v, backends) for v in (*rewritten.smaller, rewritten.view)]
         with open_store(session) as store:
             pricer = CostPricer(store)

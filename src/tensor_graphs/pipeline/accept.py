@@ -58,7 +58,7 @@ def acceptance(
     if measurer is not None:
         loop.fastest = partial(fastest_finalist, session, task)
     if symbolic is not None:
-        loop.plan = symbolic.plan
+        loop.plan, loop.sized = symbolic.plan, symbolic.without_sized
         loop.elsewhere = lambda program, poll: symbolic.verifier.problem(
             program, options.tolerance, options.seed, lambda: session.over, poll
         )
@@ -66,12 +66,12 @@ def acceptance(
 
 
 def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:
-    """Generated kernels of a choice that were never measured, with the schedules of the plan, to be compiled in
+    """Generated kernels of a choice that were never measured here, with the schedules of the plan, to be compiled in
     advance.
     """
     for i in choice.chosen:
         candidate, price = choice.hypergraph.candidates[i], choice.prices[i]
-        if candidate.template.space is not None and price.source != "measured":
+        if candidate.template.space is not None and price.origin != "measured":
             yield candidate.template, replace(candidate.call, schedule=dict(price.schedule))
 
 

@@ -61,6 +61,9 @@ class Symbolic:
     backends: Sequence[Backend] = ()
     lost: dict[str, int] = field(default_factory=dict)  # e-nodes that do not lift: count by op
     refused: dict[str, int] = field(default_factory=dict)  # kernels that do not lift: count by name
+    failed_kernels: list[str] = field(
+        default_factory=list
+    )  # kernels for every size that failed in a program, with the error
     _calls: dict[tuple[int, int], Sized | None] = field(default_factory=dict)
     _free: dict[int, Sized] = field(default_factory=dict)  # by id of the call at the searched sizes
     _lifted: dict[int, Lifted] = field(default_factory=dict)
@@ -223,6 +226,22 @@ class Symbolic:
             kept = [c for c in choice.hypergraph.candidates if id(c.template) not in chosen]
             raise NoFormError(f"kernels without a form for every size: {'; '.join(sorted({*without.values()}))}", kept)
 
+    def without_sized(self, choice: Choice, text: str) -> tuple[str, list[Candidate]]:
+        """Suspects if a program of a choice fails with an error text: (names of the plan's generated GPU kernels for every
+        size that the text names, else of all of them; the hypergraph's candidates without these kernels)."""
+        chosen: dict[int, tuple[str, bool]] = {}  # id of the template -> its name, whether the text names its source
+        for i in choice.chosen:
+            candidate, price = choice.hypergraph.candidates[i], choice.prices[i]
+            found = self._free.get(id(candidate.call))
+            if found is not None and isinstance(found.free_template, SizedKernel):
+                call = replace(found.free_call, schedule=dict(price.schedule))
+                named = any(name in text for name in found.free_template.source(call))
+                chosen[id(candidate.template)] = candidate.template.name, named
+        left_out = {t for t, (_, named) in chosen.items() if named} or set(chosen)
+        names = sorted({chosen[t][0] for t in left_out})
+        self.failed_kernels += [f"{name} ({text[:300]})" for name in names]
+        return ", ".join(names), [c for c in choice.hypergraph.candidates if id(c.template) not in left_out]
+
     def _candidate(self, c: Candidate, made: Lifted) -> Candidate:
         inputs = tuple([(name, self._vertex(made, v)) for name, v in c.inputs])
         more = tuple([self._vertex(made, v) for v in c.more])
@@ -254,6 +273,7 @@ class Symbolic:
         if self.lost:
             parts = ", ".join(f"{n} {op}" for op, n in sorted(self.lost.items(), key=lambda p: -p[1])[:5])
             found.append(f"e-nodes that hold at one size only were left out: {parts}")
+        found += [f"a kernel for every size was left out: {text}" for text in self.failed_kernels]
         found += [f"a plan that does not hold at every size was dropped ({text})" for text in self.verifier.failed]
         return found
 

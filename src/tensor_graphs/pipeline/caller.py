@@ -18,38 +18,38 @@ from typing import Any
 import numpy as np
 
 from ..backends.program.program import Program, structured
-from ..backends.runtime.marshalling import array_of, is_torch, tensor_of
+from ..backends.runtime.marshalling import Quick, Spec, array_of, is_torch, tensor_of
 from .arguments import array_leaves, has_structure, result_leaves, with_arrays
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The caller's module or function with the arguments of its example call.
-
-    `torch`: the arguments are Torch tensors, else NumPy arrays.
+    """A module or function with the arguments of its example call. `torch`: the arguments are Torch tensors, else NumPy
+    arrays. `device`: that of all arguments.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     torch: bool
+    device: str = "cpu"
 
     @classmethod
     def of(cls, source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Caller | None:
         """Optimization source as a callable with examples; None if it cannot be called with them.
 
-        Callable: functions and modules whose example leaves are all CPU tensors or all arrays. Not callable:
+        Callable: functions and modules whose example leaves are all tensors of one device or all arrays. Not callable:
         ExportedProgram, examples given as types.
         """
         leaves = list(array_leaves((args, dict(kwargs))))
         tensors = [is_torch(x) for x in leaves]
         if not callable(source) or not leaves or type(source).__name__ == "ExportedProgram":
             return None
-        on_cpu = all(x.device.type == "cpu" for x, t in zip(leaves, tensors) if t)
+        devices = {str(x.device) if t else "cpu" for x, t in zip(leaves, tensors)}
         arrays = all(isinstance(x, np.ndarray) for x, t in zip(leaves, tensors) if not t)
-        if not on_cpu or not arrays or len(set(tensors)) != 1:
+        if len(devices) != 1 or not arrays or len(set(tensors)) != 1:
             return None
-        return cls(source, args, kwargs, tensors[0])
+        return cls(source, args, kwargs, tensors[0], devices.pop())
 
     @property
     def inputs(self) -> list[Any]:
@@ -89,6 +89,34 @@ class Caller:
         arrays = [given[name] for name in names]
         found = self.outputs([tensor_of(a) for a in arrays] if self.torch else arrays)
         return [array_of(x) if is_torch(x) else x for x in found]
+
+
+class CallerForm:
+    """The caller's own function as what runs the calls of a bucket of sizes (`backends/program/buckets.py`), for
+    arguments of the examples' kind and device. Results are flat.
+    """
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    def quick(self, specs: Sequence[Spec]) -> Quick:
+        """Takes the arguments as they are, if the caller's function takes them."""
+        kind, device = type(self.caller.inputs[0]), self.caller.device
+        wanted = [(shape, dtype) for _, shape, dtype in specs]
+
+        def arguments(given: Sequence[Any]) -> tuple[Sequence[Any], None] | None:
+            for x, (shape, dtype) in zip(given, wanted, strict=True):
+                if type(x) is not kind or x.shape != shape or dtype_of(x) != dtype:
+                    return None
+                if kind is not np.ndarray and str(x.device) != device:
+                    return None
+            return given, None
+
+        return arguments
+
+    def called(self, taken: Sequence[Any]) -> Sequence[Any]:
+        """The function's results."""
+        return self.caller.outputs(taken)
 
 
 class CallerProgram(Program):
@@ -179,4 +207,4 @@ def dtype_of(x: Any) -> str:
     return str(x.dtype).rpartition(".")[2]
 
 
-__all__ = ["Caller", "CallerProgram", "dtype_of", "expected_inputs"]
+__all__ = ["Caller", "CallerForm", "CallerProgram", "dtype_of", "expected_inputs"]

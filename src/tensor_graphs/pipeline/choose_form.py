@@ -117,7 +117,11 @@ def unlike(
     if graph.updates or program.manifest.states:
         return "the program has states of its own"
     given = caller.inputs
-    if program.device != "cpu" or [dtype for _, _, dtype in program.manifest.inputs] != [dtype_of(x) for x in given]:
+    if (
+        program.device != "cpu"
+        or caller.device != "cpu"
+        or [dtype for _, _, dtype in program.manifest.inputs] != [dtype_of(x) for x in given]
+    ):
         return "the example inputs are not the program's"
     if [tuple(x.shape) for x in given] != [shape for _, shape, _ in expected_inputs(program, given)]:
         return "the example inputs have other sizes"

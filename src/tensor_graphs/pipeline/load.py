@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from . import trace_check
 from .caller import Caller
 from .session import Session, kept_warnings
 from .source import as_graph, as_tuple, bound, refuse_no_sizes, sizes_of
+
+COMPARING = 0.1  # fraction of the remaining budget that each optional part of a comparison may take
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
     if options.verify and not options.params:
         with session.stage("compare with the caller's function"), memory_errors_named(graph):
             compared = trace_check.compare(
-                source, example_inputs, graph, sizes=sizes, kwargs=options.example_kwargs, seed=options.seed
-            )
+                source, example_inputs, graph, sizes=sizes, kwargs=options.example_kwargs, seed=options.seed,
+                spare=lambda: math.inf if options.deterministic else COMPARING * session.left,
+            )  # fmt: skip
     return Loaded(graph, sizes, compared)
 
 

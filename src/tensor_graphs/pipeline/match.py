@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..backends.registry import on_gpu, storing_narrow
 from ..backends.runtime.views import view_strides
+from ..backends.user.templates import USER_PREFIX
 from ..egraph.view.view import EGraphView, view_of
 from ..extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from ..extract.model.clock import Halted
@@ -99,8 +100,9 @@ def _least_matching(session: Session) -> float:
 
 
 def only_generated(backends: Sequence[Backend]) -> bool:
-    """Whether all kernels of the backends are generated ones, views or copies."""
-    return all(t.family in ("view", "copy") for b in backends for t in b.templates)
+    """Whether the backends have generated kernels only (besides views, copies and user kernels)."""
+    own = (t for b in backends for t in b.templates if not t.name.startswith(USER_PREFIX))
+    return all(t.family in ("view", "copy") for t in own)
 
 
 def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from ..backends.registry import backend, elsewhere, on_gpu, select
+from ..backends.admission.use import admitted
+from ..backends.registry import backend, elsewhere, on_gpu, select, used_kernels, with_kernels
 from ..backends.tuning.measure_cpu import CpuMeasurer
 from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..costdb.keys.device import gpu_machine
 from ..costdb.store.store import Store
 from ..errors import DeviceUnavailableError, WorkerError
 from ..extract.model.kernel import Backend, Measurer
-from ..options import Options
+from ..options import CommonOptions, Options
 from .session import Session, store_of
 
 
@@ -26,7 +27,15 @@ def backends_of(options: Options) -> list[Backend]:
             f"plans for {gpu_machine().device} can be made here, and neither measured nor verified", where="TENSOR_GRAPHS_GPU",
             hint="measure=False, verify=False (--no-measure --no-verify), of what `measure` found there",
         )  # fmt: skip
-    return list(select("numpy" if options.exact and options.backend_name == "auto" else options.backend_name))
+    return chosen_backends(options, "numpy" if options.exact and options.backend_name == "auto" else "")
+
+
+def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
+    """The backends of a name (default: of the options) with the user kernels of this process and of the call.
+
+    KernelError or KernelRefusedError for user kernels that cannot be used.
+    """
+    return list(with_kernels(select(name or options.backend_name), [*used_kernels(), *admitted(options.kernels)]))
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
@@ -68,4 +77,4 @@ def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store,
     return store, measurer_of(session.options, backends, store)
 
 
-__all__ = ["backends_of", "measurer_of", "measurer_started", "take_measurer"]
+__all__ = ["backends_of", "chosen_backends", "measurer_of", "measurer_started", "take_measurer"]

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from ..backends.program.program import Program
@@ -26,6 +27,7 @@ from .prepare import Task, prepare
 from .recall import keep, look_up, recall
 from .search import search
 from .session import Session
+from .size_buckets import FIRST, buckets_of, with_buckets
 
 
 @takes_options(Options)
@@ -62,6 +64,25 @@ def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | No
     """
     backends = backends_of(session.options)
     _refuse_missing_weights(graph)
+    rows = buckets_of(session.options, graph, backends)
+    session.keeps_measurer = bool(rows)
+    with session.part(FIRST * session.left, own=False) if rows else nullcontext():
+        task, program = _found(session, graph, sizes, backends)
+    report = program.report
+    if rows:
+        with memory_errors_named(task.model.graph):
+            more = lambda own, there: _found(session, own, there, backends)[1]
+            program = with_buckets(session, graph, rows, program, more)
+    if program.manifest.buckets is None:
+        program = faster_form(session, task, program, report)
+    report.seconds, report.timeline = session.clock.seconds, session.timeline
+    return program
+
+
+def _found(
+    session: Session, graph: Graph, sizes: Mapping[str, int] | None, backends: Sequence[Backend]
+) -> tuple[Task, Program]:  # fmt: skip
+    """The program of a graph's cached plan, else of a search, and its task."""
     slot = look_up(session, graph, sizes, backends)
     warnings = list(session.warnings)
     task = Task(graph, prepare(session, graph, sizes, begin=slot.data is None), backends)
@@ -74,10 +95,7 @@ def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | No
             keep(session, slot, found)
             program = found.program
             program.report.plan_cache_notes = session.plan_cache_notes
-        report = program.report
-        program = faster_form(session, task, program, report)
-        report.seconds, report.timeline = session.clock.seconds, session.timeline
-        return program
+    return task, program
 
 
 def _refuse_missing_weights(graph: Graph) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..backends.generate.free_terms import Sized
 from ..backends.tuning.jobs import job_of, read_job, template_of_job
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import DimExpr
-from ..egraph.ir.graph import Data, Graph, Tensor, load_data
+from ..egraph.ir.graph import Graph, Tensor, constant, load_data
 from ..egraph.ir.ops import Type
 from ..errors import UsageError
 from ..extract.model.kernel import Call, Operand, Plan, Priced, Step, Template, Value
@@ -128,17 +128,6 @@ def _weights_out(plan: Plan) -> Json | None:
 
 
 # ---------------------------------------------------------------- reading
-@dataclass(frozen=True)
-class _Held:
-    """An in-memory array with the interface of lazily loaded data."""
-
-    array: np.ndarray[Any, Any]
-
-    def load(self) -> np.ndarray[Any, Any]:
-        """The array."""
-        return self.array
-
-
 def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
     """Parse the plan of a graph. `lift` is required if the graph has free dimensions and the plan has C kernels.
 
@@ -235,14 +224,14 @@ def _step(item: Json, template: Template, call: Call, count: int) -> Step:
 def _weights(item: Json | None, graph: Graph) -> Mapping[int, Tensor]:
     if item is None:
         return {}
-    given: dict[str, Data] = {n.attr("digest"): n.data for n in graph.leaves("constant") if n.data is not None}
-    arrays: dict[str, Any] = {}
+    given = {n.attr("digest"): n for n in graph.leaves("constant")}
+    arrays: dict[str, Tensor] = {}
     for name, held in item["constants"].items():
         if "given" in held:
-            arrays[name] = _Held(load_data(given[held["given"]]))
+            arrays[name] = given[held["given"]]
         else:
             flat = np.frombuffer(base64.b64decode(held["data"]), dtypes.numpy_dtype(dtypes.check(held["dtype"])))
-            arrays[name] = _Held(flat.reshape([_int(d) for d in held["shape"]]))
+            arrays[name] = constant(flat.reshape([_int(d) for d in held["shape"]]))
     terms = graph_from_json(item["graph"], arrays)
     return {int(name): term for name, term in zip(terms.names, terms.outputs, strict=True)}
 

@@ -148,13 +148,14 @@ def _variants(candidate: Candidate, every: bool) -> list[ScheduleVariant]:
 
 
 def _cheapest(variants: Sequence[ScheduleVariant], prices: Mapping[str, Price], failed: set[str]) -> Priced:
-    """Price of the cheapest measured schedule, else of the first that did not fail; FAILED if all ranked ones
-    failed.
+    """Price of the cheapest schedule measured here, else of the cheapest shipped one, else of the first that did not
+    fail; FAILED if all ranked ones failed.
     """
     known = [(v, prices[v.query.key.digest]) for v in variants]
     measured = [(v, p) for v, p in known if p.source == "measured"]
     hopeful = [(v, p) for v, p in known if v.query.key.digest not in failed]
     if not measured and not hopeful:
         return FAILED
-    best, price = min(measured, key=lambda pair: pair[1].us) if measured else hopeful[0]
-    return Priced(price.us, price.low, price.high, price.source, best.schedule)
+    here = [(v, p) for v, p in measured if not p.shipped]
+    best, price = min(here or measured, key=lambda pair: pair[1].us) if measured else hopeful[0]
+    return Priced(price.us, price.low, price.high, price.source, best.schedule, price.shipped)

@@ -92,7 +92,10 @@ def search_task(session: Session, task: Task) -> SearchResult:
         if tuning is not None:
             tuning.end()
         session.lowerings.close()
-        if measurer is not None:
+        if measurer is not None and session.keeps_measurer:
+            measurer.rest()
+            session.started = store, measurer
+        elif measurer is not None:
             measurer.close()
     return _finished(session, task, accepted, report, measurer)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import settings
 from ..backends.generate.generator import Lowerings
 from ..backends.generate.lowering_pool import LowerPool
+from ..backends.registry import select
 from ..costdb.store.store import Store, default_root
 from ..egraph.ir.memo import forget
 from ..egraph.ir.rule import Rule
@@ -47,6 +48,8 @@ class Session:
     caller: Caller | None = None  # the source as a callable with examples, if it is one
     finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
+    keeps_measurer: bool = False  # whether a search leaves its measurer's processes to the next one
+    timed: bool = True  # whether the latency of the program that is found is measured
 
     def __post_init__(self) -> None:
         self.rules = self.rules or with_builtin(self.options.rules)
@@ -69,6 +72,22 @@ class Session:
         self.progress.say(name, message)
         with self.clock.running(name):
             yield
+
+    @contextmanager
+    def part(self, seconds: float, *, own: bool) -> Iterator[None]:
+        """Context of a search that is a part of the call: its budget is `seconds` from now on. `own`: messages for its
+        report are its own, and the latency of its program is not measured."""
+        fields = ("options", "start", "warnings", "omitted", "finalists", "plan_cache_notes", "timed", "verification_s")
+        before = {name: getattr(self, name) for name in fields}
+        self.options, self.start = replace(self.options, budget=max(0.0, seconds)), self.now()
+        if own:
+            self.warnings, self.omitted, self.finalists, self.plan_cache_notes, self.timed = [], [], [], [], False
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if own or name in ("options", "start"):
+                    setattr(self, name, value)
 
     @property
     def timeline(self) -> Rows:
@@ -133,7 +152,8 @@ def store_root(options: Options) -> Path:
 def store_of(session: Session) -> Store:
     """The session's cost store, not loaded yet."""
     with kept_warnings(session):  # warnings about an unwritable folder
-        return Store(store_root(session.options), frozen=session.options.deterministic)
+        starter = lambda: {b.machine().device for b in select(session.options.backend_name)}
+        return Store(store_root(session.options), frozen=session.options.deterministic, starter=starter)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 from ..backends.program.program import Program
 from ..backends.registry import eager
 from ..backends.tuning.unfused import direct_plan
+from ..costdb.keys import rates
 from ..report.report import Report
 from ..verification.memory_checks import in_and_out, lacking
 from ..verification.reference import sampled_near
@@ -23,6 +24,7 @@ SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # factor and additive µs over the estimate 
 CALL_US = 300.0  # overhead in µs of a call from Python on a GPU: copy inputs, launch a graph, copy outputs
 UNTIMED = "timing of the whole program"  # name of the omitted stage in a report
 LOOK_S, NOISE = 0.1, 0.03  # extra seconds of timing if kernels are unmeasured; relative difference treated as noise
+PREPARING = 0.05  # fraction of the budget for preparing weights once more after its end
 LARGE = 1 << 30  # combined bytes of two programs above which only one is bound at a time
 
 
@@ -30,14 +32,14 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     """Measure whole calls of the program and of the unfused baseline, interleaved, into the report; returns the faster
     baseline.
 
-    The baseline program if it is faster, else None. Runs within the remaining budget, or LOOK_S beyond it if kernels of
-    the program were never measured (except CPU programs that take longer).
+    Runs within the remaining budget, or LOOK_S beyond it if kernels of the program were never measured (except CPU
+    programs that take longer, or whose weights take longer to prepare than PREPARING of the budget).
     """
     model = task.model
     graph = model.written(task.backends)
     plan = direct_plan(graph, eager(task.backends))
     report.kernels_before = plan.kernels
-    if not session.options.measure:
+    if not (session.options.measure and session.timed):
         return None
     doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
     doubted = doubted and (task.on_gpu or report.cost_us < 1e6 * LOOK_S)
@@ -47,6 +49,10 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     pressed = session.interrupted()
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(model.graph, graph)))
+        preparing = before.memory_by_kind()["weights"] / rates.HOST.reference_bytes_per_s
+        if session.over and not task.on_gpu and preparing > max(LOOK_S, PREPARING * session.options.budget):
+            session.omitted.append(UNTIMED)
+            return None
         most = max(sum(before.memory().values()), sum(program.memory().values()))
         if not task.on_gpu and lacking(in_and_out(model.graph) + most):
             session.omitted.append(f"{UNTIMED}: too little memory is available")

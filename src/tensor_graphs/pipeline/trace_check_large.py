@@ -5,7 +5,9 @@ Memory for one set of inputs and outputs and one strip's float64 run suffices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,11 @@ from ..egraph.ir.graph import Graph, Tensor
 from ..errors import TraceError
 from ..models.functions.numpy_array import OwnFunction
 from ..verification.comparison import relative_error
-from ..verification.memory_checks import eager_bytes, in_and_out, lacking
+from ..verification.memory_checks import eager_bytes, in_and_out, lacking, run_bytes
 from ..verification.strips import LEAST, OutputStrips, StripPart, fingerprint, strips_of
 from .trace_agreement import Array, Rounding, near, refuse
 
+HELD = 12  # sets of inputs and outputs that a comparison of whole outputs holds at most, float64 copies counted twice
 LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
 #: Relative tolerance of a Torch module by dtype: Torch sums in another order and has other elementary functions.
 LOOSE = {"float64": 1e-9, "float32": 2e-3}
@@ -35,6 +38,22 @@ class CallFails(Exception):
 def is_large(graph: Graph) -> bool:
     """Whether inputs and outputs take more than LARGE_BYTES, so that they are compared once and in strips."""
     return in_and_out(graph) > LARGE_BYTES
+
+
+def lacking_memory(graph: Graph) -> str:
+    """Text that names the memory missing for a comparison of whole outputs; "" if it suffices."""
+    return lacking(HELD * in_and_out(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True)))
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restore the global random generators of Python and NumPy afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def compare_large(
@@ -57,7 +76,8 @@ def compare_large(
     values = drawing.inputs(graph, rng)
     before = fingerprint(values)
     try:
-        found = call(values)
+        with random_state_kept():
+            found = call(values)
     except OwnFunction as called:
         return f"compared with its graph only: the function calls tg.{called}, which has no meaning for arrays"
     except CallFails as error:

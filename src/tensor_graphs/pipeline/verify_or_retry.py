@@ -77,6 +77,8 @@ class Acceptance:
     plan: Callable[[Choice], Plan] | None = None  # converts a choice to a plan; None: `plan_of` at the sizes of `work`
     # verifies a size-polymorphic program at other sizes; returns the problem or ""
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
+    # (choice, error text) -> names of the choice's suspect kernels for every size ("": none), the candidates without them
+    sized: Callable[[Choice, str], tuple[str, list[Candidate]]] = lambda choice, text: ("", [])
     over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
     late: Callable[[], bool] = lambda: False  # whether there is no time for another plan if this one fails
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
@@ -152,7 +154,8 @@ class Acceptance:
                 again = narrow and not (last or hurried)
                 finding = NO_DIAGNOSIS if wrong or hurried or again else diagnose(self.graph, fixed(program.plan))
             if wrong and REWRITES in self.dropped:
-                raise SizesError(wrong)
+                found = self._without_sized(choice, SizesError(wrong))
+                continue
             if again:
                 found = self._excluded(STORED, self.stored(found.view), *self.dropped)
                 self.say(f"over tolerance, again without {STORED}")
@@ -190,8 +193,9 @@ class Acceptance:
         """Exclude kernels whose schedules were never run: all of them, or, if the rest does not cover every output,
         those of the plan.
 
-        Returns the reduced hypergraph. Raises `error` if the plan has no such kernel, NoPlanError if the program was
-        to run at every size.
+        Returns the reduced hypergraph. If the plan has no such kernel and the program is to run at every size, kernels
+        with sizes as arguments are excluded, whose text is another one than that which was measured. Raises `error` if
+        there is nothing to exclude.
         """
         unmeasured = {
             i for i, (c, p) in enumerate(zip(choice.hypergraph.candidates, choice.prices))
@@ -200,7 +204,9 @@ class Acceptance:
         chosen = unmeasured.intersection(choice.chosen)
         if not chosen and self.plan is not None:
             first = str(error).partition(chr(10))[0][:200]
-            raise NoPlanError(f"a kernel for every size does not run: {type(error).__name__}: {first}") from error
+            failed = NoPlanError(f"a kernel for every size does not run: {type(error).__name__}: {first}")
+            failed.__cause__ = error
+            return self._without_sized(choice, failed)
         if not chosen:
             raise error
         said = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
@@ -215,6 +221,16 @@ class Acceptance:
             except NoPlanError:
                 continue
         raise error
+
+    def _without_sized(self, choice: Choice, error: NoPlanError) -> Hypergraph:
+        """Exclude generated kernels that take sizes as arguments: those of the plan that the error names, else all of the
+        plan. Raises `error` without any in the plan."""
+        name, kept = self.sized(choice, f"{error.message} {error.__cause__ or ''}")
+        if not name:
+            raise error
+        self.say(f"again without {name}: {error.message}")
+        self.dropped.append(f"{name} ({error.message})")
+        return replace(choice.hypergraph, candidates=kept)
 
     def _verdict(self, program: Program, attempt: int) -> tuple[Verification, str]:
         """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""

@@ -18,7 +18,7 @@ MOST_ROWS = 60  # kernels listed one by one; the others are summed
 MOST_BOXES = 220  # nodes of a drawn graph
 LAUNCH_SHARE = 0.95  # part of a kernel's limit that is launch overhead, above which it is left out of the roofline plot
 
-_SWITCH = '<span class="switch">' + " ".join(
+SWITCH = '<span class="switch">' + " ".join(
     f'<label><input type="radio" name="theme" id="theme-{name}"{" checked" if name == "auto" else ""}>{name}</label>'
     for name in ("auto", "light", "dark")
 ) + "</span>"  # fmt: skip
@@ -40,7 +40,7 @@ def report_page(report: Report) -> str:
         f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{text}</details>"
         for title, text, is_open in sections if text
     )  # fmt: skip
-    head = f"<header><h1>{escape(clean(report.model) or 'program')}</h1>{_SWITCH}</header>{_tiles(report)}"
+    head = f"<header><h1>{escape(clean(report.model) or 'program')}</h1>{SWITCH}</header>{_tiles(report)}"
     return page(
         clean(report.model), style=asset(WEB, "report.css"), body=clean(f'<main class="report">{head}{body}</main>')
     )

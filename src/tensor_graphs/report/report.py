@@ -103,6 +103,24 @@ class StepReport:
     error: float | None = None
 
 
+@dataclass
+class BucketReport:
+    """A bucket of sizes of a free dimension: what its calls run ("all sizes", "own plan" or "caller"), the size at which
+    its own plan was searched (0: there is none), and µs of whole calls of each at some of its sizes.
+    """
+
+    dimension: str
+    least: int
+    most: int
+    runs: str
+    searched: int = 0
+    us: dict[str, dict[str, float]] = field(default_factory=dict)  # size -> what ran -> µs of a call
+
+    def __str__(self) -> str:
+        times = "; ".join(f"at {n} " + ", ".join(f"{f} {us:.1f}" for f, us in of.items()) for n, of in self.us.items())
+        return f"{self.dimension} {self.least}..{self.most}: {self.runs}" + (f" (µs {times})" if times else "")
+
+
 LONGEST_TEXT = 300  # characters of the text of one call
 
 
@@ -120,7 +138,7 @@ def step_rows(plan: Plan) -> list[StepReport]:
 
     return [
         StepReport(
-            s.template.name, s.template.backend, s.template.pattern[:LONGEST_TEXT], s.cost.us, s.cost.source,
+            s.template.name, s.template.backend, s.template.pattern[:LONGEST_TEXT], s.cost.us, s.cost.origin,
             list(dict.fromkeys(name(v) for _, v in s.inputs)), [f"%{v}" for v in s.outputs],
             str(plan.values[s.output].type),
         )
@@ -132,13 +150,13 @@ _RENAMED = {"remembered": "from_plan_cache", "memory": "plan_cache_notes", "cut"
 
 
 def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
-    """Kernel calls grouped by kernel and price source, most expensive first; without views."""
+    """Group kernel calls by kernel and origin of the price, most expensive first; without views."""
     grouped: dict[tuple[str, str], KernelReport] = {}
     for template, price in calls:
         if template.family == "view":
             continue
-        new = KernelReport(template.name, template.backend, 0, 0.0, price.source)
-        row = grouped.setdefault((template.name, price.source), new)
+        new = KernelReport(template.name, template.backend, 0, 0.0, price.origin)
+        row = grouped.setdefault((template.name, price.origin), new)
         row.count += 1
         row.us += price.us
     return sorted(grouped.values(), key=lambda k: -k.us)
@@ -165,7 +183,7 @@ class Report:
     lower_bound_us: float = 0.0
     optimal: bool = False
     method: str = ""
-    # price source (measured, predicted, bound) -> number of kernels in the plan
+    # origin of the price (measured, shipped, predicted, bound) -> number of kernels in the plan
     priced: dict[str, int] = field(default_factory=dict)
     measured_now: int = 0
     optimism_us: float = 0.0
@@ -198,6 +216,7 @@ class Report:
     # the best plan over time: seconds since the call, µs at optimistic prices, µs at current prices
     curve: list[tuple[float, float, float]] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
+    buckets: list[BucketReport] = field(default_factory=list)  # of one of these dimensions; [] for one plan
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Report:
@@ -233,6 +252,7 @@ class Report:
         }
         finalists = [FinalistReport(**f) for f in data.get("finalists", ())]
         lists = {"blocks": blocks, "kernels": kernels, "finalists": finalists, "omitted": list(data["omitted"])}
+        lists["buckets"] = [BucketReport(**b) for b in data.get("buckets", ())]
         return cls(**{**data, **lists, **rows, "rules": rules})
 
     @classmethod
@@ -313,6 +333,7 @@ class Report:
             rows.append(("error", "not verified"))
         if self.sizes:
             rows.append(("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())))
+        rows += [("bucket", str(b)) for b in self.buckets]
         total = sum(self.seconds.values())
         rows.append(
             ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))

@@ -144,9 +144,9 @@ class CompiledGraph:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            for variant in (v for t in self.traced for v in t.fitting(SEARCHING)):
+            for traced, variant in [(t, v) for t in self.traced for v in t.fitting(SEARCHING)]:
                 if all(s.ended for s in variant.searches):
-                    for reason in variant.bind():
+                    for reason in traced.bind(variant):
                         self._warn(reason)
             first = self.traced[0]
             pending = any(t.fitting(SEARCHING) for t in self.traced)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.gpu import is_gpu
+from ..backends.program.program import Program
 from ..backends.registry import backend
 from ..errors import TensorGraphsError
 from ..models.torch_export.traced import read_traced, sizes_of, symbols_of, tensor_symbols
@@ -79,9 +80,11 @@ class Variant:
         self.said: list[str] = []  # reasons why parts have no program
         self._runners: list[Any] = []
         self.frozen, self.fixed = frozen, dict(fixed)
+        self.within: dict[str, tuple[int, int]] = {}  # size symbol -> least and largest value
+        self._starts: dict[str, set[int]] = {}  # size symbol -> least sizes of the programs' buckets
         self.run: Callable[..., Any] | None = None
         self._split, self._reports = split_, reports
-        self._searches: list[tuple[Search, list[int]] | None] = []
+        self._searches: list[tuple[Search, list[int], Mapping[str, str]] | None] = []
         for i, (part, report) in enumerate(zip(split_.parts, reports)):
             report.state = SEARCHING
             try:
@@ -92,8 +95,10 @@ class Variant:
 
     def _begin(
         self, part: Part, sizes: Mapping[str, int], options: CompileOptions, name: str
-    ) -> tuple[Search, list[int]]:
-        """Start the search for a part's program. Returns it with the part's placeholders that are program inputs."""
+    ) -> tuple[Search, list[int], Mapping[str, str]]:
+        """Start the search for a part's program. Returns it with the part's placeholders that are program inputs, and the
+        size symbol of each of its free dimensions.
+        """
         placeholders = part.module.graph.find_nodes(op="placeholder")
         held = dict(zip(self.frozen.positions, self.frozen.tensors))
         weights: dict[str, Any] = {}
@@ -119,7 +124,7 @@ class Variant:
         )
         submit(search)
         inputs = {str(x.attr("name")) for x in graph.inputs}
-        return search, [i for i, node in enumerate(placeholders) if node.name in inputs]
+        return search, [i for i, node in enumerate(placeholders) if node.name in inputs], symbols
 
     @property
     def searches(self) -> list[Search]:
@@ -138,13 +143,14 @@ class Variant:
             if found is None:
                 said.append(report.state)
                 continue
-            search, positions = found
+            search, positions, symbols = found
             try:
                 program = search.program()
             except TensorGraphsError as error:
                 report.state = f"no program: {error.message}"
                 said.append(report.state)
                 continue
+            self._restrict(program, search.sizes, symbols)
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {program.manifest.kernels} kernels{recalled}", True
             self._runners.append(make_runner(part, program, positions, _refusing(report, said)))
@@ -161,12 +167,40 @@ class Variant:
         self.said = said
         return said
 
+    def _restrict(self, program: Program, searched: Mapping[str, int], symbols: Mapping[str, str]) -> None:
+        """Note the sizes at which a program runs, and where its buckets begin."""
+        ranges, divided = program.manifest.sizes, program.manifest.buckets
+        for name, size in searched.items():
+            low, high, _ = ranges.get(name, (size, size, size))
+            before = self.within.get(symbols[name], (low, high))
+            self.within[symbols[name]] = max(low, before[0]), min(high, before[1])
+        if divided is not None:
+            self._starts.setdefault(symbols[divided.dimension], set()).update(row.least for row in divided.rows)
+
+    def by_bucket(self) -> list[Variant]:
+        """This variant for each bucket of sizes in which its programs run other plans: each is judged by itself."""
+        found = [self]
+        for symbol, starts in self._starts.items():
+            low, high = self.within[symbol]
+            inner = sorted(s for s in starts if low < s <= high)
+            rows = list(zip([low, *inner], [*(s - 1 for s in inner), high]))
+            found = [v._for_sizes({symbol: row}) for v in found for row in rows]
+        return found
+
+    def _for_sizes(self, within: Mapping[str, tuple[int, int]]) -> Variant:
+        made = copy.copy(self)
+        made.within = {**self.within, **within}
+        return made
+
     def active(self) -> bool:
         """Whether any program is in use."""
         return any(r.active for r in self._runners)
 
     def fits(self, args: Sequence[Any], sizes: Mapping[str, int]) -> bool:
-        """Whether the programs of the variant are for a call's weights and sizes."""
+        """Whether the programs are for a call's weights and sizes."""
+        for name, (low, high) in self.within.items():
+            if not low <= sizes.get(name, low) <= high:
+                return False
         return all(sizes.get(n) == s for n, s in self.fixed.items()) and self.frozen.hold(args)
 
 
@@ -206,6 +240,13 @@ class TracedGraph:
             return self.module(*args)
         raise NoProgram
 
+    def bind(self, variant: Variant) -> list[str]:
+        """See `Variant.bind`; the variant becomes one for each bucket of sizes of its programs."""
+        said = variant.bind()
+        at = self.variants.index(variant)
+        self.variants[at : at + 1] = variant.by_bucket()
+        return said
+
     def fitting(self, state: str) -> list[Variant]:
         """Variants in a given state."""
         return [v for v in self.variants if v.state == state]
@@ -215,12 +256,10 @@ class TracedGraph:
         frozen = [] if args is None else [i for i in self._frozen if _is_versioned(args[i])]
         if len({id(v.frozen) for v in self.variants if v.frozen.positions}) >= MOST_FROZEN:
             frozen = []  # weights that change: they become inputs
-        if len(self.variants) >= MOST_FROZEN + MOST_SIZES:
+        if len({id(v.frozen) for v in self.variants}) >= MOST_FROZEN + MOST_SIZES:
             return None
-        device = device_of(self.module)
-        fixed = dict(sizes) if device is not None and is_gpu(device) else {}
         guard = Frozen(frozen, args or ())
-        made = Variant(self.split, self.report.parts, guard, fixed, sizes, self.options, self.kind)
+        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind)
         self.report.frozen = len(frozen)
         self.variants.insert(0, made)
         return made

@@ -1,0 +1,143 @@
+"""Test cases of a user kernel: sizes within its declaration, edges included, and adversarial values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.ops import Type
+from ...egraph.ir.pattern import Fact
+from ...errors import KernelError, TensorGraphsError
+from ...extract.model.kernel import Call, Operand, contiguous
+from ...extract.model.meaning import output_terms
+from ..user.templates import UserKernel
+from ..verification.inputs import inputs
+
+Array = np.ndarray[Any, Any]
+SIZES = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 127, 128, 129, 192, 255, 256, 257, 384, 512, 640,
+         768, 1000, 1024, 1536, 2048, 3072, 4096)  # fmt: skip
+STARRED = ((), (1,), (3,), (2, 5), (1, 4, 3), (2, 1, 3, 2))  # sizes of starred axes
+CASES = 8  # choices of sizes
+DRAWS = 20_000  # attempts to draw them
+MOST_ELEMENTS, MOST_WORK = 1 << 19, 1 << 24  # of an operand; product of all sizes
+KINDS = ("normal", "wide", "zeros", "large", "tiny", "negative", "nan", "infinite")
+OTHERS = ("normal", "wide")  # kinds for the third choice of sizes and further ones
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call with the names of its sizes and types."""
+
+    call: Call
+    known: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{n}={v}" for n, v in self.known.items())
+        return f"{sizes} ({', '.join(f'{n}: {o.type}' for n, o in self.call.places.items())})"
+
+
+def cases_of(template: UserKernel, count: int = CASES) -> list[Case]:
+    """Up to `count` cases: the smallest sizes that the kernel takes, then random ones. KernelError if none is found."""
+    found = list(islice(_drawn(template), count))
+    if not found:
+        raise KernelError(
+            f"no sizes were found that the kernel {template.kernel.name!r} applies to", where=str(template.file.path),
+            hint='declare sizes, such as sizes={"N": (768, 1024)}',
+        )  # fmt: skip
+    return found
+
+
+def _drawn(template: UserKernel) -> Iterator[Case]:
+    kernel, rng = template.kernel, np.random.default_rng(0)
+    ranks = dict(template.form.ranks)
+    stars = {a[1:] for s in kernel.inputs.values() for a in s.axes if isinstance(a, str) and a[0] == "*"}
+    options: dict[str, list[Any]] = {
+        a: [s for s in STARRED if a not in ranks or len(s) == ranks[a]] if a in stars
+        else sorted(kernel.sizes.get(a, SIZES)) for a in kernel.axes
+    }  # fmt: skip
+    options |= {n: list(v) for n, v in kernel.types.items()}
+    constants = {n: list(v) for n, v in kernel.constants.items()}
+    seen: set[str] = set()
+    for draw in range(DRAWS):
+        largest = max(1, min(len(SIZES), 1 + draw // 4))  # small sizes first
+        known = {n: v[int(rng.integers(min(len(v), largest) if draw < 100 else len(v)))] for n, v in options.items()}
+        attrs = {n: v[int(rng.integers(len(v)))] for n, v in constants.items()}
+        case = _case(template, known, attrs)
+        if case is not None and str(case) not in seen:
+            seen.add(str(case))
+            yield case
+
+
+def _case(template: UserKernel, known: Mapping[str, Any], constants: Mapping[str, Any]) -> Case | None:
+    """The case of some sizes; None if the kernel does not apply, or if it is large."""
+    kernel = template.kernel
+    shapes = {n: s.shape(known) for n, s in kernel.inputs.items()}
+    if max(map(prod, shapes.values())) > MOST_ELEMENTS or prod(_numbers(known)) > MOST_WORK:
+        return None
+    types = {n: Type(shapes[n], known.get(s.dtype, s.dtype)) for n, s in kernel.inputs.items()}
+    operands = {n: _operand(t) for n, t in types.items()}
+    attrs = {**constants, **template.form.attributes({n: Fact(t, False) for n, t in types.items()})}
+    try:
+        terms = output_terms(template, Call(operands, next(iter(operands.values())), attrs))
+    except TensorGraphsError:
+        return None
+    first, *more = [_operand(t.type) for t in terms]
+    call = Call({n: operands[n] for n in template.operands}, first, attrs, more=tuple(more))
+    if prod(concrete(terms[0].shape)) > MOST_ELEMENTS or template.applies is None or not template.applies(call):
+        return None
+    return Case(call, {**known, **constants})
+
+
+def _numbers(known: Mapping[str, Any]) -> Iterator[int]:
+    for value in known.values():
+        yield from [value] if isinstance(value, int) else value if isinstance(value, tuple) else []
+
+
+def _operand(kind: Type) -> Operand:
+    return Operand(kind, contiguous(kind.shape))  # type: ignore[arg-type]
+
+
+def kinds_of(number: int, nan: str) -> tuple[str, ...]:
+    """Kinds of values for the case of a number."""
+    found = KINDS if number < 2 else OTHERS
+    return tuple(k for k in found if nan == "propagate" or k not in ("nan", "infinite"))
+
+
+def values_of(template: UserKernel, case: Case, kind: str) -> dict[str, Array]:
+    """Values of all inputs. Integers stay in the ranges that the reference needs."""
+    rng = np.random.default_rng(KINDS.index(kind))
+    graph = Graph.of(output_terms(template, case.call))
+    with np.errstate(all="ignore"):
+        drawn = inputs(graph, rng, 1 if kind == "wide" else 0, ("param",))
+        return {n: _changed(np.asarray(drawn[n]), kind, rng) for n in case.call.operands}
+
+
+def _changed(x: Array, kind: str, rng: np.random.Generator) -> Array:
+    """The values of one kind, made of usual ones."""
+    if not dtypes.is_float(dtypes.name_of(x.dtype)) or kind in ("normal", "wide"):
+        return x
+    narrow = x.dtype.itemsize == 2
+    if kind == "zeros":
+        return np.zeros_like(x)
+    if kind == "negative":
+        return np.asarray(-abs(x))
+    if kind in ("large", "tiny"):
+        factor = {"large": 50.0 if narrow else 1e4, "tiny": 1e-5 if narrow else 1e-30}[kind]
+        return np.asarray(x.astype(np.float64) * factor).astype(x.dtype)
+    found = x.copy()
+    if found.size:
+        flat = found.reshape(-1)
+        for value in (np.nan,) if kind == "nan" else (np.inf, -np.inf):
+            flat[int(rng.integers(found.size))] = value
+    return found
+
+
+__all__ = ["CASES", "Case", "cases_of", "kinds_of", "values_of"]

@@ -1,0 +1,83 @@
+"""Blocked sums: reductions whose operands lie in blocks along the reduction axis (packed numbers, a scale for each group).
+
+A sum over K elements becomes a loop over K / `block` blocks with one accumulator for each of `LANES` neighbours. Inside a
+block the elements of all chunks of `LANES` neighbours are written out, so that the positions in blocks, masks and shifts
+of packed numbers are constants, and factors that a block shares (its scale) are applied once to the block's sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...ir.index import Axis, Index, index
+from ...ir.kernel import Builder, Expr, factors, walk
+from ...ir.simplify import simplifies
+
+LANES = 16  # accumulators: one AVX-512 register of float32, two of AVX2
+#: Sizes of a block, the preferred one first: scales of 128 elements are common, more chunks need more registers.
+BLOCKS = (128, 256, 64, 32, 16)
+
+
+@dataclass(frozen=True)
+class BlockedSum:
+    """A sum in blocks. shared: factors of all elements of a block · bodies: one element for each chunk, over `lane`."""
+
+    block: Axis
+    lane: Axis
+    shared: tuple[Expr, ...]
+    bodies: tuple[Expr, ...]
+
+
+def blocked(b: Builder, e: Expr) -> BlockedSum | None:
+    """The sum in blocks; None if no block makes all operands contiguous, or if they are contiguous as they are."""
+    axis, body = e.axis, e.args[0]
+    if e.value[0] != "sum" or e.kind != "float" or not any(axis in i.axes for i in _divided([body])):
+        return None
+    for strict in (True, False):
+        for size in BLOCKS:
+            found = _in_blocks(b, axis, body, size) if axis.size % size == 0 else None
+            if found is not None and all(_fits(found, i, strict) for i in _divided((*found.shared, *found.bodies))):
+                return found
+    return None
+
+
+def _in_blocks(b: Builder, axis: Axis, body: Expr, size: int) -> BlockedSum:
+    """The sum in blocks of a size, without a check."""
+    block, lane = Axis(f"{axis.name}b", axis.size // size), Axis(f"{axis.name}l", LANES)
+    bodies = [moved(b, body, axis, index(block) * size + chunk * LANES + index(lane)) for chunk in range(size // LANES)]
+    over, under = zip(*map(factors, bodies))
+    shared = [f for f in over[0] if lane not in f.axes and all(f in o for o in over)]
+    rest = [b.product([f for f in o if f not in shared], u) for o, u in zip(over, under)]
+    return BlockedSum(block, lane, tuple(shared), tuple(rest))
+
+
+def _fits(found: BlockedSum, i: Index, strict: bool) -> bool:
+    """Whether a divided index does not depend on the lane; strict: nor on the block."""
+    return found.lane not in i.axes and (not strict or found.block not in i.axes)
+
+
+def _divided(roots: tuple[Expr, ...] | list[Expr]) -> Iterator[Index]:
+    """Indices that are divided in positions below the roots."""
+    for e in walk(roots):
+        at = e.value if e.op == "index" else e.value[1] if e.op == "load" else None
+        if at is not None:
+            yield from (d.index for d in at.divisions())
+
+
+def moved(b: Builder, e: Expr, axis: Axis, to: Index) -> Expr:
+    """The expression at another index along an axis, simplified."""
+    change = {axis: to}
+
+    def one(x: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if x.op == "index":
+            return b.index(x.value.replaced(change))
+        if x.op == "load":
+            operand, at, steps, dtype = x.value
+            return b.make("load", args, (operand, at.replaced(change), steps, dtype), x.kind)
+        return b.pointwise(x.op, args) if args != x.args and simplifies(x.op) else None
+
+    return b.rebuilt([e], one)[0]
+
+
+__all__ = ["BLOCKS", "LANES", "BlockedSum", "blocked"]

@@ -1,0 +1,98 @@
+"""Buckets of sizes: ranges of one free dimension, each with the plan that a program runs there.
+
+The program's own plan, for all sizes, is chosen at one size. A plan chosen at a size of another bucket runs in that one.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+from ...plain import Malformed
+from ..runtime.marshalling import Quick, Spec
+
+FOLDER = "plans"  # of a saved program: a folder for each plan, itself a saved program
+_NAME = re.compile(r"[a-z0-9_]{1,40}")
+
+
+class Bucket(NamedTuple):
+    """Sizes from `least` to `most`, and the name of their plan: "" for the one of all sizes."""
+
+    least: int
+    most: int
+    plan: str = ""
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Buckets of a dimension, in ascending order and without gaps."""
+
+    dimension: str
+    rows: tuple[Bucket, ...]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [row.least for row in self.rows]
+
+    def of(self, size: int) -> Bucket:
+        """The bucket of a size within the range."""
+        return self.rows[bisect_right(self._starts, size) - 1]
+
+    @property
+    def plans(self) -> list[str]:
+        """Names of the plans other than that of all sizes, without repetition."""
+        return [name for name in dict.fromkeys(row.plan for row in self.rows) if name]
+
+    def to_json(self) -> dict[str, list[Bucket]]:
+        """The rows by dimension."""
+        return {self.dimension: list(self.rows)}
+
+    @staticmethod
+    def of_json(
+        record: Mapping[str, Sequence[tuple[int, int, str]]], sizes: Mapping[str, tuple[int, int, int]]
+    ) -> Buckets | None:
+        """The inverse of `to_json` for a program with these ranges of sizes; None without buckets. Malformed unless the
+        rows divide the range of one size, and all plans have plain names."""
+        if not record:
+            return None
+        (dimension, found), *others = record.items()
+        rows = tuple(Bucket(*row) for row in found)
+        if others or dimension not in sizes or not rows:
+            raise Malformed("buckets: there is one free size that is divided")
+        low, high, _ = sizes[dimension]
+        ends = [low - 1, *(row.most for row in rows)]
+        if any(row.least != end + 1 or row.most < row.least for row, end in zip(rows, ends)) or ends[-1] != high:
+            raise Malformed(f"buckets: they are not {low}..{high} without gaps")
+        for row in rows:
+            if row.plan and not _NAME.fullmatch(row.plan):
+                raise Malformed(f"buckets: {row.plan[:40]!r} is no name of a plan")
+        return Buckets(dimension, rows)
+
+
+class BucketForm(Protocol):
+    """What runs the calls of a bucket: a program, or the caller's own function."""
+
+    def quick(self, specs: Sequence[Spec]) -> Quick | None:
+        """See `Exchange.quick`."""
+        ...
+
+    def called(self, taken: Sequence[Any]) -> Sequence[Any]:
+        """The results of a call with arguments that `quick` returned."""
+        ...
+
+
+class AtSizes(NamedTuple):
+    """What calls at one choice of sizes need: the inputs there, the quick path, what runs it, and the program for
+    arguments that the quick path does not take."""
+
+    specs: Sequence[Spec]
+    quick: Quick | None
+    form: BucketForm
+    program: Any
+
+
+__all__ = ["FOLDER", "AtSizes", "Bucket", "BucketForm", "Buckets"]

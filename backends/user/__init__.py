@@ -1,0 +1,6 @@
+"""User kernels: declarations (`tg.kernel`), their references as patterns, and their templates.
+
+In: Python files of the user, which are executed.
+Out: kernel templates.
+Imports: egraph.ir, errors, extract.model, plain.
+"""

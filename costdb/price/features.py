@@ -1,0 +1,99 @@
+"""Features of a kernel in a schedule for the learnt ranking: sizes, work, and the schedule against them.
+
+All are numbers from the columns of a key, in logarithms of base 2; a schedule's parameter that is absent has the value -1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir.dtypes import itemsize
+from ..keys.key import Work
+from .boosting import Array
+
+#: Schedule parameters that are features (docs/schedules.md); others are ignored.
+PARAMETERS = ("m", "n", "k0", "k1", "warps", "stages", "group", "split", "precision", "deep", "high", "wide", "threads",
+              "down", "across", "parts", "turns", "ahead", "tall", "x", "y", "z", "tm", "tn", "t0", "t1", "vm", "vn", "v0",
+              "um", "un", "u0")  # fmt: skip
+#: Parameters that are there or not.
+FLAGS = ("early", "boxes", "inside", "walk", "join", "roles", "tiles", "beside")
+FORMS = 8  # buckets of a hash of the backend, family and parameter names
+MULTIPROCESSORS = 132  # of the devices that the ratio of tiles to multiprocessors is about
+
+
+def features(columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Array:
+    """One feature row per key, given its columns (texts, as stored) and work."""
+    rows = [_row(c["backend"], c["family"], c["shapes"], c["dtypes"], c["schedule"], w) for c, w in zip(columns, work)]
+    return np.array(rows, dtype=np.float64)
+
+
+def _row(backend: str, family: str, shapes: str, dtypes: str, schedule: str, work: Work) -> list[float]:
+    sizes = _sizes(shapes, dtypes)
+    known = schedule_of(schedule)
+    own = [_log(known[name]) if name in known else -1.0 for name in PARAMETERS]
+    flags = [float(name in known) for name in FLAGS]
+    return [
+        _log(work.flops), _log(work.bytes), _log(work.flops) - _log(work.bytes), *sizes, *own, *flags,
+        *_tiles(known, sizes), *_form(backend, family, tuple(sorted(known))),
+    ]  # fmt: skip
+
+
+def _tiles(known: Mapping[str, int], sizes: Sequence[float]) -> list[float]:
+    """Tiles of the result per multiprocessor and their share in the last wave, elements of a tile and per warp, padding,
+    and elements in flight."""
+    rows, columns = 2.0 ** sizes[0], 2.0 ** sizes[1]
+    m, n = max(1, known.get("m", 1)), max(1, known.get("n", 1))
+    tiles = math.ceil(rows / m) * math.ceil(columns / n) * max(1, known.get("split", 1)) * max(1, known.get("parts", 1))
+    waves = tiles / MULTIPROCESSORS
+    k, stages, warps = known.get("k0", known.get("deep", 1)), known.get("stages", 1), known.get("warps", 4)
+    padding = m * math.ceil(rows / m) * n * math.ceil(columns / n) / (rows * columns)
+    return [
+        _log(waves), waves / math.ceil(waves), _log(m * n), _log(m * n / max(1, warps)), _log(padding),
+        _log((m + n) * max(1, k) * max(1, stages)), sizes[2] - _log(max(1, k) * max(1, known.get("split", 1))),
+    ]  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 14)
+def _sizes(shapes: str, dtypes: str) -> tuple[float, ...]:
+    """Rows and columns of the (last) result, the longest axis of the operands, number of operands, largest and smallest
+    item size, elements of the largest operand."""
+    found = [tuple(s) for s in json.loads(shapes)] or [()]
+    types = json.loads(dtypes) or ["float32"]
+    result = found[-1] or (1,)
+    operands = found[:-1] or found
+    sizes = [itemsize(t) for t in types]
+    return (
+        _log(math.prod(result[:-1])), _log(result[-1]), _log(max((max(s, default=1) for s in operands), default=1)),
+        float(len(found)), float(max(sizes)), float(min(sizes)), _log(max(math.prod(s) for s in operands)),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 14)
+def _form(backend: str, family: str, names: tuple[str, ...]) -> tuple[float, ...]:
+    """Buckets of hashes of the backend, the family, and the schedule's form."""
+    bucket = lambda text: float(blake2b(text.encode(), digest_size=2).digest()[0] % (1 << FORMS) % 61)
+    return bucket(backend), bucket(family), bucket(repr(names))
+
+
+@lru_cache(maxsize=1 << 14)
+def schedule_of(text: str) -> Mapping[str, int]:
+    """The schedule of a column's text; empty for any other content."""
+    try:
+        found = dict(json.loads(text)) if text else {}
+    except (ValueError, TypeError):
+        return {}
+    return found if all(type(v) is int and 0 <= v < 1 << 31 for v in found.values()) else {}
+
+
+def _log(value: float) -> float:
+    return math.log2(value) if value > 0 else -1.0
+
+
+__all__ = ["features", "schedule_of"]

@@ -1,0 +1,193 @@
+"""Starter rows: measured times that are shipped with the package and lie, read-only, below a user's store.
+
+One Parquet file a device, in the schema of the shards, with one row of each kind a key: its timing as three samples
+(quartiles and median of the runs), its largest error, or its last failure. All have the run SHIPPED: measurements of
+this machine take precedence (`Snapshot`), and a price that rests on shipped rows alone has a wide interval, so that a
+search measures the kernel again before a plan depends on it. For a device without a file, the files of other devices of
+its kind (CPU, GPU) are read: their keys differ, so they only serve predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...errors import CostStoreError, UnwritableError
+from ...plain import Malformed, read_bytes
+from ...writing import write_bytes
+from ..price.roofline import CALIBRATION
+from ..reports.reports import StoreReport
+from . import shards
+from .schema import COLUMNS, SHIPPED, arrow_schema, checked, to_table
+from .snapshot import UNSCHEDULED
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FOLDER = Path(__file__).resolve().parents[1] / "starter"  # the package's own starter rows
+NONE = "none"  # value of the setting `starter` for no starter rows
+KINDS = ("cpu", "gpu")  # of devices; a device's key begins with it
+MAX_BYTES = 1 << 20  # size of one device's file
+SCHEDULES = (256, 128, 64, 32, 16, 8, 4)  # schedules kept per kernel call: as many as fit into the limit of bytes
+Record = dict[str, Any]
+
+
+def kind_of_device(device: str) -> str:
+    """The part of a device's key before the first colon: cpu, gpu or interpreter."""
+    return device.partition(":")[0]
+
+
+def folder_in_use() -> Path | None:
+    """The folder of starter rows that the setting `starter` names; None for "none". CostStoreError if it is no folder."""
+    named = settings.current().starter
+    if named == NONE:
+        return None
+    folder = Path(named) if named else FOLDER
+    if named and not folder.is_dir():
+        raise CostStoreError("the folder of starter rows does not exist", where=named, hint=f'a folder, or "{NONE}"')
+    return folder
+
+
+def files_for(folder: Path, devices: Iterable[str]) -> list[Path]:
+    """The starter files for some devices: a device's own, else those of all devices of its kind."""
+    found: dict[Path, None] = {}
+    for device in dict.fromkeys(devices):
+        own = folder / f"{shards.device_slug(device)}.parquet"
+        alike = sorted(folder.glob(f"{kind_of_device(device)}-*.parquet"))
+        found.update(dict.fromkeys([own] if own.is_file() else alike))
+    return list(found)
+
+
+def read(path: Path) -> pa.Table:
+    """The valid shipped rows of a starter file. Raises BadShard or OSError."""
+    import pyarrow.compute as pc
+
+    try:
+        content = read_bytes(path, shards.MAX_SHARD_FILE_BYTES)
+    except Malformed:
+        raise shards.BadShard("too-large") from None
+    table = checked(shards.decode(content))[0]
+    return table.filter(pc.equal(table.column("run"), SHIPPED))
+
+
+# ---------------------------------------------------------------- export
+@dataclass(frozen=True, repr=False)
+class StarterFile(StoreReport):
+    """One written starter file: the device, numbers of kernel calls and of rows, bytes, and the number of schedules kept
+    per kernel call."""
+
+    path: str
+    device: str
+    calls: int
+    rows: int
+    bytes: int
+    schedules: int
+
+
+def export_starter(root: Path, folder: Path, max_bytes: int = MAX_BYTES) -> list[StarterFile]:
+    """Write one starter file for each CPU and GPU that a store has rows of, of at most `max_bytes` bytes each.
+
+    If a file would be larger, only the fastest schedules of each kernel call are kept. CostStoreError if the store has
+    no such rows, or if a device's file does not fit; UnwritableError if a file cannot be written.
+    """
+    by_device: dict[str, list[Record]] = {}
+    for record in _records(root):
+        if kind_of_device(record["device"]) in KINDS:
+            by_device.setdefault(record["device"], []).append(record)
+    if not by_device:
+        raise CostStoreError("the store has no rows of a CPU or GPU", where=str(root))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableError(f"the folder cannot be made: {error.strerror or error}", where=str(folder)) from error
+    return [_written(folder, device, rows, max_bytes) for device, rows in sorted(by_device.items())]
+
+
+def _written(folder: Path, device: str, rows: Sequence[Record], max_bytes: int) -> StarterFile:
+    merged = list(_merged(rows, "hot" if kind_of_device(device) == "cpu" else "cold"))
+    for most in SCHEDULES:
+        kept = _fastest(merged, most)
+        content = shards.encode(_table(kept))
+        if len(content) <= max_bytes:
+            path = folder / f"{shards.device_slug(device)}.parquet"
+            write_bytes(path, content)
+            return StarterFile(str(path), device, len({*map(_call, kept)}), len(kept), len(content), most)
+    raise CostStoreError(f"the rows of {device} need more than {max_bytes} bytes", where=str(folder))
+
+
+def _records(root: Path) -> Iterator[Record]:
+    for shard in shards.find(root):
+        try:
+            yield from checked(shards.read(shard.path))[0].to_pylist()
+        except (shards.BadShard, OSError) as error:
+            raise CostStoreError(
+                f"a shard cannot be exported: {error}", where=str(shard.path), hint="`tensor-graphs db check`"
+            ) from error
+
+
+def _merged(rows: Iterable[Record], regime: str) -> Iterator[Record]:
+    """One record of each kind and key: timings in the regime that plans use (calibration: in both), the largest error,
+    the last failure of keys without a timing."""
+    place = lambda r: (r["digest"], r["kind"], r["regime"])
+    wanted = [r for r in rows if r["kind"] != "timing" or r["regime"] == regime or r["family"] == CALIBRATION]
+    timed = {r["digest"] for r in wanted if r["kind"] == "timing"}
+    for (digest, kind, _), group in groupby(sorted(wanted, key=place), key=place):
+        same = list(group)
+        if kind == "timing":
+            yield _shipped(_newest(same), samples=_quartiles([r["median_us"] for r in same], same[0]["samples"]))
+        elif kind == "accuracy":
+            yield _shipped(max(same, key=lambda r: r["rel_fro"]))
+        elif digest not in timed:
+            yield _shipped(_newest(same), message="")
+
+
+def _newest(rows: Sequence[Record]) -> Record:
+    return max(rows, key=lambda r: (r["time_us"], r["run"]))
+
+
+def _shipped(record: Record, **changes: Any) -> Record:
+    return {**record, "run": SHIPPED, "threads": record["threads"], **changes}
+
+
+def _quartiles(medians: Sequence[float], samples: Sequence[float]) -> list[float]:
+    """Three samples whose median is that of the runs: quartiles over runs, of the samples if there is one run."""
+    values = medians if len(medians) > 1 else samples
+    return list(values) if len(values) < 2 else quantiles(values, n=4, method="inclusive")
+
+
+def _call(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """A kernel at its shapes, without its schedule."""
+    return tuple(record[name] for name in ("kernel", "constants", "shapes", "dtypes", "strides"))
+
+
+def _fastest(records: Iterable[Record], most: int) -> list[Record]:
+    """The records of the `most` fastest schedules of each kernel call, and all of kernels without schedules."""
+    times: dict[tuple[str, ...], dict[str, float]] = {}
+    records = list(records)
+    for r in records:
+        if r["schedule"] not in UNSCHEDULED:
+            us = r["median_us"] if r["kind"] == "timing" else float("inf")
+            known = times.setdefault(_call(r), {})
+            known[r["digest"]] = min(us, known.get(r["digest"], us))
+    kept = {d for known in times.values() for d in sorted(known, key=lambda d: (known[d], d))[:most]}
+    return [r for r in records if r["schedule"] in UNSCHEDULED or r["digest"] in kept]
+
+
+def _table(records: Sequence[Record]) -> pa.Table:
+    """The records as a table, in an order that compresses well and depends only on the records."""
+    import pyarrow as pa
+
+    if not records:
+        return to_table(())
+    ordered = sorted(records, key=lambda r: (r["kind"], r["family"], r["name"], *_call(r), r["schedule"], r["digest"]))
+    columns = [pa.array([r[name] for r in ordered], type=field.type) for name, field in zip(COLUMNS, arrow_schema())]
+    return pa.Table.from_arrays(columns, schema=arrow_schema())
+
+
+Devices = Callable[[], Iterable[str]]
+__all__ = ["Devices", "StarterFile", "export_starter", "files_for", "folder_in_use", "kind_of_device", "read"]

@@ -1,0 +1,263 @@
+"""A team's cost store on a shared folder or an object store, read below the user's own rows and above starter rows.
+
+The team's place holds shards as a store's root does: immutable Parquet files named by their sha256, so any number of
+writers may publish at once without a lock, and a shard that was damaged or exchanged is recognised. Shards are copied
+into a mirror in this user's cache folder before they are read.
+
+Rows of a team are measurements of other machines and people. They never count beside rows of this store; a price that
+rests on them alone has a wide interval, so that kernels of a plan are measured here before the plan depends on them. If
+fewer than two runs of the team agree, the interval reaches down to the kernel's bound: one wrong row can neither win a
+place in a plan nor keep a kernel out. Failures and errors of a team's rows are not used.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Protocol
+
+from ... import private, settings
+from ...errors import CostStoreError
+from ..reports.reports import StoreReport
+from . import cache, shards
+from .schema import FORMAT, TEAM, checked
+from .snapshot import LOADED, Snapshot
+
+PULL_S = 3.0  # longest time that reading a store waits for the team's place; copying goes on in the background
+EVERY_S = 600.0  # an automatic copy is made at most this often
+MOST_SHARDS = 100_000  # of a team's place
+
+
+@dataclass(frozen=True, repr=False)
+class TeamReport(StoreReport):
+    """Answer to `pull` and `push`: numbers of shards copied and already present, refused shards with the reason."""
+
+    team: str
+    copied: int
+    present: int
+    bad_shards: dict[str, str] = field(default_factory=dict)
+    skipped_rows: dict[str, int] = field(default_factory=dict)
+
+
+class Place(Protocol):
+    """Files under a team's place, by paths relative to it with `/` between the parts."""
+
+    def find(self) -> Iterator[tuple[str, int]]:
+        """(path, bytes) of every file under the folder of shards."""
+        ...
+
+    def read(self, path: str, most: int) -> bytes:
+        """Content of a file; OSError if it cannot be read or has more than `most` bytes."""
+        ...
+
+    def write(self, path: str, content: bytes) -> None:
+        """Create a file; readers see all of it or nothing. OSError if it cannot be written."""
+        ...
+
+
+class SharedFolder:
+    """A team's place on a file system that is mounted here."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self) -> Iterator[tuple[str, int]]:
+        """See `Place.find`."""
+        for shard in shards.find(self.root):
+            yield shard.path.relative_to(self.root).as_posix(), shard.size
+
+    def read(self, path: str, most: int) -> bytes:
+        """See `Place.read`."""
+        with open(self.root / path, "rb") as file:
+            return _limited(file.read(most + 1), path, most)
+
+    def write(self, path: str, content: bytes) -> None:
+        """See `Place.write`."""
+        target = self.root / path
+        shards.write_by_content(target.parent, content)
+
+
+class ObjectStore:
+    """A team's place under an fsspec URL (s3://bucket/folder, gs://, memory://, …)."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError as error:
+            raise CostStoreError(
+                "a team's store under a URL needs fsspec", where=url, hint="pip install 'tensor-graphs[fleet]'"
+            ) from error
+        try:
+            self.files, self.root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError, OSError) as error:
+            raise CostStoreError(f"the team's store cannot be reached: {str(error)[:300]}", where=url) from error
+
+    def find(self) -> Iterator[tuple[str, int]]:
+        """See `Place.find`."""
+        self.files.invalidate_cache()
+        folder = posixpath.join(self.root, FORMAT)
+        if not self.files.exists(folder):
+            return
+        for path, facts in self.files.find(folder, detail=True).items():
+            yield posixpath.relpath(path, self.root), int(facts.get("size") or 0)
+
+    def read(self, path: str, most: int) -> bytes:
+        """See `Place.read`."""
+        with self.files.open(posixpath.join(self.root, path), "rb") as file:
+            return _limited(file.read(most + 1), path, most)
+
+    def write(self, path: str, content: bytes) -> None:
+        """See `Place.write`."""
+        target = posixpath.join(self.root, path)
+        self.files.makedirs(posixpath.dirname(target), exist_ok=True)
+        self.files.pipe_file(target, content)  # object stores show an object when it is complete
+
+
+def place_of(team: str) -> Place:
+    """The team's place that a setting or argument names. CostStoreError if it cannot be reached."""
+    if "://" in team:
+        return ObjectStore(team)
+    root = Path(team).expanduser()
+    if not root.is_dir():
+        raise CostStoreError("the team's store does not exist", where=team, hint="create the folder, or name a URL")
+    return SharedFolder(root)
+
+
+def mirror_of(team: str) -> Path:
+    """This user's private folder for the team's shards. CostStoreError if it cannot be used."""
+    folder = settings.home() / "teams" / blake2b(team.encode(), digest_size=16).hexdigest()
+    if why := private.private_folder(folder):
+        raise CostStoreError(f"the mirror of the team's store cannot be used: {why}", where=str(folder))
+    return folder
+
+
+# ---------------------------------------------------------------- copying
+def pull(team: str, mirror: Path | None = None) -> TeamReport:
+    """Copy the team's new shards into the mirror, each after its checksum and schema were verified."""
+    place, target = place_of(team), mirror or mirror_of(team)
+    have = {shard.name for shard in shards.find(target)}
+    copied, present, bad, skipped = 0, 0, dict[str, str](), Counter[str]()
+    for path, size in _shards_of(place, team):
+        name = posixpath.basename(path).removesuffix(".parquet")
+        if name in have:
+            present += 1
+            continue
+        try:
+            content = _verified(place, path, name, size)
+            _, refused = checked(shards.decode(content))  # invalid rows are left out again on each reading
+            shards.write_by_content(target / FORMAT / "device=team" / name[:2], content)
+        except shards.BadShard as reason:
+            bad[name] = str(reason)
+            continue
+        except OSError as error:
+            bad[name] = (error.strerror or str(error) or "cannot be read")[:200]
+            continue
+        skipped.update(refused)
+        copied += 1
+    return TeamReport(team, copied, present, bad, dict(skipped))
+
+
+def push(root: Path, team: str) -> TeamReport:
+    """Publish the good shards of a store that the team's place does not have."""
+    place = place_of(team)
+    have = {posixpath.basename(path).removesuffix(".parquet") for path, _ in _shards_of(place, team)}
+    copied, present, bad = 0, 0, dict[str, str]()
+    for shard in shards.find(root):
+        if shard.name in have:
+            present += 1
+            continue
+        try:
+            checked(shards.read(shard.path))
+            content = shard.path.read_bytes()
+            if sha256(content).hexdigest() != shard.name:
+                raise shards.BadShard("sha256-differs")
+            place.write(shard.path.relative_to(root).as_posix(), content)
+        except (shards.BadShard, OSError) as error:
+            bad[shard.name] = str(error)[:200]
+            continue
+        copied += 1
+    return TeamReport(team, copied, present, bad)
+
+
+def _shards_of(place: Place, team: str) -> Iterator[tuple[str, int]]:
+    """Files of a team's place whose name is a shard's. CostStoreError if they cannot be listed, or are too many."""
+    try:
+        for number, (path, size) in enumerate(place.find()):
+            if number >= MOST_SHARDS:
+                raise CostStoreError(
+                    f"the team's store has more than {MOST_SHARDS} shards", where=team, hint="compact it"
+                )
+            if shards.is_name(posixpath.basename(path)):
+                yield path, size
+    except OSError as error:
+        raise CostStoreError(f"the team's store cannot be listed: {error}", where=team) from error
+
+
+def _verified(place: Place, path: str, name: str, size: int) -> bytes:
+    """Content of a shard whose sha256 is its name. Raises BadShard or OSError."""
+    if size > shards.MAX_SHARD_FILE_BYTES:
+        raise shards.BadShard("too-large")
+    content = place.read(path, shards.MAX_SHARD_FILE_BYTES)
+    if sha256(content).hexdigest() != name:
+        raise shards.BadShard("sha256-differs")
+    return content
+
+
+def _limited(content: bytes, path: str, most: int) -> bytes:
+    if len(content) > most:
+        raise OSError(f"{path} has more than {most} bytes")
+    return content
+
+
+# ---------------------------------------------------------------- reading
+def rows_of(team: str, wait_s: float, *, refresh: bool) -> tuple[Snapshot, tuple[str, ...], str]:
+    """The team's timings as a snapshot, the names of their shards, and a warning or "".
+
+    With `refresh`, new shards are copied first if the last copy is older than EVERY_S: for PULL_S, then in the
+    background, for the next reader.
+    """
+    mirror = mirror_of(team)
+    warning = _refreshed(team, mirror) if refresh else ""
+    file = cache.private_folder(mirror) / f"{FORMAT}.duckdb"
+    try:
+        loaded = cache.load_file(mirror, file, wait_s)
+    except (cache.CacheBusy, cache.CacheUnusable):
+        loaded = cache.load_memory(mirror, file)
+    found = Snapshot()
+    columns = {name: loaded.snapshot.column("timing", name) for name in LOADED["timing"]}
+    found.extend("timing", {**columns, "run": [TEAM + run for run in columns["run"]]})
+    return found, loaded.shards, warning
+
+
+def _refreshed(team: str, mirror: Path) -> str:
+    """Copy new shards if it is time to; a warning if that failed."""
+    stamp = mirror / "copied"
+    try:
+        if time.time() - stamp.stat().st_mtime < EVERY_S:
+            return ""
+    except OSError:
+        pass
+    failed: list[str] = []
+
+    def copy() -> None:
+        try:
+            pull(team, mirror)
+            stamp.touch()
+        except (CostStoreError, OSError) as error:
+            failed.append(str(error).partition("\n")[0])
+        except Exception as error:  # errors of storage libraries have no common class
+            failed.append(f"{type(error).__name__}: {str(error)[:200]}")
+
+    thread = threading.Thread(target=copy, daemon=True, name="team-store")
+    thread.start()
+    thread.join(PULL_S)
+    return f"the team's store {team} was not read anew: {failed[0]}" if failed else ""
+
+
+__all__ = ["TeamReport", "mirror_of", "place_of", "pull", "push", "rows_of"]

@@ -1,0 +1,284 @@
+"""Plans by size: in which ranges of a free dimension a program runs a plan chosen there, or the caller's own function.
+
+A program for all sizes is chosen at one size. Whole calls of it are timed at other sizes, beside those of the caller's
+function. For each bucket of sizes another plan is searched at a size in the middle, within a share of the budget. At
+the ends of a bucket the fastest form is measured; where it is not the same at both, the bucket is divided. Buckets in
+which the plan for all sizes is as fast as any get no plan of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf, isfinite, isqrt
+from statistics import median
+
+import numpy as np
+
+from ..backends.program.buckets import Bucket, BucketForm, Buckets
+from ..backends.program.program import Program
+from ..backends.registry import on_gpu
+from ..backends.runtime.marshalling import is_torch, tensor_of
+from ..egraph.ir.dims import dim
+from ..egraph.ir.graph import Graph
+from ..errors import TensorGraphsError
+from ..extract.model.kernel import Backend
+from ..options import Options
+from ..report.report import BucketReport, Report
+from ..verification.comparison import FACTORS
+from ..verification.reference import sampled_near
+from . import timing
+from .caller import Caller, CallerForm
+from .session import Session
+from .size_ranges import Sizes, ranges
+
+BOUNDS = (16, 128, 1024)  # largest sizes of all buckets but the last, on a GPU
+FIRST = 0.5  # fraction of the budget for the plan of all sizes
+LEAST = 0.05  # fraction of the budget below which no search of a bucket begins
+LARGEST = 4096  # size up to which forms are timed
+NOISE = 0.03  # relative difference of times below which the plan for all sizes is preferred
+TIMED_S, SETTLED_S = 0.1, 0.02  # seconds of timing forms at one size: at most, and once medians are settled
+QUEUED = 8  # calls in a row on a GPU without waiting for their results
+HALVINGS = 4  # sizes tried between the ends of a bucket at which different forms are fastest
+ALL, OWN, CALLER = "all sizes", "own plan", "caller"  # forms, in the order of preference
+
+Search = Callable[[Graph, Sizes], Program]
+
+
+def buckets_of(options: Options, graph: Graph, backends: Sequence[Backend]) -> list[tuple[int, int]]:
+    """(least, largest size) of the buckets of a graph's dimension with the largest range; [] for one plan: without
+    measuring, with states, or where the options want none."""
+    bounds = options.size_buckets
+    if bounds is None:
+        bounds = BOUNDS if on_gpu(backends) else ()
+    if not graph.free_dims or not bounds or not options.measure or options.deterministic or options.limited:
+        return []
+    if graph.leaves("state") or graph.updates:
+        return []
+    atom = ranges(graph)[divided_dimension(graph)]
+    low = max(1, atom.min)
+    ends = sorted({min(int(b), atom.max) for b in bounds if b >= low} | {atom.max})
+    rows = list(zip([low, *(e + 1 for e in ends)], ends))
+    return rows if len(rows) > 1 else []
+
+
+def divided_dimension(graph: Graph) -> str:
+    """The free dimension with the most sizes."""
+    return max(ranges(graph).items(), key=lambda named: named[1].max - named[1].min)[0]
+
+
+def middle(least: int, most: int) -> int:
+    """The size at which a bucket's plan is searched: a power of two near the geometric mean, if there is one."""
+    mean = isqrt(least * min(most, max(LARGEST, 4 * least)))
+    return min(max(1 << (mean - 1).bit_length() if mean > 1 else 1, least), most)
+
+
+# ---------------------------------------------------------------- which form is fastest where
+def fastest(samples: Mapping[str, Sequence[float]]) -> str:
+    """The form to run, given µs of its calls: a later one only where it is faster than earlier ones by more than
+    noise."""
+    best, *others = samples
+    for form in others:
+        if timing.is_surely_faster(samples[form], samples[best], NOISE):
+            best = form
+    return best
+
+
+def winners(
+    least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
+) -> list[tuple[int, int, str]]:  # fmt: skip
+    """Divide a range of sizes by the fastest form: (least, largest size, form). Where it differs at the two ends, the
+    size from which the other one is fastest is found by bisection, up to a factor."""
+    low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
+    if low == high:
+        return [(least, most, low)]
+    below, above = least, min(most, max(LARGEST, least))
+    for _ in range(halvings):
+        between = isqrt(below * above)
+        if not below < between < above:
+            break
+        if fastest_at(between) == low:
+            below = between
+        else:
+            above = between
+    return [(least, above - 1, low), (above, most, high)]
+
+
+@dataclass
+class Forms:
+    """The forms of a bucket, and µs of whole calls of each at the sizes that were asked for."""
+
+    graph: Graph
+    sizes: Sizes  # the searched ones; those of other dimensions stay
+    dimension: str
+    programs: dict[str, Program]
+    caller: Caller | None
+    seed: int
+    ended: Callable[[], bool]
+    us: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+
+    def timed(self, size: int) -> dict[str, list[float]]:
+        """µs of whole calls of each form at a size; infinite for a form that does not run there."""
+        if not self.programs.keys() <= self.us.get(size, {}).keys():
+            there = self.graph.bind({**self.sizes, self.dimension: size})
+            program = next(iter(self.programs.values()))
+            given = sampled_near(there, np.random.default_rng(self.seed), program.tensors)
+            values = program.near([given[n] for n in program.input_names])
+            if self.caller is not None and self.caller.torch:
+                values = [x if is_torch(x) else tensor_of(x) for x in values]
+            calls: dict[str, timing.Run] = {n: partial(p.flat, *values) for n, p in self.programs.items()}
+            if self.caller is not None:
+                calls[CALLER] = partial(self.caller.outputs, values)
+            runs = {name: call for name, call in calls.items() if _works(call)}
+            self.us[size] = {n: [inf] for n in calls} | timed_calls(runs, program.tensors, self.ended)
+        return self.us[size]
+
+    def fastest_at(self, size: int) -> str:
+        """The form for calls at a size."""
+        return fastest(self.timed(size))
+
+    def compiled(self, sizes: Sequence[int]) -> str:
+        """The fastest form at some sizes without the caller's function, which a saved program does not have."""
+        found = {fastest({n: us for n, us in self.timed(size).items() if n != CALLER}) for size in sizes}
+        return OWN if found == {OWN} else ALL
+
+    def medians(self, least: int, most: int) -> dict[str, dict[str, float]]:
+        """Size -> form -> µs, for the report."""
+        rows = {
+            str(n): {f: median(us) for f, us in of.items()} for n, of in sorted(self.us.items()) if least <= n <= most
+        }
+        return {n: {f: round(us, 2) for f, us in of.items() if isfinite(us)} for n, of in rows.items()}
+
+
+def _works(call: timing.Run) -> bool:
+    """Whether a form runs at a size: there may be too little memory for it."""
+    try:
+        call()
+    except Exception:  # whatever the caller's function raises there
+        return False
+    return True
+
+
+def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[], bool]) -> dict[str, list[float]]:
+    """µs of whole calls in turn: on a GPU of QUEUED calls and the wait for their results, per call."""
+    clock, count = timing.wall_us, 1
+    if device not in ("", "cpu"):
+        import torch
+
+        count = QUEUED
+
+        def clock(call: timing.Run) -> float:
+            torch.cuda.synchronize()
+            return timing.wall_us(lambda: ([call() for _ in range(QUEUED)], torch.cuda.synchronize()))
+
+    if not calls:
+        return {}
+    taken = timing.sampled(calls, seconds=TIMED_S, settled=SETTLED_S, clock=clock, ended=ended)
+    return {name: [us / count for us in samples] for name, samples in taken.items()}
+
+
+# ---------------------------------------------------------------- the program
+def with_buckets(
+    session: Session, graph: Graph, rows: Sequence[tuple[int, int]], program: Program, search: Search
+) -> Program:  # fmt: skip
+    """The program with plans for buckets of sizes where they, or the caller's function, are faster.
+
+    `search` finds a program of a graph at some sizes; its budget is the session's. The report gets a row for each
+    bucket.
+    """
+    name, report = divided_dimension(graph), program.report
+    if name not in program.manifest.sizes:
+        return program
+    low, high, searched = program.manifest.sizes[name]
+    rows = [(max(a, low), min(b, high)) for a, b in rows if a <= high and b >= low]
+    sizes = {n: s for n, (_, _, s) in program.manifest.sizes.items()}
+    caller, pressed = _comparable(session, program), session.interrupted()
+    parts = {
+        row: Forms(graph, sizes, name, {ALL: program}, caller, session.options.seed, pressed) for row in rows
+    }  # fmt: skip
+    with session.stage("buckets", f"{len(rows)} of {name}"):
+        order = sorted(rows, key=lambda row: -_lag(parts[row], row))
+    for i, row in enumerate(order):
+        at, share = middle(*row), max(0.0, session.left) / (len(order) - i)
+        if row[0] <= searched <= row[1]:
+            continue
+        if session.progress.stopped or share < LEAST * session.options.budget:
+            report.omitted.append(f"a plan for {name} of {row[0]} to {row[1]}")
+            continue
+        found, why = _searched(session, graph, {**sizes, name: at}, name, row, share, search)
+        if found is not None:
+            parts[row].programs = {ALL: program, OWN: found}
+        else:
+            report.warnings.append(f"no plan for {name} of {row[0]} to {row[1]}: {why}")
+    with session.stage("buckets"):
+        return _divided(program, report, name, parts, 0 if session.over else HALVINGS)
+
+
+def _comparable(session: Session, program: Program) -> Caller | None:
+    """The caller's function if it may run instead of plans on the program's device."""
+    caller, options = session.caller, session.options
+    if caller is None or not options.allow_caller or options.tolerance not in FACTORS or options.params:
+        return None
+    return caller if caller.device.partition(":")[0] == (program.tensors or "cpu").partition(":")[0] else None
+
+
+def _lag(forms: Forms, row: tuple[int, int]) -> float:
+    """How many times slower than the caller's function the program for all sizes is in a bucket; without one, how far
+    its size is from the searched one."""
+    at = middle(*row)
+    if forms.caller is None:
+        return abs(np.log(at / forms.sizes[forms.dimension])).item()  # type: ignore[no-any-return]
+    times = forms.timed(at)
+    return median(times[ALL]) / median(times[CALLER])
+
+
+def _searched(
+    session: Session, graph: Graph, sizes: Sizes, name: str, row: tuple[int, int], seconds: float, search: Search
+) -> tuple[Program | None, str]:  # fmt: skip
+    """The program for one bucket; None without one that runs at all of its sizes, and why there is none."""
+    own = graph.bind({name: dim(name, min=row[0], max=row[1])})
+    why = ""
+    try:
+        with session.part(seconds, own=True):
+            found = search(own, sizes)
+            why = "; ".join(w for w in session.warnings if "one size" in w)
+    except TensorGraphsError as error:
+        return None, error.message
+    if name in found.manifest.sizes and found.manifest.sizes[name][:2] == row:
+        return found, ""
+    return None, why or "it does not run at all of these sizes"
+
+
+def _divided(
+    program: Program, report: Report, name: str, parts: Mapping[tuple[int, int], Forms], halvings: int
+) -> Program:
+    """The program with the fastest form of each bucket. Adjacent buckets with the plan for all sizes, or with the
+    caller's function, become one; without a function to compare with they stay apart, for `torch.compile` to judge."""
+    rows: list[tuple[int, int, str, Forms]] = []
+    for row, forms in parts.items():
+        for least, most, form in winners(*row, forms.fastest_at, halvings):
+            if rows and rows[-1][2] == form != OWN and forms.caller is not None:
+                least, before = rows[-1][0], rows.pop()[3]
+                forms.us = {**before.us, **forms.us}
+            rows.append((least, most, form, forms))
+    plans: dict[str, Program] = {}
+    instead: dict[int, BucketForm] = {}
+    buckets, report.buckets = [], []
+    for least, most, form, forms in rows:
+        own, plan = forms.programs.get(OWN), ""
+        if own is not None and OWN in (form, forms.compiled([least]) if form == CALLER else ""):
+            plan = f"at_{own.manifest.sizes[name][2]}"
+            plans[plan] = own
+        if form == CALLER and forms.caller is not None:
+            instead[least] = CallerForm(forms.caller)
+        buckets.append(Bucket(least, most, plan))
+        at = own.manifest.sizes[name][2] if own is not None and plan else 0
+        report.buckets.append(BucketReport(name, least, most, form, at, forms.medians(least, most)))
+    for other in (p for forms in parts.values() for p in forms.programs.values()):
+        if other is not program and other not in plans.values():
+            other.unbind()
+    return program.divide(Buckets(name, tuple(buckets)), plans, instead)
+
+
+__all__ = ["buckets_of", "fastest", "middle", "winners", "with_buckets"]
