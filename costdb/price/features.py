@@ -78,7 +78,10 @@ def _sizes(shapes: str, dtypes: str) -> tuple[float, ...]:
 @lru_cache(maxsize=1 << 14)
 def _form(backend: str, family: str, names: tuple[str, ...]) -> tuple[float, ...]:
     """Buckets of hashes of the backend, the family, and the schedule's form."""
-    bucket = lambda text: float(blake2b(text.encode(), digest_size=2).digest()[0] % (1 << FORMS) % 61)
+
+    def bucket(text: str) -> float:
+        return float(blake2b(text.encode(), digest_size=2).digest()[0] % (1 << FORMS) % 61)
+
     return bucket(backend), bucket(family), bucket(repr(names))
 
 

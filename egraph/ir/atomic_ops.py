@@ -136,7 +136,7 @@ def _float8_values() -> Array:
     """Value of each of the 256 codes of float8 e4m3fn, as float32."""
     import ml_dtypes
 
-    return np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return np.asarray(np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
 
 def _from_float8(attrs: Mapping[str, Any], x: Array) -> Array:
