@@ -121,7 +121,7 @@ def values_of(template: UserKernel, case: Case, kind: str) -> dict[str, Array]:
 
 
 def _changed(x: Array, kind: str, rng: np.random.Generator) -> Array:
-    """The values of one kind, made of usual ones."""
+    """Values of one kind (NaN, zeros, large ones, …), made from usual values."""
     if not dtypes.is_float(dtypes.name_of(x.dtype)) or kind in ("normal", "wide"):
         return x
     narrow = x.dtype.itemsize == 2

@@ -85,7 +85,7 @@ class SharedMemory:
                 view_of(self.raw, places[name], call.operands[name])[...] = array
 
     def poison(self, places: Sequence[OperandSpot], content: int) -> None:
-        """Fill outputs."""
+        """Fill every byte of outputs with one value."""
         for place in places:
             np.frombuffer(self.raw, np.uint8)[place.start : place.start + place.size] = content
 

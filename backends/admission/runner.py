@@ -73,7 +73,7 @@ def _bind(job: Mapping[str, Any]) -> tuple[mmap.mmap, Runner]:
 
 
 def _on_host(template: UserKernel, call: Call, arrays: Mapping[str, Any]) -> Runner:
-    """A kernel on NumPy arrays, or on their addresses."""
+    """Function that runs a kernel on NumPy arrays, or on their addresses."""
     named = replace(call, names={n: n for n in arrays})
     definitions = dict(template.source(named)) if template.source is not None else {}
     parts = [*helper_source((), [(template.backend, n) for n in template.setup]), *definitions.values()]
@@ -88,7 +88,7 @@ def _on_host(template: UserKernel, call: Call, arrays: Mapping[str, Any]) -> Run
 def _on_tensors(
     template: UserKernel, call: Call, raw: Any, places: Mapping[str, OperandSpot], device: str
 ) -> Runner:  # fmt: skip
-    """A kernel on Torch tensors: all bytes of the file are copied to the device and back."""
+    """Function that runs a kernel on Torch tensors: all bytes of the file are copied to the device and back."""
     import numpy as np
     import torch
 

@@ -90,7 +90,9 @@ def recurrent_weights(w: Any, cell: str, size: int, hidden: int, width: int, lay
 def recurrent_packed(
     w: Any, cell: str, activations: str, size: int, hidden: int, width: int, layers: int, directions: int
 ) -> list[Any]:
-    """The same weights; on a GPU copied to one contiguous buffer, as cuDNN requires."""
+    """Weights of recurrent layers as views of one vector `w`; on a GPU copied to one contiguous buffer, as cuDNN
+    requires.
+    """
     found = recurrent_weights(w, cell, size, hidden, width, layers, directions)
     if w.is_cuda and torch.backends.cudnn.is_acceptable(w):
         found, mode = [v.clone() for v in found], {"lstm": 2, "gru": 3, "plain": int(activations == "tanh")}[cell]

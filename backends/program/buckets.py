@@ -77,7 +77,7 @@ class BucketForm(Protocol):
     """What runs the calls of a bucket: a program, or the caller's own function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """See `Exchange.quick`."""
+        """What a call with these arguments takes on the quick path (`Exchange.quick`); None if it cannot take it."""
         ...
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:

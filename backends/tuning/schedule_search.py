@@ -91,7 +91,7 @@ class ScheduleSearch:
 
     @property
     def unfinished(self) -> bool:
-        """Whether anything is left to propose."""
+        """Whether schedules are left to propose."""
         return self.room > 0 and (any(map(self._open, self.ranked)) or bool(self._wanted(math.inf)))
 
     def ahead(self) -> list[Schedule]:

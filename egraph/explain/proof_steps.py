@@ -58,7 +58,7 @@ class Unfolding:
     depth: int = 0
 
     def chain(self, a: Tensor, b: Tensor) -> Chain:
-        """The chain from `a` to `b`. Operands that are not proven equal become gaps."""
+        """The chain of rewrite steps from `a` to `b`. Operands that are not proven equal become gaps."""
         chain = Chain([a])
         if a is b:
             return chain

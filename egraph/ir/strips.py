@@ -46,7 +46,7 @@ class Axes:
         return int(concrete(self.root.shape)[self.axis])
 
     def strip(self, count: int) -> Strip:
-        """Expression for `count` consecutive indices of the root. The expression does not depend on the start index."""
+        """Term for `count` consecutive indices along the root's sliced axis. It does not depend on the start index."""
         reads: dict[str, tuple[Tensor, int]] = {}
         made: dict[tuple[int, int], Tensor] = {}
         for node, axis in self.order:

@@ -174,7 +174,7 @@ def line(rule: Rule) -> str:
 
 # ---------------------------------------------------------------- candidates
 def candidate(equality: Equality, world: World) -> RuleCandidate | None:
-    """The equality with canonical variable names, oriented so that the left side binds all variables.
+    """An equality with canonical variable names, oriented so that the left side binds all variables.
 
     None if neither side binds all variables or is a call.
     """
