@@ -77,7 +77,7 @@ class BucketForm(Protocol):
     """What runs the calls of a bucket: a program, or the caller's own function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """What a call with these arguments takes on the quick path (`Exchange.quick`); None if it cannot take it."""
+        """Fast marshalling function for calls with these inputs (`Exchange.quick`); None without one."""
         ...
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
