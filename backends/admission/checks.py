@@ -118,6 +118,16 @@ class Checker:
         finally:
             self.runner.close()
 
+    def templates(self) -> list[UserKernel]:
+        """Templates of the file's kernels, which can be matched and not run. KernelError if the file cannot be executed."""
+        self.runner = RunnerProcess(self.environment)
+        try:
+            return self._loaded()
+        except Refused as refused:
+            raise KernelError(refused.message, where=str(self.file.path)) from None
+        finally:
+            self.runner.close()
+
     def _loaded(self) -> list[UserKernel]:
         """Templates of the file's kernels, made of what the child says about them: they can be matched, not run."""
         reply = self.runner.said({"job": "load", "file": [str(self.file.path), self.file.digest]}, LOAD_S)

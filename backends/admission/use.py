@@ -107,6 +107,18 @@ def verdicts_of(
     return found
 
 
+def described(file: KernelFile) -> list[dict[str, Any]]:
+    """Name, backend, family, pattern and guards of each kernel of a file, which is executed in a child process only.
+
+    KernelError if that fails.
+    """
+    found = Checker(file).templates()
+    return [
+        {"name": t.name, "backend": t.backend, "family": t.family, "pattern": t.pattern, "when": list(t.when),
+         "inputs": {n: str(s) for n, s in t.kernel.inputs.items()}} for t in found
+    ]  # fmt: skip
+
+
 def _usable(interpret: bool) -> dict[str, str]:
     """Why each backend of user kernels cannot be used here; empty texts for those that can."""
     known = backends()
@@ -142,4 +154,4 @@ def _keep(key: str, found: Sequence[Verdict]) -> None:
                 file.write(sealed(json.dumps([v.to_json() for v in found]).encode(), key))
 
 
-__all__ = ["admitted", "use_kernels", "verdicts_of"]
+__all__ = ["admitted", "described", "use_kernels", "verdicts_of"]

@@ -1,0 +1,6 @@
+"""Kernels wanted: briefs of a plan's regions with the largest gap to the machine's limit, and proposals for them.
+
+In: the sources that `optimize` takes.
+Out: briefs; accepted files of user kernels.
+Imports: nothing.
+"""
