@@ -181,7 +181,7 @@ def _scheduled(template: Template, call: Call) -> list[Call]:
 def _measuring(brief: Brief) -> Iterator[Measure]:
     """A function that measures a call in a child process: median time in µs, None for a failure."""
     on_gpu = backend(brief.region.steps[0].template.backend).measured == "gpu"
-    with (GpuMeasurer if on_gpu else CpuMeasurer)(SinkBase()) as measurer:  # type: ignore[arg-type,operator]
+    with (GpuMeasurer if on_gpu else CpuMeasurer)(SinkBase()) as measurer:  # type: ignore[arg-type]
 
         def measure(template: Template, call: Call) -> float | None:
             found = measurer.time(template, call)

@@ -18,7 +18,7 @@ from ..pipeline.prices import CostPricer
 from ..verification.diagnose import step_meanings
 
 LONGEST_CHAIN = 4  # calls of a region
-JOINED = 0.1  # fraction of the calls' time that one kernel must save in memory traffic for the calls to be one region
+JOINED = 0.1  # fraction of the calls' limits that one kernel must save in memory traffic for the calls to be one region
 SMALLEST_GAP_US = 0.1
 
 
@@ -121,11 +121,11 @@ class _Finder:
         results = tuple(self.plan.values[v] for v in last.outputs)
         if any(t.type != r.type for t, r in zip(terms, results)):
             return None  # stored in another dtype than computed
-        work = Work(graph_flops(terms), float(sum(_bytes(v) for v in (*operands.values(), *results))))
+        work = Work(graph_flops(list(terms)), float(sum(_bytes(v) for v in (*operands.values(), *results))))
         facts = self.pricer.facts([Candidate(s.template, Vertex(0, ()), (), s.call) for s in steps])
         known = [f for f in facts if f is not None]
         us, limit = sum(s.cost.us for s in steps), min(f.roofline.us(work) for f in known)
-        if len(steps) > 1 and sum(f.limit_us for f in known) - limit < JOINED * us:
+        if len(steps) > 1 and limit > (1 - JOINED) * sum(f.limit_us for f in known):
             return None
         return Region(steps, terms, tuple(operands.items()), results, us, limit, work.flops, work.bytes)
 
