@@ -3,6 +3,6 @@
 In: candidate kernels.
 Out: rows of the cost store.
 Imports: backends, backends.cuda, backends.generate, backends.ir, backends.program, backends.runtime,
-    backends.triton, backends.verification, costdb.keys, costdb.store, egraph.ir, errors, extract.model, plain,
-    processes, settings, writing.
+    backends.triton, backends.user, backends.verification, costdb.keys, costdb.store, egraph.ir, errors,
+    extract.model, plain, processes, settings, writing.
 """

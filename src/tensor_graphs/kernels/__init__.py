@@ -2,5 +2,7 @@
 
 In: the sources that `optimize` takes.
 Out: briefs; accepted files of user kernels.
-Imports: nothing.
+Imports: backends, backends.admission, backends.generate, backends.program, backends.tuning, backends.user,
+    costdb.keys, costdb.store, egraph.ir, errors, explorer, extract.model, options, pipeline, progress, verification,
+    writing.
 """
