@@ -24,7 +24,7 @@ from .checks import Checker, Verdict
 FORMAT = 1  # raise it when the checks change
 LASTING = ("admitted", "unavailable", "wrong", "out-of-bounds", "modified-input", "nondeterministic", "malformed")
 Say = Callable[[str], None]
-_templates: dict[str, list[UserKernel]] = {}  # digest of a file -> its templates
+_templates: dict[KernelFile, list[UserKernel]] = {}
 
 
 def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[Verdict]:
@@ -80,10 +80,10 @@ def _admitted(file: KernelFile, names: set[str], say: Say) -> tuple[list[UserKer
         kind = KernelError if all(v.status == "malformed" for v in refused) else KernelRefusedError
         raise kind("; ".join(map(str, refused)), where=str(file.path), hint="`tensor-graphs kernels check FILE`")
     good = {v.kernel for v in verdicts if v.admitted}
-    if file.digest not in _templates:
-        _templates[file.digest] = templates_of(file)
+    if file not in _templates:
+        _templates[file] = templates_of(file)
     known = backends()
-    there = [t for t in _templates[file.digest] if t.backend in known and not known[t.backend].unavailable()]
+    there = [t for t in _templates[file] if t.backend in known and not known[t.backend].unavailable()]
     return [t for t in there if t.kernel.name in good], verdicts
 
 
