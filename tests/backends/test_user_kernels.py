@@ -159,7 +159,6 @@ HOSTILE = {
     "right": (f'return c("right", f"{LOOP} out[i] = x[i] * y[i] + 1;")', "admitted"),
     "wrong": (f'return c("wrong", f"{LOOP} out[i] = x[i] * y[i] + 1.001f;")', "wrong"),
     "beyond": (f'return c("beyond", f"{LOOP.replace("<", "<=")} out[i] = x[i] * y[i] + 1;")', "out-of-bounds"),
-    "below": (f'return c("below", f"out[-1] = 3; {LOOP} out[i] = x[i] * y[i] + 1;")', "out-of-bounds"),
     "multiples": (f'return c("multiples", f"{LOOP} if (i < {{M * N // 8 * 8}}) out[i] = x[i] * y[i] + 1;")', "wrong"),
     "one_shape": (f'return c("one_shape", f"{LOOP} out[i] = {{int(N == 64)}} ? x[i] * y[i] + 1 : 0;")', "wrong"),
     "changes": (f'return c("changes", f"{LOOP} {{{{ out[i] = x[i] * y[i] + 1; x[i] = 0; }}}}")', "modified-input"),
@@ -176,7 +175,6 @@ IN_PYTHON = {
     "raises": ("raise SystemExit(3)", "error"),
     "remembers": ("seen.setdefault(out.shape, x * y + 1); out[...] = seen[out.shape]", "wrong"),
     "without_nan": ("out[...] = np.nan_to_num(x * y + 1)", "wrong"),
-    "dies": ("import os; os._exit(0)", "crash"),
     "starts_another": ("import subprocess; subprocess.Popen(['sleep', '1000']); import time; time.sleep(60)", "timeout"),
 }  # fmt: skip
 
