@@ -24,7 +24,7 @@ from .checks import AdmissionVerdict, Checker
 FORMAT = 1  # raise it when the checks change
 LASTING = ("admitted", "unavailable", "wrong", "out-of-bounds", "modified-input", "nondeterministic", "malformed")
 Say = Callable[[str], None]
-_templates: dict[str, list[UserKernel]] = {}  # digest of a file -> its templates
+_templates: dict[KernelFile, list[UserKernel]] = {}
 
 
 def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[AdmissionVerdict]:
@@ -80,10 +80,10 @@ def _admitted(file: KernelFile, names: set[str], say: Say) -> tuple[list[UserKer
         kind = KernelError if all(v.status == "malformed" for v in refused) else KernelRefusedError
         raise kind("; ".join(map(str, refused)), where=str(file.path), hint="`tensor-graphs kernels check FILE`")
     good = {v.kernel for v in verdicts if v.admitted}
-    if file.digest not in _templates:
-        _templates[file.digest] = templates_of(file)
+    if file not in _templates:
+        _templates[file] = templates_of(file)
     known = backends()
-    there = [t for t in _templates[file.digest] if t.backend in known and not known[t.backend].unavailable()]
+    there = [t for t in _templates[file] if t.backend in known and not known[t.backend].unavailable()]
     return [t for t in there if t.kernel.name in good], verdicts
 
 
@@ -105,6 +105,18 @@ def verdicts_of(
     if all(v.status in LASTING for v in found):
         _keep(key, found)
     return found
+
+
+def described(file: KernelFile) -> list[dict[str, Any]]:
+    """Name, backend, family, pattern and guards of each kernel of a file, which is executed in a child process only.
+
+    KernelError if that fails.
+    """
+    found = Checker(file).templates()
+    return [
+        {"name": t.name, "backend": t.backend, "family": t.family, "pattern": t.pattern, "when": list(t.when),
+         "inputs": {n: str(s) for n, s in t.kernel.inputs.items()}} for t in found
+    ]  # fmt: skip
 
 
 def _usable(interpret: bool) -> dict[str, str]:
@@ -142,4 +154,4 @@ def _keep(key: str, found: Sequence[AdmissionVerdict]) -> None:
                 file.write(sealed(json.dumps([v.to_json() for v in found]).encode(), key))
 
 
-__all__ = ["admitted", "use_kernels", "verdicts_of"]
+__all__ = ["admitted", "described", "use_kernels", "verdicts_of"]

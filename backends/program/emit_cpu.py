@@ -26,6 +26,7 @@ from ...extract.model.kernel import Plan, Step, Template, Value, contiguous, out
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.source_text import dtype_text, identifier, imports_of, indented, literal, one_line, signature, title
 from ..runtime.views import has_torch_view, torch_view
+from ..user.templates import UserKernel
 from . import memory_plan as memory
 from .cpu_helpers import HELPERS, library_text
 
@@ -132,8 +133,8 @@ class ProgramEmitter:
         self.taken |= set(all_helpers())
         for step in self.plan.steps:
             if step.template.source is not None:
-                in_c = step.template.roots and self._kind(step.template) == "address"  # else Python definitions
-                found = self.in_c if in_c else self.definitions
+                python = isinstance(step.template, UserKernel) or self._kind(step.template) != "address"
+                found = self.definitions if python else self.in_c
                 found |= step.template.source(step.call)
         self.taken |= self.definitions.keys() | self.in_c.keys()
         names = [str(leaf.attr("name")) for leaf in self.plan.graph.inputs]

@@ -56,11 +56,16 @@ class Body:
         return f"user:{self.file.digest}:{self.kernel.name}:{fixed}"
 
     def known(self, call: Call) -> dict[str, Any]:
-        """Values of all names that the body may ask for."""
+        """Values of all names that the body may ask for. At free sizes, only Python kernels work, and only those without
+        sizes in their parameters and conditions; KernelError for others."""
         chosen = {n: v for n, v in call.schedule.items() if n in self.kernel.choices}
         fixed = self.choices if self.choices is not None else (chosen or self.kernel.variants()[0])
         found = self.kernel.known(call)
-        assert found is not None, self.kernel.name  # `applies` holds
+        if found is None:
+            found = {n: call.attrs[n] for n in self.kernel.constants if n in call.attrs}
+            asked = {*self.kernel.parameters} & {*self.kernel.axes, *self.kernel.types}
+            if asked or self.kernel.where or self.kernel.sizes:
+                raise KernelError(f"the kernel {self.kernel.name!r} works at fixed sizes only")
         return {**found, **fixed}
 
     def name(self, call: Call) -> str:

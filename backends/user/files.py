@@ -73,7 +73,7 @@ def kernels_of(file: KernelFile) -> list[Kernel]:
         raise
     except (Exception, SystemExit) as error:
         raise KernelError(f"the file of kernels fails: {type(error).__name__}: {error}", where=str(file.path)) from None
-    found = [k for k in vars(module).values() if isinstance(k, Kernel) and k.file == file.path]
+    found = [k for k in vars(module).values() if isinstance(k, Kernel) and str(k.file) == module.__file__]
     if not found:
         raise KernelError(
             "the file declares no kernels", where=str(file.path), hint="@tg.kernel(...) before a function"

@@ -55,6 +55,12 @@ def forms(kernel: Kernel) -> list[ReferenceForm]:
         raise KernelError(f"the reference of {kernel.name!r} cannot be used: {why}", where=str(kernel.file)) from None
 
 
+def pattern_of(terms: Sequence[Tensor]) -> str:
+    """Terms over inputs as a pattern, with constants as literals. KernelError if they have other leaves."""
+    inputs = {str(t.attr("name")): t for t in topological(terms) if t.op == "input"}
+    return _Writer(inputs, {}).form(terms, ()).pattern
+
+
 def _check(kernel: Kernel, form: ReferenceForm) -> None:
     terms = parse_terms(form.pattern)
     used = {v for t in terms for v in variables(t)}
@@ -170,4 +176,4 @@ class _Writer:
         return name
 
 
-__all__ = ["ReferenceForm", "forms"]
+__all__ = ["ReferenceForm", "forms", "pattern_of"]

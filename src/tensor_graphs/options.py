@@ -150,8 +150,8 @@ class CommonOptions:
         (),
         "Files of user kernels (or kernels declared in one) that are candidates beside the built-in ones, after the checks"
         " of `use_kernels`. The files are executed as code.",
-        anything,
-    )
+        anything, decides=False,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for declared in fields(self):

@@ -1,10 +1,12 @@
-"""Command line: `tensor-graphs optimize`, `saturate`, `extract`, `explain`, `profile`, `measure`, `db`, `rules`.
+"""Command line: `tensor-graphs optimize`, `saturate`, `extract`, `explain`, `profile`, `measure`, `generate`, `db`, `rules`,
+    `kernels`.
 
 In: arguments.
 Out: text or one JSON document, and an exit code.
-Imports: backends, backends.program, backends.tuning, costdb.keys, costdb.store, egraph.explain, egraph.ir,
-    egraph.saturate, egraph.view, errors, explorer, extract.solve, options, pipeline, plain, progress, report,
-    rules, rules.check, rules.derive, rules.files, rules.synthesize, settings, writing.
+Imports: backends, backends.admission, backends.program, backends.tuning, backends.user, costdb.keys, costdb.store,
+    egraph.explain, egraph.ir, egraph.saturate, egraph.view, errors, explorer, extract.solve, kernels, options,
+    pipeline, plain, progress, report, rules, rules.check, rules.derive, rules.files, rules.synthesize, settings,
+    writing.
 """
 
 from .app import main

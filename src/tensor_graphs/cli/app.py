@@ -29,6 +29,8 @@ from ..options import Options, summary
 from ..writing import is_stream, write_text
 from .console import Answer, Console, Json, Out, Terminated, Verbose, terminated, text_of, working, writable
 from .generate import generate
+from .kernels import KernelFiles, sizes
+from .kernels import app as kernels_app
 from .rules import app as rules_app
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ app = typer.Typer(
 db = typer.Typer(no_args_is_help=True, help="The store of measured kernel costs.", rich_markup_mode=None)
 app.add_typer(db, name="db")
 app.add_typer(rules_app, name="rules")
+app.add_typer(kernels_app, name="kernels")
 
 Model = Annotated[
     str, typer.Argument(help="a .onnx, .pt2 or .safetensors file (with a graph), or a folder with config.json")
@@ -78,16 +81,6 @@ ErrorBudget = Annotated[float | None, typer.Option(help=summary("error_budget"))
 
 
 # ---------------------------------------------------------------- arguments
-def _sizes(dims: list[str] | None) -> dict[str, int]:
-    found = {}
-    for item in dims or []:
-        name, sep, size = item.partition("=")
-        if not sep or not size.lstrip("-").isdigit():
-            raise UsageError(f"the size {item!r} is not NAME=INT")
-        found[name] = int(size)
-    return found
-
-
 def _own_rules(file: Path | None) -> list[Rule]:
     """Rules of a file in this project's own rule syntax."""
     if file is None:
@@ -139,6 +132,7 @@ def optimize(
     seed: Seed = Options.seed, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
     effort: Effort = Options.effort, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
     rules: Annotated[Path | None, typer.Option(help="file of additional rewrite rules, one per line")] = None,
+    kernels: KernelFiles = None,
     again: Annotated[bool, typer.Option("--again", help=summary("again"))] = Options.again,
     report: Annotated[Path | None, typer.Option(help="write an HTML report to this file")] = None,
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
@@ -153,9 +147,10 @@ def optimize(
         writable(report)
     with working(verbose, as_json) as progress:
         program = pipeline.optimize(
-            model, dims=_sizes(dim), fixed=_sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
+            model, dims=sizes(dim), fixed=sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
             verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
             memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=_own_rules(rules), again=again,
+            kernels=kernels or (),
         )  # fmt: skip
         folder = program.save(output or default_output(model))
     found = program.report
@@ -188,7 +183,7 @@ def saturate(
     writable(output)
     with working(verbose, as_json) as progress:
         explorer = saturated(
-            model, dims=_sizes(dim), backend=backend, budget=budget, costdb=costdb, trust=trust_model, progress=progress,
+            model, dims=sizes(dim), backend=backend, budget=budget, costdb=costdb, trust=trust_model, progress=progress,
             limits=Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack), effort=effort,
         )  # fmt: skip
         write(output, explorer)
@@ -258,7 +253,7 @@ def explain(
     """Show a saved program's kernels and costs, or a model's operators, sizes and blocks."""
     from . import explain as explaining
 
-    return Answer(*explaining.explain(target, _sizes(dim), backend, trust=trust_model, steps=steps))
+    return Answer(*explaining.explain(target, sizes(dim), backend, trust=trust_model, steps=steps))
 
 
 @app.command()
@@ -296,10 +291,10 @@ def profile(
         if jobs is not None:
             from ..explorer.export_jobs import write_lacking
 
-            count = write_lacking(model, jobs, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model)
+            count = write_lacking(model, jobs, paths, sizes(dim), backend, budget, costdb, progress, trust=trust_model)
             return Answer({"jobs": count, "output": str(jobs)}, f"{count} kernels to measure written to {jobs}")
         document, text = sweep.profile(
-            model, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model, resume=resume, workers=workers,
+            model, paths, sizes(dim), backend, budget, costdb, progress, trust=trust_model, resume=resume, workers=workers,
             diversity=diversity,
         )  # fmt: skip
     stopped = Interrupted("stopped on request; what was measured is kept", where=model, hint="go on with --resume")

@@ -11,7 +11,7 @@ from ..backends.tuning.measure_cpu import CpuMeasurer
 from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..costdb.keys.device import gpu_machine
 from ..costdb.store.store import Store
-from ..errors import DeviceUnavailableError, WorkerError
+from ..errors import DeviceUnavailableError, WorkerError, warned
 from ..extract.model.kernel import Backend, Measurer
 from ..options import CommonOptions, Options
 from .session import Session, store_of
@@ -35,7 +35,11 @@ def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
 
     KernelError or KernelRefusedError for user kernels that cannot be used.
     """
-    return list(with_kernels(select(name or options.backend_name), [*used_kernels(), *admitted(options.kernels)]))
+    chosen, added = select(name or options.backend_name), admitted(options.kernels)
+    names = {b.name for b in chosen}
+    if out := sorted({t.kernel.name for t in added} - {t.kernel.name for t in added if t.backend in names}):
+        warned(f"user kernels {', '.join(out)}: their backends are not among those of backend={options.backend_name!r}")
+    return list(with_kernels(chosen, [*used_kernels(), *added]))
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
