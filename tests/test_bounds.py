@@ -21,6 +21,7 @@ from benchmarks import growth
 
 import tensor_graphs as tg
 from tensor_graphs import settings
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.backends.verification import inputs as drawing
@@ -37,6 +38,7 @@ from tensor_graphs.errors import (
     UsageError,
     VerificationError,
 )
+from tensor_graphs.explorer import profile as sweep
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.repeats import RepeatedSubgraphs
 from tensor_graphs.extract.solve import dominators as must
@@ -44,6 +46,7 @@ from tensor_graphs.extract.solve import frontier_dp, presolve
 from tensor_graphs.extract.solve.label_setting import LabelSetting
 from tensor_graphs.extract.solve.problem import Problem, ProblemRows
 from tensor_graphs.extract.solve.serialize import read_egraph
+from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.models.torch_export import export_bounds
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import trace_check as caller_reference
@@ -57,6 +60,7 @@ from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.processes import memory_limits as host
+from tensor_graphs.progress import Progress
 from tensor_graphs.verification import comparison, reference, strips, verify
 from tensor_graphs.verification import memory_checks as room
 
@@ -405,6 +409,17 @@ def test_a_slow_function_is_called_once_if_no_time_is_spared(monkeypatch: pytest
     assert said.startswith("compared with the function itself, on 1 inputs; left out for lack of time: a second call")
     with pytest.raises(TraceError):  # what is not left out still decides
         caller_reference.compare(lambda x: slow(x) + 1, (x,), graph, spare=lambda: 0.0)
+
+
+def test_a_sweep_whose_time_is_up_runs_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search in it times none, and the rest of the sweep the best plan alone."""
+    x, bound = tg.input("x", (4, 8)), []
+    save_graph(Graph.of(tg.softmax(x @ tg.param("w", (8, 8))) + x, params={"w": np.eye(8, dtype=np.float32)}), tmp_path / "m.safetensors")  # fmt: skip
+    bind = Program._bind
+    monkeypatch.setattr(Program, "_bind", lambda program: bound.append(program) or bind(program))
+    with settings.override(home=str(tmp_path)):
+        found, _ = sweep.profile(str(tmp_path / "m.safetensors"), 3, {}, "numpy", 0.01, None, Progress())
+    assert len(bound) == len(found["paths"]) == 1 and found["paths"][0]["measured_us"] > 0
 
 
 def test_a_large_constant_is_held_once_and_not_read_again_from_a_stored_plan(tmp_path: Path) -> None:

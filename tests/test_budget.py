@@ -100,6 +100,15 @@ def test_time_that_suffices_cuts_nothing() -> None:
     assert right(made) and made.report.omitted == [] and made.report.verification["seeds"] == 3
 
 
+def test_ctrl_c_uses_up_the_time() -> None:
+    """Whatever is left of the budget, and also where no clock decides."""
+    for deterministic in (False, True):
+        session = Session(Options(budget=600.0, deterministic=deterministic), Progress())
+        assert not session.over and not session.late
+        session.progress.stopped = True
+        assert session.over and session.late
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_ctrl_c_in_a_stage_keeps_the_best(stage: str, home: Path) -> None:
     progress = Progress()

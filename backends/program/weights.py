@@ -18,6 +18,7 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Data, Tensor, load_data, make, structural_digest
 from ...egraph.ir.interpret import evaluate
 from ...errors import BadWeightsError
+from ...plain import file_identity
 from ..runtime.marshalling import Exchange
 from .manifest import STATE, Spec
 
@@ -161,12 +162,11 @@ class StoredWeights(Mapping[str, Array]):
         self._file = self._facts() if specs else ()
 
     def _facts(self) -> tuple[int, ...]:
-        """Identity of the file (device, inode, size, mtime), to detect its replacement."""
+        """Identity of the file, to detect its replacement."""
         try:
-            facts = self.path.stat()
+            return file_identity(self.path)
         except OSError as error:
             raise BadWeightsError(f"the weights cannot be read: {error.strerror}", where=str(self.path)) from None
-        return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
     def __getitem__(self, key: str) -> Array:
         from safetensors import SafetensorError, safe_open

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...errors import BadWeightsError
+from ...plain import file_identity
 
 COPIED = 1 << 20  # maximum bytes of an array that is copied; larger ones are mapped
 
@@ -19,13 +22,15 @@ COPIED = 1 << 20  # maximum bytes of an array that is copied; larger ones are ma
 class MappedArray:
     """A lazy array: `shape` elements of `dtype` (little-endian, C order), `offset` bytes into the file `path`.
 
-    The file is read only when `load` is called.
+    The file is read only when `load` is called. `identity`: the file's (`plain.file_identity`) when its header was read;
+    () if it may have changed since.
     """
 
     path: Path
     offset: int
     shape: tuple[int, ...]
     dtype: str
+    identity: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -35,33 +40,45 @@ class MappedArray:
     def load(self) -> np.ndarray[Any, Any]:
         """Return a read-only array: a copy up to 1 MiB, else over the memory-mapped file.
 
-        Raises BadWeightsError if the file cannot be read or is too short. If a mapped file is cut short later, the
-        operating system ends the process at the next read of a lost page (SIGBUS).
+        Raises BadWeightsError if the file cannot be read, is too short, or was replaced or written since its header was
+        read. A mapped file that is written later changes the array; if it is cut short, the operating system ends the
+        process at the next read of a lost page (SIGBUS).
         """
         if self.nbytes == 0:
             return np.zeros(self.shape, dtypes.numpy_dtype(self.dtype))
         try:
-            size = self.path.stat().st_size
-        except OSError as error:
-            raise BadWeightsError(f"{self.path.name} cannot be read: {error.strerror}", where=str(self.path)) from None
+            with open(self.path, "rb", buffering=0, opener=_opened) as file:
+                raw = self._bytes(file)
+        except (OSError, ValueError, OverflowError) as error:
+            said = error.strerror if isinstance(error, OSError) else error
+            raise BadWeightsError(f"{self.path.name} cannot be read: {said}", where=str(self.path)) from None
+        return raw.view(dtypes.numpy_dtype(self.dtype)).reshape(self.shape)
+
+    def _bytes(self, file: FileIO) -> np.ndarray[Any, Any]:
+        """The array's bytes: copied, or mapped. ValueError if the file has become shorter."""
+        size = os.fstat(file.fileno()).st_size
         if self.offset + self.nbytes > size:
             raise BadWeightsError(
                 f"{self.path.name} holds {size} bytes, a tensor needs {self.offset}+{self.nbytes}", where=str(self.path)
             )
-        try:
-            if self.nbytes <= COPIED:
-                raw = self._copied()
-            else:
-                raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset, shape=(self.nbytes,))
-        except (OSError, ValueError, OverflowError) as error:
-            raise BadWeightsError(f"{self.path.name} cannot be mapped: {error}", where=str(self.path)) from None
-        return raw.view(dtypes.numpy_dtype(self.dtype)).reshape(self.shape)
-
-    def _copied(self) -> np.ndarray[Any, Any]:
-        """The bytes, read into memory. ValueError if the file has become shorter."""
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset)
-            content = file.read(self.nbytes)
+        if self.nbytes > COPIED:
+            self._refuse_changed(file)
+            return np.memmap(file, dtype=np.uint8, mode="r", offset=self.offset, shape=(self.nbytes,))
+        file.seek(self.offset)
+        content = file.read(self.nbytes)
+        self._refuse_changed(file)
         if len(content) != self.nbytes:
             raise ValueError("it has become shorter")
         return np.frombuffer(content, np.uint8)
+
+    def _refuse_changed(self, file: FileIO) -> None:
+        if self.identity and file_identity(file.fileno()) != self.identity:
+            raise BadWeightsError(
+                f"{self.path.name} was replaced or written after it was opened", where=str(self.path),
+                hint="load the model again",
+            )  # fmt: skip
+
+
+def _opened(path: str, flags: int) -> int:
+    """A descriptor of a file; does not wait where a pipe has taken its place."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -9,6 +9,7 @@ keeps the last one, so two readers could see two different models in one file.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -20,7 +21,7 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Data, load_data
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, UsageError
-from ...plain import is_file, read_bytes, strict_json
+from ...plain import file_identity, is_file, read_bytes, strict_json
 from ...writing import replacing
 from .arrays import MappedArray
 from .inside import inside
@@ -42,11 +43,12 @@ _FOREIGN = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4", "C64"}
 
 @dataclass(frozen=True)
 class SafeFile:
-    """Header of a safetensors file: free-form metadata, and the tensors as lazy arrays."""
+    """Header of a safetensors file: free-form metadata, the tensors as lazy arrays, and the identity of the file when read."""
 
     path: Path
     metadata: Mapping[str, str]
     tensors: Mapping[str, MappedArray]
+    identity: tuple[int, ...]
 
 
 def read_json_file(path: Path, error: type[BadModelError] = BadModelError) -> dict[str, Any]:
@@ -73,8 +75,9 @@ def read_header(path: Path | str) -> SafeFile:
     if not is_file(path):
         raise BadWeightsError(f"there is no file {path.name}", where=str(path))
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
+            identity = file_identity(file.fileno())
+            size = os.fstat(file.fileno()).st_size
             header = _header_object(file, size, path)
             start = file.tell()
     except OSError as problem:
@@ -91,10 +94,10 @@ def read_header(path: Path | str) -> SafeFile:
         raise UnsupportedError("dtypes that are not supported", missing=foreign, where=str(path))
     _check_cover({name: (begin, end) for name, (_, _, begin, end) in regions.items()}, size - start, path)
     tensors = {
-        name: MappedArray(path, start + begin, shape, _DTYPES[dtype])
+        name: MappedArray(path, start + begin, shape, _DTYPES[dtype], identity)
         for name, (dtype, shape, begin, _) in regions.items()
     }
-    return SafeFile(path, metadata, tensors)
+    return SafeFile(path, metadata, tensors, identity)
 
 
 def _header_object(file: BinaryIO, size: int, path: Path) -> dict[str, Any]:
@@ -190,6 +193,8 @@ def read_folder(folder: Path | str, *, trust: bool = False) -> dict[str, MappedA
 
 
 def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, MappedArray]:
+    """The tensors of the shards of an index. BadWeightsError also if one of the files changes before all are read."""
+    seen = {index: _identity_now(index)}
     places = read_json_file(index, BadWeightsError).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise BadWeightsError("weight_map is not an object of file names", where=str(index))
@@ -200,7 +205,9 @@ def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, MappedArra
             raise BadWeightsError(f"the shard {shard[:200]!r} is not a plain .safetensors file name", where=str(index))
         if not is_file(folder / shard):
             raise BadWeightsError(f"the shard {shard!r} is missing", where=str(index))
-        for name, array in read_header(inside(folder, shard, trust=trust)).tensors.items():
+        opened = read_header(inside(folder, shard, trust=trust))
+        seen[opened.path] = opened.identity
+        for name, array in opened.tensors.items():
             if places.get(name) != shard:
                 said = f"in {places[name]!r}" if name in places else "nowhere"
                 raise BadWeightsError(
@@ -212,7 +219,21 @@ def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, MappedArra
         raise BadWeightsError(
             f"tensor {missing[0][:200]!r} is not in {places[missing[0]]!r}, where the index has it", where=str(index)
         )
+    if changed := [path.name for path, identity in seen.items() if _identity_now(path) != identity]:
+        raise BadWeightsError(
+            f"{changed[0]} was replaced or written while the checkpoint was read",
+            where=str(folder),
+            hint="load it again",
+        )
     return found
+
+
+def _identity_now(path: Path) -> tuple[int, ...]:
+    """The identity of a file; () if there is none."""
+    try:
+        return file_identity(path)
+    except OSError:
+        return ()
 
 
 # ---------------------------------------------------------------- writing

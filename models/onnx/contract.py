@@ -127,6 +127,12 @@ def _conv_transpose(n: Node) -> Result:
     kernel = list(concrete(w.shape[2:]))
     strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
     low, high = _transposed_pads(n, x, kernel, strides, dilations)
+    sizes = [
+        s * (size - 1) + d * (k - 1) + 1 - p - q
+        for size, k, s, d, p, q in zip(x.shape[2:], kernel, strides, dilations, low, high)
+    ]
+    if any(size == 0 for size in sizes if isinstance(size, int)):  # the pads cut off everything
+        return t.zeros((x.shape[0], groups * w.shape[1], *sizes), x.dtype)
     for i in range(count):
         x = _spread(x, 2 + i, strides[i])
         w = t.flip(w, 2 + i)

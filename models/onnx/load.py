@@ -28,7 +28,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim
 from ...egraph.ir.graph import Data, Graph, Tensor, load_data
 from ...errors import BadModelError, TooLargeError, UnsupportedError, UsageError
-from ...plain import is_file
+from ...plain import file_identity, is_file
 from ...processes.memory_limits import machine_memory
 from ..files.arrays import MappedArray
 from ..files.inside import inside
@@ -111,9 +111,13 @@ def _parse(file: Path) -> Any:
         raise TooLargeError(f"the file has {size} bytes, more than a protocol buffer can hold", where=str(file),
                             hint="save the model with external data")  # fmt: skip
     try:
+        before = file_identity(file)
         model = onnx.load(str(file), load_external_data=False, format="protobuf")
+        changed = file_identity(file) != before
     except Exception as error:  # the parser's exception types differ between protobuf versions
         raise BadModelError(f"not an ONNX file: {error}", where=str(file)) from error
+    if changed:
+        raise BadModelError("the file was replaced or written while it was read", where=str(file), hint="load it again")
     check_count(len(model.graph.node), where=str(file))
     if not model.graph.node and not model.graph.output:
         raise BadModelError("the file holds no graph", where=str(file), hint="is it an ONNX model?")
@@ -317,8 +321,8 @@ def _check_texts(message: Any, where: str) -> None:
                 raise BadModelError(f"{kind.name} is no text in UTF-8: {short(odd[0])}", where=where)
 
 
-def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int]:
-    """Return (path, offset) of external data.
+def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int, tuple[int, ...]]:
+    """Return (path, offset, identity of the file now) of external data.
 
     The data must be in a regular file below the model's folder, reached without a link that leaves the folder.
     """
@@ -337,11 +341,12 @@ def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
     except ValueError:
         raise BadModelError("offset or length of external data is not a number", where=where) from None
+    identity = file_identity(target)
     if offset < 0 or length != size or offset + size > target.stat().st_size:
         raise BadModelError(
             f"external data {short(location)} does not hold {size} bytes at {offset} (length {length})", where=where
         )
-    return target, offset
+    return target, offset, identity
 
 
 # ---------------------------------------------------------------- dimensions
@@ -464,8 +469,9 @@ class _Loader:
         leaf = self.context.check(t.param(name, shape, kind))
         data: Data
         if tensor.data_location == tensor.EXTERNAL:
-            place, offset = _external(tensor, leaf.type.nbytes, self.file, f"{self.file}: tensor {short(name)}")
-            data = MappedArray(place, offset, shape, kind)
+            where = f"{self.file}: tensor {short(name)}"
+            place, offset, identity = _external(tensor, leaf.type.nbytes, self.file, where)
+            data = MappedArray(place, offset, shape, kind, identity)
         else:
             data = _held(tensor, shape, f"{self.file}: tensor {short(name)}")
         limit = CONSTANT_ELEMENTS if dtypes.is_float(kind) else CONSTANT_INTEGERS

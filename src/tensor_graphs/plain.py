@@ -50,6 +50,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def file_identity(file: Path | int) -> tuple[int, ...]:
+    """Device, inode, size in bytes and time of the last change (ns) of a file (path or descriptor): equal as long as it is neither
+    replaced nor written. Two writes within a few milliseconds may have the same time. OSError if it cannot be looked at.
+    """
+    facts = os.stat(file)
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """Content of a regular file of at most `most` bytes; links are followed.
 
@@ -223,4 +231,4 @@ def _record(kind: Any) -> Decoder:
     return record
 
 
-__all__ = ["Malformed", "Natural", "Within", "decode", "is_file", "read_bytes", "strict_json"]
+__all__ = ["Malformed", "Natural", "Within", "decode", "file_identity", "is_file", "read_bytes", "strict_json"]

@@ -1,15 +1,21 @@
-"""Files that change between the time when they are opened and the time when their weights are read."""
+"""Files that are replaced or written while they are read, or before their weights are: a named error, not other numbers."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tensor_graphs.errors import BadWeightsError
-from tensor_graphs.models.files.safetensors import read_folder, read_header, write_arrays
+from tensor_graphs.egraph.ir.graph import load_data
+from tensor_graphs.errors import BadModelError, BadWeightsError
+from tensor_graphs.models.files import safetensors
+from tensor_graphs.models.files.safetensors import SafeFile, read_folder, read_header, write_arrays
+from tensor_graphs.models.onnx.load import load_onnx
 
 SIZES = {"small": 64, "mapped": 1 << 19}
 
@@ -34,18 +40,104 @@ def gone(path: Path) -> None:
     path.unlink()
 
 
+def rewritten(path: Path) -> None:
+    """Other numbers, the same length, in place."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-4] + b"\0\0\0\0")
+    later(path)
+
+
+def equally_long(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
+    os.utime(other, ns=(0, path.stat().st_mtime_ns))
+    other.replace(path)
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def later(path: Path) -> None:
+    """Two writes within a tick of the file system's clock have one time: make it another one."""
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+
+CHANGES = [longer, shorter, replaced, gone, rewritten, equally_long, a_pipe]
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("change", [longer, shorter, replaced, gone])
+@pytest.mark.parametrize("change", CHANGES)
 def test_weights_of_a_file_that_changes(size: str, change: Callable[[Path], None], tmp_path: Path) -> None:
-    """They are what they were, or a named error; also those of a folder."""
+    """Also those of a folder."""
     path = tmp_path / "model.safetensors"
-    values = np.arange(SIZES[size], dtype=np.float32)
-    write_arrays(path, {"w": values})
+    write_arrays(path, {"w": np.arange(SIZES[size], dtype=np.float32)})
     found = [read_header(path).tensors["w"], read_folder(tmp_path)["w"]]
     change(path)
     for array in found:
-        if change is longer:
-            np.testing.assert_array_equal(array.load(), values)
-        else:
-            with pytest.raises(BadWeightsError):
-                array.load()
+        with pytest.raises(BadWeightsError):
+            array.load()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_external_data_that_changes(size: str, change: Callable[[Path], None], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    shape = [1, SIZES[size] * 16]
+    raw = np.arange(shape[1], dtype=np.float32).tobytes()
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, shape, raw, raw=True)
+    kinds = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n in "xy"]
+    node = onnx.helper.make_node("Add", ["x", "w"], ["y"])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", kinds[:1], kinds[1:], [weight]))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    (data,) = load_onnx(tmp_path / "m.onnx").params.values()
+    np.testing.assert_array_equal(load_data(data).reshape(-1)[:3], [0, 1, 2])
+    change(tmp_path / "w.bin")
+    with pytest.raises(BadWeightsError):
+        load_data(data)
+
+
+@pytest.mark.parametrize("changed", ["model.safetensors.index.json", "b.safetensors"])
+def test_a_checkpoint_that_changes_while_it_is_read(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shards may be those of two versions."""
+    for shard in "ab":
+        write_arrays(tmp_path / f"{shard}.safetensors", {shard: np.zeros(3, np.float32)})
+    index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert set(read_folder(tmp_path)) == {"a", "b"}
+    read = safetensors.read_header
+
+    def read_slowly(path: Path) -> SafeFile:
+        found = read(path)
+        later(tmp_path / changed)
+        return found
+
+    monkeypatch.setattr(safetensors, "read_header", read_slowly)
+    with pytest.raises(BadWeightsError, match="while the checkpoint was read"):
+        read_folder(tmp_path)
+
+
+def test_a_model_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx = pytest.importorskip("onnx")
+    kinds = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [3]) for n in "xy"]
+    path = tmp_path / "m.onnx"
+    onnx.save(
+        onnx.helper.make_model(
+            onnx.helper.make_graph([onnx.helper.make_node("Neg", "x", "y")], "g", kinds[:1], kinds[1:])
+        ),
+        path,
+    )
+    read = onnx.load
+
+    def read_slowly(*args: Any, **how: Any) -> Any:
+        found = read(*args, **how)
+        later(path)
+        return found
+
+    load_onnx(path)
+    monkeypatch.setattr(onnx, "load", read_slowly)
+    with pytest.raises(BadModelError, match="while it was read"):
+        load_onnx(path)

@@ -130,3 +130,23 @@ def test_bounds_contain_every_value(steps: list[tuple[str, int, bool]], size: in
                  "/": lambda a, b: a // b, "%": lambda a, b: a % b}[op](value, other)  # fmt: skip
     low, high = bounds(value)
     assert low <= bind(value, {"n": size}) <= high
+
+
+@pytest.mark.parametrize(("size", "kernel", "pad", "stride", "extra"), [(1, 2, 1, 1, 0), (1, 1, 1, 2, 1), (2, 3, 2, 1, 0), (2, 2, 2, 2, 0)])  # fmt: skip
+def test_a_transposed_convolution_without_outputs(
+    size: int, kernel: int, pad: int, stride: int, extra: int, tmp_path: Path
+) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.standard_normal((2, 3, kernel, 2)).astype(np.float32), "w")
+    how = {"strides": [stride, 1], "pads": [pad, 0, pad, 0], "output_padding": [extra, 0]}
+    ins = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 2, size, 4))]
+    outs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    turned = [node("ConvTranspose", ["x", "w"], ["y"], **how)]
+    model = helper.make_model(helper.make_graph(turned, "g", ins, outs, [weight]))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    x = rng.standard_normal((1, 2, size, 4)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    (found,) = evaluate(load_onnx(tmp_path / "model.onnx"), {"x": x})
+    assert found.shape == wanted.shape == (1, 3, 0, 5) and found.dtype == wanted.dtype

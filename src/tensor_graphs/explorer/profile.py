@@ -24,9 +24,12 @@ from ..egraph.ir.graph import Graph, structural_digest
 from ..errors import UsageError
 from ..extract.model.kernel import Plan
 from ..extract.search.alternatives import variants
-from ..pipeline.optimize import optimize
+from ..options import Options
+from ..pipeline.measuring import measurer_started
+from ..pipeline.optimize import optimize_graph
 from ..pipeline.plan_file import priced_steps
 from ..pipeline.run_program import run_flat
+from ..pipeline.session import Session
 from ..pipeline.source import as_graph, bound, sizes_of
 from ..pipeline.timing import clock_of, interleaved
 from ..plain import decode, read_bytes, strict_json
@@ -103,9 +106,7 @@ def profile(
     with settings.override(**({"workers": workers} if workers else {})):
         free = as_graph(model, trust=trust)
         graph, _ = bound(free, sizes_of(free, dims))  # plans for one size: the measured kernels are those they call
-        first = optimize(
-            graph, backend=backend, budget=SEARCHING * budget, costdb=costdb, again=True, progress=progress, verify=False,
-        )  # fmt: skip
+        first = _searched(graph, backend, SEARCHING * budget, costdb, progress)
         left = max(until - time.monotonic(), LEAST)
         explorer = saturate(graph, backend=backend, costdb=costdb, budget=left / 2)
         left = max(until - time.monotonic(), LEAST)
@@ -122,6 +123,14 @@ def profile(
         "paths": rows, "alike": alike, "untimed": untimed, "measured_now": first.report.measured_now, "times": str(file),
     }  # fmt: skip
     return document, _text(rows, alike, untimed)
+
+
+def _searched(graph: Graph, backend: str, budget: float, costdb: Path | None, progress: Progress) -> Program:
+    """The program of a search that measures what its kernels lack. Neither verified nor timed: plans are timed here."""
+    options = Options(backend=backend, budget=budget, costdb=costdb, again=True, verify=False)
+    session = Session(options, progress, whole=False)
+    with session.running(), measurer_started(session):
+        return optimize_graph(session, graph)
 
 
 @dataclass(frozen=True)

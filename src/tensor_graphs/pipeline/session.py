@@ -47,6 +47,7 @@ class Session:
     )  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
     finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
+    whole: bool = True  # whether programs are timed as a whole: finalists, and the program against the unfused baseline
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
     keeps_measurer: bool = False  # whether a search leaves its measurer's processes to the next one
     timed: bool = True  # whether the latency of the program that is found is measured

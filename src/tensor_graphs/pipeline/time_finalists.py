@@ -44,7 +44,7 @@ def fastest_finalist(
     alone, hence checked; the program is verified later.
     """
     seconds = min(MAX_S, SHARE * session.options.budget, session.left - session.verification_s)
-    if not task.on_gpu or task.symbolic is not None or seconds <= 0 or session.progress.stopped:
+    if not (task.on_gpu and session.whole) or task.symbolic is not None or seconds <= 0 or session.progress.stopped:
         return choice, program
     with session.stage(STAGE):
         until = session.now() + seconds

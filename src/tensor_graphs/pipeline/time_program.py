@@ -43,7 +43,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
         return None
     doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
     doubted = doubted and (task.on_gpu or report.cost_us < 1e6 * LOOK_S)
-    if session.over and not doubted:
+    if not session.whole or (session.over and not doubted):
         session.omitted.append(UNTIMED)
         return None
     pressed = session.interrupted()
