@@ -81,6 +81,8 @@ class CompiledGraph:
         facts = context.fw_metadata if context is not None else None
         count = len(module.graph.find_nodes(op="placeholder"))
         frozen: list[int] = []
+        if facts is not None and kind == "forward":
+            facts.bw_donated_idxs = []  # programs do not overwrite saved tensors: a backward pass may run again
         if facts is not None and kind != "backward":
             written = {i for i, x in enumerate(facts.input_info) if x.mutates_data or x.mutates_metadata}
             if len(facts.input_info) == count:
