@@ -95,6 +95,7 @@ def viewed(m: Any, a: Any) -> Any:
 def overlapping(m: Any, a: Any, b: Any) -> Any:
     a.mul_(2)
     b[0] += 1
+    m.count += 1
     return torch.tanh(a) * 2 + 1, b.exp() * 2
 
 
@@ -169,8 +170,8 @@ CASES: dict[str, Case] = {
         [lambda f=f: ([x(2, 3), x(1, 3)], f) for f in (True, False, True)], programs=2,
     ),
     "views of a result that is written": Case(lambda: Call(viewed, linear=nn.Linear(8, 8)), [lambda: (x(3, 8),)] * 3, programs=2),
-    "arguments that share written memory": Case(lambda: Call(overlapping), [lambda n=n: overlap(n) for n in (1, 1, 2, 2)], programs=-1),
-    "views of a tensor that share written memory": Case(lambda: Call(overlapping), [lambda: overlap(0)] * 3, programs=-1),
+    "arguments that share written memory": Case(lambda: Call(overlapping, count=torch.zeros(())), [lambda n=n: overlap(n) for n in (1, 1, 2, 2)], programs=-1),
+    "views of a tensor that share written memory": Case(lambda: Call(overlapping, count=torch.zeros(())), [lambda: overlap(0)] * 3, programs=-1),
     "non-contiguous input": Case(lambda: Call(lambda m, a: torch.exp(a) * 2 - a), [lambda: (x(4, 3).T,)] * 2),
 }  # fmt: skip
 
