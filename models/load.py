@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..egraph.ir.graph import Graph
 from ..errors import BadModelError, UnsupportedError, UntrustedModelError
+from ..writing import named_path
 
 _KNOWN = ".onnx, .pt2 (trusted), .safetensors with a graph in its header, or a folder with config.json and weights"
 #: Suffixes of pickle files. Unpickling can run arbitrary code, so these files are never opened.
@@ -21,7 +22,7 @@ def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool
     UnsupportedError for other formats and for operators or options that are not implemented, UntrustedModelError for a
     format that needs `trust`.
     """
-    path = Path(path)
+    path = named_path(path)
     try:
         there = path.exists()
     except OSError as problem:  # name too long, or no permission to enter a folder

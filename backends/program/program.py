@@ -27,7 +27,7 @@ from ...extract.model.kernel import Plan
 from ...extract.model.sizes import bound_value
 from ...plain import read_bytes
 from ...processes.forks import Lock
-from ...writing import recover, replacing_folder
+from ...writing import named_path, recover, replacing_folder
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
@@ -379,7 +379,7 @@ class Program:
         UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
         then.
         """
-        target = Path(folder)
+        target = named_path(folder)
         refuse_occupied(target)
         manifest = replace(self.manifest, way=getattr(self._run, "way", "") or self.manifest.way)
         self._collect()
@@ -407,7 +407,7 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
     DeviceUnavailableError without a matching GPU.
     """
-    path = Path(folder)
+    path = named_path(folder)
     recover(Path(os.path.realpath(path)))
     record, source = _texts(path)
     try:

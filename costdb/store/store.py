@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ... import settings
 from ...errors import CostStoreError, warned
-from ...writing import write_bytes
+from ...writing import named_path, write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
@@ -43,7 +43,7 @@ class Store:
     that holds the cache, before the shards are read into memory instead. Nothing is read until the first query."""
 
     def __init__(self, root: str | Path | None = None, *, frozen: bool = False, wait_s: float = 5.0) -> None:
-        self.root = Path(root) if root is not None else default_root()
+        self.root = named_path(root) if root is not None else default_root()
         if self.root.exists() and not self.root.is_dir():
             raise CostStoreError("the cost store is not a folder", where=str(self.root), hint="name a folder")
         self.frozen, self.wait_s = frozen, wait_s
