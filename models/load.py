@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..egraph.ir.graph import Graph
-from ..errors import BadModelError, UnsupportedError, UntrustedModelError
+from ..errors import BadModelError, UnsupportedError, UntrustedModelError, UsageError
 from ..writing import named_path
 
 _KNOWN = ".onnx, .pt2 (trusted), .safetensors with a graph in its header, or a folder with config.json and weights"
@@ -23,6 +23,8 @@ def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool
     format that needs `trust`.
     """
     path = named_path(path)
+    if not isinstance(dims, Mapping | None):
+        raise UsageError(f"dims={dims!r}", hint="give a dict of sizes by name")
     try:
         there = path.exists()
     except OSError as problem:  # name too long, or no permission to enter a folder
