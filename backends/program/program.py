@@ -242,7 +242,7 @@ class Program:
         self._programs.wait(self.device, what)
 
     # ------------------------------------------------------------ calling
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the program.
 
         ShapeError for an input of another shape or dtype, UsageError for a missing or unknown one. If the program was
@@ -257,7 +257,7 @@ class Program:
             found = self.flat(**inputs)
         return structured(self.manifest.structure, found)
 
-    def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
+    def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""
         if self._quick is not None and not named and (found := self._quick(args)) is not None:
             taken, converted = found

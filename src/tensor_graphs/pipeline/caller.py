@@ -120,7 +120,7 @@ class CallerProgram(Program):
             self.caller = self._kinds = None
         return super().bind(params)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """See `Program.__call__`."""
         kinds = self._kinds
         if kinds is None or named or len(args) != len(kinds):
@@ -135,7 +135,7 @@ class CallerProgram(Program):
             self._as_is = has_structure(found, self.manifest.structure, torch=caller.torch)
         return found if self._as_is else structured(self.manifest.structure, result_leaves(found, torch=caller.torch))
 
-    def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
+    def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """See `Program.flat`."""
         caller = self.caller
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
