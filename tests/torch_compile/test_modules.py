@@ -224,6 +224,17 @@ def test_an_output_that_is_an_input_is_the_callers_tensor() -> None:
         assert compiled(a)[0] is a
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_views_of_an_argument_lie_in_its_memory(gradients: bool) -> None:
+    a, before = x(3, 4).requires_grad_(gradients), ran()
+    compiled = tg.compile(lambda a: (a.unbind(0)[1], a.chunk(2, 1)[1], torch.tanh(a) * 2 + 1), **QUICK)
+    with torch.set_grad_enabled(gradients):
+        for _ in range(3):
+            row, half, _ = compiled(a)
+            assert row.data_ptr() == a[1].data_ptr() and half.data_ptr() == a[:, 2:].data_ptr()
+    assert ran() == before + 1
+
+
 def test_autocast() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     compiled, a, before = tg.compile(module, **QUICK), x(3, 8), ran()

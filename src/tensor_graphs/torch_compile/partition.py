@@ -46,7 +46,7 @@ def split(module: Any, kind: str, least: int, frozen: Collection[int] = ()) -> t
     reasons = {
         **_misplaced(copied),
         **unsupported(copied),
-        **dict.fromkeys(views, "it shares memory with another result"),
+        **dict.fromkeys(views, "it shares memory with another result or an input"),
     }
 
     class Support(OperatorSupportBase):  # type: ignore[misc]
@@ -119,14 +119,14 @@ def _copy(module: Any) -> Any:
 
 
 def _views_of_results(graph: Any) -> list[Any]:
-    """Compute results that are views of other results from these, by operators of their own at the graph's end; return
-    these operators.
+    """Compute results that are views of other results or of inputs from these, by operators of their own at the graph's
+    end; return these operators.
 
     They must stay eager: results of a program have memory of their own, and the caller may write to a result later.
     """
     output = graph.output_node()
     by_memory: defaultdict[Any, set[Any]] = defaultdict(set)
-    for node in output.all_input_nodes:
+    for node in (*output.all_input_nodes, *graph.find_nodes(op="placeholder")):
         for memory in _memory_of(node):
             by_memory[memory].add(node)
     copies: dict[Any, Any] = {}
@@ -141,7 +141,7 @@ def _views_of_results(graph: Any) -> list[Any]:
         return copies.get(node, node)
 
     shared = {node for nodes in by_memory.values() if len(nodes) > 1 for node in nodes}
-    for node in shared:
+    for node in shared.intersection(output.all_input_nodes):
         if copied(node) is not node:
             output.replace_input_with(node, copies[node])
     graph.eliminate_dead_code()
