@@ -94,7 +94,9 @@ class CompiledGraph:
                 if kind == "inference":
                     frozen = [i for i in facts.static_input_indices if i not in written]
         try:
-            made = TracedGraph(kind, module, frozen, self.options, self.report)
+            # gradients have memory of their own: autograd may add to them in place
+            seen = {"backward": 0, "forward": getattr(facts, "num_forward", None)}.get(kind)
+            made = TracedGraph(kind, module, frozen, self.options, self.report, seen)
         except Exception as error:  # an operator whose builder fails: the traced graph runs as it is
             self._warn(
                 f"the {kind} graph has no programs: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

@@ -33,16 +33,19 @@ class Split:
     parts: tuple[Part, ...]
 
 
-def split(module: Any, kind: str, least: int, frozen: Collection[int] = ()) -> tuple[Split, TracedReport]:
+def split(
+    module: Any, kind: str, least: int, frozen: Collection[int] = (), seen: int | None = None
+) -> tuple[Split, TracedReport]:
     """Return (a copy of a traced graph module, split into parts, its report). Parts have at least `least` operators that
-    compute; views and sizes do not count. `frozen`: placeholders that the report does not count as operands.
+    compute; views and sizes do not count. `frozen`: placeholders that the report does not count as operands. `seen`: number
+    of results, the first ones, that the caller gets; the others are saved for the backward pass (None: all).
     """
     import torch
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import OperatorSupportBase
 
     copied = _copy(module)
-    views = _views_of_results(copied.graph)
+    views = _views_of_results(copied.graph, seen)
     reasons = {
         **_misplaced(copied),
         **unsupported(copied),
@@ -118,15 +121,16 @@ def _copy(module: Any) -> Any:
     return torch.fx.GraphModule(module, graph)
 
 
-def _views_of_results(graph: Any) -> list[Any]:
-    """Compute results that are views of other results or of inputs from these, by operators of their own at the graph's
+def _views_of_results(graph: Any, seen: int | None) -> list[Any]:
+    """Compute the first `seen` results that are views of other results or of inputs from these, by operators of their own at the graph's
     end; return these operators.
 
     They must stay eager: results of a program have memory of their own, and the caller may write to a result later.
     """
     output = graph.output_node()
     by_memory: defaultdict[Any, set[Any]] = defaultdict(set)
-    for node in (*output.all_input_nodes, *graph.find_nodes(op="placeholder")):
+    results = {n for n in output.args[0][:seen] if hasattr(n, "meta")}
+    for node in (*results, *graph.find_nodes(op="placeholder")):
         for memory in _memory_of(node):
             by_memory[memory].add(node)
     copies: dict[Any, Any] = {}
@@ -141,7 +145,7 @@ def _views_of_results(graph: Any) -> list[Any]:
         return copies.get(node, node)
 
     shared = {node for nodes in by_memory.values() if len(nodes) > 1 for node in nodes}
-    for node in shared.intersection(output.all_input_nodes):
+    for node in shared & results:
         if copied(node) is not node:
             output.replace_input_with(node, copies[node])
     graph.eliminate_dead_code()
