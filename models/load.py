@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..egraph.ir.graph import Graph
-from ..errors import BadModelError, UnsupportedError, UntrustedModelError
+from ..errors import BadModelError, UnsupportedError, UntrustedModelError, UsageError
+from ..writing import named_path
 
 Dims = Mapping[str, int] | None
 
@@ -67,7 +68,9 @@ def load(path: Path | str, *, dims: Dims = None, trust: bool = False) -> Graph:
     UnsupportedError for other formats and for operators or options that are not implemented, UntrustedModelError for a
     format that needs `trust`.
     """
-    path = Path(path)
+    path = named_path(path)
+    if not isinstance(dims, Mapping | None):
+        raise UsageError(f"dims={dims!r}", hint="give a dict of sizes by name")
     try:
         there = path.exists()
     except OSError as problem:  # name too long, or no permission to enter a folder

@@ -78,8 +78,25 @@ def test_modules_are_run_on_their_examples():
     wrong = graph.with_roots([graph.outputs[0] * 1.1])
     with pytest.raises(TraceError, match="the function gives"):
         caller_reference.compare(module, (x,), wrong)
-    assert "in training" in caller_reference.compare(module.train(), (x,), graph)
+    assert "itself" in caller_reference.compare(module.train(), (x,), graph)
+    counting = torch.nn.BatchNorm1d(4)
+    assert "has state" in caller_reference.compare(counting, (x,), as_graph(counting, (x,)))
     assert "itself" in caller_reference.compare(lambda v: v @ v.T, (x,), as_graph(lambda v: v @ v.T, (x,)))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_module_that_counts_its_calls_is_refused(training):
+    torch = pytest.importorskip("torch")
+
+    class Counting(torch.nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    with pytest.raises(TraceError, match="called twice"):
+        tg.optimize(Counting().train(training), (torch.ones(3),), budget=0, backend="numpy", measure=False)
 
 
 def test_expressions_and_files_have_no_caller():

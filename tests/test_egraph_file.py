@@ -123,7 +123,19 @@ def test_the_same_graph_gives_the_same_file(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- hostile files
 def test_the_model_is_only_looked_for_beside_the_file(changed: Any, tmp_path: Path) -> None:
     (tmp_path.parent / "elsewhere.safetensors").write_bytes(b"secret")
-    for name in ("../elsewhere.safetensors", "/etc/passwd", "..", "", "a/../b", None, 3, ["x"], "x" * 5000):
+    for name in (
+        "../elsewhere.safetensors",
+        "/etc/passwd",
+        "..",
+        "",
+        "a/../b",
+        None,
+        3,
+        ["x"],
+        "x" * 5000,
+        "\ud800",
+        "a\0",
+    ):
         path = changed(lambda d, name=name: d["tensor_graphs"]["model"].update(file=name))
         with pytest.raises(errors.BadModelError, match="beside"):
             program_of(path)

@@ -29,7 +29,7 @@ from tensor_graphs.errors import (
 )
 from tensor_graphs.generation import Generator, Piece, generator
 from tensor_graphs.generation.sampling import WORD, sampler, threefry
-from tensor_graphs.generation.text import TextStream
+from tensor_graphs.generation.text import TextStream, Tokenizer
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.zoo import write_checkpoint
@@ -195,6 +195,21 @@ def test_drawing_from_one_token_is_taking_the_largest(made: Generator) -> None:
     assert made.generate(prompt(3), 6, temperature=1.0, top_p=1e-9).tokens == wanted
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}])
+@pytest.mark.parametrize("temperature", [1e-320, 1e-45, 1e-38, 1e-20])
+def test_the_coldest_temperatures_take_the_largest(
+    made: Generator, temperature: float, options: dict[str, int]
+) -> None:
+    wanted = made.generate(prompt(3), 6).tokens
+    assert made.generate(prompt(3), 6, temperature=temperature, **options).tokens == wanted
+
+
+def test_numbers_of_numpy_and_large_ones_are_taken(made: Generator) -> None:
+    drawn = made.generate(prompt(3), 6, temperature=1.0, seed=5, top_k=VOCAB).tokens
+    assert made.generate(prompt(3), 6, temperature=np.float32(1), seed=np.int8(5), top_k=1 << 70).tokens == drawn
+    assert made.generate(prompt(3), 6, temperature=1.0, seed=np.uint64(5), top_k=np.int8(VOCAB)).tokens == drawn
+
+
 # ---------------------------------------------------------------- errors
 @pytest.mark.parametrize(
     ("given", "options", "words"),
@@ -249,6 +264,9 @@ def test_a_failing_program_leaves_the_generator_usable(made: Generator, monkeypa
         ({"max_length": 65}, "max_length=65, the model has 64 positions"),
         ({"max_length": 1}, "max_length=1"),
         ({"batch": 0}, "batch=0"),
+        ({"budget": "60"}, "budget='60'"),
+        ({"tolerance": "none"}, "tolerance 'none'"),
+        ({"bugdet": 5}, r"options of a Generator are called \['bugdet'\]"),
     ],
 )
 def test_bad_sizes_are_named(folder: Path, options: dict[str, Any], words: str) -> None:
@@ -278,6 +296,21 @@ def test_bad_folders_are_named_when_a_generator_is_made(folder: Path, tmp_path: 
         Generator(with_({"quantization_config": {"bits": 4}}, arrays))
     with pytest.raises(UnsupportedError, match="quantize='int4'"):
         Generator(folder, quantize="int4")
+    for wrong in (None, 5, ["folder"]):
+        with pytest.raises(UsageError, match="is no folder"):
+            Generator(wrong)  # type: ignore[arg-type]
+
+
+def test_a_model_that_computes_nan_is_named(folder: Path, tmp_path: Path) -> None:
+    """The largest of NaN logits is token 0, which nobody could tell from a choice."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    arrays = {n: a.load().copy() for n, a in read_folder(folder).items()}
+    next(a for n, a in arrays.items() if "q_proj" in n)[:] = np.nan
+    write_arrays(tmp_path / "model.safetensors", arrays)
+    generator = Generator(tmp_path, max_length=LENGTH, **FAST)
+    for _ in range(2):
+        with pytest.raises(BadModelError, match="NaN"):
+            generator.generate([1, 2, 3], 3)
 
 
 def test_caches_beyond_the_memory_are_refused(folder: Path) -> None:
@@ -291,6 +324,13 @@ def test_text_without_a_tokenizer_is_refused(made: Generator) -> None:
         made.generate("w1 w2")
     with pytest.raises(BadModelError, match=r"no tokenizer\.json"):
         made.generate([1], stop="w3")
+
+
+def test_text_that_is_no_unicode_is_refused(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    with pytest.raises(UsageError, match="not valid Unicode"):
+        Tokenizer(tmp_path).encode("w1 \ud800")
 
 
 def test_characters_are_given_out_once_they_are_complete() -> None:

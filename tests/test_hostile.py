@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 
 import tensor_graphs as tg
@@ -40,6 +42,42 @@ def test_commands_end_with_one_document_and_a_documented_code(tmp_path: Path, mo
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path / "home"))
     cases = list(findings(tmp_path, 8, seed=3))
     assert len(cases) > 130 and [case for case in cases if case[1]] == []
+
+
+# ---------------------------------------------------------------- names
+NAMELESS = ["a\0b", "lone \ud800 surrogate", "x" * 300, "/".join(["d"] * 3000), 5, b"bytes", ["a"]]
+
+
+@pytest.mark.parametrize("name", NAMELESS, ids=lambda name: repr(name)[:12])
+def test_names_that_no_file_can_have_are_refused(name: Any, tmp_path: Path) -> None:
+    """The message can be printed, too."""
+    y = tg.exp(tg.input("x", (4,)))
+    program = tg.optimize(y, budget=0, backend="numpy", measure=False)
+    place = f"{tmp_path}/{name}" if isinstance(name, str) else name
+    entries: dict[str, Callable[[], Any]] = {
+        "load": lambda: tg.load(place),
+        "save": lambda: program.save(place),
+        "load_program": lambda: tg.load_program(place),
+        "extract": lambda: tg.extract(place),
+        "save_graph": lambda: tg.save_graph(tg.Graph.of(y), place),
+        "costdb": lambda: tg.optimize(y, budget=0, backend="numpy", costdb=place),
+        "Generator": lambda: tg.Generator(place),
+    }
+    for entry, call in entries.items():
+        with pytest.raises(TensorGraphsError) as raised:
+            call()
+        assert str(raised.value).encode(), entry
+
+
+def test_a_manifest_without_a_weight_of_its_program_is_named(tmp_path: Path) -> None:
+    y = tg.input("x", (4,)) + tg.param("w", (4,))
+    tg.optimize(y, params={"w": np.ones(4, np.float32)}, budget=0, backend="numpy", measure=False).save(tmp_path / "p")
+    manifest = tmp_path / "p" / "manifest.json"
+    changed = json.loads(manifest.read_text())
+    changed["weights"][0][0] = "other"
+    manifest.write_text(json.dumps(changed))
+    with pytest.raises(BadWeightsError, match="'w', which its manifest does not list"):
+        tg.load_program(tmp_path / "p")(np.ones(4, np.float32))
 
 
 # ---------------------------------------------------------------- decoding

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.errors import RuleError, UsageError
+from tensor_graphs.errors import RuleError, TensorGraphsError, UsageError
+from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.options import CommonOptions, Options, PathOptions, SaturateOptions
 
 COMMON = {"params": None, "dims": None, "backend": None, "limits": None, "budget": 60.0, "costdb": None,
@@ -45,7 +48,7 @@ def test_every_option_is_documented_and_validated() -> None:
     ("wrong", "hint"),
     [({"backend": 3}, "a name"), ({"budget": "60"}, "a number of seconds"), ({"budget": -1}, "from 0 on"),
      ({"budget": math.nan}, "from 0 on"), ({"seed": -1}, "from 0 on"), ({"seed": 1.0}, "an integer"),
-     ({"limits": {"nodes": 3}}, "tg.Limits"), ({"costdb": 3}, "a folder"), ({"memory_limit": "1 GB"}, "a number of bytes"),
+     ({"limits": {"nodes": 3}}, "tg.Limits"), ({"costdb": 3}, "a folder"), ({"memory_limit": "1 GB"}, "a number from 0 on"),
      ({"error_budget": "small"}, "a number"), ({"effort": 1.5}, "an integer"), ({"tolerance": "rough"}, "eager"),
      ({"verify": "no"}, "True or False"), ({"params": [1.0]}, "a dict by name"), ({"dims": 3}, "a dict by name"),
      ({"fixed": "T"}, "a dict by name")],
@@ -54,6 +57,44 @@ def test_a_wrong_value_has_a_named_error(wrong: dict[str, Any], hint: str) -> No
     with pytest.raises(UsageError) as seen:
         Options(**wrong)
     assert hint in f"{seen.value.message} {seen.value.hint}"
+
+
+WRONG: list[Any] = [True, -1, math.nan, "x", b"x", [1], {1: 2}, object(), np.array([1, 2]), np.float32(-1), 1j, int]
+
+
+def of_expression(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **given: call(tg.exp(tg.input("x", (tg.dim("n"), 4))), **{"backend": "numpy", "budget": 0.0, **given})
+
+
+def equal(**given: Any) -> bool:
+    y = tg.exp(tg.input("x", (3,)))
+    return tg.equivalent(y, y + 0.0, **given)
+
+
+@pytest.fixture(scope="module")
+def explorer() -> Explorer:
+    return tg.saturate(tg.exp(tg.input("x", (3,))) + 1.0, backend="numpy", budget=1)
+
+
+def test_no_value_of_an_option_raises_an_unnamed_error(explorer: Explorer) -> None:
+    y = tg.exp(tg.input("x", (3,)))
+    calls: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
+        (Options, tuple(OPTIMIZE)), (PathOptions, tuple(PATHS)), (tg.Limits, ("nodes", "iterations", "seconds", "bytes", "beam", "slack")),
+        (of_expression(tg.optimize), ("dims", "rules", "progress")), (of_expression(tg.saturate), ("dims", "rules")),
+        (of_expression(tg.pareto), ("tolerances", "budget", "dims")), (equal, ("dims", "limits")),
+        (lambda **given: tg.explain_equality(y, y, **given), ("limits",)), (explorer.what_if, ("forbid", "pin", "cost", "seconds")),
+        (lambda **given: tg.dim(**{"name": "n", **given}), ("name", "min", "max")),
+    ]  # fmt: skip
+    accepted = []
+    for call, names in calls:
+        for name in names:
+            for value in WRONG:
+                try:
+                    call(**{name: value})
+                except TensorGraphsError:
+                    continue
+                accepted.append((name, value))
+    assert not [(name, value) for name, value in accepted if isinstance(value, float) and name != "dynamic_shapes"]
 
 
 def test_rules_are_tested_before_the_model_is_loaded() -> None:

@@ -7,7 +7,7 @@ import weakref
 from hashlib import sha256
 from typing import Any
 
-from ...errors import UsageError
+from ...errors import DeviceUnavailableError, UsageError
 from ...extract.model.kernel import Plan
 from .. import gpu
 from ..device import HOST
@@ -55,7 +55,13 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
     space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}"}
     if binaries is not None:
         space["__builtins__"] = without_compilers()
-    execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
+    try:
+        execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f"the program's kernels need {error.name or 'a module'}, which cannot be imported: {error}", where=name,
+            hint="install or repair it, or optimize with another backend",
+        ) from error  # fmt: skip
     if binaries is not None:
         space["Launches"].stored = binaries.files, binaries.launches
     library = space.get("kernels")

@@ -27,7 +27,7 @@ from ...extract.model.kernel import Plan
 from ...extract.model.sizes import bound_value
 from ...plain import read_bytes
 from ...processes.forks import Lock
-from ...writing import recover, replacing_folder
+from ...writing import named_path, recover, replacing_folder
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
@@ -275,7 +275,7 @@ class Program:
         self._programs.wait(self.device, what)
 
     # ------------------------------------------------------------ calling
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the program.
 
         ShapeError for an input of another shape or dtype, UsageError for a missing or unknown one. If the program was
@@ -290,7 +290,7 @@ class Program:
             found = self.flat(**inputs)
         return structured(self.manifest.structure, found)
 
-    def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
+    def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""
         if not named:
             quick, called = self._quick, self._called
@@ -451,7 +451,7 @@ class Program:
         UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
         then.
         """
-        target = Path(folder)
+        target = named_path(folder)
         refuse_occupied(target)
         with replacing_folder(
             target, needed=sum(len(p.source) + p._stored_bytes for p in (self, *self.plans.values()))
@@ -495,7 +495,7 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     DeviceUnavailableError without a matching GPU, KernelMissingError if a file of user kernels in Python is missing or has
     changed.
     """
-    path = Path(folder)
+    path = named_path(folder)
     recover(Path(os.path.realpath(path)))
     found = _loaded(path, device)
     divided = found.manifest.buckets

@@ -168,9 +168,16 @@ class StoredWeights(Mapping[str, Array]):
         except OSError as error:
             raise BadWeightsError(f"the weights cannot be read: {error.strerror}", where=str(self.path)) from None
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.specs
+
     def __getitem__(self, key: str) -> Array:
         from safetensors import SafetensorError, safe_open
 
+        if key not in self.specs:
+            raise BadWeightsError(
+                f"the program reads the weight {key!r}, which its manifest does not list", where=str(self.path)
+            )
         shape, dtype = self.specs[key]
         dtypes.numpy_dtype(dtype)  # safetensors knows bfloat16 by name once it is registered with NumPy
         try:

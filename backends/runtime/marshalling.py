@@ -229,8 +229,14 @@ def is_torch(x: Any) -> bool:
 
 
 def array_of(x: Any) -> Array:
-    """Array with a tensor's values; it shares memory if the tensor is on the CPU."""
-    x = x.detach().cpu()
+    """Array with a tensor's values; it shares memory if the tensor is on the CPU.
+
+    UsageError for a tensor that no array holds: sparse, quantized, or without data.
+    """
+    if str(x.layout) != "torch.strided" or x.is_quantized or x.device.type == "meta":
+        raise UsageError(f"a tensor of {x.dtype} and layout {x.layout} on {x.device} has no array",
+                         hint="give a dense tensor: x.to_dense(), x.dequantize()")  # fmt: skip
+    x = x.detach().cpu().resolve_conj().resolve_neg()
     if str(x.dtype) == "torch.bfloat16":
         import torch
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ... import settings
 from ...errors import CostStoreError, warned
-from ...writing import write_bytes
+from ...writing import named_path, write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
@@ -47,7 +47,7 @@ class Store:
     def __init__(
         self, root: str | Path | None = None, *, frozen: bool = False, wait_s: float = 5.0, starter: Devices | None = None
     ) -> None:  # fmt: skip
-        self.root = Path(root) if root is not None else default_root()
+        self.root = named_path(root) if root is not None else default_root()
         if self.root.exists() and not self.root.is_dir():
             raise CostStoreError("the cost store is not a folder", where=str(self.root), hint="name a folder")
         self.frozen, self.wait_s, self._starter = frozen, wait_s, starter

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import total_ordering
 from math import prod
+from numbers import Integral
 from typing import TypeAlias
 
 from ...errors import ShapeError
@@ -178,9 +179,9 @@ def dim(name: str, *, min: int = 1, max: int = 32768) -> DimExpr:
     """A symbolic dimension for sizes that are not fixed yet. `min` and `max` bound the sizes that it may be
     bound to.
     """
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise ShapeError(f"{name!r} is not a name for a dimension", hint="use a Python identifier")
-    if not 0 <= min <= max:
+    if not (isinstance(min, Integral) and isinstance(max, Integral) and 0 <= min <= max):
         raise ShapeError(f"no size is at least {min} and at most {max}", where=f"dim({name!r})")
     return DimExpr((((Atom("size", name, min=min, max=max),), 1),))
 

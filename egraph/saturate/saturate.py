@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,9 +68,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "iterations", "beam", "bytes", "seconds", "slack"):
-            value = getattr(self, name)
-            if not ((isinstance(value, int | float | np.number) and value >= 0) or (value is None and name == "beam")):
-                raise UsageError(f"limit {name}={value!r}", hint="a number from 0 on")
+            value, kind = getattr(self, name), Integral if name in ("nodes", "iterations", "beam") else Real
+            if not ((isinstance(value, kind) and float(value) >= 0) or (value is None and name == "beam")):
+                raise UsageError(
+                    f"limit {name}={value!r}", hint=f"a {'whole ' if kind is Integral else ''}number from 0 on"
+                )
 
     def longer(self, times: int) -> Limits:
         """These limits with e-nodes and seconds doubled and 4 more rounds, `times` times."""

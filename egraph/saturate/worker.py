@@ -28,6 +28,7 @@ import numpy as np
 from ...errors import WorkerError
 from ...processes.forks import Lock, adopted, in_forked_child
 from ...processes.memory_limits import MEMORY_EXIT, watch_memory
+from ...writing import named_errors
 from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stopped
 
 START_SECONDS = 30.0
@@ -138,7 +139,8 @@ class SaturationWorker:
             raise WorkerError(
                 "cannot start the saturation worker: sys.executable is empty", hint="use session=InProcess()"
             )
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        with named_errors(Path("a temporary file")):  # no folder for temporary files, or a full one
+            self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         root = str(Path(tensor_graphs_file()).parents[1])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         try:

@@ -118,8 +118,7 @@ class _CostWindow:
         self._demand()
         room = max(0.0, upper - self.reduced.constant) + 1e-9 * upper  # the constant carries rounding of its own
         self.scale = self.encoding.minimize(room)
-        if upper < math.inf:
-            limit = math.floor(room * self.scale)
+        if upper < math.inf and (limit := math.floor(room * self.scale)) < 1 << 63:
             self.encoding.model.add(self.encoding.objective <= limit)
         self.counted = [bool(wish.kernels[problem.live[at]]) for at in self.reduced.origin]
         # cost of the previous extraction, in objective units

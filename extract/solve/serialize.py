@@ -19,7 +19,7 @@ from typing import Any
 from ... import settings
 from ...errors import ExtractionError
 from ...plain import is_file
-from ...writing import write_bytes
+from ...writing import named_path, write_bytes
 from ..model.gc_pause import gc_paused
 from .problem import Extraction, Problem, reachable
 
@@ -142,7 +142,7 @@ def read_document(path: str | Path, *, memory: int = 0) -> Any:
 
     The objects may take `memory` bytes (0: `memory_for` the file): larger content is refused before parsing.
     """
-    path = Path(path)
+    path = named_path(path)
     where = str(path)
     if os.path.exists(path) and not is_file(path):  # os.path.exists raises nothing
         raise ExtractionError("it is not a plain file", where=where)

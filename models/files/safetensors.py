@@ -43,7 +43,7 @@ _FOREIGN = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4", "C64"}
 
 @dataclass(frozen=True)
 class SafeFile:
-    """Header of a safetensors file: free-form metadata, the tensors as lazy arrays, and the identity of the file when read."""
+    """Header of a safetensors file: free-form metadata, the tensors as lazy arrays, the file's identity when read."""
 
     path: Path
     metadata: Mapping[str, str]

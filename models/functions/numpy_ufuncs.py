@@ -52,24 +52,9 @@ def _signbit(x: Tensor) -> Tensor:
     return pointwise.signbit(x)
 
 
-def _arctan2(y: Tensor, x: Tensor) -> Tensor:
-    """Lower arctan2, with NumPy's handling of signed zeros and infinities."""
-    both_zero = t.logical_and(t.eq(x, 0), t.eq(y, 0))
-    upright = t.logical_and(t.eq(x, 0), t.ne(y, 0))
-    flat = t.atan(t.div(y, t.where(t.eq(x, 0), 1, x)))
-    both_inf = t.logical_and(t.is_inf(x), t.is_inf(y))
-    flat = t.where(both_inf, t.atan(t.mul(t.sign(x), t.sign(y))), flat)
-    base = t.where(upright, t.sign(y) * (np.pi / 2), t.where(both_zero, y, flat))
-    half = t.where(_signbit(y), t.full((), -np.pi, x.dtype), t.full((), np.pi, x.dtype))
-    behind = t.logical_and(_signbit(x), t.logical_not(upright))
-    return t.where(behind, base + half, base)
-
-
 def _fmod(x: Tensor, y: Tensor) -> Tensor:
     found = pointwise.fmod(x, y)
-    if not dtypes.is_float(x.dtype):
-        return t.where(t.eq(y, 0), 0, found)
-    return t.where(t.eq(x, 0), t.where(t.logical_or(t.eq(y, 0), t.is_nan(y)), float("nan"), x), found)
+    return found if dtypes.is_float(x.dtype) else t.where(t.eq(y, 0), 0, found)
 
 
 def _modf(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +122,7 @@ UFUNCS: dict[str, Build] = {
     "floor": pointwise.whole(t.floor), "ceil": pointwise.whole(t.ceil), "rint": t.round, "trunc": pointwise.trunc, "modf": _modf,
     "maximum": _of_bools(t.logical_or, t.maximum), "minimum": _of_bools(t.logical_and, t.minimum),
     "fmax": _of_bools(t.logical_or, pointwise.fmax), "fmin": _of_bools(t.logical_and, pointwise.fmin),
-    "arctan2": _arctan2, "hypot": pointwise.hypot, "copysign": pointwise.copysign, "signbit": _signbit, "heaviside": _heaviside,
+    "arctan2": pointwise.atan2, "hypot": pointwise.hypot, "copysign": pointwise.copysign, "signbit": _signbit, "heaviside": _heaviside,
     "equal": t.eq, "not_equal": t.ne, "less": t.lt, "less_equal": t.le, "greater": t.gt, "greater_equal": t.ge,
     "logical_and": pointwise.logical(t.logical_and), "logical_or": pointwise.logical(t.logical_or),
     "logical_xor": pointwise.logical(t.logical_xor), "logical_not": t.logical_not,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...egraph.ir.graph import Data, Graph, Tensor
 from ...errors import BadModelError, BadWeightsError, UnsupportedError
+from ...writing import named_path
 from ..files.inside import inside
 from ..files.safetensors import read_folder, read_json_file
 from . import decoder, encoder
@@ -115,7 +116,7 @@ def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
 
 def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[str, Data]]:
     """Config of a folder, and its tensors by name, lazy. Errors as in `load_folder`."""
-    folder = Path(path)
+    folder = named_path(path)
     config_file = folder / "config.json"
     if not config_file.is_file():
         saved = (folder / "manifest.json").is_file()

@@ -129,8 +129,8 @@ def copied(x: Complex, source: Any, non_blocking: bool = False) -> Complex:
 
 
 def absolute(x: Complex) -> Tensor:
-    """Return the absolute value."""
-    return t.sqrt(x.re * x.re + x.im * x.im)
+    """Return the absolute value; the squares do not overflow."""
+    return p.hypot(x.re, x.im)
 
 
 # ---------------------------------------------------------------- arithmetic

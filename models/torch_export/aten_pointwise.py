@@ -119,7 +119,9 @@ def fmod(x: Value, y: Value) -> Tensor:
     a, b = lift(x, y)
     if not dtypes.is_float(a.dtype):
         return of.whole_remainder(a, b)
-    return t.mul(t.sign(a), t.mod(t.abs(a), t.abs(b)))
+    undefined = t.logical_or(t.eq(b, 0), t.is_nan(b))
+    of_zero = t.where(undefined, float("nan"), a)  # keeps the sign of a zero
+    return t.where(t.eq(a, 0), of_zero, t.mul(t.sign(a), t.mod(t.abs(a), t.abs(b))))
 
 
 def shift(left: bool) -> Callable[[Value, Value], Tensor]:
@@ -289,13 +291,16 @@ def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
 
 
 def atan2(y: Value, x: Value) -> Tensor:
-    """Return the angle of the point (x, y). The sign of a zero x is ignored."""
+    """Return the angle of the point (x, y), as C defines it for signed zeros and infinities."""
     b, a = (as_float(v) for v in lift(y, x))
-    both = t.logical_and(is_inf(a), is_inf(b))  # an infinite point on a diagonal, treated as (±1, ±1)
-    b, a = (t.where(both, t.sign(v), v) for v in (b, a))
-    half = t.where(signbit(b), t.full((1,) * a.rank, -pi, a.dtype), t.full((1,) * a.rank, pi, a.dtype))
-    base = t.where(t.eq(a, 0), t.sign(b) * (pi / 2), t.atan(t.div(b, a)))
-    return t.where(t.lt(a, 0), base + half, base)
+    upright = t.logical_and(t.eq(a, 0), t.ne(b, 0))
+    origin = t.logical_and(t.eq(a, 0), t.eq(b, 0))
+    diagonal = t.logical_and(is_inf(a), is_inf(b))  # treated as (±1, ±1)
+    slope = t.where(diagonal, t.mul(t.sign(a), t.sign(b)), t.div(b, t.where(t.eq(a, 0), 1, a)))
+    ahead = t.where(upright, t.sign(b) * (pi / 2), t.where(origin, b, t.atan(slope)))
+    half = t.where(signbit(b), t.full((), -pi, a.dtype), t.full((), pi, a.dtype))
+    behind = t.logical_and(signbit(a), t.logical_not(upright))
+    return t.where(behind, ahead + half, ahead)
 
 
 def hypot(x: Value, y: Value) -> Tensor:
@@ -303,7 +308,8 @@ def hypot(x: Value, y: Value) -> Tensor:
     a, b = (t.abs(as_float(v)) for v in lift(x, y))
     top, low = t.maximum(a, b), t.minimum(a, b)
     ratio = t.where(t.eq(top, 0), 0.0, t.div(low, t.where(t.eq(top, 0), 1.0, top)))
-    return t.where(is_inf(top), top, top * t.sqrt(ratio * ratio + 1.0))
+    length = t.where(is_inf(top), top, top * t.sqrt(ratio * ratio + 1.0))
+    return t.where(t.logical_or(is_inf(a), is_inf(b)), float("inf"), length)  # also beside NaN
 
 
 def ldexp(x: Value, y: Value) -> Tensor:
@@ -403,8 +409,13 @@ def addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
 
 
 def lerp(x: Tensor, y: Tensor, weight: Value) -> Tensor:
-    """Return x + weight * (y - x)."""
-    return t.add(x, t.mul(t.sub(y, x), number(weight)))
+    """Return x + weight * (y - x), computed from the nearer end: y - (1 - weight) * (y - x) for weights from 0.5 on."""
+    gap, w = t.sub(y, x), number(weight)
+    far = t.sub(1, w) if isinstance(w, Tensor) else 1 - w
+    from_x, from_y = t.add(x, t.mul(gap, w)), t.sub(y, t.mul(gap, far))
+    if isinstance(w, Tensor):
+        return t.where(t.lt(t.abs(w), 0.5), from_x, from_y)
+    return from_x if abs(w) < 0.5 else from_y
 
 
 def xlogy(x: Value, y: Value) -> Tensor:

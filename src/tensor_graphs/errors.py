@@ -13,6 +13,11 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 
+def _printable(text: str) -> str:
+    """A text with lone surrogates, which names in files may have and no terminal prints, written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class TensorGraphsError(Exception):
     """Base of all errors raised on purpose.
 
@@ -23,6 +28,7 @@ class TensorGraphsError(Exception):
     code: ClassVar[str] = "internal"
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        message, where, hint = map(_printable, (message, where, hint))
         super().__init__(message)
         self.message, self.where, self.hint = message, where, hint
 

@@ -90,7 +90,37 @@ def is_limits(name: str, value: Any) -> None:
     of_kind("a tg.Limits(...)", Limits, NoneType)(name, value)
 
 
-NAMED_VALUES = of_kind("a dict by name", Mapping, NoneType)
+def is_amount(name: str, value: Any) -> None:
+    """Accept a number from 0 on, infinity included."""
+    if not isinstance(value, Real) or not float(value) >= 0:
+        raise UsageError(f"{name}={value!r}", hint=f"{name} is a number from 0 on")
+
+
+def is_bound(name: str, value: Any) -> None:
+    """Accept None and a number from 0 on."""
+    if value is not None:
+        is_amount(name, value)
+
+
+def is_named(name: str, value: Any) -> None:
+    """Accept None and a mapping whose keys are texts."""
+    if not isinstance(value, Mapping | NoneType) or not all(isinstance(key, str) for key in value or ()):
+        raise UsageError(f"{name}={str(value)[:80]}", hint=f"{name} is a dict by name")
+
+
+def is_rules(name: str, value: Any) -> None:
+    """Accept a list or tuple of rewrite rules."""
+    from .egraph.ir.rule import Rule
+
+    of_kind("a list of tg.Rule(...)", list, tuple)(name, value)
+    if wrong := [type(rule).__name__ for rule in value if not isinstance(rule, Rule)]:
+        raise UsageError(f"a {wrong[0]} is no rule", hint='tg.Rule("name", "left side", "right side")')
+
+
+def is_progress(name: str, value: Any) -> None:
+    """Accept None and a receiver of messages: `say(stage, message)`, `stopped`."""
+    if value is not None and not (callable(getattr(value, "say", None)) and hasattr(value, "stopped")):
+        raise UsageError(f"{name}={value!r}", hint=f"{name} is a tg.Progress(...)")
 
 
 def option(default: Any, doc: str, check: Check, *, decides: bool = True) -> Any:
@@ -104,13 +134,13 @@ class CommonOptions:
     """Options that all public functions have. UsageError for invalid values."""
 
     params: Mapping[str, Any] | None = option(
-        None, "Data of weights and initial states by name.", NAMED_VALUES, decides=False
+        None, "Data of weights and initial states by name.", is_named, decides=False
     )
     dims: Mapping[str, int] | None = option(
         None,
         "Sizes of free dimensions at which the program is optimized (default: batch 1, sequence 128). The program runs"
         " at every size that the dimensions allow (on a GPU: at these sizes only).",
-        NAMED_VALUES, decides=False,
+        is_named, decides=False,
     )  # fmt: skip
     backend: str | None = option(
         None,
@@ -129,12 +159,12 @@ class CommonOptions:
         None,
         "Maximum bytes of all kernel outputs and scratch memory together, an upper bound of the peak beside weights,"
         " inputs and states. NoPlanError if no plan satisfies it.",
-        of_kind("a number of bytes", Real, NoneType),
+        is_bound,
     )
     error_budget: float | None = option(
         None,
         "Maximum sum of the kernels' measured relative errors (unmeasured: 0). NoPlanError if no plan satisfies it.",
-        of_kind("a number", Real, NoneType),
+        is_bound,
     )
     effort: int = option(
         1,
@@ -143,7 +173,7 @@ class CommonOptions:
         of_kind("an integer", Integral),
     )
     rules: Sequence[Rule] = option(
-        (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", anything
+        (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", is_rules
     )
 
     kernels: Sequence[Any] = option(
@@ -185,11 +215,9 @@ class PathOptions(CommonOptions):
 
     count: int = option(10, "Maximum number of plans.", of_kind("an integer", Integral))
     max_gap: float = option(
-        0.5, "Plans cost at most (1 + `max_gap`) times the cheapest.", of_kind("a number", Real)
+        0.5, "Plans cost at most (1 + `max_gap`) times the cheapest.", is_amount
     )  # fmt: skip
-    diversity: float = option(
-        0.0, "Minimum fraction of a plan's kernels that every earlier plan lacks.", of_kind("a number", Real)
-    )
+    diversity: float = option(0.0, "Minimum fraction of a plan's kernels that every earlier plan lacks.", is_amount)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +225,7 @@ class SaturateOptions(CommonOptions):
     """Options of `saturate`."""
 
     example_kwargs: Mapping[str, Any] | None = option(
-        None, "Named arguments of the example call, for an nn.Module.", NAMED_VALUES, decides=False
+        None, "Named arguments of the example call, for an nn.Module.", is_named, decides=False
     )
     tolerance: str | float = option(
         "eager",
@@ -206,7 +234,7 @@ class SaturateOptions(CommonOptions):
         is_tolerance,
     )
     progress: Progress | None = option(
-        None, "Receives messages about the stages, and ends the call early (`tg.Progress`).", anything, decides=False
+        None, "Receives messages about the stages, and ends the call early (`tg.Progress`).", is_progress, decides=False
     )
     trust: bool = option(
         False, "Allow model formats that can run code while loading (.pt2).", is_flag, decides=False
@@ -274,7 +302,6 @@ def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is
     taken.
     """
-    from .egraph.ir.rule import Rule
     from .rules import ALL, EVERY
 
     if not rules:
@@ -285,8 +312,6 @@ def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     tried = {r.name: r for r in (*EVERY, *partial.RULES)}
     names = {r.name for r in ALL}
     for rule in rules:
-        if not isinstance(rule, Rule):
-            raise UsageError(f"a {type(rule).__name__} is no rule", hint='tg.Rule("name", "left side", "right side")')
         if rule.name in names:
             raise UsageError(f"two rules are called {rule.name!r}")
         names.add(rule.name)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from .errors import UnwritableError
+from .errors import UnwritableError, UsageError
 
 try:
     import fcntl
@@ -31,6 +31,23 @@ TRIES = 50  # attempts to rename a folder while other writers do the same
 STALE_S = 3600.0  # age in seconds from which a hidden file is a leftover, if there are no locks
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+# ---------------------------------------------------------------- names
+def named_path(path: str | os.PathLike[str]) -> Path:
+    """A path that the file system can name. UsageError for what is no path, NUL characters, lone surrogates, and names that
+    are too long.
+    """
+    if not isinstance(path, str | os.PathLike) or isinstance(found := os.fspath(path), bytes):
+        raise UsageError(f"a {type(path).__name__} is no path", hint="give a str or a pathlib.Path")
+    try:
+        os.lstat(found)
+    except ValueError as error:
+        raise UsageError(f"no file can be called {found[:80]!r}: {error}") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(f"no file can be called {found[:80]!r}…: {error.strerror}") from None
+    return Path(found)
 
 
 # ---------------------------------------------------------------- files
@@ -66,9 +83,9 @@ def replacing(path: Path | str, needed: int | None = None) -> Iterator[BinaryIO]
 
     Else `path` is unchanged. Links are followed; mode and, if permitted, owner of an older file are kept; missing
     folders are created. Devices, pipes and paths in /dev or /proc (/dev/stdout) are written directly. `needed`: bytes
-    to be written, for the message of UnwritableError.
+    to be written, for the message of UnwritableError. UsageError for a path that no file can have.
     """
-    counted = _Counted()
+    path, counted = named_path(path), _Counted()
     try:
         with replacing_raw(path) as file:
             counted.file = file

@@ -96,3 +96,33 @@ def test_erfc_keeps_its_digits_in_the_tails(dtype: str, rtol: float) -> None:
     edge = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0], dtype=x.dtype)
     (found,) = evaluate(load_module(torch.special.erfc, (edge,)), {str(graph.inputs[0].attr("name")): to_numpy(edge)})
     np.testing.assert_array_equal(found.astype(np.float64), [0.0, 2.0, np.nan, 1.0])
+
+
+EDGES = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 1e-30, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
+OF_PAIRS: dict[str, Callable[[Any, Any], Any]] = {
+    "atan2": torch.atan2,
+    "angle": lambda x, y: torch.complex(y, x).angle(),
+    "complex abs": lambda x, y: torch.complex(x, y).abs(),
+    "hypot": torch.hypot,
+    "fmod": torch.fmod,
+    "copysign": torch.copysign,
+    "xlogy": torch.special.xlogy,
+    "lerp near the start": lambda x, y: torch.lerp(x, y, 0.25),
+    "lerp near the end": lambda x, y: torch.lerp(x, y, 0.75),
+}
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_signed_zeros_infinities_and_nan_are_eagers(name: str) -> None:
+    """A wrong sign of a zero turns an angle by pi; scaled squares neither overflow nor vanish."""
+    x, y = torch.cartesian_prod(torch.tensor(EDGES), torch.tensor(EDGES)).T.contiguous()
+    graph = load_module(OF_PAIRS[name], (x, y))
+    with np.errstate(all="ignore"):
+        (found,) = evaluate(graph, {str(n.attr("name")): to_numpy(v) for n, v in zip(graph.inputs, (x, y))})
+        want = (
+            np.fmod(x, y).numpy() if name == "fmod" else OF_PAIRS[name](x, y).numpy()
+        )  # eager's fmod(3e38, 1e-30) is NaN
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+    if name in ("atan2", "angle", "fmod", "copysign"):
+        known = ~np.isnan(want)
+        np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(want[known]))

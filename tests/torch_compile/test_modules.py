@@ -83,6 +83,27 @@ def broken(m: Any, a: Any) -> Any:
     return torch.sigmoid(y) * y + 3
 
 
+def viewed(m: Any, a: Any) -> Any:
+    y = torch.relu(m.linear(a)) * 2
+    row, turned, (left, right) = y.view(-1), y.T[1:], y.chunk(2, 1)
+    torch._dynamo.graph_break()
+    y.add_(100)
+    left[0] = 7
+    return row.sum(), turned * 2, right.exp(), row.view(3, 8) + 1, y
+
+
+def overlapping(m: Any, a: Any, b: Any) -> Any:
+    a.mul_(2)
+    b[0] += 1
+    m.count += 1
+    return torch.tanh(a) * 2 + 1, b.exp() * 2
+
+
+def overlap(start: int) -> tuple[Any, Any]:
+    a = x(4, 3)
+    return (a, a[start:]) if start else (a[1:3], a.T[1:])
+
+
 def randomized(m: Any, a: Any) -> Any:
     y = torch.tanh(a @ m.w.T).exp()
     return torch.sigmoid(y + torch.bernoulli(torch.ones_like(y))) * 2  # no builder for random numbers
@@ -148,6 +169,9 @@ CASES: dict[str, Case] = {
         lambda: Call(lambda m, a, flag: torch.cat([y.exp() * 2 if flag else y - 1 for y in a])),
         [lambda f=f: ([x(2, 3), x(1, 3)], f) for f in (True, False, True)], programs=2,
     ),
+    "views of a result that is written": Case(lambda: Call(viewed, linear=nn.Linear(8, 8)), [lambda: (x(3, 8),)] * 3, programs=2),
+    "arguments that share written memory": Case(lambda: Call(overlapping, count=torch.zeros(())), [lambda n=n: overlap(n) for n in (1, 1, 2, 2)], programs=-1),
+    "views of a tensor that share written memory": Case(lambda: Call(overlapping, count=torch.zeros(())), [lambda: overlap(0)] * 3, programs=-1),
     "non-contiguous input": Case(lambda: Call(lambda m, a: torch.exp(a) * 2 - a), [lambda: (x(4, 3).T,)] * 2),
 }  # fmt: skip
 
@@ -198,6 +222,17 @@ def test_an_output_that_is_an_input_is_the_callers_tensor() -> None:
         compiled = tg.compile(lambda a: (a, torch.tanh(a) * 2 + 1), **QUICK)
         compiled(a)
         assert compiled(a)[0] is a
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_views_of_an_argument_lie_in_its_memory(gradients: bool) -> None:
+    a, before = x(3, 4).requires_grad_(gradients), ran()
+    compiled = tg.compile(lambda a: (a.unbind(0)[1], a.chunk(2, 1)[1], torch.tanh(a) * 2 + 1), **QUICK)
+    with torch.set_grad_enabled(gradients):
+        for _ in range(3):
+            row, half, _ = compiled(a)
+            assert row.data_ptr() == a[1].data_ptr() and half.data_ptr() == a[:, 2:].data_ptr()
+    assert ran() == before + 1
 
 
 def test_autocast() -> None:
@@ -308,6 +343,19 @@ def test_gradients_are_those_of_eager(name: str) -> None:
         alike(found, expected, 1e-3)
         alike(dict(module.named_buffers()), dict(reference.named_buffers()))
     assert ran() == before + 1, tg.torch_compile.last_report()
+
+
+def test_a_backward_pass_may_run_again() -> None:
+    module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    compiled, a, before = tg.compile(module, **QUICK), x(3, 8), ran()
+    for _ in range(2):
+        loss, wanted = (m(a).square().sum() for m in (compiled, module))
+        for _ in range(2):
+            found, expected = (
+                torch.autograd.grad(y, list(module.parameters()), retain_graph=True) for y in (loss, wanted)
+            )
+            alike(found, expected, 1e-3)
+    assert ran() == before + 1
 
 
 def test_batch_norm_trains_at_every_batch_size() -> None:

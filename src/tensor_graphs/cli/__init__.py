@@ -1,5 +1,4 @@
-"""Command line: `tensor-graphs optimize`, `saturate`, `extract`, `explain`, `profile`, `measure`, `generate`, `db`, `rules`,
-    `kernels`.
+"""Command line: `tensor-graphs optimize`, `saturate`, `extract`, `explain`, `profile`, `measure`, `generate`, `db`, `rules`, `kernels`.
 
 In: arguments.
 Out: text or one JSON document, and an exit code.

@@ -55,7 +55,7 @@ from ..pipeline.session import Session
 from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
-from ..writing import kept_versions, named_errors, undone_on_failure
+from ..writing import kept_versions, named_errors, named_path, undone_on_failure
 from .explorer import Explorer
 from .names import place, spelled
 
@@ -82,7 +82,7 @@ def write(path: str | Path, explorer: Explorer) -> None:
 
     Raises UnwritableError if they cannot be written.
     """
-    path = Path(path)
+    path = named_path(path)
     hypergraph, prices = explorer.choice.hypergraph, explorer.choice.prices
     rows = EncodedHypergraph(hypergraph, [p.us for p in prices])
     problem = replace(
@@ -224,9 +224,13 @@ class EGraphFile:
 
     def _model(self, record: Mapping[str, Any]) -> Graph:
         name, digest = record["model"].get("file"), record["model"].get("sha256")
+        beside = "the model must be named as a file beside the e-graph"
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-            raise BadModelError("the model must be named as a file beside the e-graph", where=str(self.path))
-        model = Path(os.path.realpath(self.path)).with_name(name)
+            raise BadModelError(beside, where=str(self.path))
+        try:
+            model = named_path(Path(os.path.realpath(self.path)).with_name(name))
+        except UsageError as error:
+            raise BadModelError(f"{beside}: {error.message}", where=str(self.path)) from None
         if not is_file(model) or _sha256(model) != digest:
             model = next((p for p in kept_versions(model) if _sha256(p) == digest), model)
         if not is_file(model) or _sha256(model) != digest:

@@ -12,6 +12,7 @@ from ..egraph.saturate.saturate import Limits
 from ..egraph.saturate.worker import default_pool
 from ..egraph.simplify.simplify import simplify
 from ..errors import ShapeError
+from ..options import is_limits, is_named
 from ..pipeline.source import as_graph
 from ..rules.derive.prove import LIMITS, NAMED, Prover
 
@@ -45,6 +46,8 @@ def equivalent(
 
     Raises UsageError for an unknown kind of program, ShapeError if a dimension is free (give `dims`).
     """
+    is_named("dims", dims)
+    is_limits("limits", limits)
     left, right = (_concrete(as_graph(x, example_inputs, dims=_known(x, dims), trust=trust), dims) for x in (a, b))
     if _called(a) and _called(b):
         right = _at_positions(right, left)

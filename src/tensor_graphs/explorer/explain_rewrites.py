@@ -23,7 +23,7 @@ from ..errors import BadModelError, UsageError
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..options import Options
+from ..options import Options, is_limits
 from ..pipeline.choose import choose
 from ..pipeline.match import hypergraph
 from ..pipeline.measuring import chosen_backends
@@ -119,6 +119,7 @@ def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> E
 
     Raises UsageError if their types differ.
     """
+    is_limits("limits", limits)
     return derive(a, b, ALL, limits)
 
 
@@ -137,7 +138,7 @@ def explain_rewrites(
     Each block is extracted alone; the plan of the whole model may differ at block boundaries. Nothing is measured.
     Takes the sources of `optimize`. `replay`: evaluate every step numerically; None: only for small blocks.
     """
-    session = Session(Options(backend=backend, limits=limits, measure=False))
+    session = Session(Options(backend=backend, limits=limits, dims=dims, measure=False))
     graph = as_graph(source, example_inputs, dims=dims, trust=trust)
     rewritten = rewrite(session, prepare(session, graph, dims).work)
     return list(_blocks(session, rewritten.blocks, rewritten.block_views, replay))

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..egraph.explain.explain import Explanation
+from ..errors import UsageError
 from ..extract.model.kernel import Plan
 from ..extract.search.plan import plan_of
+from ..options import is_budget, is_named
 from ..pipeline.prices import KernelBounds
 from ..writing import write_text
 from .derivations import Derivation, TermMatcher, derivations
@@ -64,7 +66,9 @@ class Explorer(StaticPages):
 
         UsageError for an unknown selector, NoPlanError if no plan is left.
         """
-        return self._question.ask(_texts(forbid), _texts(pin), cost or {}, seconds=seconds)
+        is_named("cost", cost)
+        is_budget("seconds", seconds)
+        return self._question.ask(_texts("forbid", forbid), _texts("pin", pin), cost or {}, seconds=seconds)
 
     def fusing(self, *classes: int) -> list[int]:
         """Candidate kernels that compute values of all given e-classes in one call, cheapest first."""
@@ -134,6 +138,9 @@ class Explorer(StaticPages):
         return dot_text(self, what)
 
 
-def _texts(selectors: Sequence[str]) -> Sequence[str]:
-    """The selectors as a list; one text is one selector."""
-    return [selectors] if isinstance(selectors, str) else list(selectors)
+def _texts(name: str, selectors: Sequence[str]) -> Sequence[str]:
+    """The selectors as a list; one text is one selector. UsageError for anything else."""
+    found = [selectors] if isinstance(selectors, str) else selectors
+    if not isinstance(found, Sequence) or not all(isinstance(s, str) for s in found):
+        raise UsageError(f"{name}={found!r}", hint=f"{name} is a list of texts: kernels, e-nodes, layouts or rules")
+    return list(found)

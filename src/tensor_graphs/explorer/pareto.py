@@ -10,6 +10,7 @@ from typing import Any
 
 from ..backends.program.program import Program
 from ..errors import NoPlanError, UsageError
+from ..options import is_budget, of_kind
 from ..pipeline.optimize import optimize
 from ..report import charts
 
@@ -82,6 +83,8 @@ def pareto(
     Measurements are shared through the cost store, so later tolerances need fewer. A tolerance that no plan meets has a
     point without a program. Other arguments as for `optimize`; UsageError for `tolerance`, none or too many tolerances.
     """
+    is_budget("budget", budget)
+    of_kind("a list of tolerances", list, tuple)("tolerances", tolerances)
     if "tolerance" in options or not 0 < len(tolerances) <= MOST_TOLERANCES:
         raise UsageError(
             f"pareto takes tolerances=[...], 1 to {MOST_TOLERANCES} of them", hint='tolerances=("eager", 1e-3)'

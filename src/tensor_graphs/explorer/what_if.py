@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from html import escape
+from numbers import Real
 from re import compile as compiled
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,7 @@ class Question:
         """The time of each candidate under the question's conditions: infinite where it is forbidden."""
         costs = [p.us for p in self.prices]
         for selector, us in cost.items():
-            if not us >= 0:
+            if not isinstance(us, Real) or not us >= 0:
                 raise UsageError(f"the cost {us} of {selector} is no time in µs", where="what_if", hint="0 or more")
             for i in self._kernels(selector):
                 costs[i] = float(us)

@@ -10,17 +10,20 @@ positions, so that padding is never seen.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 import numpy as np
 
-from ..errors import TooLargeError, UnsupportedError, UsageError
+from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from ..models.huggingface.step import Caches, Folder, eos_of, positions_of, refuse_wrong_weights
+from ..options import Options
 from .bandwidth import memory_bandwidth
 from .programs import Programs
 from .results import Generated, Piece, Row
@@ -43,6 +46,14 @@ def _memory_named() -> Iterator[None]:
                             hint="fewer rows (batch), or a smaller max_length") from error  # fmt: skip
 
 
+def _options(given: dict[str, Any], budget: float) -> dict[str, Any]:
+    """Options of `tg.optimize`, checked. UsageError for unknown names and invalid values."""
+    if unknown := sorted(set(given) - {f.name for f in fields(Options)}):
+        raise UsageError(f"no options of a Generator are called {unknown}", hint="they are those of tg.optimize")
+    Options(budget=budget, **given)
+    return given
+
+
 class Generator:
     """Text generator: a decoder from a folder in the Hugging Face layout, as optimized programs.
 
@@ -63,6 +74,11 @@ class Generator:
     ) -> None:  # fmt: skip
         if quantize is not None:
             raise UnsupportedError(f"quantize={quantize!r} is not supported", hint="None keeps the weights as they are")
+        if not isinstance(folder, str | os.PathLike | Folder):
+            raise UsageError(
+                f"a {type(folder).__name__} is no folder", hint="give the path of a folder with config.json"
+            )
+        given = _options(options if backend is None else {**options, "backend": backend}, budget)
         self.folder = folder if isinstance(folder, Folder) else Folder(folder, trust=trust)
         config = self.folder.config
         longest = positions_of(config)
@@ -78,7 +94,6 @@ class Generator:
         self.caches = Caches(rows, length, min(BUCKETS[-1], length))
         refuse_wrong_weights(self.folder, self.caches)
         self._path, self._tokenizer = Path(self.folder.where), None  # type: tuple[Path, Tokenizer | None]
-        given = options if backend is None else {**options, "backend": backend}
         self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given)
         self._lock, self._turn = RLock(), 0
 
@@ -200,6 +215,9 @@ class Generator:
             sample = self._programs.sample(sampling.kind)
             with _memory_named():
                 self._prefill(ids)
+            if np.isnan(self._programs.get("logits")[: len(ids)]).any():
+                raise BadModelError("the logits after the prompt are NaN", where=self.folder.where,
+                                    hint="weights or config.json hold values that the model cannot compute with")  # fmt: skip
             for name, (value, dtype) in sampling.states(self.vocabulary).items():
                 self._programs.set(name, value, dtype)
         poll = POLL if sample.tensors.startswith("cuda") else 1

@@ -96,6 +96,10 @@ class Programs:
             if name in program.states:
                 return program.set_state(name, np.asarray(value, dtype))
 
+    def get(self, name: str) -> np.ndarray[Any, Any]:
+        """A copy of a state that some program has."""
+        return next(p for p in self._made.values() if name in p.states).get_state(name)
+
     def read_bytes(self) -> int:
         """Bytes of weights that a decode step reads whole: all but those that it only gathers rows of."""
         graph = step_graph(self.folder, self.caches, 1)

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from .sampling import Kind
 
 Prompt = str | Sequence[int] | np.ndarray[Any, Any]
+COLDEST = 1e-30  # smallest temperature that logits are divided by: the quotients stay finite in float32
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,12 @@ class Sampling:
 
     def states(self, vocabulary: int) -> dict[str, tuple[Any, str]]:
         """Values and dtypes of the sampler's states."""
+        seed = int(self.seed)
         return {
-            "temperature": ([[self.temperature or 1.0]], "float32"),
-            "top_k": ([[self.top_k or vocabulary]], "int64"),
+            "temperature": ([[max(float(self.temperature), COLDEST) if self.temperature else 1.0]], "float32"),
+            "top_k": ([[min(int(self.top_k), vocabulary) or vocabulary]], "int64"),
             "top_p": ([[self.top_p if self.top_p < 1 else 2.0]], "float32"),
-            "seed": ([[self.seed & 0xFFFFFFFF, self.seed >> 32]], "int64"),
+            "seed": ([[seed & 0xFFFFFFFF, seed >> 32]], "int64"),
             "draws": ([[0]], "int64"),
         }
 

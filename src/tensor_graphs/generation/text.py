@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadModelError, UnsupportedError
+from ..errors import BadModelError, UnsupportedError, UsageError
 
 FILE = "tokenizer.json"
 _PARTIAL = "\ufffd"  # what a tokenizer gives for an incomplete UTF-8 sequence
@@ -33,7 +33,11 @@ class Tokenizer:
             raise BadModelError(f"{FILE} cannot be read: {str(error)[:200]}", where=str(file)) from None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the tokens that the tokenizer puts before it."""
+        """Token ids of a text, with the tokens that the tokenizer puts before it. UsageError for lone surrogates."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the text is not valid Unicode: {error}") from None
         return list(self._tokenizer.encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:

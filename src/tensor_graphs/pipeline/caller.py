@@ -148,7 +148,7 @@ class CallerProgram(Program):
             self.caller = self._kinds = None
         return super().bind(params)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the program (`Program.__call__`)."""
         kinds = self._kinds
         if kinds is None or named or len(args) != len(kinds):
@@ -163,7 +163,7 @@ class CallerProgram(Program):
             self._as_is = has_structure(found, self.manifest.structure, torch=caller.torch)
         return found if self._as_is else structured(self.manifest.structure, result_leaves(found, torch=caller.torch))
 
-    def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
+    def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure (`Program.flat`)."""
         caller = self.caller
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)

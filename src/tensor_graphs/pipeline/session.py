@@ -23,6 +23,7 @@ from ..progress import Progress
 from ..report.report import FinalistReport
 from ..report.timeline import Rows, timeline
 from ..verification.comparison import spare
+from ..writing import named_path
 from .caller import Caller
 
 LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
@@ -147,7 +148,7 @@ def least_measuring(options: Options) -> float:
 
 def store_root(options: Options) -> Path:
     """The folder of the cost store."""
-    return Path(options.costdb or settings.current().costdb or default_root())
+    return named_path(options.costdb or settings.current().costdb or default_root())
 
 
 def store_of(session: Session) -> Store:

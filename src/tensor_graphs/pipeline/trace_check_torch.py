@@ -35,8 +35,8 @@ def compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any
         return "compared with its graph only: the module's arguments are not the graph's inputs"
     graph = graph.bind(sizes) if sizes else graph
     weights = sum(n.type.nbytes for n in graph.leaves("param"))
-    if graph.updates or graph.leaves("state") or getattr(module, "training", False):
-        return "compared with its graph only: the module has state, or is in training"
+    if graph.updates or graph.leaves("state"):
+        return "compared with its graph only: the module has state"
     if graph_flops(list(graph.roots)) > MODULE_FLOPS or weights > MODULE_BYTES:
         return "compared with its graph only: the module is large"
     from ..models.torch_export.arrays import to_numpy

@@ -39,6 +39,7 @@ class CompiledGraph:
         self.report = GraphReport(f"graph{next(_numbers)}", _names(module))
         self.traced: list[TracedGraph] = []
         self._compiled: Callable[..., Any] | None = None
+        self._arity = 0  # number of the Dynamo graph's inputs
         self._lock = threading.Lock()
         self._written: set[int] | None = None  # positions of inputs that the graph writes; None: not known
         self._said: set[str] = set()
@@ -52,6 +53,8 @@ class CompiledGraph:
         from torch._dynamo.exc import RestartAnalysis, SkipFrame
         from torch._functorch.aot_autograd import make_boxed_func
         from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        self._arity = len(example_inputs)
 
         def compiler(kind: str) -> Callable[..., Any]:
             def compile_traced(module: Any, inputs: Sequence[Any]) -> Any:
@@ -81,14 +84,19 @@ class CompiledGraph:
         facts = context.fw_metadata if context is not None else None
         count = len(module.graph.find_nodes(op="placeholder"))
         frozen: list[int] = []
+        if facts is not None and kind == "forward":
+            facts.bw_donated_idxs = []  # programs do not overwrite saved tensors: a backward pass may run again
         if facts is not None and kind != "backward":
             written = {i for i, x in enumerate(facts.input_info) if x.mutates_data or x.mutates_metadata}
             if len(facts.input_info) == count:
-                self._written = written
+                if count == self._arity:  # fewer: arguments that share memory were merged, and have other positions
+                    self._written = written
                 if kind == "inference":
                     frozen = [i for i in facts.static_input_indices if i not in written]
         try:
-            made = TracedGraph(kind, module, frozen, self.options, self.report)
+            # gradients have memory of their own: autograd may add to them in place
+            seen = {"backward": 0, "forward": getattr(facts, "num_forward", None)}.get(kind)
+            made = TracedGraph(kind, module, frozen, self.options, self.report, seen)
         except Exception as error:  # an operator whose builder fails: the traced graph runs as it is
             self._warn(
                 f"the {kind} graph has no programs: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -66,27 +66,48 @@ def _repeated(call: Run) -> Run:
 class TrialStep:
     """Repeatable call of a graph with a real call's arguments: forward, and backward if results need gradients.
 
-    Tensors that the graph writes are copied; `reset` restores the copies. Gradients go to detached leaves, so neither
-    `.grad` nor hooks of the caller's tensors are touched.
+    Tensors that the graph writes, and those that share memory with them, are copied; `reset` restores the copies.
+    Gradients go to detached leaves, so neither `.grad` nor hooks of the caller's tensors are touched.
     """
 
     def __init__(self, args: Sequence[Any], written: Sequence[int], gradients: bool) -> None:
         import torch
 
         self.args = list(args)
-        self._copies: list[tuple[Any, Any]] = []
-        for i, x in enumerate(args):
-            if not isinstance(x, torch.Tensor):
-                continue
-            if i in written:
+        self._copies: list[tuple[Any, Any]] = []  # (what calls write, its first content): tensors or storages
+        tensors = {i: x for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
+        shared = _aliases(tensors, written)
+        for i, x in tensors.items():
+            if i in written and i not in shared:
                 kept = x.detach().clone()
                 self.args[i] = kept.clone()
                 self._copies.append((self.args[i], kept))
-            elif gradients:
+            elif gradients and i not in shared:
                 self.args[i] = x.detach()
-            if gradients and x.requires_grad and i not in written:
+            if gradients and x.requires_grad and i not in written and i not in shared:
                 self.args[i].requires_grad_()
+        self._copy_aliases([(i, tensors[i]) for i in shared])
         self._leaves = [x for x in self.args if isinstance(x, torch.Tensor) and x.requires_grad] if gradients else []
+
+    def _copy_aliases(self, aliases: Sequence[tuple[int, Any]]) -> None:
+        """Put copies in place of tensors that share memory: they share memory in the same way, views as views."""
+        import torch
+
+        storages: dict[int, Any] = {}
+        bases: dict[int, Any] = {}
+        for i, x in aliases:
+            base = x if x._base is None else x._base
+            address = base.untyped_storage()._cdata
+            if address not in storages:
+                storages[address] = base.untyped_storage().clone()
+                self._copies.append((storages[address], storages[address].clone()))
+            if id(base) not in bases:
+                empty = torch.empty(0, dtype=base.dtype, device=base.device)
+                bases[id(base)] = empty.set_(storages[address], base.storage_offset(), base.shape, base.stride())
+            self.args[i] = bases[id(base)]
+            if x is not base:
+                same = self.args[i] if x.dtype == base.dtype else self.args[i].view(x.dtype)
+                self.args[i] = same.as_strided(x.shape, x.stride(), x.storage_offset())
 
     def reset(self) -> None:
         """Restore the tensors that the graph writes."""
@@ -102,6 +123,17 @@ class TrialStep:
         if roots:
             torch.autograd.grad(roots, self._leaves, [torch.ones_like(y) for y in roots], allow_unused=True)
         return results
+
+
+def _aliases(tensors: Mapping[int, Any], written: Sequence[int]) -> list[int]:
+    """Positions of tensors that share memory with another one, if any of those that share it is written."""
+    import torch
+
+    by_storage: dict[int, list[int]] = {}
+    for i, x in tensors.items():
+        if x.layout == torch.strided:
+            by_storage.setdefault(x.untyped_storage()._cdata, []).append(i)
+    return [i for group in by_storage.values() if len(group) > 1 and not set(group).isdisjoint(written) for i in group]
 
 
 __all__ = ["MOST_S", "NOISE", "TrialStep", "faster", "timed"]

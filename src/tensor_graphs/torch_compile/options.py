@@ -9,7 +9,7 @@ from typing import Any
 
 from ..backends.registry import select
 from ..errors import UsageError
-from ..options import Options
+from ..options import Options, is_bound
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class CompileOptions:
             if not _fits(value, str(known[name].type)):
                 raise UsageError(f"the option {name} is {value!r}", hint=f"it takes a value of type {known[name].type}")
         made = cls(**given)
+        is_bound("timeout", made.timeout)
         Options(**made.search)
         if made.backend is not None:
             select(made.backend)

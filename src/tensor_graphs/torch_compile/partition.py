@@ -33,18 +33,26 @@ class Split:
     parts: tuple[Part, ...]
 
 
-def split(module: Any, kind: str, least: int, frozen: Collection[int] = ()) -> tuple[Split, TracedReport]:
+def split(
+    module: Any, kind: str, least: int, frozen: Collection[int] = (), seen: int | None = None
+) -> tuple[Split, TracedReport]:
     """Copy of a traced graph module, split into parts, and its report.
 
     Parts have at least `least` operators that compute; views and sizes do not count. `frozen`: placeholders that the
-    report does not count as operands.
+    report does not count as operands. `seen`: number of results, the first ones, that the caller gets; the others are
+    saved for the backward pass (None: all).
     """
     import torch
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import OperatorSupportBase
 
     copied = _copy(module)
-    reasons = {**_misplaced(copied), **unsupported(copied)}
+    views = _views_of_results(copied.graph, seen)
+    reasons = {
+        **_misplaced(copied),
+        **unsupported(copied),
+        **dict.fromkeys(views, "it shares memory with another result or an input"),
+    }
 
     class Support(OperatorSupportBase):  # type: ignore[misc]
         def is_node_supported(self, submodules: Any, node: Any) -> bool:
@@ -113,6 +121,56 @@ def _copy(module: Any) -> Any:
     graph.output(graph.graph_copy(module.graph, {}))
     graph.output_node().meta = dict(module.graph.output_node().meta)
     return torch.fx.GraphModule(module, graph)
+
+
+def _views_of_results(graph: Any, seen: int | None) -> list[Any]:
+    """Compute the first `seen` results that are views of other results or of inputs from these, by operators of their own at the graph's
+    end; return these operators.
+
+    They must stay eager: results of a program have memory of their own, and the caller may write to a result later.
+    """
+    output = graph.output_node()
+    by_memory: defaultdict[Any, set[Any]] = defaultdict(set)
+    results = {n for n in output.args[0][:seen] if hasattr(n, "meta")}
+    for node in (*results, *graph.find_nodes(op="placeholder")):
+        for memory in _memory_of(node):
+            by_memory[memory].add(node)
+    copies: dict[Any, Any] = {}
+
+    def copied(node: Any) -> Any:
+        """The node, or if it is a view, a copy of it over a copy of what it is a view of."""
+        viewed = _viewed(node)
+        if viewed is not None and node not in copies:
+            source = copied(viewed)
+            with graph.inserting_before(output):
+                copies[node] = graph.node_copy(node, lambda n: source if n is viewed else n)
+        return copies.get(node, node)
+
+    shared = {node for nodes in by_memory.values() if len(nodes) > 1 for node in nodes}
+    for node in shared & results:
+        if copied(node) is not node:
+            output.replace_input_with(node, copies[node])
+    graph.eliminate_dead_code()
+    return list(copies.values())
+
+
+def _memory_of(node: Any) -> set[Any]:
+    """The storages of a node's traced tensors."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return {
+        StorageWeakRef(v.untyped_storage())
+        for v in tensors_of(node.meta.get("val"))
+        if str(v.layout) == "torch.strided"
+    }
+
+
+def _viewed(node: Any) -> Any:
+    """The operand that an operator's result is a view of; None if it has memory of its own."""
+    if node.op != "call_function":
+        return None
+    memory = _memory_of(node)
+    return next((n for n in node.all_input_nodes if memory & _memory_of(n)), None)
 
 
 def _source(module: Any, node: Any, index: dict[Any, int]) -> Any:

@@ -207,15 +207,15 @@ class Variant:
 class TracedGraph:
     """Inference, forward or backward graph whose calls run programs if they are ready and in use, else raise NoProgram.
 
-    A backward graph runs eagerly then.
+    A backward graph runs eagerly then. `frozen`: positions of placeholders that are constants; `seen`: as in `split`.
     """
 
     def __init__(
-        self, kind: str, module: Any, frozen: Sequence[int], options: CompileOptions, report: GraphReport
-    ) -> None:
+        self, kind: str, module: Any, frozen: Sequence[int], options: CompileOptions, report: GraphReport, seen: int | None = None
+    ) -> None:  # fmt: skip
         self.kind, self.module, self.options = kind, module, options
         self._frozen = list(frozen) if options.freeze else []
-        self.split, self.report = split(module, kind, options.least, self._frozen)
+        self.split, self.report = split(module, kind, options.least, self._frozen, seen)
         report.traced.append(self.report)
         self.variants: list[Variant] = []
         self.trial = False  # whether ready variants run although they are not in use yet

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -179,9 +180,9 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
 
     UsageError for an invalid tolerance.
     """
-    if isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and tolerance >= 0:
+    if isinstance(tolerance, Real) and not isinstance(tolerance, bool) and tolerance >= 0:
         return float(tolerance)
-    if tolerance == "exact":
+    if isinstance(tolerance, str) and tolerance == "exact":
         return 0.0
     if not isinstance(tolerance, str) or tolerance not in FACTORS:
         raise UsageError(f"tolerance {tolerance!r}", hint='one of "eager", "fast", "exact", or a number')
