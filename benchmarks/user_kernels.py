@@ -1,6 +1,6 @@
 """User kernels on a GPU: the checks of the examples, a kernel that must be refused, and searches in which they compete.
 
-    python -m benchmarks.user_kernels --out OUT [--budget 8]
+    python -m benchmarks.user_kernels --out OUT [--budget 20]
 
 Writes OUT/user_kernels.json: verdicts with seconds, and for each search the chosen kernels, the best measured time of the
 user kernel and the time of the plan without it. Each step has its own process and time limit; a failure is recorded.
@@ -90,7 +90,7 @@ def main() -> None:
     """Run all steps; write and print the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("out"))
-    parser.add_argument("--budget", type=float, default=8.0)
+    parser.add_argument("--budget", type=float, default=20.0)
     parser.add_argument("--step", nargs="*")
     given = parser.parse_args()
     if given.step:
@@ -103,8 +103,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for steps, seconds in (
         ([["check", str(p)] for p in (*(EXAMPLES / n for n in names), given.out / "beyond.py")], 30.0),
-        ([["search", n, str(given.budget)] for n in names[:1]], 30.0),
-        ([["search", n, str(given.budget)] for n in names[1:]], 30.0),
+        ([["search", n, str(given.budget)] for n in names[:1]], 40.0),
+        ([["search", n, str(given.budget)] for n in names[1:]], 40.0),
     ):
         began = time.monotonic()
         running = [(f"{s[0]} {Path(s[1]).name}", started(s, seconds)) for s in steps]

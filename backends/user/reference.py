@@ -128,6 +128,7 @@ class _Writer:
     def __init__(self, inputs: Mapping[str, Tensor], marks: Mapping[str, float]) -> None:
         self.marks = {value: name for name, value in marks.items()}
         self.derived: dict[str, str] = {}  # attribute variable -> expression
+        self.floating = next((n for n, t in inputs.items() if dtypes.is_float(t.dtype)), "")
         self.ranks = {t.rank: n for n, t in reversed([*inputs.items()])}
         self.sizes = {
             str(d): f"size({n}, {i})" for n, t in reversed([*inputs.items()]) for i, d in enumerate(t.shape)
@@ -164,16 +165,18 @@ class _Writer:
         if not free and not any(isinstance(p, DimExpr) for p in parts):
             return repr(value)
         if free:  # shape or dtype of a constant
-            text = (
-                f"ones(rank({self.ranks[len(parts)]}))"
-                if value == (1,) * len(parts) != () and len(parts) in self.ranks
-                else repr(value)
-            )
+            text = self._free(value)
         else:
             text = re.sub(r"[A-Za-z_]\w*", lambda m: self.sizes.get(m[0], m[0]), repr(value))
         name = f"attr{len(self.derived)}_"
         self.derived[name] = text
         return name
+
+    def _free(self, value: Any) -> str:
+        """The shape or dtype of a constant as an expression in the inputs: in memory they may have other floats."""
+        if isinstance(value, tuple):
+            return f"ones(rank({self.ranks[len(value)]}))" if value and len(value) in self.ranks else repr(value)
+        return f"dtype({self.floating})" if self.floating and dtypes.is_float(value) else repr(value)
 
 
 __all__ = ["ReferenceForm", "forms", "pattern_of"]

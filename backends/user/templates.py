@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...egraph.ir.pattern import PatternCall, Term, shared
+from ...egraph.ir.pattern import Fact, PatternCall, Term, shared
 from ...errors import ShapeError, TensorGraphsError
 from ...extract.model.kernel import Call, LibraryKernel, Template, identify
 from ...extract.model.meaning import output_terms
@@ -90,7 +90,8 @@ def _applies(
     if not any(kernel.allows({**known, **v}) for v in ([choices] if choices is not None else kernel.variants())):
         return False
     try:
-        made = output_terms(template, call)
+        facts = {n: Fact(o.type, False) for n, o in call.operands.items()}
+        made = output_terms(template, replace(call, attrs={**call.attrs, **form.attributes(facts)}))
     except (ShapeError, TensorGraphsError):
         return False
     return all(t.type == o.type for t, o in zip(made, call.outputs, strict=True))

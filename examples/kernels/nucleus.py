@@ -15,9 +15,10 @@ import tensor_graphs as tg
     "c",
     reference=lambda logits: tg.cumsum(tg.softmax(logits, axis=-1), axis=-1),
     inputs={"logits": "float32[*B, V]"},
+    choices={"PARTS": (8, 16)},
 )
-def nucleus(B: tuple[int, ...], V: int) -> str:
-    """The source for `B` rows of `V` logits."""
+def nucleus(B: tuple[int, ...], V: int, PARTS: int) -> str:
+    """The source for `B` rows of `V` logits, each summed in `PARTS` parts."""
     return f"""
 #include <math.h>
 #include <string.h>
@@ -39,18 +40,36 @@ void nucleus(const float *restrict logits, float *restrict out) {{
         const float *x = logits + row * {V};
         float *y = out + row * {V};
         float top = -INFINITY;
+#pragma omp simd reduction(max : top)
         for (long i = 0; i < {V}; ++i) top = x[i] > top ? x[i] : top;
-        float sum = 0.0f;
+
+        /* {PARTS} parts of a row are summed side by side: a single running sum waits for every addition. */
+        double total[{PARTS} + 1] = {{0}};
+        for (long part = 0; part <= {PARTS}; ++part) {{
+            long begin = part * {V // PARTS}, end = part < {PARTS} ? begin + {V // PARTS} : {V};
+            float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-        for (long i = 0; i < {V}; ++i) {{
-            float e = fast_exp(x[i] - top);
-            y[i] = e;
-            sum += e;
+            for (long i = begin; i < end; ++i) {{
+                y[i] = fast_exp(x[i] - top);
+                sum += y[i];
+            }}
+            total[part] = sum;
         }}
-        double total = 0.0, scale = 1.0 / sum;
-        for (long i = 0; i < {V}; ++i) {{
-            total += y[i];
-            y[i] = (float)(total * scale);
+        double before = 0.0;
+        for (long part = 0; part <= {PARTS}; ++part) {{
+            double sum = total[part];
+            total[part] = before;
+            before += sum;
+        }}
+        const double scale = 1.0 / before;
+        for (long i = 0; i < {V // PARTS}; ++i)
+            for (long part = 0; part < {PARTS}; ++part) {{
+                total[part] += y[part * {V // PARTS} + i];
+                y[part * {V // PARTS} + i] = (float)(total[part] * scale);
+            }}
+        for (long i = {V // PARTS * PARTS}; i < {V}; ++i) {{
+            total[{PARTS}] += y[i];
+            y[i] = (float)(total[{PARTS}] * scale);
         }}
     }}
 }}

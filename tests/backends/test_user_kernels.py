@@ -367,3 +367,14 @@ def test_a_cuda_kernel_runs_on_the_host(tmp_path: Path, monkeypatch: pytest.Monk
     a, b, out = np.random.default_rng(0).standard_normal((3, 3, 50)).astype(np.float32)
     kernel([v.ctypes.data for v in (a, b, out)], 1, 128)
     assert np.allclose(out, a / (1 + np.exp(-a)) * b, rtol=1e-5)
+
+
+def test_constants_do_not_widen_a_kernel_on_16_bit_values() -> None:
+    (template,) = templates_of(kernel_file(EXAMPLES / "rms_norm.py"))
+    x, w = operand("float16", 8, 32), operand("float16", 1, 32)
+    attrs = {"eps": 1e-6, "attr0_": (1, 1), "attr1_": "float32"}  # as matched in a graph that is rewritten in float32
+    for dtype, expected in (("float16", True), ("float32", False)):
+        call = Call({"x": x, "w": w}, operand(dtype, 8, 32), attrs)
+        assert template.applies is not None
+        assert template.applies(call) is expected
+    assert {c.call.output.type.dtype for c in cases_of(template)} >= {"float16", "bfloat16"}
