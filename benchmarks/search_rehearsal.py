@@ -68,7 +68,7 @@ Known = dict[tuple[str, ...], float]
 class Compilers:
     """Compilers that only wait."""
 
-    workers = WORKERS
+    workers, starting = WORKERS, False
 
     def __init__(self, slow: float) -> None:
         self.slow, self.busy = slow, 0

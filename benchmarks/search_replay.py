@@ -151,7 +151,9 @@ class VirtualMeasurer(GpuMeasurer):
         super().__init__(store, device="cpu", workers=0, worker=Silent())  # type: ignore[arg-type]
         self.times, self.time_ = times, time
         self.processes = [GpuProcess("cpu", 1.0, Silent())]  # type: ignore[arg-type]
-        self.pool = SimpleNamespace(workers=WORKERS, busy=WORKERS, clock=clock_module.Clock(), start=lambda: None)  # type: ignore[assignment]
+        self.pool = SimpleNamespace(
+            workers=WORKERS, busy=WORKERS, starting=False, clock=clock_module.Clock(), start=lambda: None
+        )  # type: ignore[assignment]
         self.compilers, self.device_free, self.open = [0.0] * WORKERS, 0.0, set[int]()
         self.queue: list[tuple[float, int, Event]] = []
         self.numbers = itertools.count()

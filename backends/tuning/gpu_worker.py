@@ -39,6 +39,7 @@ from ..verification.torch_reference import evaluate
 from . import gpu_operands
 from .cpu_worker import Wrong, main, waiting
 from .gpu_calibrate import calibrate
+from .gpu_context import begin_context
 from .gpu_device import Device, Run, device_of, facts
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2}
@@ -557,6 +558,8 @@ _loading: list[Thread] = []
 def begin() -> None:
     """Initialize the device while the parent does other work. Triton, needed by generated kernels only, loads in a
     thread."""
+    if os.environ.get("TENSOR_GRAPHS_MEASURE_DEVICE", GPU_KIND) == GPU_KIND:
+        begin_context()
     with contextlib.suppress(Exception):  # errors are reported by the first job
         _device().synchronize()
         rehearse(_device())

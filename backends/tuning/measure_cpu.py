@@ -271,6 +271,7 @@ class CpuMeasurer:
 
     ahead = False
     keeps = False  # no measurement stays in flight
+    ready = True  # the worker starts fast
     spent: Mapping[str, float] = {}
     clocks: list[tuple[str, Clock]] = []
 

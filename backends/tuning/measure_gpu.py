@@ -291,6 +291,12 @@ class GpuMeasurer:
             self.clock.add("compile", reply.get("seconds", 0.0))
 
     @property
+    def ready(self) -> bool:
+        """Whether a device process and the compilers have started."""
+        compiling = self.pool is not None and self.pool.starting
+        return not compiling and any(not process.starting for process in self.processes)
+
+    @property
     def spent(self) -> dict[str, float]:
         """Breakdown of measuring time, and counts.
 

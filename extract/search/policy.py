@@ -7,7 +7,8 @@ predicted time of an unmeasured kernel, the possible gain of an alternative or o
 
 The next request, in this order:
 
-1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any.
+1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any, and library
+   kernels that may replace them.
 2. Unmeasured kernels of the pessimistic plan with large stakes. (A prediction far too low wins there, while optimistic
    plans use other kernels.)
 3. Tuning of the pessimistic plan's kernels, if tuning has had less than its share of the schedules. (The optimistic
@@ -23,6 +24,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import islice
 
 from ...errors import NoPlanError
 from ..candidates.candidates import Hypergraph
@@ -41,6 +43,7 @@ from .plan_solver import PlanSolver
 
 LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
+MAX_RIVALS = 4  # library kernels measured in the first round beside those of the cheapest plan without a compiler
 MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
 
 Stakes = dict[int, float]  # candidate -> stake in µs, largest first
@@ -78,7 +81,7 @@ class AcquisitionPolicy:
     def request(self, prices: Sequence[Priced], optimistic: MeasurementRequest, *, first: bool) -> MeasurementRequest:
         """The next request, given that of the optimistic plan. first: whether this is the first round."""
         if first:
-            sure = self.unmeasured(self.plans.solve_without_compiler(prices), prices) if optimistic.first_look else []
+            sure = self.without_compiler(prices) if optimistic.first_look else []
         elif self.plans.solve_pessimistic(prices):
             sure = self.unmeasured(self.plans.pessimistic, prices, LARGE_STAKE)
         else:
@@ -96,6 +99,17 @@ class AcquisitionPolicy:
             later = [*((candidates[i], True) for i in optimistic.now), *optimistic.later]
             return MeasurementRequest(tuned, False, later)
         return optimistic
+
+    def without_compiler(self, prices: Sequence[Priced]) -> list[int]:
+        """Unmeasured candidates of the cheapest plan that needs no compiler, then library kernels that may replace some
+        of its kernels: prices of unmeasured library kernels are bounds, so what is cheapest by them may not be."""
+        plan, candidates = self.plans.solve_without_compiler(prices), self.hypergraph.candidates
+        sure = self.unmeasured(plan, prices)
+        if not sure:
+            return []
+        stakes = self.first_look_stakes(plan, prices)
+        rivals = (i for i in stakes if i not in set(sure) and candidates[i].template.space is None)
+        return [*sure, *islice(rivals, MAX_RIVALS)]
 
     def unmeasured(self, plan: Iterable[int], prices: Sequence[Priced], min_share: float = 0.0) -> list[int]:
         """Unmeasured candidates of a plan that account for at least `min_share` of its predicted time, most expensive
