@@ -24,7 +24,6 @@ PARAMETERS = ("m", "n", "k0", "k1", "warps", "stages", "group", "split", "precis
               "um", "un", "u0")  # fmt: skip
 #: Parameters that are there or not.
 FLAGS = ("early", "boxes", "inside", "walk", "join", "roles", "tiles", "beside")
-FORMS = 8  # buckets of a hash of the backend, family and parameter names
 MULTIPROCESSORS = 132  # of the devices that the ratio of tiles to multiprocessors is about
 
 
@@ -78,8 +77,11 @@ def _sizes(shapes: str, dtypes: str) -> tuple[float, ...]:
 @lru_cache(maxsize=1 << 14)
 def _form(backend: str, family: str, names: tuple[str, ...]) -> tuple[float, ...]:
     """Buckets of hashes of the backend, the family, and the schedule's form."""
-    bucket = lambda text: float(blake2b(text.encode(), digest_size=2).digest()[0] % (1 << FORMS) % 61)
-    return bucket(backend), bucket(family), bucket(repr(names))
+    return _bucket(backend), _bucket(family), _bucket(repr(names))
+
+
+def _bucket(text: str) -> float:
+    return float(blake2b(text.encode(), digest_size=1).digest()[0])
 
 
 @lru_cache(maxsize=1 << 14)

@@ -110,6 +110,13 @@ class PlanSolver:
             return []
         return self.pessimistic
 
+    def solve_likely(self, prices: Sequence[Priced]) -> list[int]:
+        """The cheapest plan if all kernels take what is expected; empty if none was found in time."""
+        try:
+            return self.solve([p.us for p in prices], QUICK_SOLVE_S, self.chosen)[0]
+        except NoPlanError:
+            return []
+
     def solve_pessimistic(self, prices: Sequence[Priced]) -> bool:
         """Update `pessimistic`. False if such solves have taken more than their share of the time, or found no plan."""
         began = time.monotonic()

@@ -7,8 +7,8 @@ predicted time of an unmeasured kernel, the possible gain of an alternative or o
 
 The next request, in this order:
 
-1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any, and library
-   kernels that may replace them.
+1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any, library kernels
+   that may replace them, and kernels of the plan that is cheapest at prices predicted from measurements.
 2. Unmeasured kernels of the pessimistic plan with large stakes. (A prediction far too low wins there, while optimistic
    plans use other kernels.)
 3. Tuning of the pessimistic plan's kernels, if tuning has had less than its share of the schedules. (The optimistic
@@ -43,6 +43,7 @@ from .plan_solver import PlanSolver
 
 LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
+NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
 MAX_RIVALS = 4  # library kernels measured in the first round beside those of the cheapest plan without a compiler
 MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
 
@@ -81,7 +82,7 @@ class AcquisitionPolicy:
     def request(self, prices: Sequence[Priced], optimistic: MeasurementRequest, *, first: bool) -> MeasurementRequest:
         """The next request, given that of the optimistic plan. first: whether this is the first round."""
         if first:
-            sure = self.without_compiler(prices) if optimistic.first_look else []
+            sure = [*self.without_compiler(prices), *self.likely(prices)] if optimistic.first_look else []
         elif self.plans.solve_pessimistic(prices):
             sure = self.unmeasured(self.plans.pessimistic, prices, LARGE_STAKE)
         else:
@@ -110,6 +111,14 @@ class AcquisitionPolicy:
         stakes = self.first_look_stakes(plan, prices)
         rivals = (i for i in stakes if i not in set(sure) and candidates[i].template.space is None)
         return [*sure, *islice(rivals, MAX_RIVALS)]
+
+    def likely(self, prices: Sequence[Priced]) -> list[int]:
+        """Unmeasured candidates of the cheapest plan at expected prices, as far as these are known well: from measurements
+        of the kernel elsewhere, or of its relatives. (The optimistic plan differs from one round to the next.)"""
+        known = {i for i, p in enumerate(prices) if p.origin in ("shipped", "predicted") and p.high <= NARROW * p.low}
+        if not known:
+            return []
+        return [i for i in self.unmeasured(self.plans.solve_likely(prices), prices, LARGE_STAKE) if i in known]
 
     def unmeasured(self, plan: Iterable[int], prices: Sequence[Priced], min_share: float = 0.0) -> list[int]:
         """Unmeasured candidates of a plan that account for at least `min_share` of its predicted time, most expensive
