@@ -224,8 +224,10 @@ class VirtualMeasurer(GpuMeasurer):
         self.time_.now = max(self.time_.now, until)
 
 
-def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, schedules: Schedules) -> dict[str, Any]:
-    """One search: true cost of its plan, counts, and the virtual seconds used."""
+def replay(
+    graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, schedules: Schedules, starter: bool = False
+) -> dict[str, Any]:
+    """One search: true cost of its plan, counts, and the virtual seconds used. starter: above the starter rows in use."""
     time = VirtualTime()
     solve_ = plan_solver._solve
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -234,7 +236,7 @@ def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, sch
             patch(module, "time", time)
         patch(measure_gpu, "Thread", NoThread)
         patch(Store, "flush", lambda self: ())
-        store = Store(Path(folder))
+        store = Store(Path(folder), starter=(lambda: [GPU.partition("|")[0]]) if starter else None)
         pricer.store = store
         patch(measure_gpu, "search_of", schedules.search_of)
         times = TrueTimes(store, seed)
@@ -274,6 +276,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, nargs="*", default=[4.0, 20.0])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--starter", action="store_true", help="above the starter rows that TENSOR_GRAPHS_STARTER names"
+    )
     options = parser.parse_args()
     os.environ.setdefault("TENSOR_GRAPHS_GPU", GPU)
     for workload in options.workloads:
@@ -286,7 +291,7 @@ def main() -> None:
                     "workload": workload,
                     "seconds": seconds,
                     "seed": seed,
-                    **replay(graph, seconds, seed, pricer, schedules),
+                    **replay(graph, seconds, seed, pricer, schedules, options.starter),
                 }
                 print(found, flush=True)
                 if options.json:

@@ -98,4 +98,7 @@ def _log(value: float) -> float:
     return math.log2(value) if value > 0 else -1.0
 
 
-__all__ = ["features", "schedule_of"]
+#: Number of features.
+COUNT = len(_row("", "", "[[1]]", '["float32"]', "", Work(1.0, 1.0)))
+
+__all__ = ["COUNT", "features", "schedule_of"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..keys.key import LABEL_FIELDS, TEXT_FIELDS, TUPLE_FIELDS, KernelKey, Work
+from ..price.learnt import LearntFactors, fitted
 from ..price.predict import Predictor, Query
 from ..price.roofline import CALIBRATION
 from ..reports.reports import StoreReport
@@ -96,12 +97,18 @@ def _accuracy(snapshot: Snapshot, device: str, held_out: str, part_of: Callable[
         out = {d for d, (row, _) in times.items() if _fold(part_of(row)) == fold}
         kept = Snapshot()
         kept.extend("timing", _columns(row for row in rows if row["digest"] not in out))
+        kept.learnt = _learnt(kept, regime, device)
         asked = sorted(out)
         queries = [Query(_key(times[d][0]), Work(times[d][0]["flops"], times[d][0]["bytes"])) for d in asked]
         for d, price in zip(asked, Predictor(kept, regime).price(queries), strict=True):
             row, us = times[d]
             results.append((row, us, price.us, price.low <= us <= price.high))
     return _summary(device, held_out, results)
+
+
+def _learnt(snapshot: Snapshot, regime: str, device: str) -> LearntFactors:
+    model = fitted(snapshot, regime, device)
+    return LearntFactors({} if model is None else {device: model})
 
 
 def _summary(device: str, held_out: str, results: Sequence[tuple[Row, float, float, bool]]) -> Accuracy:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
+from ..price.learnt import LearntFactors
 from .schema import REGIMES, SHIPPED, run_id
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
@@ -69,9 +70,11 @@ class AccuracyRecord:
 
 
 class Snapshot:
-    """An append-only copy of the store's rows. All answers are independent of the order in which rows arrived."""
+    """An append-only copy of the store's rows. All answers are independent of the order in which rows arrived. `learnt`:
+    models that came with shipped rows, for predictions."""
 
     def __init__(self) -> None:
+        self.learnt = LearntFactors()
         self._columns: dict[str, dict[str, list[Any]]] = {
             kind: {name: [] for name in names} for kind, names in LOADED.items()
         }
