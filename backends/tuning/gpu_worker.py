@@ -14,6 +14,7 @@ invalidates the CUDA context and ends this process: the parent starts another.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -484,17 +485,30 @@ def alone() -> Iterator[None]:
         return
     from filelock import FileLock
 
-    lock = FileLock(path, is_singleton=True)
+    lock, known = FileLock(path, is_singleton=True), os.path.exists(path)
     free = _free(lock)
     if not free:
         waiting(True)
         lock.acquire(poll_interval=0.0005)
         waiting(False)
         _last[0] = time.monotonic()  # the previous holder kept the device busy
+    elif known:
+        _last[0] = max(_last[0], time.monotonic() - _seconds_since_used(path))
     try:
         yield
     finally:
+        with contextlib.suppress(OSError):
+            os.utime(path, (time.time(), time.time()))
         lock.release()
+
+
+def _seconds_since_used(lock: str) -> float:
+    """Seconds since any process released the lock, which kept the device busy until then: the file's access time. (Locking
+    changes its modification time.)"""
+    try:
+        return max(0.0, time.time() - os.stat(lock).st_atime)
+    except OSError:
+        return math.inf
 
 
 def _free(lock: Any) -> bool:

@@ -655,6 +655,11 @@ def test_a_device_that_was_waited_for_was_busy(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(gpu_worker, "_last", [0.0])
     with gpu_worker.alone():
         assert gpu_worker._last == [0.0]
+    os.utime(tmp_path / "lock", (time.time() - 5.0,) * 2)  # as another process would have left it
+    with gpu_worker.alone():
+        assert 4.0 < time.monotonic() - gpu_worker._last[0] < 60.0
+    with gpu_worker.alone():
+        assert time.monotonic() - gpu_worker._last[0] < 4.0, "used a moment ago, though not waited for"
     held = threading.Event()
 
     def hold() -> None:

@@ -70,7 +70,8 @@ def match_all(
     backends, pressed = task.backends, session.interrupted()
     kept = MATCHING * session.options.budget
     until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
-    stop = lambda: pressed() or (session.left <= kept and session.now() >= until and not session.options.deterministic)
+    late = lambda: session.left <= kept and session.now() >= until and not session.waiting
+    stop = lambda: pressed() or (late() and not session.options.deterministic)
     enough = generation_limit(session, backends)
     try:
         for view in (*rewritten.smaller, rewritten.view):
@@ -115,7 +116,7 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
             return False
         spent = session.now() - began
         kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
-        return session.left <= kept * budget and spent >= _least_matching(session)
+        return session.left <= kept * budget and spent >= _least_matching(session) and not session.waiting
 
     return enough
 
