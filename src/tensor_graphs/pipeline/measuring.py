@@ -15,6 +15,8 @@ from ..extract.model.kernel import Backend, Measurer
 from ..options import Options
 from .session import Session, store_of
 
+CALIBRATING_S = 10.0  # least budget of a search that also measures a GPU's limits, which takes 0.7 s of the device
+
 
 def backends_of(options: Options) -> list[Backend]:
     """Backends that provide kernels; NumPy for "exact" with backend "auto".
@@ -36,7 +38,7 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
     where = {backend(b.name).measured for b in backends}
     if "gpu" not in where:
         return CpuMeasurer(store) if "host" in where else None
-    measurer = GpuMeasurer(store)
+    measurer = GpuMeasurer(store, calibrates=options.budget >= CALIBRATING_S)
     with suppress(WorkerError):  # the error is raised again by the first measurement
         measurer.start()  # takes as long as rewriting
     return measurer
