@@ -8,7 +8,7 @@ predicted time of an unmeasured kernel, the possible gain of an alternative or o
 The next request, in this order:
 
 1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any, library kernels
-   that may replace them, and kernels of the plan that is cheapest at prices predicted from measurements.
+   that replace several of them, and kernels of the plan that is cheapest at prices predicted from measurements.
 2. Unmeasured kernels of the pessimistic plan with large stakes. (A prediction far too low wins there, while optimistic
    plans use other kernels.)
 3. Tuning of the pessimistic plan's kernels, if tuning has had less than its share of the schedules. (The optimistic
@@ -44,7 +44,7 @@ from .plan_solver import PlanSolver
 LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
 NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
-MAX_RIVALS = 4  # library kernels measured in the first round beside those of the cheapest plan without a compiler
+MAX_RIVALS, RIVAL = 4, 1.5  # see `library_rivals`; library kernels take 1.1 to 2.5 times their bound
 MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
 
 Stakes = dict[int, float]  # candidate -> stake in µs, largest first
@@ -102,15 +102,27 @@ class AcquisitionPolicy:
         return optimistic
 
     def without_compiler(self, prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured candidates of the cheapest plan that needs no compiler, then library kernels that may replace some
-        of its kernels: prices of unmeasured library kernels are bounds, so what is cheapest by them may not be."""
-        plan, candidates = self.plans.solve_without_compiler(prices), self.hypergraph.candidates
+        """Unmeasured candidates of the cheapest plan that needs no compiler, then library kernels that replace several of
+        its kernels at once: unmeasured ones are priced at bounds, by which two kernels may seem cheaper than one."""
+        plan = self.plans.solve_without_compiler(prices)
         sure = self.unmeasured(plan, prices)
-        if not sure:
-            return []
-        stakes = self.first_look_stakes(plan, prices)
-        rivals = (i for i in stakes if i not in set(sure) and candidates[i].template.space is None)
-        return [*sure, *islice(rivals, MAX_RIVALS)]
+        return [*sure, *islice(self.library_rivals(plan, prices), MAX_RIVALS)] if sure else []
+
+    def library_rivals(self, plan: Sequence[int], prices: Sequence[Priced]) -> list[int]:
+        """Unmeasured library kernels that replace several kernels of a plan, and whose optimistic time is at most RIVAL times
+        the predicted time of these; the largest savings first, equal calls once."""
+        candidates, numbered, own = self.hypergraph.candidates, self.hypergraph.numbered, set(plan)
+        costs = [p.us if c.is_view or i in own else math.inf for i, (c, p) in enumerate(zip(candidates, prices))]
+        tree, last = tree_costs(self.hypergraph, costs), {numbered.made[i]: prices[i].us for i in plan}
+        found: dict[CallToken, tuple[float, int]] = {}
+        for i, c in enumerate(candidates):
+            if c.template.space is not None or not self.state.is_open(c, prices[i]):
+                continue
+            replaced = tree[numbered.made[i]] - sum(tree[v] for v in numbered.needs[i])
+            several = last.get(numbered.made[i], math.inf) < replaced < math.inf
+            if several and prices[i].low <= RIVAL * replaced:
+                found.setdefault(call_token(c), (prices[i].low - replaced, i))
+        return [i for _, i in sorted(found.values())]
 
     def likely(self, prices: Sequence[Priced]) -> list[int]:
         """Unmeasured candidates of the cheapest plan at expected prices, as far as these are known well: from measurements
