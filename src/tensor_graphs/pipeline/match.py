@@ -70,8 +70,8 @@ def match_all(
     backends, pressed = task.backends, session.interrupted()
     kept = MATCHING * session.options.budget
     until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
-    late = lambda: session.left <= kept and session.now() >= until and not session.waiting
-    stop = lambda: pressed() or (late() and not session.options.deterministic)
+    timed = not session.options.deterministic
+    stop = lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
     enough = generation_limit(session, backends)
     try:
         for view in (*rewritten.smaller, rewritten.view):
