@@ -168,3 +168,15 @@ def test_accuracy_of_a_store(tmp_path: Path, timing: Make) -> None:
     calls, schedules = accuracy(store.root, store.snapshot).found
     assert (calls.held_out, schedules.held_out, calls.rows, calls.calls) == ("calls", "schedules", 240, 30)
     assert calls.mape < 0.3 and calls.tau_schedules > 0.8 and calls.regret < 0.05
+
+
+def test_the_packages_own_starter_rows_are_small_and_whole() -> None:
+    files = sorted(starter.FOLDER.glob("*"))
+    assert sum(f.stat().st_size for f in files) <= 2 << 20
+    tables = {f.stem: starter.read(f) for f in files if f.suffix == ".parquet"}
+    assert tables and all(t.num_rows for t in tables.values())
+    for stem, table in tables.items():
+        (device,) = set(table.column("device").to_pylist())
+        assert starter.files_for(starter.FOLDER, [device]) == [starter.FOLDER / f"{stem}.parquet"]
+        assert set(table.column("message").to_pylist()) == {""}, "nothing of the machine that measured"
+        assert starter.read_model(starter.FOLDER / f"{stem}.parquet") is not None
