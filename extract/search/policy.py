@@ -44,7 +44,7 @@ from .plan_solver import PlanSolver
 LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
 NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
-MAX_RIVALS, RIVAL = 4, 1.5  # see `library_rivals`; library kernels take 1.1 to 2.5 times their bound
+MAX_RIVALS, RIVAL = 2, 1.25  # see `library_rivals`; library kernels take 1.1 to 2.5 times their bound
 MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
 
 Stakes = dict[int, float]  # candidate -> stake in µs, largest first
