@@ -158,7 +158,8 @@ class Run:
             environment = {"TENSOR_GRAPHS_STARTER": str(starter or "none")}
             if store is not None:
                 environment["TENSOR_GRAPHS_GPU_LOCK"] = str(self.to / "gpu.lock")
-            failed = self.child(arguments, min(1.5 * budget + MARGIN_S, self.left), environment)
+            margin = MARGIN_S * (1 if self.options.device == "cuda" else 4)  # hosts differ, and loading models counts
+            failed = self.child(arguments, min(1.5 * budget + margin, self.left), environment)
         report = folder.with_suffix(".json")
         known = json.loads(report.read_text()) if report.exists() else {}
         kept = ("took_s", "cost_us", "kernels_after", "priced", "measured_now", "seconds", "measuring", "search_stopped", "omitted",
