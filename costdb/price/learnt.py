@@ -20,7 +20,7 @@ from .roofline import CALIBRATION, Rooflines
 if TYPE_CHECKING:
     from ..store.snapshot import Snapshot
 
-LEAST_ROWS = 200  # timed keys of a device, from which a model is fitted
+LEAST_ROWS, LEAST_KERNELS = 200, 20  # timed keys of a device, and kernels at their shapes, from which a model is fitted
 MOST_ROWS = 20_000  # of a fit; more are thinned evenly
 LIMIT = 4.0  # largest absolute log ratio that is believed, of a row and of a prediction
 _PARTS = ("edges", "feature", "bin", "leaf", "mean")
@@ -53,7 +53,8 @@ class LearntFactors:
 
 
 def fitted(snapshot: Snapshot, regime: str, device: str) -> BoostedTrees | None:
-    """The model of a device's timed keys in a regime; None if there are fewer than LEAST_ROWS."""
+    """The model of a device's timed keys in a regime; None if there are fewer than LEAST_ROWS, or of fewer
+    than LEAST_KERNELS kernels (twelve well-tuned kernels alone made predictions of others worse)."""
     rooflines = Rooflines(snapshot, regime)
     columns, work, ratios = [], [], []
     for digest in sorted(snapshot.digests()):
@@ -66,7 +67,7 @@ def fitted(snapshot: Snapshot, regime: str, device: str) -> BoostedTrees | None:
             columns.append(row)
             work.append(own)
             ratios.append(ratio)
-    if len(ratios) < LEAST_ROWS:
+    if len(ratios) < LEAST_ROWS or len({(c["kernel"], c["shapes"]) for c in columns}) < LEAST_KERNELS:
         return None
     step = math.ceil(len(ratios) / MOST_ROWS)
     return fit(features(columns[::step], work[::step]), np.array(ratios[::step]))
