@@ -68,7 +68,7 @@ Known = dict[tuple[str, ...], float]
 class Compilers:
     """Compilers that only wait."""
 
-    workers = WORKERS
+    workers, starting = WORKERS, False
 
     def __init__(self, slow: float) -> None:
         self.slow, self.busy = slow, 0
@@ -173,16 +173,21 @@ class Rehearsed(GpuMeasurer):
 
 
 def hypergraph_of(workload: str, backend: str) -> Hypergraph:
-    """The candidates of a workload."""
-    work = WORKLOADS[workload]
-    inputs, weights = work.arguments("cpu")
+    """The candidates of a workload, or of a module of benchmarks/small_budget.py."""
+    if workload in WORKLOADS:
+        given, weights = WORKLOADS[workload].arguments("cpu")
+        module, inputs = WORKLOADS[workload].module(weights), tuple(given)
+    else:
+        from .small_budget import made
+
+        module, inputs, _ = made(workload, "cuda")
     there = lambda self: ""
     with (
         mock.patch.object(TorchCudaBackend, "unavailable", there),
         mock.patch.object(KernelGenerator, "unavailable", there),
     ):
         session = Session(Options(backend=backend, budget=math.inf))
-        graph = as_graph(work.module(weights), tuple(inputs))
+        graph = as_graph(module, inputs)
         view = rewrite(session, prepare(session, graph, None).work).view
         return hypergraph(session, view, select(backend))
 

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +42,8 @@ from benchmarks.search_rehearsal import (
     TRY_S,
     WORKERS,
     Silent,
+    Times,
+    _place,
     hypergraph_of,
 )  # fmt: skip
 from tensor_graphs.backends.tuning import measure_gpu, trials
@@ -50,7 +52,7 @@ from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_gpu import Event, GpuMeasurer, Measured, Trial
 from tensor_graphs.backends.tuning.schedule_search import ScheduleSearch
 from tensor_graphs.costdb.keys.key import Work
-from tensor_graphs.costdb.store import tuned
+from tensor_graphs.costdb.price.features import schedule_of
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.extract.candidates.candidates import Hypergraph
 from tensor_graphs.extract.model import clock as clock_module
@@ -80,14 +82,22 @@ class VirtualTime:
 
 
 class TrueTimes:
-    """Made-up kernel times in µs, equal for equal (seed, kernel, schedule)."""
+    """Kernel times in µs: of the first store in `stores` that knows the kernel in the schedule, else made up, equal for equal
+    (seed, kernel, schedule)."""
 
-    def __init__(self, store: Store, seed: int) -> None:
+    def __init__(self, store: Store, seed: int, stores: Sequence[Path] = ()) -> None:
         self.rooflines, self.seed = store.predictor("cold").rooflines, seed
+        self.known = Times(stores, store).known
+        self.schedules: dict[tuple[str, ...], list[dict[str, int]]] = {}  # known ones of a kernel
+        for *kernel, schedule in self.known:
+            if found := dict(schedule_of(schedule)):
+                self.schedules.setdefault(tuple(kernel), []).append(found)
 
     def of(self, template: Template, call: Call) -> float:
         """The time of a kernel in the schedule of the call."""
         row = key_of(template, call)
+        if (us := self.known.get(_place(row.columns))) is not None:
+            return us
         place = [str(row.columns[name]) for name in ("kernel", "shapes", "strides", "schedule")]
         draw = lambda text: random.Random(f"{self.seed}|{text}").random()
         low, high = LIBRARY if template.space is None else GENERATED
@@ -101,34 +111,35 @@ class TrueTimes:
         return us * (1 + SPREAD * draw("|".join(place)) ** 2) if call.schedule else us
 
 
+@dataclass
 class CheapSearch(ScheduleSearch):
-    """A schedule search with made-up neighbours: the real ones are checked by emitting kernels, which takes longer than a replay."""
+    """A schedule search whose neighbours are those with known times, or made up where there are none: the real ones are checked by
+    emitting kernels, which takes longer than a replay."""
+
+    others: Sequence[dict[str, int]] = ()
 
     def _neighbours(self) -> Iterator[dict[str, int]]:
-        for number in range(MADE_UP_NEIGHBOURS):
-            schedule = {**self.ranked[0], "replay": number}
-            if self._open(schedule):
-                yield schedule
+        made_up = ({**self.ranked[0], "replay": number} for number in range(MADE_UP_NEIGHBOURS))
+        yield from filter(self._open, self.others or made_up)
 
 
 class Schedules:
-    """Schedule searches of a workload's kernels: the real guesses with made-up neighbours."""
+    """Schedule searches of a workload's kernels: the real guesses, other neighbours."""
 
     def __init__(self) -> None:
-        self.ranked: dict[tuple[int, int], list[dict[str, int]]] = {}
+        self.times: TrueTimes | None = None
 
     def search_of(self, template: Template, call: Call, most: int, snapshot: Any) -> ScheduleSearch | None:
         """As `trials.search_of`."""
-        place = id(template), id(call)
-        if place not in self.ranked:
-            no_choice = template.space is None or call.schedule
-            self.ranked[place] = [] if no_choice else [dict(s) for s in template.space(call)]  # type: ignore[misc]
-        ranked = self.ranked[place][:most]
-        if not ranked:
-            return None
-        key = key_of(template, call)
-        known = dict(trials._known(snapshot, key, [*ranked, *tuned.tried(snapshot, key)]))
-        return CheapSearch(ranked, (lambda s: True) if template.fits is not None else None, [], most, known)
+        found = trials.search_of(template, call, most, snapshot)
+        if found is None or self.times is None:
+            return found
+        others = self.times.schedules.get(_place(key_of(template, call).columns)[:3], ())
+        fits = (lambda s: True) if found.fits is not None else None
+        return CheapSearch(
+            found.ranked, fits, found.near, found.count, found.known, like=found.like, form=found.form, confirm=found.confirm,
+            others=others,
+        )  # fmt: skip
 
 
 class NoThread:
@@ -151,7 +162,9 @@ class VirtualMeasurer(GpuMeasurer):
         super().__init__(store, device="cpu", workers=0, worker=Silent())  # type: ignore[arg-type]
         self.times, self.time_ = times, time
         self.processes = [GpuProcess("cpu", 1.0, Silent())]  # type: ignore[arg-type]
-        self.pool = SimpleNamespace(workers=WORKERS, busy=WORKERS, clock=clock_module.Clock(), start=lambda: None)  # type: ignore[assignment]
+        self.pool = SimpleNamespace(
+            workers=WORKERS, busy=WORKERS, starting=False, clock=clock_module.Clock(), start=lambda: None
+        )  # type: ignore[assignment]
         self.compilers, self.device_free, self.open = [0.0] * WORKERS, 0.0, set[int]()
         self.queue: list[tuple[float, int, Event]] = []
         self.numbers = itertools.count()
@@ -222,8 +235,12 @@ class VirtualMeasurer(GpuMeasurer):
         self.time_.now = max(self.time_.now, until)
 
 
-def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, schedules: Schedules) -> dict[str, Any]:
-    """One search: true cost of its plan, counts, and the virtual seconds used."""
+def replay(
+    graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, schedules: Schedules, starter: bool = False,
+    stores: Sequence[Path] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """One search: true cost of its plan, counts, and the virtual seconds used. starter: above the starter rows in use. stores:
+    with times of kernels, as far as they are known."""
     time = VirtualTime()
     solve_ = plan_solver._solve
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -232,10 +249,10 @@ def replay(graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, sch
             patch(module, "time", time)
         patch(measure_gpu, "Thread", NoThread)
         patch(Store, "flush", lambda self: ())
-        store = Store(Path(folder))
+        store = Store(Path(folder), starter=(lambda: [GPU.partition("|")[0]]) if starter else None)
         pricer.store = store
         patch(measure_gpu, "search_of", schedules.search_of)
-        times = TrueTimes(store, seed)
+        times = schedules.times = TrueTimes(store, seed, stores)
         measurer = VirtualMeasurer(store, times, time)
 
         def solved(
@@ -272,6 +289,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, nargs="*", default=[4.0, 20.0])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--times", type=Path, nargs="*", default=[], help="cost stores with times of kernels")
+    parser.add_argument(
+        "--starter", action="store_true", help="above the starter rows that TENSOR_GRAPHS_STARTER names"
+    )
     options = parser.parse_args()
     os.environ.setdefault("TENSOR_GRAPHS_GPU", GPU)
     for workload in options.workloads:
@@ -284,7 +305,7 @@ def main() -> None:
                     "workload": workload,
                     "seconds": seconds,
                     "seed": seed,
-                    **replay(graph, seconds, seed, pricer, schedules),
+                    **replay(graph, seconds, seed, pricer, schedules, options.starter, options.times),
                 }
                 print(found, flush=True)
                 if options.json:

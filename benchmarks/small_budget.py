@@ -4,8 +4,8 @@ Each module is optimized in processes of its own, with empty caches: at each bud
 starter rows that were measured for the other modules only (`starter`), so that they are no look-up of the answer. Steps:
 
     cold     every budget, empty store
-    fill     a long search a module, several side by side (the device is used by one at a time), each in a store of its own;
-             their rows, exported, are the starter rows
+    fill     a long search a module (`--reference` seconds if it is compared, `--fill` otherwise), several side by side (the device
+             is used by one at a time), each in a store of its own; their rows, exported, are the starter rows
     starter  every budget, starter rows of the other modules
     time     all programs of a module in turn, with cold caches, in one process
 
@@ -39,8 +39,9 @@ JUDGED = ("mixer_block", "gated_mlp_4_tokens", "encoder_layer", "conv_block", "p
 FILLING = ("norm_linear_fp16_b4", "norm_qkv_bias_b64", "gated_mlp_896_b32", "bert_mlp_fp16_t1000", "lstm_cell_fp16_b32",
            "gqa_einsum_decode_fp16_b4", "multihead_fp16_b4", "sdpa_causal_fp16_t1000", "convnext_block_fp16_b8", "inverted_residual_b16",
            "lm_head_log_softmax_fp16_b16", "cross_entropy_32000", "gru_cell_b16", "modulated_norm_fp16")  # fmt: skip
-MARGIN_S = 14.0  # seconds beyond its budget that a process may take for imports and saving
-START_S = 9.0  # of these, what is expected
+MARGIN_S = 20.0  # seconds beyond its budget that a process may take for imports and saving
+START_S = 7.0  # of these, what is expected
+TIMING_S = 35.0  # seconds that the last step needs
 Results = dict[str, Any]
 
 
@@ -147,7 +148,7 @@ class Run:
 
     def searched(self, name: str, label: str, budget: float, starter: Path | None, store: Path | None = None) -> None:
         """One search of a module, unless the time is up."""
-        if self.left < budget + START_S:
+        if self.left < budget + START_S + (TIMING_S if "time" in self.options.steps else 0.0):
             return
         folder = self.to / "programs" / name / label
         shutil.rmtree(folder, ignore_errors=True)
@@ -157,7 +158,8 @@ class Run:
             environment = {"TENSOR_GRAPHS_STARTER": str(starter or "none")}
             if store is not None:
                 environment["TENSOR_GRAPHS_GPU_LOCK"] = str(self.to / "gpu.lock")
-            failed = self.child(arguments, min(1.5 * budget + MARGIN_S, self.left), environment)
+            margin = MARGIN_S * (1 if self.options.device == "cuda" else 4)  # hosts differ, and loading models counts
+            failed = self.child(arguments, min(1.5 * budget + margin, self.left), environment)
         report = folder.with_suffix(".json")
         known = json.loads(report.read_text()) if report.exists() else {}
         kept = ("took_s", "cost_us", "kernels_after", "priced", "measured_now", "seconds", "measuring", "search_stopped", "omitted",
@@ -177,12 +179,14 @@ class Run:
 
     def fill(self) -> None:
         """Long searches, several side by side."""
-        reserve = len(self.options.only) * (sum(self.options.budgets) + START_S + 5.0) if self.options.reserve else 0.0
-        names = [n for n in (*self.options.only, *self.options.filling) if not (self.to / "stores" / n).is_dir()]
+        each = sum(self.options.budgets) + START_S
+        reserve = len(self.options.only) * each + TIMING_S if self.options.reserve else 0.0
+        names = [n for n in (*self.options.only, *self.options.filling) if "fill" not in self.found.get(n, {})]
 
         def one(name: str) -> None:
-            if self.left - reserve >= self.options.fill + START_S:
-                self.searched(name, "fill", self.options.fill, None, self.to / "stores" / name)
+            budget = self.options.reference if name in self.options.only else self.options.fill
+            if self.left - reserve >= budget + START_S:
+                self.searched(name, "fill", budget, None, self.to / "stores" / name)
 
         with ThreadPoolExecutor(self.options.together) as threads:
             list(threads.map(one, names))
@@ -196,13 +200,13 @@ class Run:
                         self.searched(name, f"starter-{budget:g}", budget, rows)
 
     def time(self) -> None:
-        """Time all programs."""
-        for name in self.options.only:
-            folders = sorted(p for p in (self.to / "programs" / name).glob("*") if p.is_dir())
-            if folders and self.left > START_S:
-                target = self.to / "programs" / name / "us.json"
-                failed = self.child(["--time", name, str(target), *map(str, folders)], min(60.0, self.left), {})
-                self.keep(name, "us", {"failed": failed} if failed else json.loads(target.read_text()))
+        """Time all programs, in one process."""
+        target, folders = self.to / "us.json", [self.to / "programs" / name for name in self.options.only]
+        target.unlink(missing_ok=True)
+        failed = self.child(["--time", str(target), *(str(f) for f in folders if f.is_dir())], self.left, {})
+        print(failed or "timed", flush=True)
+        for name, us in json.loads(target.read_text() if target.exists() else "{}").items():
+            self.keep(name, "us", us)
 
 
 def without(to: Path, name: str) -> Path | None:
@@ -229,7 +233,7 @@ def table(found: Results) -> str:
     """µs of each module's programs over its fastest, and geometric means."""
     ratios = {
         name: {label: us / min(parts["us"].values()) for label, us in parts["us"].items()}
-        for name, parts in found.items() if parts.get("us") and "failed" not in parts["us"]
+        for name, parts in found.items() if parts.get("us")
     }  # fmt: skip
     labels = sorted({label for r in ratios.values() for label in r}, key=lambda x: (x.split("-")[0], len(x), x))
     lines = [f"| module | fastest µs | {' | '.join(labels)} |", "|---" * (2 + len(labels)) + "|"]
@@ -247,7 +251,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(JUDGED), metavar="NAME", help="modules that are compared")
     parser.add_argument("--filling", nargs="*", default=list(FILLING), metavar="NAME", help="modules that only fill")
     parser.add_argument("--budgets", type=float, nargs="+", default=[5.0, 20.0, 60.0])
-    parser.add_argument("--fill", type=float, default=60.0, help="budget of the searches that fill")
+    parser.add_argument("--fill", type=float, default=60.0, help="budget of searches that only fill")
+    parser.add_argument("--reference", type=float, default=60.0, help="budget of those that fill and are compared")
     parser.add_argument("--reserve", action="store_true", help="end filling early enough for the step `starter`")
     parser.add_argument("--together", type=int, default=3, help="searches that fill side by side")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
@@ -261,9 +266,13 @@ def main() -> None:
         name, budget, store, to = options.child
         search(name, options.device, float(budget), Path(store), Path(to))
     elif options.time:
-        name, target, *folders = options.time
-        samples = timed(name, options.device, [Path(f) for f in folders], 0.5 * len(folders))
-        Path(target).write_text(json.dumps({label: median(us) for label, us in samples.items()}))
+        target, *folders = map(Path, options.time)
+        found: dict[str, dict[str, float]] = {}
+        for folder in folders:
+            programs = sorted(p for p in folder.glob("*") if p.is_dir())
+            samples = timed(folder.name, options.device, programs, 0.5 * len(programs))
+            found[folder.name] = {label: median(us) for label, us in samples.items() if us}
+            target.write_text(json.dumps(found))
     else:
         run = Run(options)
         for step in options.steps:

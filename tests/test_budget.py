@@ -207,3 +207,17 @@ def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -
     assert ends(5.0) == 20.0, "half of it"
     assert ends(18.0) == 22.0 and ends(21.0) == 25.0
     assert ends(29.0) == 30.0 and ends(35.0) == 36.0, "a second at least"
+
+
+def test_kernels_are_generated_until_the_measuring_processes_have_started() -> None:
+    """Nothing else could use that time; but not for longer than processes take to start."""
+    moment, ready = [0.0], [False]
+    session = Session(Options(budget=5.0), now=lambda: moment[0])
+    session.starting = lambda: not ready[0]
+    enough = generation_limit(session, [backend("torch_cuda")])
+    moment[0] = 4.5
+    assert not enough(False) and not enough(True)
+    ready[0] = True
+    assert enough(False) and enough(True)
+    ready[0], moment[0] = False, 9.0
+    assert enough(False)

@@ -305,6 +305,14 @@ def test_store_commands(model: str, home: Path, capsys: pytest.CaptureFixture[st
     assert merged["copied"] == 1
     assert document(capsys, "db", "export", "rows.parquet", "--costdb", "other")["rows"] == sum(stats["rows"].values())
     assert document(capsys, "db", "merge", "nowhere", code=2)["error"]["code"] == "cost-store"
+    (starter,) = document(capsys, "db", "export-starter", "starter", "--costdb", "other")["files"]
+    assert starter["device"].startswith("cpu:") and 0 < starter["rows"] <= sum(stats["rows"].values())
+    assert (
+        document(capsys, "db", "export-starter", "starter", "--costdb", "empty", code=2)["error"]["code"]
+        == "cost-store"
+    )
+    held_out = [one["held_out"] for one in document(capsys, "db", "accuracy", "--costdb", "other")["accuracy"]["found"]]
+    assert held_out == ["calls", "schedules"]
 
 
 def test_rules_list_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPlanError
-from tensor_graphs.extract.model.kernel import Call, Operand
+from tensor_graphs.extract.model.kernel import Call, Operand, Priced
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
@@ -464,7 +464,7 @@ def test_what_was_never_measured_of_a_plan_is_compiled_before_it_runs() -> None:
 
     found = [made(len), made(len), made(None)]
     prices = [
-        SimpleNamespace(source=s, schedule=(("m", n),))
+        Priced(1.0, 1.0, 1.0, s, (("m", n),))
         for n, s in enumerate(("predicted", "measured", "bound"))
     ]  # fmt: skip
     choice = SimpleNamespace(chosen=[0, 1, 2], hypergraph=SimpleNamespace(candidates=found), prices=prices)

@@ -164,8 +164,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     )
 
     class Made(GpuMeasurer):
-        def __init__(self, store: Store) -> None:
-            super().__init__(store, device="cpu", worker=found)  # type: ignore[arg-type]
+        def __init__(self, store: Store, **more: Any) -> None:
+            super().__init__(store, device="cpu", worker=found, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(measuring, "GpuMeasurer", Made)
     return found

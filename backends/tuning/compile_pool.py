@@ -40,6 +40,7 @@ class CompilePool:
         self._waiting: dict[int, Future[Reply]] = {}
         self._count = 0
         self.clock = Clock()  # when compilers were loading and working
+        self.starting = False  # whether the compiler is being loaded for the first time
 
     def start(self) -> None:
         """Start loading the compiler without waiting; `submit` does this on demand."""
@@ -80,11 +81,29 @@ class CompilePool:
                 "tensor_graphs.backends.tuning.compile_server", _ENVIRONMENT, arguments, self.workers
             )
             assert self._process.stdout is not None
-            self._waiting = {}
-            threading.Thread(
-                target=_listen, args=(self._process.stdout, self._waiting, self.clock), daemon=True
-            ).start()
+            self._waiting, self.starting = {}, True
+            threading.Thread(target=self._listen, args=(self._process.stdout, self._waiting), daemon=True).start()
         return self._process
+
+    def _listen(self, pipe: IO[str], waiting: dict[int, Future[Reply]]) -> None:
+        """Thread: deliver replies to waiting futures; fail the rest when the pipe ends."""
+        began = time.monotonic()
+        with contextlib.suppress(ValueError, OSError):
+            for line in pipe:
+                reply, now = json.loads(line), time.monotonic()
+                if reply["id"] == READY:
+                    self.clock.spent("start", began, now)
+                    self.starting = False
+                    continue
+                self.clock.spent("compile", now - reply.get("seconds", 0.0), now)
+                found = waiting.pop(reply["id"], None)
+                if found is not None:
+                    found.set_result(reply)
+        self.starting = False
+        while waiting:
+            with contextlib.suppress(KeyError):
+                waiting.popitem()[1].set_result(dict(_GONE))
+        pipe.close()
 
     def close(self) -> None:
         """Kill all compilers."""
@@ -97,22 +116,3 @@ class CompilePool:
         with contextlib.suppress(OSError):
             assert process.stdin is not None
             process.stdin.close()
-
-
-def _listen(pipe: IO[str], waiting: dict[int, Future[Reply]], clock: Clock) -> None:
-    """Thread: deliver replies to waiting futures; fail the rest when the pipe ends."""
-    began = time.monotonic()
-    with contextlib.suppress(ValueError, OSError):
-        for line in pipe:
-            reply, now = json.loads(line), time.monotonic()
-            if reply["id"] == READY:
-                clock.spent("start", began, now)
-                continue
-            clock.spent("compile", now - reply.get("seconds", 0.0), now)
-            found = waiting.pop(reply["id"], None)
-            if found is not None:
-                found.set_result(reply)
-    while waiting:
-        with contextlib.suppress(KeyError):
-            waiting.popitem()[1].set_result(dict(_GONE))
-    pipe.close()

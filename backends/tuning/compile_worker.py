@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from hashlib import blake2b
+from threading import Thread
 from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
@@ -151,9 +152,17 @@ def run(out_, scratch):
 
 
 def begin(capability: int) -> None:
-    """Load the compiler and compile a trivial kernel: the first compilation takes seconds."""
+    """Load the compilers and compile a trivial kernel: the first compilation takes seconds. NVRTC loads in a thread of its
+    own; when this returns, there is no other thread."""
+    nvrtc = Thread(target=_load_nvrtc, args=(capability,), name="nvrtc")
+    nvrtc.start()
     with contextlib.suppress(Exception):  # errors are reported by the first job
         one = Operand(Type((1,), "float32"), (1,))
         compile_text(KernelText(WARM, (), (), False, 0, True), Call({}, one, {}), capability)
-    with contextlib.suppress(Exception):  # NVRTC, if cuda-core is installed
+    nvrtc.join()
+
+
+def _load_nvrtc(capability: int) -> None:
+    """Load NVRTC, if cuda-core is installed."""
+    with contextlib.suppress(Exception):
         CudaKernel.compiled(f"sm_{capability}")

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e
 COPIES = 64  # maximum sets of operands
 REFERENCE_FLOPS = 1e9  # above this many flops, the reference uses the kernel's own dtypes instead of float64
 POOL = 1_000_003
+PRELOAD = "TENSOR_GRAPHS_PRELOAD"  # environment variable: the library to import before the first job; only "torch"
 KEPT_BYTES = 1 << 29  # total size of cached references
 
 
@@ -335,8 +337,15 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- the process
 
 
+def preload() -> None:
+    """Import the library that PRELOAD names; an error is reported by the first job that needs it."""
+    if os.environ.get(PRELOAD) == "torch":
+        with suppress(ImportError):
+            import torch  # noqa: F401
+
+
 def main(
-    handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = lambda: None,
+    handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = preload,
     device: bool = False,
 ) -> None:  # fmt: skip
     """Call `begin`, then answer jobs until the input ends. SIGINT is left to the parent. `device`: the process uses a

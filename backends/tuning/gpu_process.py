@@ -44,17 +44,21 @@ class GpuProcess:
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="device")
         self.opened: dict[int, set[int]] = {}  # open kernel -> indices of its trials that the process knows
         self.ended: Callable[[], bool] | None = None  # whether no reply is needed any more
+        self.starting = False  # whether the first process is still starting
 
     def start(self) -> None:
         """Start the process without waiting for it."""
         if not self.worker.alive:
-            began = time.monotonic()
+            began, self.starting = time.monotonic(), True
             self.worker.start()
             self._hand.submit(self._started, began)
 
     def _started(self, began: float) -> None:
         """Record the start-up time. A failure is reported by the first kernel."""
-        self.ask({"job": "ready"}, START_S)
+        try:
+            self.ask({"job": "ready"}, START_S)
+        finally:
+            self.starting = False
         self.clock.spent("start", began, time.monotonic())
 
     def interrupt(self) -> None:

@@ -14,6 +14,7 @@ invalidates the CUDA context and ends this process: the parent starts another.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from ..verification.torch_reference import evaluate
 from . import gpu_operands
 from .cpu_worker import Wrong, main, waiting
 from .gpu_calibrate import calibrate
+from .gpu_context import begin_context
 from .gpu_device import MeasuringDevice, Run, device_of, facts
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2}
@@ -486,17 +488,30 @@ def alone() -> Iterator[None]:
         return
     from filelock import FileLock
 
-    lock = FileLock(path, is_singleton=True)
+    lock, known = FileLock(path, is_singleton=True), os.path.exists(path)
     free = _free(lock)
     if not free:
         waiting(True)
         lock.acquire(poll_interval=0.0005)
         waiting(False)
         _last[0] = time.monotonic()  # the previous holder kept the device busy
+    elif known:
+        _last[0] = max(_last[0], time.monotonic() - _seconds_since_used(path))
     try:
         yield
     finally:
+        with contextlib.suppress(OSError):
+            os.utime(path, (time.time(), time.time()))
         lock.release()
+
+
+def _seconds_since_used(lock: str) -> float:
+    """Seconds since any process released the lock, which kept the device busy until then: the file's access time. (Locking
+    changes its modification time.)"""
+    try:
+        return max(0.0, time.time() - os.stat(lock).st_atime)
+    except OSError:
+        return math.inf
 
 
 def _free(lock: Any) -> bool:
@@ -560,6 +575,8 @@ _loading: list[Thread] = []
 def begin() -> None:
     """Initialize the device while the parent does other work. Triton, needed by generated kernels only, loads in a
     thread."""
+    if os.environ.get("TENSOR_GRAPHS_MEASURE_DEVICE", GPU_KIND) == GPU_KIND:
+        begin_context()
     with contextlib.suppress(Exception):  # errors are reported by the first job
         _device().synchronize()
         rehearse(_device())

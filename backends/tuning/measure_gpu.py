@@ -76,14 +76,15 @@ class GpuMeasurer:
     """Measures candidates on the GPU and adds rows to a sink (a cost store). A `Measurer`.
 
     `device` "cpu" uses Torch's CPU tensors and Triton's interpreter: for tests, the times are meaningless. `workers`:
-    number of compiler processes (0 on "cpu"). `timeout`: seconds for each device job of one schedule.
+    number of compiler processes (0 on "cpu"). `timeout`: seconds for each device job of one schedule. `calibrates`:
+    whether device limits that the sink lacks are measured, too.
     """
 
     ahead = True
 
     def __init__(
         self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
-        timeout: float = RUN_S, worker: CpuWorkerProcess | None = None,
+        timeout: float = RUN_S, worker: CpuWorkerProcess | None = None, calibrates: bool = True,
     ) -> None:  # fmt: skip
         if device == GPU_KIND and worker is None:
             _refuse_elsewhere()
@@ -112,7 +113,7 @@ class GpuMeasurer:
         self._called_back = False  # whether that thread should stop
         self._fault: BaseException | None = None  # exception that ended that thread
         self._calibrating: Future[Reply] | None = None  # calibration of the device, in flight
-        self._calibrated = False  # whether calibration was considered
+        self._calibrated = not calibrates  # whether calibration was considered
         self._worked = False  # whether a device job has finished
 
     # ------------------------------------------------------------ the interface of measurers
@@ -288,6 +289,12 @@ class GpuMeasurer:
             self.counts["twins" if one.twin else one.failure.status if one.failure else "timed"] += 1
             reply = one.compiled.result() if one.compiled is not None and one.compiled.done() else {}
             self.clock.add("compile", reply.get("seconds", 0.0))
+
+    @property
+    def ready(self) -> bool:
+        """Whether a device process and the compilers have started."""
+        compiling = self.pool is not None and self.pool.starting
+        return not compiling and any(not process.starting for process in self.processes)
 
     @property
     def spent(self) -> dict[str, float]:

@@ -29,6 +29,7 @@ WRONG = ("wrong", "error")  # failure statuses of schedules that are wrong or co
 # limit of schedules that fault, crash, hang, or are wrong with none right; then the kernel's other schedules are not
 # tried
 GIVE_UP = 3
+RANK_WEIGHT = 0.02  # relative difference of time that one place of a ranking model is worth
 CONFIRMED = 2  # of a kernel's shipped schedules that a search measures first
 _numbers = count()
 
@@ -158,15 +159,28 @@ def search_of(
     search = ScheduleSearch(ranked[:most], fits, count=most, moves=template.moves, form=template.warp_specialized)
     if snapshot is None:
         return search
-    key = key_of(template, call)
-    near = tuned.nearest(snapshot, key, Work(*call_work(template, call)), REGIME)
+    key, work = key_of(template, call), Work(*call_work(template, call))
+    ranked = _by_learnt(snapshot, key, work, ranked[:most])
+    search.ranked = ranked
+    near = tuned.nearest(snapshot, key, work, REGIME)
     legal = [s for s in near if fits is not None and fits(s)]
-    known = dict(_known(snapshot, key, [*ranked[:most], *tuned.tried(snapshot, key)]))
+    known = dict(_known(snapshot, key, [*ranked, *tuned.tried(snapshot, key)]))
     search.confirm = _unconfirmed(snapshot, key, known)
     search.count = max(most, sum(us < math.inf for us in known.values()))
     search.known = {k: us for k, us in known.items() if dict(k) not in search.confirm}
     search.near = [] if known else legal
     return search
+
+
+def _by_learnt(
+    snapshot: Snapshot, key: KernelKey, work: Work, ranked: Sequence[dict[str, int]]
+) -> list[dict[str, int]]:  # fmt: skip
+    """Ranked schedules reordered by the device's learnt model, if there is one. The earlier of two schedules of the ranking
+    model stays ahead unless the other is predicted to be faster by RANK_WEIGHT for each place between them."""
+    if not snapshot.learnt.models:
+        return list(ranked)
+    factors = snapshot.learnt.of([key.with_schedule(s).columns for s in ranked], [work] * len(ranked))
+    return [ranked[i] for i in sorted(range(len(ranked)), key=lambda i: factors[i] + RANK_WEIGHT * i)]
 
 
 def _unconfirmed(snapshot: Snapshot, key: KernelKey, known: Mapping[Key, float]) -> list[Schedule]:

@@ -43,7 +43,7 @@ class BoostedTrees:
 def fit(rows: Array, targets: Array, trees: int = TREES, depth: int = DEPTH) -> BoostedTrees:
     """Fit squared error of targets (n,) on finite feature rows (n, features); n is at least 1."""
     quantiles = np.quantile(rows, np.linspace(0, 1, BINS + 1)[1:-1], axis=0, method="nearest").T
-    edges, mean = np.ascontiguousarray(quantiles), float(targets.mean())
+    edges, mean = quantiles.astype(np.float32).astype(np.float64), float(targets.mean())
     binned = _binned(rows, edges)
     residual = targets - mean
     found = [_tree(binned, residual, depth) for _ in range(trees)]
@@ -52,8 +52,9 @@ def fit(rows: Array, targets: Array, trees: int = TREES, depth: int = DEPTH) -> 
 
 
 def _binned(rows: Array, edges: Array) -> Index:
-    """Bin numbers of feature rows: the number of edges below each value."""
-    columns = [np.searchsorted(edge, column, side="left") for edge, column in zip(edges, rows.T)]
+    """Bin numbers of feature rows: the number of edges below each value, compared in float32, in which models are stored."""
+    single = rows.T.astype(np.float32).astype(np.float64)
+    columns = [np.searchsorted(edge, column, side="left") for edge, column in zip(edges, single)]
     return np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0), dtype=np.int64)
 
 

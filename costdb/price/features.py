@@ -24,24 +24,26 @@ PARAMETERS = ("m", "n", "k0", "k1", "warps", "stages", "group", "split", "precis
               "um", "un", "u0")  # fmt: skip
 #: Parameters that are there or not.
 FLAGS = ("early", "boxes", "inside", "walk", "join", "roles", "tiles", "beside")
-FORMS = 8  # buckets of a hash of the backend, family and parameter names
 MULTIPROCESSORS = 132  # of the devices that the ratio of tiles to multiprocessors is about
 
 
 def features(columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Array:
     """One feature row per key, given its columns (texts, as stored) and work."""
-    rows = [_row(c["backend"], c["family"], c["shapes"], c["dtypes"], c["schedule"], w) for c, w in zip(columns, work)]
+    rows = [
+        _row(f"{c['backend']} {c['family']}", c["name"], c["shapes"], c["strides"], c["dtypes"], c["schedule"], w)
+        for c, w in zip(columns, work)
+    ]
     return np.array(rows, dtype=np.float64)
 
 
-def _row(backend: str, family: str, shapes: str, dtypes: str, schedule: str, work: Work) -> list[float]:
+def _row(kind: str, name: str, shapes: str, strides: str, dtypes: str, schedule: str, work: Work) -> list[float]:
     sizes = _sizes(shapes, dtypes)
     known = schedule_of(schedule)
     own = [_log(known[name]) if name in known else -1.0 for name in PARAMETERS]
     flags = [float(name in known) for name in FLAGS]
     return [
         _log(work.flops), _log(work.bytes), _log(work.flops) - _log(work.bytes), *sizes, *own, *flags,
-        *_tiles(known, sizes), *_form(backend, family, tuple(sorted(known))),
+        *_tiles(known, sizes), *_layouts(shapes, strides, dtypes), *_form(kind, name, tuple(sorted(known))),
     ]  # fmt: skip
 
 
@@ -76,13 +78,30 @@ def _sizes(shapes: str, dtypes: str) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _form(backend: str, family: str, names: tuple[str, ...]) -> tuple[float, ...]:
-    """Buckets of hashes of the backend, the family, and the schedule's form."""
+def _layouts(shapes: str, strides: str, dtypes: str) -> tuple[float, ...]:
+    """Number of different memory orders, number of strided operands, and log of the least alignment of rows in bytes.
 
-    def bucket(text: str) -> float:
-        return float(blake2b(text.encode(), digest_size=2).digest()[0] % (1 << FORMS) % 61)
+    Memory orders: among operands and results of several axes. Strided: the innermost axis is not contiguous.
+    """
+    orders, strided, aligned = set(), 0, 16
+    for sizes, steps, dtype in zip(json.loads(shapes), json.loads(strides), json.loads(dtypes)):
+        axes = [(abs(step), n) for n, (size, step) in enumerate(zip(sizes, steps)) if size > 1]
+        if len(axes) > 1:
+            least, *others = sorted(axes)
+            orders.add((len(sizes), tuple(n for _, n in sorted(axes))))
+            strided += least[0] != 1
+            aligned = min(aligned, *(math.gcd(16, step * itemsize(dtype)) for step, _ in others))
+    return float(len(orders)), float(strided), _log(aligned)
 
-    return bucket(backend), bucket(family), bucket(repr(names))
+
+@lru_cache(maxsize=1 << 14)
+def _form(kind: str, name: str, names: tuple[str, ...]) -> tuple[float, ...]:
+    """Numbers from hashes of the backend and family, the kernel's name, and the schedule's form."""
+    return _bucket(kind), _bucket(name), _bucket(repr(names))
+
+
+def _bucket(text: str) -> float:
+    return float(blake2b(text.encode(), digest_size=1).digest()[0])
 
 
 @lru_cache(maxsize=1 << 14)
@@ -99,4 +118,7 @@ def _log(value: float) -> float:
     return math.log2(value) if value > 0 else -1.0
 
 
-__all__ = ["features", "schedule_of"]
+#: Number of features.
+COUNT = len(_row("", "", "[[1]]", "[[1]]", '["float32"]', "", Work(1.0, 1.0)))
+
+__all__ = ["COUNT", "features", "schedule_of"]

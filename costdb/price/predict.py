@@ -1,8 +1,9 @@
 """Price prediction: the measured time, otherwise an estimate from the nearest measured relatives, otherwise the
 roofline.
 
-The interpolated quantity is log(time / roofline), the distance from the lower bound. It varies slowly with size,
-while time spans six decades and is not linear in any one measure of size.
+The interpolated quantity is log(time / roofline), the distance from the lower bound, less what the device's learnt model
+(learnt.py) says of it, if there is one. It varies slowly with size, while time spans six decades and is not linear in any
+one measure of size.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ...egraph.ir.dtypes import DTYPES, itemsize
 from ...egraph.ir.memo import memo
 from ..keys.key import KernelKey, Work
 from ..reports.reports import FamilyStats
+from .learnt import first_dtype
 from .roofline import CALIBRATION, DeviceRoofline, Rooflines
 
 if TYPE_CHECKING:
@@ -63,6 +65,11 @@ _ELSEWHERE = 0.25
 """Share of the relatives' log distance from the bound at which the interval begins, for a kernel whose operand order or
 schedule form no relative has: channels-last images ran 5 times as fast as others, warp-specialized attention 2.5 times
 as fast as attention without warp specialization."""
+
+_OTHER_DEVICE = math.log(1.5)
+"""Log factor by which both ends of the interval move if the relatives ran on other devices of the same kind."""
+
+ANY = ":*"  # ends the device of a place that stands for all devices of a kind
 
 _NEAREST = 8
 _CLOSE = 0.1  # smaller distances count alike: neighbours this near differ by noise
@@ -126,7 +133,7 @@ class Predictor:
         bound.
 
         A plausible measurement has precedence; then the relatives of the first level with enough of them (same kernel,
-        same name, same family; always on the same backend and device); then the bound.
+        same name, same family; on the same backend and device, or else on devices of the same kind); then the bound.
         """
         prices: list[Price | None] = []
         waiting: dict[Place, list[tuple[int, float]]] = {}
@@ -163,10 +170,11 @@ class Predictor:
     def _relatives(self, key: KernelKey) -> Place | None:
         """The nearest group with enough members that have usable times."""
         members = self._places()
-        for level, needed in _LEVELS:
-            place = (level, getattr(key, level), key.backend, key.device)
-            if len(members.get(place, ())) >= needed and self._group(place).digests:
-                return place
+        for device in (key.device, any_of_kind(key.device)):
+            for level, needed in _LEVELS:
+                place = (level, getattr(key, level), key.backend, device)
+                if len(members.get(place, ())) >= needed and self._group(place).digests:
+                    return place
         return None
 
     def _places(self) -> dict[Place, dict[str, None]]:
@@ -181,16 +189,17 @@ class Predictor:
         for digest in digests:
             row = self._snapshot.first_row(digest, _PLACED)
             for level, _ in _LEVELS if row["family"] != CALIBRATION else ():
-                place = (level, row[level], row["backend"], row["device"])
-                members.setdefault(place, {})[digest] = None
-                self._groups.pop(place, None)
+                for device in (row["device"], any_of_kind(row["device"])):
+                    place = (level, row[level], row["backend"], device)
+                    members.setdefault(place, {})[digest] = None
+                    self._groups.pop(place, None)
 
     def _group(self, place: Place) -> _Group:
         if place not in self._groups:
             digests = sorted(self._places()[place])
             if len(digests) > _LARGEST_GROUP:  # digests are uniformly distributed: an even and repeatable sample
                 digests = [digests[int(at)] for at in np.linspace(0, len(digests) - 1, _LARGEST_GROUP)]
-            self._groups[place] = _Group(self._snapshot, self._regime, self.rooflines, digests, place[0] != "kernel")
+            self._groups[place] = _Group(self._snapshot, self._regime, self.rooflines, digests, place)
         return self._groups[place]
 
     def held_out(self) -> tuple[FamilyStats, ...]:
@@ -199,7 +208,7 @@ class Predictor:
         """
         members = self._places()
         pooled: dict[tuple[str, str], tuple[int, list[float]]] = {}
-        for place in sorted(place for place in members if place[0] == "family"):
+        for place in sorted(p for p in members if p[0] == "family" and not p[3].endswith(ANY)):
             keys, before = pooled.get((place[1], place[2]), (0, []))
             pooled[place[1], place[2]] = (keys + len(members[place]), before + self._errors(place))
         return tuple(_family_stats(*names, keys, errors) for names, (keys, errors) in pooled.items() if keys)
@@ -236,25 +245,27 @@ class Predictor:
 
 
 class _Group:
-    """Relatives, and the residuals of predicting each from the others. With `apart`, a key is predicted only from keys
-    of other kernels, like a kernel that was never measured."""
+    """Relatives, and the residuals of predicting each from the others. Above the level of kernels, a key is predicted only
+    from keys of other kernels, like a kernel that was never measured."""
 
     def __init__(
-        self, snapshot: Snapshot, regime: str, rooflines: Rooflines, digests: Sequence[str], apart: bool
+        self, snapshot: Snapshot, regime: str, rooflines: Rooflines, digests: Sequence[str], place: Place
     ) -> None:
-        self._rooflines = rooflines
+        self._rooflines, self._learnt = rooflines, snapshot.learnt
+        self._elsewhere = _OTHER_DEVICE if place[3].endswith(ANY) else 0.0
         rows = [(digest, snapshot.first_row(digest), snapshot.measurement(digest, regime)) for digest in digests]
         ratios = [_log_ratio(row, measurement, rooflines) for _, row, measurement in rows]
         taught = [(digest, row) for (digest, row, _), ratio in zip(rows, ratios) if ratio is not None]
         self.digests = [digest for digest, _ in taught]
-        self._ratios = np.array([ratio for ratio in ratios if ratio is not None])
+        base = self._learnt.of([row for _, row in taught], [Work(row["flops"], row["bytes"]) for _, row in taught])
+        self._ratios = np.array([ratio for ratio in ratios if ratio is not None]) - base
         self._features = _features([(row["flops"], row["bytes"]) for _, row in taught])
         self._codes: dict[str, dict[str, int]] = {name: {} for name in _LABEL_DISTANCE}
         self._labels = {
             name: np.array([codes.setdefault(_label(row, name), len(codes)) for _, row in taught], dtype=np.int64)
             for name, codes in self._codes.items()
         }
-        self.residuals = self._leave_out(np.array([row["kernel"] for _, row in taught]), apart)
+        self.residuals = self._leave_out(np.array([row["kernel"] for _, row in taught]), place[0] != "kernel")
         self._low, self._high = _spread(self.residuals[np.isfinite(self.residuals)])
 
     def predict(self, queries: Sequence[Query]) -> list[tuple[float, float, float, int]]:
@@ -265,12 +276,14 @@ class _Group:
             for name, codes in self._codes.items()
         }
         distances = self._distances(features, labels)
-        middle, count = self._weighted(distances)
+        nearby, count = self._weighted(distances)
+        middle = nearby + self._learnt.of([q.key.columns for q in queries], [q.work for q in queries])
         beyond = _PER_DISTANCE * np.sqrt(distances.min(axis=1))
         low = middle + self._low - beyond
         low = np.where((labels["order"] < 0) | (labels["form"] < 0), np.minimum(low, _ELSEWHERE * middle), low)
         narrower = self._narrower(queries, labels["rows"])
-        bands = np.exp(np.stack([low, middle + narrower / 2, middle + self._high + beyond + narrower]))
+        high = middle + self._high + beyond + narrower
+        bands = np.exp(np.stack([low - self._elsewhere, middle + narrower / 2, high + self._elsewhere]))
         return [(low, at, high, count) for low, at, high in bands.T.tolist()]
 
     def _narrower(self, queries: Sequence[Query], rows: np.ndarray[Any, Any]) -> Array:
@@ -286,7 +299,7 @@ class _Group:
 
     def _by_arithmetic(self, query: Query) -> bool:
         """Whether a kernel is compute-bound under its roofline."""
-        roofline = self._rooflines.of(query.key.device, query.key.backend, _first_dtype(query.key.columns["dtypes"]))
+        roofline = self._rooflines.of(query.key.device, query.key.backend, first_dtype(query.key.columns["dtypes"]))
         return query.work.flops / roofline.flops_per_us > query.work.bytes / roofline.bytes_per_us
 
     def _distances(self, features: Array, labels: dict[str, np.ndarray[Any, Any]]) -> Array:
@@ -318,6 +331,11 @@ class _Group:
             hidden |= kernels[:, None] == kernels[None, :]
         distances[hidden] = np.inf
         return np.asarray(self._ratios - self._weighted(distances)[0])
+
+
+def any_of_kind(device: str) -> str:
+    """The device of places for all devices of a kind: "cpu:*", "gpu:*"."""
+    return device.partition(":")[0] + ANY
 
 
 def _spread(residuals: Array) -> tuple[float, float]:
@@ -398,15 +416,7 @@ def _log_ratio(row: dict[str, Any], measurement: Measurement | None, rooflines: 
     """log(time / bound) of a stored key; None for calibration rows and implausible times."""
     if row["family"] == CALIBRATION:
         return None
-    bound = rooflines.of(row["device"], row["backend"], _first_dtype(row["dtypes"])).us(
-        Work(row["flops"], row["bytes"])
-    )
+    bound = rooflines.of(row["device"], row["backend"], first_dtype(row["dtypes"])).us(Work(row["flops"], row["bytes"]))
     if measurement is None or measurement.us * IMPLAUSIBLE_FACTOR < bound:
         return None
     return math.log(measurement.us / bound)
-
-
-def _first_dtype(text: str) -> str:
-    """The first dtype of a key, from JSON text; float32 if the text has another form."""
-    first = text.removeprefix("[").partition(",")[0].removesuffix("]").strip('"')
-    return first or "float32"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
+from ..price.learnt import LearntFactors
 from .schema import REGIMES, SHIPPED, TEAM, run_id
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
@@ -71,9 +72,13 @@ class AccuracyRecord:
 
 
 class Snapshot:
-    """In-memory copy of the store's rows, append-only. All answers are independent of the order in which rows arrived."""
+    """In-memory copy of the store's rows, append-only. All answers are independent of the order in which rows arrived.
+
+    `learnt`: models that came with shipped rows, for predictions.
+    """
 
     def __init__(self) -> None:
+        self.learnt = LearntFactors()
         self._columns: dict[str, dict[str, list[Any]]] = {
             kind: {name: [] for name in names} for kind, names in LOADED.items()
         }

@@ -4,7 +4,8 @@ One Parquet file a device, in the schema of the shards, with one row of each kin
 (quartiles and median of the runs), its largest error, or its last failure. All have the run SHIPPED: measurements of
 this machine take precedence (`Snapshot`), and a price that rests on shipped rows alone has a wide interval, so that a
 search measures the kernel again before a plan depends on it. For a device without a file, the files of other devices of
-its kind (CPU, GPU) are read: their keys differ, so they only serve predictions.
+its kind (CPU, GPU) are read: their keys differ, so they only serve predictions. A model learnt from a device's rows lies
+beside them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from ... import settings
 from ...errors import CostStoreError, UnwritableError
 from ...plain import Malformed, read_bytes
 from ...writing import write_bytes
+from ..price.boosting import BoostedTrees
+from ..price.learnt import decode, encode, fitted
 from ..price.roofline import CALIBRATION
 from ..reports.reports import StoreReport
 from . import shards
 from .schema import COLUMNS, SHIPPED, arrow_schema, checked, to_table
-from .snapshot import UNSCHEDULED
+from .snapshot import LOADED, UNSCHEDULED, Snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).resolve().parents[1] / "starter"  # the package's own starter rows
 NONE = "none"  # value of the setting `starter` for no starter rows
 KINDS = ("cpu", "gpu")  # of devices; a device's key begins with it
+MODEL = ".npz"  # suffix of a device's learnt model (price/learnt.py)
+MAX_MODEL_BYTES = 4 << 20
 MAX_BYTES = 1 << 20  # size of one device's file
 SCHEDULES = (256, 128, 64, 32, 16, 8, 4)  # schedules kept per kernel call: as many as fit into the limit of bytes
 Record = dict[str, Any]
@@ -75,6 +80,17 @@ def read(path: Path) -> pa.Table:
     return table.filter(pc.equal(table.column("run"), SHIPPED))
 
 
+def read_model(path: Path) -> BoostedTrees | None:
+    """The learnt model beside a starter file; None if there is none. BadShard or OSError if it cannot be read."""
+    beside = path.with_suffix(MODEL)
+    if not beside.is_file():
+        return None
+    try:
+        return decode(read_bytes(beside, MAX_MODEL_BYTES))
+    except (Malformed, ValueError) as error:
+        raise shards.BadShard(str(error)) from None
+
+
 # ---------------------------------------------------------------- export
 @dataclass(frozen=True, repr=False)
 class StarterFile(StoreReport):
@@ -109,15 +125,28 @@ def export_starter(root: Path, folder: Path, max_bytes: int = MAX_BYTES) -> list
 
 
 def _written(folder: Path, device: str, rows: Sequence[Record], max_bytes: int) -> StarterFile:
-    merged = list(_merged(rows, "hot" if kind_of_device(device) == "cpu" else "cold"))
+    regime = "hot" if kind_of_device(device) == "cpu" else "cold"
+    merged = list(_merged(rows, regime))
     for most in SCHEDULES:
         kept = _fastest(merged, most)
         content = shards.encode(_table(kept))
         if len(content) <= max_bytes:
             path = folder / f"{shards.device_slug(device)}.parquet"
             write_bytes(path, content)
-            return StarterFile(str(path), device, len({*map(_call, kept)}), len(kept), len(content), most)
+            path.with_suffix(MODEL).unlink(missing_ok=True)
+            if learnt := _model(shards.decode(content), device, regime):
+                write_bytes(path.with_suffix(MODEL), learnt)
+            return StarterFile(str(path), device, len({*map(_call, kept)}), len(kept), len(content) + len(learnt), most)
     raise CostStoreError(f"the rows of {device} need more than {max_bytes} bytes", where=str(folder))
+
+
+def _model(table: pa.Table, device: str, regime: str) -> bytes:
+    """The model learnt from the rows, as bytes; empty if they are too few."""
+    snapshot = Snapshot()
+    timings = table.filter([kind == "timing" for kind in table.column("kind").to_pylist()])
+    snapshot.extend("timing", {name: timings.column(name).to_pylist() for name in LOADED["timing"]})
+    found = fitted(snapshot, regime, device)
+    return b"" if found is None else encode(found)
 
 
 def _records(root: Path) -> Iterator[Record]:
@@ -190,4 +219,13 @@ def _table(records: Sequence[Record]) -> pa.Table:
 
 
 Devices = Callable[[], Iterable[str]]
-__all__ = ["Devices", "StarterFile", "export_starter", "files_for", "folder_in_use", "kind_of_device", "read"]
+__all__ = [
+    "Devices",
+    "StarterFile",
+    "export_starter",
+    "files_for",
+    "folder_in_use",
+    "kind_of_device",
+    "read",
+    "read_model",
+]

@@ -153,7 +153,10 @@ class Store:
         folder = starter.folder_in_use() if self._starter is not None else None
         for path in [] if folder is None or self._starter is None else starter.files_for(folder, self._starter()):
             try:
-                _extend(snapshot, starter.read(path))
+                table, model = starter.read(path), starter.read_model(path)
+                _extend(snapshot, table)
+                if model is not None and table.num_rows:
+                    snapshot.learnt.models[table.column("device")[0].as_py()] = model
             except (shards.BadShard, OSError) as error:
                 self._warn(f"the starter rows in {path} cannot be used: {error}")
 

@@ -19,8 +19,15 @@ def tried(snapshot: Snapshot, key: KernelKey) -> list[Schedule]:
 
 
 def nearest(snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: int = 2) -> list[Schedule]:
-    """The fastest schedule of each of the `count` nearest other shapes of a kernel on its device. The distance is
-    Euclidean in the logarithms of flops and bytes."""
+    """The fastest schedule of each of the `count` nearest other shapes of a kernel on its device; if there are none, on
+    any device. The distance is Euclidean in the logarithms of flops and bytes."""
+    return _nearest(snapshot, key, work, regime, count, key.device) or _nearest(snapshot, key, work, regime, count, "")
+
+
+def _nearest(
+    snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: int, device: str
+) -> list[Schedule]:  # fmt: skip
+    """`nearest` on one device; on any device if `device` is empty."""
     near: list[tuple[float, str, Schedule]] = []
     for shapes, schedules in snapshot.tuned(key.kernel).items():
         if shapes == key.columns["shapes"]:
@@ -29,7 +36,7 @@ def nearest(snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: 
         for text, digests in schedules.items():
             for digest in digests:
                 measured = snapshot.measurement(digest, regime)
-                if measured is not None and (row := snapshot.first_row(digest))["device"] == key.device:
+                if measured is not None and (row := snapshot.first_row(digest))["device"] in (device or row["device"],):
                     times.append((measured.us, text, Work(row["flops"], row["bytes"])))
         if times and (schedule := _schedule(min(times, key=lambda t: t[:2])[1])):
             near.append((_distance(times[0][2], work), shapes, schedule))

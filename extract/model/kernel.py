@@ -565,6 +565,11 @@ class Measurer(Protocol):
     def ahead(self) -> bool: ...
 
     @property
+    def ready(self) -> bool:
+        """Whether the measuring processes have started, or start at once."""
+        ...
+
+    @property
     def spent(self) -> Mapping[str, float]:
         """Counts and seconds of all measuring, for the report."""
         ...

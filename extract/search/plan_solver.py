@@ -26,6 +26,7 @@ QUICK_SOLVE_S = 0.1
 MIN_SOLVE_S = 0.25
 SOLVE_OVERTIME = 0.15  # share of the search's seconds by which solves may exceed them
 PESSIMISTIC_SHARE = 0.1  # share of the time that pessimistic solves may take
+MAX_STARTING_S = 8.0  # seconds, at most, that a search waits for the measuring processes to start
 CLOSING_S = 1.5  # seconds, at most those of the search, for measuring the final plan's unmeasured kernels
 # Pessimistic time of an unmeasured kernel: multiple of the prediction for library kernels, and for generated pointwise
 # and reduction kernels; multiple of the upper end of the interval for other generated kernels, whose schedules are
@@ -55,10 +56,22 @@ class PlanSolver:
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
     start: float = field(default_factory=lambda: time.monotonic())
     closing_until: float = -math.inf
+    least: float = 0.0  # seconds of measuring in any case, from when the measuring processes have started
+    starting: Callable[[], bool] = lambda: False  # whether these processes are still starting
+    started: float | None = None  # when they were first seen to have started
 
     def ended(self) -> bool:
         """Whether the time for regular measuring is over."""
-        return self.stop() or time.monotonic() - self.start > self.seconds
+        elapsed = time.monotonic() - self.start
+        return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
+
+    def _measured_enough(self, elapsed: float) -> bool:
+        """Whether the processes had `least` seconds, or did not start within MAX_STARTING_S."""
+        if self.started is None and not self.starting():
+            self.started = elapsed
+        if self.started is None:
+            return elapsed > MAX_STARTING_S
+        return elapsed > min(self.started, MAX_STARTING_S) + self.least
 
     def start_closing(self) -> None:
         """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most CLOSING_S."""
@@ -102,6 +115,13 @@ class PlanSolver:
         except NoPlanError:
             return []
         return self.pessimistic
+
+    def solve_likely(self, prices: Sequence[Priced]) -> list[int]:
+        """The cheapest plan if all kernels take what is expected; empty if none was found in time."""
+        try:
+            return self.solve([p.us for p in prices], QUICK_SOLVE_S, self.chosen)[0]
+        except NoPlanError:
+            return []
 
     def solve_pessimistic(self, prices: Sequence[Priced]) -> bool:
         """Update `pessimistic`. False if such solves have taken more than their share of the time, or found no plan."""

@@ -7,7 +7,8 @@ predicted time of an unmeasured kernel, the possible gain of an alternative or o
 
 The next request, in this order:
 
-1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any.
+1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any, library kernels
+   that replace several of them, and kernels of the plan that is cheapest at prices predicted from measurements.
 2. Unmeasured kernels of the pessimistic plan with large stakes. (A prediction far too low wins there, while optimistic
    plans use other kernels.)
 3. Tuning of the pessimistic plan's kernels, if tuning has had less than its share of the schedules. (The optimistic
@@ -23,6 +24,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import islice
 
 from ...errors import NoPlanError
 from ..candidates.candidates import Hypergraph
@@ -41,6 +43,8 @@ from .plan_solver import PlanSolver
 
 LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
+NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
+MAX_RIVALS, RIVAL = 2, 1.25  # see `library_rivals`; library kernels take 1.1 to 2.5 times their bound
 MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
 
 Stakes = dict[int, float]  # candidate -> stake in µs, largest first
@@ -83,7 +87,7 @@ class AcquisitionPolicy:
         round.
         """
         if first:
-            sure = self.unmeasured(self.plans.solve_without_compiler(prices), prices) if optimistic.first_look else []
+            sure = [*self.without_compiler(prices), *self.likely(prices)] if optimistic.first_look else []
         elif self.plans.solve_pessimistic(prices):
             sure = self.unmeasured(self.plans.pessimistic, prices, LARGE_STAKE)
         else:
@@ -101,6 +105,37 @@ class AcquisitionPolicy:
             later = [*((candidates[i], True) for i in optimistic.now), *optimistic.later]
             return MeasurementRequest(tuned, False, later)
         return optimistic
+
+    def without_compiler(self, prices: Sequence[Priced]) -> list[int]:
+        """Unmeasured candidates of the cheapest plan that needs no compiler, then library kernels that replace several of
+        its kernels at once: unmeasured ones are priced at bounds, by which two kernels may seem cheaper than one."""
+        plan = self.plans.solve_without_compiler(prices)
+        sure = self.unmeasured(plan, prices)
+        return [*sure, *islice(self.library_rivals(plan, prices), MAX_RIVALS)] if sure else []
+
+    def library_rivals(self, plan: Sequence[int], prices: Sequence[Priced]) -> list[int]:
+        """Unmeasured library kernels that replace several kernels of a plan, and whose optimistic time is at most RIVAL times
+        the predicted time of these; the largest savings first, equal calls once."""
+        candidates, numbered, own = self.hypergraph.candidates, self.hypergraph.numbered, set(plan)
+        costs = [p.us if c.is_view or i in own else math.inf for i, (c, p) in enumerate(zip(candidates, prices))]
+        tree, last = tree_costs(self.hypergraph, costs), {numbered.made[i]: prices[i].us for i in plan}
+        found: dict[CallToken, tuple[float, int]] = {}
+        for i, c in enumerate(candidates):
+            if c.template.space is not None or not self.state.is_open(c, prices[i]):
+                continue
+            replaced = tree[numbered.made[i]] - sum(tree[v] for v in numbered.needs[i])
+            several = last.get(numbered.made[i], math.inf) < replaced < math.inf
+            if several and prices[i].low <= RIVAL * replaced:
+                found.setdefault(call_token(c), (prices[i].low - replaced, i))
+        return [i for _, i in sorted(found.values())]
+
+    def likely(self, prices: Sequence[Priced]) -> list[int]:
+        """Unmeasured candidates of the cheapest plan at expected prices, as far as these are known well: from measurements
+        of the kernel elsewhere, or of its relatives. (The optimistic plan differs from one round to the next.)"""
+        known = {i for i, p in enumerate(prices) if p.origin in ("shipped", "predicted") and p.high <= NARROW * p.low}
+        if not known:
+            return []
+        return [i for i in self.unmeasured(self.plans.solve_likely(prices), prices, LARGE_STAKE) if i in known]
 
     def unmeasured(self, plan: Iterable[int], prices: Sequence[Priced], min_share: float = 0.0) -> list[int]:
         """Unmeasured candidates of a plan with at least `min_share` of its predicted time each, most expensive first."""

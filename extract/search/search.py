@@ -66,6 +66,7 @@ def search(
     measurer: Measurer | None = None,
     *,
     seconds: float = 60.0,
+    least: float = 0.0,
     solve_seconds: float = 2.5,
     deterministic: bool = False,
     doubt: bool = False,
@@ -76,7 +77,8 @@ def search(
 ) -> Choice:
     """The cheapest known set of kernels within the budgets, measured as far as time allows.
 
-    Measures through `measurer` (None: prices only) for at most `seconds`; the final plan's unmeasured kernels get at
+    Measures through `measurer` (None: prices only) for at most `seconds`, but for `least` seconds after the measuring
+    processes have started (they may be starting when the search begins); the final plan's unmeasured kernels get at
     most `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
     as long as it needs). `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
     incumbent. `doubt`: unmeasured kernels count at their upper estimates although there is no measurer. `clock`:
@@ -90,6 +92,8 @@ def search(
     quick = min(QUICK_SOLVE_S, solve_seconds)
     limits = (solve_seconds,) if measurer is None or deterministic else (quick, solve_seconds)
     plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
+    if measurer is not None and least:
+        plans.least, plans.starting = least, lambda: not measurer.ready
     run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress)
     while run.round():
         pass

@@ -13,6 +13,7 @@ import pytest
 from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.tuning import measure_cpu as measure
 from tensor_graphs.backends.tuning.cpu_worker import (
+    PRELOAD,
     Wrong,
     _reference,
     _values,
@@ -81,6 +82,15 @@ def test_rows_of_a_measurement() -> None:
     assert rows[1].rel_fro < 1e-6
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_worker_can_start_before_there_is_anything_to_measure() -> None:
+    with CpuMeasurer(rows := Rows(), seconds=0.002, preload="torch") as measurer:
+        assert measurer.worker.environment == {PRELOAD: "torch"} and not measurer.worker.alive
+        measurer.start()
+        process = measurer.worker._process
+        measurer.measure([candidate("np.mul", ADD)])
+        assert measurer.worker._process is process and [r.kind for r in rows] == ["timing", "accuracy"]
 
 
 def test_one_bad_kernel_costs_one_candidate(faulty: CpuWorkerProcess) -> None:

@@ -102,11 +102,22 @@ def test_an_unseen_kernel_is_priced_like_its_family_with_a_wider_interval(
     assert truth(0, 5000) < unseen.us < truth(5, 5000)
 
 
-def test_other_devices_and_backends_teach_nothing(tmp_path: Path, timing: Make, key: Keys) -> None:
+def test_other_kinds_of_devices_and_other_backends_teach_nothing(tmp_path: Path, timing: Make, key: Keys) -> None:
     store = Store(tmp_path)
-    store.add([timing(50.0, size, device="cpu:other") for size in SIZES])
+    store.add([timing(50.0, size, device="gpu:other") for size in SIZES])
     store.add([timing(50.0, size, backend="torch") for size in SIZES])
     assert store.price([Query(key(1000), work(1000))])[0].source == "bound"
+
+
+def test_other_devices_of_a_kind_teach_until_this_one_has_rows(tmp_path: Path, timing: Make, key: Keys) -> None:
+    store = Store(tmp_path)
+    store.add([timing(truth(1, size), size, device="cpu:other", work=work(size)) for size in SIZES])
+    (elsewhere,) = store.price([Query(key(1000), work(1000))])
+    assert elsewhere.source == "predicted" and elsewhere.us == pytest.approx(truth(1, 1000), rel=0.2)
+    assert elsewhere.high / elsewhere.low > 1.5**2
+    store.add([timing(3 * truth(1, 1024), 1024, work=work(1024))])
+    (here,) = store.price([Query(key(1000), work(1000))])
+    assert here.us > 2 * elsewhere.us, "one row of this device counts more than all others"
 
 
 def test_predictions_extrapolate_with_the_roofline_not_with_volume(tmp_path: Path, timing: Make, key: Keys) -> None:

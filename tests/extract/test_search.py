@@ -27,6 +27,7 @@ from tensor_graphs.extract.model.clock import Clock
 from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced, PricerBase
 from tensor_graphs.extract.search import plan_solver, policy
 from tensor_graphs.extract.search.alternatives import alternatives
+from tensor_graphs.extract.search.plan_solver import PlanSolver
 from tensor_graphs.extract.search.policy import MAX_ALTERNATIVES
 from tensor_graphs.extract.search.search import measure_ahead, search
 
@@ -687,3 +688,85 @@ def test_nothing_is_under_way_any_more_when_measuring_ahead_ends(monkeypatch: py
     prices, stop = Leaving({f"exp{i}": 10.0 - i for i in range(6)}), lambda: len(solves) > 1
     measure_ahead(variants(6), prices, prices, seconds=60.0, stop=stop, clock=Clock())
     assert len(left) == 2 and left[0] and not left[1]
+
+
+# ---------------------------------------------------------------- small budgets
+class Starting(Prices):
+    """Measuring processes that start when they are first asked, after `after` looks at whether they are ready."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__({"exp0": 1.0})
+        self.left = after
+
+    @property
+    def ready(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def test_the_least_time_of_measuring_begins_when_its_processes_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(plan_solver.time, "monotonic", lambda: now[0])
+    graph, measurer = variants(1), Starting(3)
+    plans = PlanSolver(graph, (), 2.0, (0.1,), False, lambda: False, Clock(), start=0.0)
+    plans.least, plans.starting = 1.0, lambda: not measurer.ready
+
+    def ended(at: float) -> bool:
+        now[0] = at
+        return plans.ended()
+
+    assert not ended(1.9) and measurer.left == 3, "within its seconds nothing is asked"
+    assert not ended(3.0) and not ended(3.5), "still starting"
+    assert not ended(4.0) and not ended(4.9) and ended(5.1), "a second from 4.0 on"
+    measurer.left, plans.started = 10**6, None
+    assert not ended(plan_solver.MAX_STARTING_S - 0.1) and ended(plan_solver.MAX_STARTING_S + 0.1)
+
+
+class Shipped(Prices):
+    """Prices shipped with the package until measured; `slow` ones take ten times as long here."""
+
+    def __init__(self, truth: dict[str, float], slow: Sequence[str] = ()) -> None:
+        super().__init__(truth)
+        self.slow = slow
+
+    def price(self, found: Sequence[Candidate]) -> list[Priced]:
+        rows = []
+        for c in found:
+            us, here = self.of(c), call_key(c) in self.known
+            us *= 10.0 if here and c.template.name in self.slow else 1.0
+            rows.append(Priced(us, us if here else 0.8 * us, us * 1.25, "measured", shipped=not here))
+        return rows
+
+
+def test_shipped_prices_guide_a_search_and_its_plan_is_measured_again() -> None:
+    times = {"exp0": 9.0, "exp1": 5.0, "exp2": 30.0}
+    choice = search(variants(3), prices := Shipped(times), prices)
+    assert chosen(choice) == ["exp1"] and choice.sources == {"measured": 1}
+    assert "exp1" in prices.asked[0] and all("exp2" not in names for names in prices.asked)
+    surprised = search(variants(3), prices := Shipped(times, slow=["exp1"]), prices)
+    assert chosen(surprised) == ["exp0"] and surprised.sources == {"measured": 1}
+
+
+def test_without_a_measurer_shipped_prices_are_told_from_measured_ones() -> None:
+    choice = search(variants(2), Shipped({"exp0": 3.0}))
+    assert choice.sources == {"shipped": 1} and choice.cost == 3.0
+
+
+def test_library_rivals_are_measured_in_the_first_round() -> None:
+    """By their bounds two kernels are cheaper than the one that does both."""
+    output = tg.exp(tg.tanh(X))
+    truth = {"exp0": 4.0, "np.tanh": 4.0, "both0": 5.0}
+
+    class Bounds(Prices):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            low = {"exp0": 2.0, "np.tanh": 2.0, "both0": 4.5}
+            asked = [(self.of(c), call_key(c) in self.known, low.get(c.template.name, 50.0)) for c in found]
+            return [Priced(us, us, us, "measured") if k else Priced(b, b, 30 * b, "bound") for us, k, b in asked]
+
+    graph = variants(2, output, both=1)
+    for c in graph.candidates:
+        if c.template.name == "exp1":  # there is something to compile, so that the first round asks libraries first
+            object.__setattr__(c.template, "space", lambda call: [{}])
+    choice = search(graph, prices := Bounds(truth), prices)
+    assert chosen(choice) == ["both0"]
+    assert {"exp0", "np.tanh", "both0"} <= set(prices.asked[0])

@@ -1,4 +1,4 @@
-"""Command line: `tensor-graphs optimize`, `saturate`, `extract`, `explain`, `profile`, `measure`, `generate`, `db`, `rules`, `kernels`.
+"""Command line: one command a module (optimize, saturate, extract, explain, profile, measure, generate, db, rules, kernels).
 
 In: arguments.
 Out: text or one JSON document, and an exit code.

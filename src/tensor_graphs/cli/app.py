@@ -374,6 +374,16 @@ def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
     return Answer({"failures": found.to_json()}, repr(found))
 
 
+@db.command("accuracy")
+def db_accuracy(costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Held-out accuracy of predicted kernel times and of the ranking of schedules, per device."""
+    from ..costdb.store.accuracy import accuracy
+
+    store = _store(costdb)
+    found = accuracy(store.root, store.snapshot)
+    return Answer({"accuracy": found.to_json()}, repr(found))
+
+
 @db.command("check")
 def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Verify every shard's checksum and move damaged shards aside. Exits with 2 if any was damaged."""

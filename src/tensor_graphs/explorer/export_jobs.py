@@ -51,7 +51,7 @@ def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
     candidates, prices = choice.hypergraph.candidates, choice.prices
     makers: dict[object, list[int]] = {}
     for i, c in enumerate(candidates):
-        if not c.is_view and prices[i].source not in ("measured", "failed"):
+        if not c.is_view and prices[i].origin not in ("measured", "failed"):
             for v in c.outputs:
                 makers.setdefault(v, []).append(i)
     for found in [choice, *alternatives(choice, plans)]:
@@ -61,5 +61,5 @@ def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
                 for v in candidates[i].outputs
                 for j in sorted(makers.get(v, ()), key=lambda j: prices[j].low)[:MAX_ALTERNATIVES]
             ]
-            wanted = [i] if prices[i].source not in ("measured", "failed") and not candidates[i].is_view else []
+            wanted = [i] if prices[i].origin not in ("measured", "failed") and not candidates[i].is_view else []
             yield from (candidates[j] for j in dict.fromkeys([*wanted, *rivals]))

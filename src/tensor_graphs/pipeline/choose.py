@@ -54,12 +54,12 @@ def choose(
         left = max(0.0, session.left)
         seconds = max(SEARCH * share * left, min(share * left, left - session.verification_s))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
-        if measurer is not None and measurer.ahead and not again:
-            seconds = max(seconds, least_measuring(session.options))
+        first = measurer is not None and measurer.ahead and not again
+        least = least_measuring(session.options) if first else 0.0
         clock = Clock()
         session.clocks.append(("search", clock))
         return search(
-            graph, pricer, measurer, seconds=seconds, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
+            graph, pricer, measurer, seconds=max(seconds, least), least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=[*_budgets(session.options, pricer), *limits],
         )  # fmt: skip

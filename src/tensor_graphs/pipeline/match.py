@@ -71,7 +71,8 @@ def match_all(
     backends, pressed = task.backends, session.interrupted()
     kept = MATCHING * session.options.budget
     until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
-    stop = lambda: pressed() or (session.left <= kept and session.now() >= until and not session.options.deterministic)
+    timed = not session.options.deterministic
+    stop = lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
     enough = generation_limit(session, backends)
     try:
         for view in (*rewritten.smaller, rewritten.view):
@@ -117,7 +118,7 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
             return False
         spent = session.now() - began
         kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
-        return session.left <= kept * budget and spent >= _least_matching(session)
+        return session.left <= kept * budget and spent >= _least_matching(session) and not session.waiting
 
     return enough
 

@@ -16,6 +16,8 @@ from ..extract.model.kernel import Backend, Measurer
 from ..options import CommonOptions, Options
 from .session import Session, store_of
 
+SMALL_S = 10.0  # budget up to which nothing is measured that only later searches use, as a GPU's limits (0.7 s)
+
 
 def backends_of(options: Options) -> list[Backend]:
     """Backends that provide kernels; NumPy for "exact" with backend "auto".
@@ -47,11 +49,18 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
     if not options.measure or options.deterministic:
         return None
     where = {backend(b.name).measured for b in backends}
-    if "gpu" not in where:
-        return CpuMeasurer(store) if "host" in where else None
-    measurer = GpuMeasurer(store)
-    with suppress(WorkerError):  # the error is raised again by the first measurement
-        measurer.start()  # takes as long as rewriting
+    measurer: Measurer
+    if "gpu" in where:
+        measurer = GpuMeasurer(store, calibrates=options.budget > SMALL_S)
+    elif "host" in where:
+        measurer = CpuMeasurer(store, preload="torch" if any(b.name == "torch" for b in backends) else "")
+    else:
+        return None
+    if (
+        "gpu" in where or options.budget <= SMALL_S
+    ):  # larger ones start a CPU process when there is something to measure
+        with suppress(WorkerError):  # the error is raised again by the first measurement
+            measurer.start()  # takes as long as rewriting
     return measurer
 
 

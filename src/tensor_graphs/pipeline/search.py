@@ -68,6 +68,8 @@ def search_task(session: Session, task: Task) -> SearchResult:
     """Result of searching, building, verifying and timing a program of a prepared graph."""
     references = start_reference(session, task)
     store, measurer = take_measurer(session, task.backends)
+    if measurer is not None:
+        session.starting = lambda: not measurer.ready
     tuning: OverlappedTuning | None = None
     if measurer is not None and measurer.ahead:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting

@@ -27,6 +27,7 @@ from ..writing import named_path
 from .caller import Caller
 
 LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
+MAX_STARTING_S = 8.0  # seconds of a call in which work before measuring goes on while the measuring processes start
 LATE = 0.25  # fraction of the budget by which the search for a plan within tolerance may exceed it
 
 
@@ -47,6 +48,7 @@ class Session:
         default_factory=list
     )  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
+    starting: Callable[[], bool] = lambda: False  # whether the measuring processes are still starting
     finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
     whole: bool = True  # whether programs are timed as a whole: finalists, and the program against the unfused baseline
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
@@ -105,6 +107,11 @@ class Session:
         """Warn if loading the model alone took longer than the budget."""
         if (took := self.options.budget - self.left) > self.options.budget > 0:
             self.warnings.append(f"loading took {took:.1f} s, more than the budget of {self.options.budget:g} s")
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing can be measured yet: what forms candidate kernels may go on, whatever is left of the budget."""
+        return self.starting() and self.now() - self.start < MAX_STARTING_S
 
     @property
     def over(self) -> bool:

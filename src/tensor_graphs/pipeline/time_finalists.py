@@ -28,6 +28,7 @@ SHARE, MAX_S, SOLVING = (
     3.0,
     0.4,
 )  # time limit: share of the budget, and seconds; share of it for finding finalists
+LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much
 MAX_BYTES = 8 << 30  # combined device bytes of all finalists' programs
 NOISE = 0.01  # relative difference of measured times that is treated as noise
 STAGE = "finalists"
@@ -43,7 +44,8 @@ def fastest_finalist(
     predicted and the measured time of each goes to the session, for the report. All kernels of the others were measured
     alone, hence checked; the program is verified later.
     """
-    seconds = min(MAX_S, SHARE * session.options.budget, session.left - session.verification_s)
+    most = min(MAX_S, SHARE * session.options.budget)
+    seconds = min(most, max(session.left - session.verification_s, LEAST_S))
     if not (task.on_gpu and session.whole) or task.symbolic is not None or seconds <= 0 or session.progress.stopped:
         return choice, program
     with session.stage(STAGE):

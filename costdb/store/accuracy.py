@@ -1,0 +1,180 @@
+"""Held-out accuracy of predicted kernel times, per device: how far off predictions are, and how well they rank.
+
+Rows are left out in two ways, in FOLDS parts each: *calls* (a kernel at its shapes with all its schedules, as if it had
+never been measured there) and *schedules* (single schedules, the call's others are known).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from ..keys.key import LABEL_FIELDS, TEXT_FIELDS, TUPLE_FIELDS, KernelKey, Work
+from ..price.learnt import LearntFactors, fitted
+from ..price.predict import Predictor, Query
+from ..price.roofline import CALIBRATION
+from ..reports.reports import StoreReport
+from .snapshot import LOADED, UNSCHEDULED, Snapshot
+
+FOLDS = 5
+TOP = 5  # predicted best schedules, of which the fastest is compared with the fastest of all
+LEAST_SCHEDULES = TOP + 3  # of a call that counts for ranking
+TIE = 0.02  # relative difference of measured times below which a pair is not ranked
+MOST_SCHEDULES = 64  # schedules of a call that count for ranking: pairs grow quadratically
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Accuracy(StoreReport):
+    """Accuracy on one device for one way of leaving rows out.
+
+    `mape`, `median`: mean and median relative error of the predicted time. `interval`: share of times inside the
+    prediction interval. `tau`: Kendall's τ over all pairs of rows drawn evenly; `tau_schedules`: over the schedules of
+    one call, mean over calls. `regret`: by how much the fastest of a call's TOP predicted schedules is slower than its
+    fastest, mean over calls. NaN without calls of enough schedules.
+    """
+
+    device: str
+    held_out: str
+    rows: int
+    calls: int
+    mape: float
+    median: float
+    interval: float
+    tau: float
+    tau_schedules: float
+    regret: float
+
+    def lines(self) -> list[tuple[str, str]]:
+        """One line of text."""
+        text = (
+            f"{self.rows} rows of {self.calls} calls: MAPE {self.mape:.1%}, median {self.median:.1%}, {self.interval:.0%} in "
+            f"the interval, τ {self.tau:.2f}, {self.tau_schedules:.2f} within calls, top-{TOP} regret {self.regret:.1%}"
+        )
+        return [(f"{self.device}, {self.held_out} held out", text)]
+
+
+@dataclass(frozen=True, repr=False)
+class AccuracyReport(StoreReport):
+    """Answer to `accuracy`: one entry per device and way of leaving rows out."""
+
+    root: str
+    found: tuple[Accuracy, ...] = ()
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The root, then one line per entry."""
+        return [("root", self.root), *(line for one in self.found for line in one.lines())]
+
+
+def accuracy(root: Path, snapshot: Snapshot) -> AccuracyReport:
+    """Held-out accuracy of the predictions from a store's rows, in the regime that plans use (GPU cold, CPU hot)."""
+    devices = sorted(set(snapshot.column("timing", "device")))
+    ways: tuple[tuple[str, Callable[[Row], str]], ...] = (
+        ("calls", lambda row: repr(_call(row))), ("schedules", lambda row: str(row["digest"])),
+    )  # fmt: skip
+    found = [_accuracy(snapshot, d, name, part) for d in devices for name, part in ways]
+    return AccuracyReport(str(root), tuple(one for one in found if one is not None))
+
+
+def _accuracy(snapshot: Snapshot, device: str, held_out: str, part_of: Callable[[Row], str]) -> Accuracy | None:
+    regime = "hot" if device.startswith("cpu") else "cold"
+    rows = [row for row in _rows(snapshot) if row["device"] == device and row["regime"] == regime]
+    times: dict[str, tuple[Row, float]] = {}
+    for row in rows:
+        if row["family"] != CALIBRATION and (m := snapshot.measurement(row["digest"], regime)) is not None:
+            times[row["digest"]] = row, m.us
+    if len(times) < FOLDS:
+        return None
+    results: list[tuple[Row, float, float, bool]] = []  # row, measured and predicted µs, whether inside the interval
+    for fold in range(FOLDS):
+        out = {d for d, (row, _) in times.items() if _fold(part_of(row)) == fold}
+        kept = Snapshot()
+        kept.extend("timing", _columns(row for row in rows if row["digest"] not in out))
+        kept.learnt = _learnt(kept, regime, device)
+        asked = sorted(out)
+        queries = [Query(_key(times[d][0]), Work(times[d][0]["flops"], times[d][0]["bytes"])) for d in asked]
+        for d, price in zip(asked, Predictor(kept, regime).price(queries), strict=True):
+            row, us = times[d]
+            results.append((row, us, price.us, price.low <= us <= price.high))
+    return _summary(device, held_out, results)
+
+
+def _learnt(snapshot: Snapshot, regime: str, device: str) -> LearntFactors:
+    model = fitted(snapshot, regime, device)
+    return LearntFactors({} if model is None else {device: model})
+
+
+def _summary(device: str, held_out: str, results: Sequence[tuple[Row, float, float, bool]]) -> Accuracy:
+    errors = sorted(abs(said / us - 1) for _, us, said, _ in results)
+    calls: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    for row, us, said, _ in results:
+        if row["schedule"] not in UNSCHEDULED:
+            calls[_call(row)].append((us, said))
+    ranked = [pairs for pairs in calls.values() if len(pairs) >= LEAST_SCHEDULES]
+    step = max(1, len(results) // 500)
+    every = sorted(((us, said) for _, us, said, _ in results), key=lambda p: p[0])[::step]
+    return Accuracy(
+        device, held_out, len(results), len({_call(row) for row, *_ in results}), sum(errors) / len(errors),
+        errors[len(errors) // 2], sum(inside for *_, inside in results) / len(results), tau(every),
+        _mean([tau(_evenly(pairs)) for pairs in ranked]), _mean([regret(pairs) for pairs in ranked]),
+    )  # fmt: skip
+
+
+def tau(pairs: Sequence[tuple[float, float]]) -> float:
+    """Kendall's τ of (measured, predicted) values over the pairs whose measured values differ by more than TIE; NaN if
+    there are none."""
+    signs = [
+        (a[1] < b[1]) - (a[1] > b[1]) if a[0] < b[0] else (a[1] > b[1]) - (a[1] < b[1])
+        for a, b in combinations(pairs, 2) if abs(a[0] - b[0]) > TIE * min(a[0], b[0])
+    ]  # fmt: skip
+    return _mean(signs)
+
+
+def regret(pairs: Sequence[tuple[float, float]]) -> float:
+    """Relative excess of the fastest of the TOP best predicted over the fastest, of (measured, predicted) values."""
+    top = sorted(pairs, key=lambda p: p[1])[:TOP]
+    return min(us for us, _ in top) / min(us for us, _ in pairs) - 1
+
+
+def _evenly(pairs: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    return sorted(pairs)[:: math.ceil(len(pairs) / MOST_SCHEDULES)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [v for v in values if not math.isnan(v)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _rows(snapshot: Snapshot) -> list[Row]:
+    names = LOADED["timing"]
+    return [dict(zip(names, row)) for row in zip(*(snapshot.column("timing", name) for name in names))]
+
+
+def _columns(rows: Iterable[Row]) -> dict[str, list[Any]]:
+    kept = list(rows)
+    return {name: [row[name] for row in kept] for name in LOADED["timing"]}
+
+
+def _call(row: Row) -> tuple[str, ...]:
+    """A kernel at its shapes and strides, without its schedule."""
+    return tuple(row[name] for name in ("kernel", "shapes", "dtypes", "strides"))
+
+
+def _fold(text: str) -> int:
+    return blake2b(text.encode(), digest_size=2).digest()[0] % FOLDS
+
+
+def _key(row: Row) -> KernelKey:
+    """A key for prediction from the columns kept in memory; its digest is another one."""
+    texts = {name: row.get(name, "") for name in TEXT_FIELDS + LABEL_FIELDS}
+    return KernelKey(**texts, **{name: json.loads(row.get(name) or "[]") for name in TUPLE_FIELDS})
+
+
+__all__ = ["Accuracy", "AccuracyReport", "accuracy", "regret", "tau"]

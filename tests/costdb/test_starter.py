@@ -1,0 +1,182 @@
+"""Starter rows lie below a store's own; models learnt from them; held-out accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensor_graphs import settings
+from tensor_graphs.backends.tuning.schedule_search import ScheduleSearch
+from tensor_graphs.costdb.keys.key import KernelKey, Work
+from tensor_graphs.costdb.price import boosting, learnt
+from tensor_graphs.costdb.price.predict import SHIPPED_FACTOR, Price, Query
+from tensor_graphs.costdb.reports.reports import CostStoreWarning
+from tensor_graphs.costdb.store import starter
+from tensor_graphs.costdb.store.accuracy import accuracy, regret, tau
+from tensor_graphs.costdb.store.schema import FailureRow, TimingRow
+from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.errors import CostStoreError
+from tensor_graphs.extract.search.measurement_state import MIN_CERTAINTY
+
+Make = Callable[..., TimingRow]
+HERE, OTHER = "gpu:this:sm90", "gpu:other:sm90"
+
+
+def row(make: Make, us: float, n: int = 1024, *, m: int = 64, device: str = HERE) -> TimingRow:
+    """A cold timing of a kernel at size n, with a schedule of one parameter."""
+    made = make(us, n, device=device, schedule=(("m", m),), work=Work(1.0, 100.0 * n))
+    return replace(made, regime="cold")
+
+
+def exported(folder: Path, rows: list[TimingRow | FailureRow], max_bytes: int = starter.MAX_BYTES) -> Path:
+    """A folder of starter files made from rows."""
+    store = Store(folder / "source")
+    store.add(rows)
+    starter.export_starter(store.root, folder / "starter", max_bytes)
+    return folder / "starter"
+
+
+def price(store: Store, timed: TimingRow) -> Price:
+    return store.price([Query(timed.key, timed.work)], regime="cold")[0]
+
+
+def above(root: Path, folder: Path, device: str = HERE) -> Store:
+    """A store in an empty folder above starter rows."""
+    store = Store(root / "own", starter=lambda: [device])
+    with settings.override(starter=str(folder)):
+        assert store.snapshot is not None  # loads
+    return store
+
+
+def test_shipped_rows_count_until_there_is_a_row_of_this_machine(tmp_path: Path, timing: Make) -> None:
+    store = above(tmp_path, exported(tmp_path, [row(timing, 50.0)]))
+    shipped = price(store, row(timing, 50.0))
+    assert (shipped.source, shipped.shipped, shipped.us) == ("measured", True, 50.0)
+    assert shipped.low < MIN_CERTAINTY * shipped.us < shipped.us * SHIPPED_FACTOR <= shipped.high, (
+        "measured again first"
+    )
+    store.add([row(timing, 70.0)])
+    own = price(store, row(timing, 50.0))
+    assert (own.source, own.shipped, own.us) == ("measured", False, 70.0)
+    assert len(Store(store.root).snapshot) == 1, "shipped rows are never written into a store"
+
+
+def test_a_store_reads_starter_rows_only_if_asked(tmp_path: Path, timing: Make) -> None:
+    folder = exported(tmp_path, [row(timing, 50.0)])
+    with settings.override(starter=str(folder)):
+        assert price(Store(tmp_path / "own"), row(timing, 50.0)).source == "bound"
+    with settings.override(starter="none"):
+        assert price(Store(tmp_path / "own", starter=lambda: [HERE]), row(timing, 50.0)).source == "bound"
+    with settings.override(starter=str(tmp_path / "missing")), pytest.raises(CostStoreError):
+        Store(tmp_path / "own", starter=lambda: [HERE]).snapshot  # noqa: B018
+
+
+def test_rows_of_another_model_of_device_only_predict(tmp_path: Path, timing: Make) -> None:
+    store = above(tmp_path, exported(tmp_path, [row(timing, 50.0 + i, 1000 + i, device=OTHER) for i in range(5)]))
+    found = price(store, row(timing, 50.0, 1002))
+    assert found.source == "predicted" and not found.shipped and found.us == pytest.approx(52.0, rel=0.1)
+
+
+def test_damaged_starter_files_are_left_out_with_a_warning(tmp_path: Path, timing: Make) -> None:
+    folder = exported(tmp_path, [row(timing, 50.0)])
+    (file,) = folder.glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-20])
+    store = Store(tmp_path / "own", starter=lambda: [HERE])
+    with settings.override(starter=str(folder)), pytest.warns(CostStoreWarning, match="starter rows"):
+        assert price(store, row(timing, 50.0)).source == "bound"
+
+
+def test_an_export_keeps_the_fastest_schedules_and_what_failed(tmp_path: Path, timing: Make) -> None:
+    rows: list[TimingRow | FailureRow] = [row(timing, 50.0 + m, m=m) for m in range(1, 400)]
+    failed = row(timing, 1.0, m=999)
+    rows += [FailureRow(key=failed.key, work=failed.work, status="wrong", message="x" * 400)]
+    small = exported(tmp_path / "small", rows, 16_000)
+    snapshot = above(tmp_path, small).snapshot
+    kept = [row(timing, 0.0 + 50 + m, m=m) for m in range(1, 400)]
+    known = [snapshot.has(r.key.digest) for r in kept]
+    assert 0 < sum(known) < 399 and known == sorted(known, reverse=True)
+    assert sum(f.stat().st_size for f in small.glob("*.parquet")) <= 16_000
+    assert above(tmp_path / "all", exported(tmp_path / "all", rows[200:])).failures([failed.key])
+    with pytest.raises(CostStoreError, match="more than 100 bytes"):
+        exported(tmp_path / "none", rows, 100)
+
+
+def test_the_fastest_shipped_schedules_are_tried_first() -> None:
+    search = ScheduleSearch([{"m": 1}, {"m": 2}], confirm=[{"m": 7}])
+    search.told({"m": 3}, 5.0)
+    assert search.more(look=True) == [{"m": 7}]
+    search.told({"m": 7}, 4.0)
+    assert {"m": 7} not in search.more()
+
+
+# ---------------------------------------------------------------- models
+def drawn(count: int = 400) -> tuple[boosting.Array, boosting.Array]:
+    """Feature rows, and targets with steps and an interaction."""
+    rows = np.random.default_rng(0).uniform(0, 8, (count, learnt.COUNT))
+    return rows, np.where(rows[:, 0] > 4, rows[:, 1], -rows[:, 2]) + (rows[:, 3] > 2)
+
+
+def test_trees_learn_steps_and_interactions() -> None:
+    rows, wanted = drawn()
+    model = boosting.fit(rows[:300], wanted[:300].copy(), trees=60, depth=4)
+    error = np.abs(model.predict(rows[300:]) - wanted[300:]).mean()
+    assert error < 0.35 * np.abs(wanted[300:] - wanted[:300].mean()).mean()
+    assert np.array_equal(
+        model.predict(rows), boosting.fit(rows[:300], wanted[:300].copy(), trees=60, depth=4).predict(rows)
+    )
+
+
+def test_models_survive_as_bytes_and_others_are_refused() -> None:
+    rows, wanted = drawn(60)
+    model = boosting.fit(rows, wanted, trees=5, depth=3)
+    content = learnt.encode(model)
+    assert np.allclose(learnt.decode(content).predict(rows), model.predict(rows), atol=1e-3)
+    of_other_features = boosting.fit(rows[:, :5], wanted, trees=2, depth=2)
+    bad = replace(model, leaf=model.leaf * math.nan)
+    for wrong in (b"", b"PK", content[:-9], learnt.encode(of_other_features), learnt.encode(bad)):
+        with pytest.raises(ValueError):
+            learnt.decode(wrong)
+
+
+def test_a_shipped_model_tells_schedules_apart(tmp_path: Path, timing: Make, key: Callable[..., KernelKey]) -> None:
+    times = lambda n, m: 1e-3 * n * (1 + abs(math.log2(m) - 6))
+    rows = [row(timing, times(n, 2**p), n, m=2**p) for n in range(1000, 1040) for p in range(8)]
+    store = above(tmp_path, exported(tmp_path, list(rows)))
+    assert store.snapshot.learnt.models
+    asked = [row(timing, 1.0, 5000, m=2**p) for p in range(8)]
+    said = [p.us for p in store.price([Query(r.key, r.work) for r in asked], regime="cold")]
+    assert min(range(8), key=said.__getitem__) == 6
+
+
+# ---------------------------------------------------------------- accuracy
+def test_rank_correlation_and_regret() -> None:
+    assert tau([(1, 1), (2, 2), (3, 3)]) == 1.0 and tau([(1, 3), (2, 2), (3, 1)]) == -1.0
+    assert math.isnan(tau([(1.0, 1.0), (1.001, 5.0)])), "ties are not ranked"
+    assert regret([(10.0, 9), *((12.0, n) for n in range(5))]) == pytest.approx(0.2)
+
+
+def test_accuracy_of_a_store(tmp_path: Path, timing: Make) -> None:
+    store = Store(tmp_path)
+    store.add(
+        [row(timing, 1e-3 * n * (1 + m / 8), n, m=m) for n in range(1000, 1030) for m in (1, 2, 4, 8, 16, 32, 64, 128)]
+    )
+    calls, schedules = accuracy(store.root, store.snapshot).found
+    assert (calls.held_out, schedules.held_out, calls.rows, calls.calls) == ("calls", "schedules", 240, 30)
+    assert calls.mape < 0.3 and calls.tau_schedules > 0.8 and calls.regret < 0.05
+
+
+def test_the_packages_own_starter_rows_are_small_and_whole() -> None:
+    files = sorted(starter.FOLDER.glob("*"))
+    assert sum(f.stat().st_size for f in files) <= 2 << 20
+    tables = {f.stem: starter.read(f) for f in files if f.suffix == ".parquet"}
+    assert tables and all(t.num_rows for t in tables.values())
+    for stem, table in tables.items():
+        (device,) = set(table.column("device").to_pylist())
+        assert starter.files_for(starter.FOLDER, [device]) == [starter.FOLDER / f"{stem}.parquet"]
+        assert set(table.column("message").to_pylist()) == {""}, "nothing of the machine that measured"
+        assert starter.read_model(starter.FOLDER / f"{stem}.parquet") is not None
