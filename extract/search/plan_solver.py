@@ -22,6 +22,9 @@ from .warm_start import warm_solve
 
 # seconds of a solve that is followed by measuring: more rounds find more than longer solves, at equal total time
 QUICK_SOLVE_S = 0.1
+# and seconds for each candidate, if that is more: a plan of a large graph that no exact solver has seen is far from the
+# cheapest one, and its kernels would be measured in vain
+QUICK_SOLVE_S_PER_CANDIDATE = 4e-5
 # least seconds of a solve, and seconds of a pessimistic solve: with less, a solve ends with a greedy plan
 MIN_SOLVE_S = 0.25
 SOLVE_OVERTIME = 0.15  # share of the search's seconds by which solves may exceed them
@@ -32,6 +35,11 @@ CLOSING_S = 1.5  # seconds, at most those of the search, for measuring the final
 # guesses and may not compile.
 LIBRARY_FACTOR, SIMPLE_FACTOR, GENERATED_FACTOR = 1.3, 6.0, 4.0
 SIMPLE_FAMILIES = ("pointwise", "reduction")
+
+
+def quick_solve_seconds(hypergraph: Hypergraph, at_most: float) -> float:
+    """Time limit in seconds of a solve that is followed by measuring."""
+    return min(max(QUICK_SOLVE_S, QUICK_SOLVE_S_PER_CANDIDATE * len(hypergraph.candidates)), at_most)
 
 
 @dataclass
@@ -54,6 +62,11 @@ class PlanSolver:
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
     start: float = field(default_factory=lambda: time.monotonic())
     closing_until: float = -math.inf
+
+    @property
+    def _short(self) -> float:
+        """Time limit in seconds of a pessimistic solve."""
+        return max(MIN_SOLVE_S, quick_solve_seconds(self.hypergraph, self.limits[-1]))
 
     def ended(self) -> bool:
         """Whether regular measuring is over."""
@@ -92,7 +105,7 @@ class PlanSolver:
             return []
         costs = [math.inf if wait else p.us for wait, p in zip(waits, prices)]
         try:
-            self.pessimistic, _ = self.solve(costs, MIN_SOLVE_S, ())
+            self.pessimistic, _ = self.solve(costs, self._short, ())
         except NoPlanError:
             return []
         return self.pessimistic
@@ -103,7 +116,7 @@ class PlanSolver:
         if self.pessimistic_s > PESSIMISTIC_SHARE * (began - self.start):
             return False
         try:
-            self.pessimistic, _ = self.solve(self.pessimistic_costs(prices), MIN_SOLVE_S, self.pessimistic)
+            self.pessimistic, _ = self.solve(self.pessimistic_costs(prices), self._short, self.pessimistic)
         except NoPlanError:
             return False
         finally:
@@ -160,4 +173,12 @@ def _solve(
     return rows.ordered(found), found
 
 
-__all__ = ["CLOSING_S", "MIN_SOLVE_S", "QUICK_SOLVE_S", "SOLVE_OVERTIME", "PlanSolver", "pessimistic_us"]
+__all__ = [
+    "CLOSING_S",
+    "MIN_SOLVE_S",
+    "QUICK_SOLVE_S",
+    "SOLVE_OVERTIME",
+    "PlanSolver",
+    "pessimistic_us",
+    "quick_solve_seconds",
+]
