@@ -42,6 +42,7 @@ class SimtSchedule(Schedule):
     split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
     ahead: int | None = optional("prefetch distance of cp.async copies in loop iterations", Domain(1, MOST_AHEAD))
     early: bool = flag("programmatic dependent launch", common=True)
+    warm: bool = flag("with `early`: L2 prefetch of matrices before the wait for the previous kernel", common=True)
 
     @property
     def scratch_parts(self) -> int:
@@ -61,7 +62,7 @@ class SimtSchedule(Schedule):
         dims = {name: Along(*(n.get(key, 1) for n in own)) for key, name in names.items()}
         first = fastest(kernel, shape)
         order = sorted(dims, key=lambda d: -first.get(d, 0.0))
-        return Layout({d: dims[d] for d in order}, self.early, self.ahead or 0)
+        return Layout({d: dims[d] for d in order}, self.early, self.ahead or 0, warm=self.warm)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
     a power of two."""
     sizes = zip(s.tile(shape), (shape.m, shape.n))
     within = all(tile <= (2 * padded(size) if size > 1 else 1) for tile, size in sizes)
-    return s.valid and within and prod(t for _, t in s.threads) <= 1024
+    return s.valid and within and prod(t for _, t in s.threads) <= 1024 and (s.early or not s.warm)
 
 
 def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
