@@ -55,7 +55,7 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
         found[key] = min(rank, found.get(key, rank))
     ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
     plain = ordered[: max(1, count // 4)]
-    warm = {"warm": 1} if isinstance(seen, Product) and seen.columns > 1 else {}
+    warm = {"warm": 1} if isinstance(seen, Product | Few) and seen.columns > 1 else {}
     early = [s | {"early": 1} | ({} if n % 2 else warm) for n, s in enumerate(ordered[: count - len(plain)])]
     return (*early, *plain)
 

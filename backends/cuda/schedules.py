@@ -21,6 +21,7 @@ HELD = 64  # maximum elements of short reductions nested in another one
 
 
 POWERS = Domain(powers=True)
+PREFETCH = "with `early`: L2 prefetch of matrices before the wait for the previous kernel"
 SPLIT = "split-K factor over blocks; the last block of a tile combines the partial results"
 
 
@@ -42,7 +43,7 @@ class SimtSchedule(Schedule):
     split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
     ahead: int | None = optional("prefetch distance of cp.async copies in loop iterations", Domain(1, MOST_AHEAD))
     early: bool = flag("programmatic dependent launch", common=True)
-    warm: bool = flag("with `early`: L2 prefetch of matrices before the wait for the previous kernel", common=True)
+    warm: bool = flag(PREFETCH, common=True)
 
     @property
     def scratch_parts(self) -> int:
@@ -81,6 +82,7 @@ class SkinnyGemmSchedule(Schedule):
     )
     split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
     early: bool = flag("programmatic dependent launch", common=True)
+    warm: bool = flag(PREFETCH, common=True)
 
     @property
     def scratch_parts(self) -> int:
@@ -104,7 +106,7 @@ class SkinnyGemmSchedule(Schedule):
             for i, a in enumerate(shape.inner)
             if str(i) in repeat
         }
-        return Layout(dims, self.early, 0, threads, warps)
+        return Layout(dims, self.early, 0, threads, warps, self.warm)
 
 
 def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
@@ -119,7 +121,7 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
     """Whether warps cover the columns evenly, and a block has at most 32 of them and all rows."""
     wide = s.wide or 1
     rows = dict(s.repeat).get("m", shape.m) == shape.m
-    return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows
+    return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows and (s.early or not s.warm)
 
 
 def joining(first: Layout, shape: Shape) -> Layout:
