@@ -16,6 +16,9 @@ from ...egraph.ir.graph import Tensor
 from .layers import heads, joined
 
 
+RING = 64  # a ring's size is a multiple of this, so that kernels can split it into equal parts
+
+
 @dataclass(frozen=True)
 class Scoring:
     """How a layer's attention scores its keys: factor, window (0: none), cap (0: none), a learned extra score per query
@@ -118,7 +121,7 @@ class Cached:
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
     fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the only one. Rows
     may be padded behind their last token: nothing before a position depends on it, and the row's next tokens overwrite
-    the padding. A layer with a window keeps `window + most - 1` positions, a ring, if these are fewer than `capacity`;
+    the padding. A layer with a window keeps at least `window + most - 1` positions, a ring, if these are fewer than `capacity`;
     `most` is the largest number of tokens that any program over the same caches takes at once. States: `keys.N` and
     `values.N` [B, kv heads, positions, head size], N the layer.
     """
@@ -195,8 +198,8 @@ class Cached:
 
     # ------------------------------------------------------------ caches
     def room(self, window: int) -> int:
-        """Positions that a layer keeps."""
-        return min(self.capacity, window + self.most - 1) if window else self.capacity
+        """Positions that a layer keeps; a ring has a multiple of `RING` of them."""
+        return min(self.capacity, -(-(window + self.most - 1) // RING) * RING) if window else self.capacity
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:
         """The cache `name` with the new tokens' heads x written to it."""
