@@ -15,7 +15,6 @@ from ...egraph.ir.dims import Dim, dim
 from ...egraph.ir.graph import Tensor
 from .layers import heads, joined
 
-
 RING = 64  # a ring's size is a multiple of this, so that kernels can split it into equal parts
 
 
