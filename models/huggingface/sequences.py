@@ -15,8 +15,6 @@ from ...egraph.ir.dims import Dim, dim
 from ...egraph.ir.graph import Tensor
 from .layers import heads, joined
 
-RING = 64  # a ring's size is a multiple of this, so that kernels can split it into equal parts
-
 
 @dataclass(frozen=True)
 class Scoring:
@@ -197,8 +195,13 @@ class Cached:
 
     # ------------------------------------------------------------ caches
     def room(self, window: int) -> int:
-        """Positions that a layer keeps; a ring has a multiple of `RING` of them."""
-        return min(self.capacity, -(-(window + self.most - 1) // RING) * RING) if window else self.capacity
+        """Positions that a layer keeps: all, or those of a ring, whose number has a factor that is a power of two, at
+        least an eighth of the greatest one below it: kernels split the positions into equal parts."""
+        if not window:
+            return self.capacity
+        least = window + self.most - 1
+        step = max(1, 1 << (least.bit_length() - 4)) if least > 8 else 1
+        return min(self.capacity, -(-least // step) * step)
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:
         """The cache `name` with the new tokens' heads x written to it."""
