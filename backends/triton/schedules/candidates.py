@@ -353,10 +353,7 @@ def _attention(facts: KernelFacts) -> Ranked:
             inside = schedule.but(inside=facts.boxed and m <= LITTLE and k * split < facts.size)
             yield inside.but(split=split if split > 1 else None), rank
             if split > 1:
-                yield (
-                    inside.cut(split),
-                    rank + (0.05 * split if many else 0.01),
-                )  # of few rows, a second launch costs as much
+                yield inside.cut(split), rank + 0.05 * split
 
 
 _KINDS: Mapping[str, Callable[[KernelFacts], Ranked]] = {
