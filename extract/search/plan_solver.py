@@ -57,6 +57,7 @@ class PlanSolver:
     deterministic: bool
     stop: Callable[[], bool]
     clock: Clock
+    nested: bool = True  # whether the longest solves may start from smaller problems (warm_start.py)
     chosen: list[int] = field(default_factory=list)
     pessimistic: list[int] = field(default_factory=list)
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
@@ -89,7 +90,8 @@ class PlanSolver:
             limit = max(min(MIN_SOLVE_S, limit), min(limit, left))
         halted = None if pressed else self.stop
         with self.clock.running("solve"):
-            return _solve(self.hypergraph, cost, limit, self.deterministic, self.budgets, known, halted)
+            nested = self.nested and limit >= self.limits[-1]  # measuring that follows a shorter solve tells more
+            return _solve(self.hypergraph, cost, limit, self.deterministic, self.budgets, known, halted, nested)
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
         """Set `chosen` to the cheapest plan at optimistic costs. NoPlanError as for `solve`."""
@@ -159,12 +161,12 @@ def pessimistic_us(candidate: Candidate, price: Priced) -> float:
 @gc_paused()
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
-    known: Sequence[int], stop: Callable[[], bool] | None = None,
+    known: Sequence[int], stop: Callable[[], bool] | None = None, nested: bool = True,
 ) -> tuple[list[int], Extraction]:  # fmt: skip
     try:
         rows, found = warm_solve(
             lambda prices: EncodedHypergraph(hypergraph, prices, budgets), hypergraph, cost, partial(solve, stop=stop),
-            seconds=seconds, deterministic=deterministic, known=known,
+            seconds=seconds, deterministic=deterministic, known=known, nested=nested,
         )  # fmt: skip
     except ExtractionError as error:
         if budgets and not error.message.startswith("a root"):

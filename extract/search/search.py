@@ -107,7 +107,7 @@ def measure_ahead(
     results; returns the number of calls measured. `progress` is called at the start of each round's measuring.
     NoPlanError as for `search`."""
     quick = quick_solve_seconds(hypergraph, MAX_AHEAD_SOLVE_S)
-    plans = PlanSolver(hypergraph, (), seconds, (quick, quick), False, stop, clock)
+    plans = PlanSolver(hypergraph, (), seconds, (quick, quick), False, stop, clock, nested=False)
     run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress)
     while run.round():
         pass
