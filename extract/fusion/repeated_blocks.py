@@ -2,8 +2,8 @@
 
 A glued view (egraph/view/view.py) has the e-classes of a block once per instance. Two instances have equal contexts if
 `CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the *active*
-instances: the first one of each context, and its neighbours. A kernel found there is copied to every other instance of the
-context, class by class: a class of an instance becomes the class at the same place of the corresponding instance. The map covers the
+instances, the first one of each context. A kernel found there is copied to every other instance of the context, class by
+class: a class of an instance becomes the class at the same place of the corresponding instance. The map covers the
 neighbours of an instance, as far as its classes correspond one to one; kernels that reach further are not copied."""
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import cached_property
 from ...egraph.view.view import EGraphView
 
 CONTEXT_RADIUS = 2
-MAX_NEIGHBOURS = 4  # instances that share a class: one that more of them share (a mask, a table) makes no neighbours
 ATTRIBUTE = "_repeated_blocks"  # of a view, where its `RepeatedBlocks` is cached
 
 Owner = tuple[int, int]  # (instance, index of the class in the block's view)
@@ -84,12 +83,7 @@ class RepeatedBlocks:
     @cached_property
     def active(self) -> frozenset[int]:
         """The instances that fusion groups start in."""
-        first = {those[0] for those in self.alike.values()}
-        return frozenset(first.union(*(self._neighbours(n) for n in first)))
-
-    def _neighbours(self, n: int) -> set[int]:
-        around = ({m for m, _ in self.owners[c]} for _, c in self._shared[n])
-        return set().union(*(those for those in around if len(those) <= MAX_NEIGHBOURS))
+        return frozenset(those[0] for those in self.alike.values())
 
     def is_active(self, cls: int) -> bool:
         """Whether fusion groups start at a class: one of an active instance, or of none."""
