@@ -1,9 +1,16 @@
-"""Decoding of language models beside eager PyTorch and `torch.compile`: `python -m benchmarks.llm [NAMES] [--budget S]`.
+"""Decoding of language models beside PyTorch in CUDA graphs: `python -m benchmarks.llm [NAMES] [--budget S] [--limit S] [--parts ...]`.
 
-Each model has random weights, drawn in memory. Columns: µs of a decode step (wall clock, batch 1, the caches half full), tokens per second
-of `generate`, share of the device's memory bandwidth, seconds until the first token of a prompt, seconds that each program took to make; then
-µs of a step of the same layers in PyTorch with static caches, eager and compiled (in CUDA graphs on a GPU). Every model runs in a process of
-its own under a time limit; a failure is one row. Results: standard output, and out/bench/llm.json (BENCH_WORK).
+Each model has random weights, drawn in memory. Parts of a row, each in a process of its own:
+
+- `peers`: µs of the same layers in PyTorch with static caches (llm_peers.py): eager, captured in a CUDA graph, compiled and
+  captured, and `torch.compile(mode="reduce-overhead")`.
+- `step`: µs of a decode step (wall clock, the caches half full), number of kernels, share of the device's memory bandwidth, a
+  table of kernels (calls, µs, share of the step, share of the bandwidth, roofline limit), seconds of the search and its stages.
+- `generate`: tokens per second of `generate`, greedy and drawn, and seconds until the first token of a prompt.
+- `prefill`: µs of a prefill of 512 tokens, and the peers of it.
+
+`--limit` bounds the seconds of the whole run: each part gets what is left, and those that get nothing are named. A failure is an
+entry of the row. Results: standard output, and out/bench/llm.json (BENCH_WORK).
 """
 
 from __future__ import annotations
@@ -14,27 +21,39 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from statistics import median
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-import tensor_graphs as tg
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.generation import Generator
+from tensor_graphs.models.common.random_weights import RandomArray
 from tensor_graphs.models.huggingface.step import Folder
 from tensor_graphs.models.zoo import random_checkpoint
+from tensor_graphs.report.report import Report
 
 from .common import WORK
+from .llm_peers import peers
+from .llm_time import timed
 
-LENGTH, PROMPT, NEW = 1024, 48, 64
+LENGTH, PROMPT, NEW, PREFILL = 1024, 48, 64, 512
+PARTS = ("peers", "step", "generate", "prefill")
+LEAST = 10.0  # seconds below which a part is not begun
+PATTERN = 16_777_259  # random numbers that the weights repeat; a prime, so that no two rows are equal
 _LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0, "tie_word_embeddings": True, "max_position_embeddings": 8192,
+    "rope_theta": 500000.0, "max_position_embeddings": 8192,
+}  # fmt: skip
+_LLAMA_8B = {
+    **_LLAMA, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-1b": {
         **_LLAMA, "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-        "intermediate_size": 8192, "vocab_size": 128256, "torch_dtype": "bfloat16",
+        "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
     },
     "gemma-270m": {
         "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 18, "hidden_size": 640,
@@ -42,170 +61,204 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "sliding_window": 512,
         "layer_types": ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(18)], "torch_dtype": "bfloat16",
     },
+    "llama-8b": _LLAMA_8B,
+    "llama-8b-16": _LLAMA_8B,
     "small": {
         **_LLAMA, "num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64,
-        "intermediate_size": 1024, "vocab_size": 8192, "torch_dtype": "float32",
+        "intermediate_size": 1024, "vocab_size": 8192, "tie_word_embeddings": True, "torch_dtype": "float32",
     },
 }  # fmt: skip
+BATCH = {"llama-8b-16": 16}  # rows of a step; 1 for others
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A lazy weight whose random numbers repeat after `PATTERN`: drawing billions would take minutes."""
+
+    weight: RandomArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes."""
+        return self.weight.shape
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype."""
+        return self.weight.dtype
+
+    def load(self) -> np.ndarray[Any, Any]:
+        """The weight as an array."""
+        if np.prod(self.shape) <= PATTERN:
+            return self.weight.load()
+        return np.resize(_pattern(self.weight.dtype, self.weight.scale, self.weight.mean), self.shape)
+
+
+@cache
+def _pattern(dtype: str, scale: float, mean: float) -> np.ndarray[Any, Any]:
+    return RandomArray((PATTERN,), dtype, scale, mean, name="pattern").load()
 
 
 # ---------------------------------------------------------------- this library
-def ours(name: str, budget: float) -> dict[str, Any]:
-    """Figures of a model's generation."""
+def generator(name: str, budget: float) -> Generator:
+    """A generator of a model at random weights."""
     config = CONFIGS[name]
-    weights = {name: data.load() for name, data in random_checkpoint(config).items()}  # type: ignore[union-attr]
-    made = tg.Generator(Folder.of(config, weights), budget=budget, max_length=LENGTH)
-    prompt = [int(v) for v in np.random.default_rng(0).integers(0, config["vocab_size"], PROMPT)]
-    made.generate(prompt, 4)
-    found = made.generate(prompt, NEW)
-    drawn = made.generate(prompt, NEW, temperature=0.8, top_p=0.95)
-    decode = made._programs.decode()
-    made._programs.set("length", [LENGTH // 2], "int64")
-    step = timed(decode.flat_near, lambda: decode.wait("a decode step"))
+    weights = {n: Repeated(w).load() for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
+    return Generator(Folder.of(config, weights), budget=budget, max_length=LENGTH, batch=BATCH.get(name, 1))
+
+
+def kernel_table(report: Report, bytes_per_us: float) -> list[dict[str, Any]]:
+    """Kernels of a plan with equal names and results, the most expensive first: `calls`, `us` of all calls, `share` of the plan,
+    `bandwidth` (share of the device's, of the bytes that the kernel must move) and `limit_us`, the roofline of all calls."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for step in report.steps:
+        row = rows.setdefault((step.name, step.type), {
+            "kernel": step.name, "result": step.type, "calls": 0, "us": 0.0, "limit_us": 0.0, "bytes": 0.0, "source": step.source,
+        })  # fmt: skip
+        row["calls"] += 1
+        row["us"] += step.us
+        row["limit_us"] += step.limit_us or 0.0
+        row["bytes"] += step.bytes or 0.0
+    total = sum(r["us"] for r in rows.values())
+    found = sorted(rows.values(), key=lambda r: -r["us"])
+    for row in found:
+        row["share"] = round(row["us"] / max(total, 1e-9), 4)
+        row["bandwidth"] = round(row.pop("bytes") / max(row["us"], 1e-9) / bytes_per_us, 3)
+        row |= {k: round(row[k], 2) for k in ("us", "limit_us")}
+    return found
+
+
+def program_row(program: Program, bytes_per_us: float) -> dict[str, Any]:
+    """What a program's report says of it: kernels, prices, stages of the search."""
+    report = program.report
+    assert report is not None
     return {
-        "step_us": step, "tokens_per_second": found.tokens_per_second, "drawn_tokens_per_second": drawn.tokens_per_second,
-        "bandwidth_share": made.bandwidth_share(step), "first_token_s": found.first_token_s, "kernels": decode.manifest.kernels,
-        "seconds": made.seconds, "tokens": found.tokens[0][:8],
+        "kernels": program.manifest.kernels, "plan_us": round(report.cost_us, 1), "bound_us": round(report.lower_bound_us, 1),
+        "priced": report.priced, "runs": report.runs, "candidates": report.candidates, "stopped": report.search_stopped,
+        "omitted": report.omitted, "warnings": [w[:200] for w in report.warnings], "verification": str(report.verification)[:200],
+        "seconds": {k: round(v, 2) for k, v in report.seconds.items()}, "measuring": report.measuring,
+        "finalists": [(f.kernels, round(f.predicted_us, 1), round(f.measured_us, 1), f.chosen) for f in report.finalists],
+        "curve": [tuple(round(v, 1) for v in p) for p in report.curve[-40:]],
+        "table": kernel_table(report, bytes_per_us),
     }  # fmt: skip
 
 
-def timed(call: Callable[[], object], wait: Callable[[], object], *, calls: int = 12, rounds: int = 7) -> float:
-    """µs of a call: the median of rounds of calls that are queued one behind another."""
-    call()
-    wait()
-    found = []
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        for _ in range(calls):
-            call()
-        wait()
-        found.append((time.perf_counter() - begun) / calls * 1e6)
-    return median(found)
+def step(name: str, budget: float) -> dict[str, Any]:
+    """Figures of a decode step."""
+    from tensor_graphs.generation.bandwidth import memory_bandwidth
+
+    begun = time.perf_counter()
+    made = generator(name, budget)
+    loaded = time.perf_counter()
+    decode = made._programs.decode()
+    searched = time.perf_counter()
+    made._programs.set("length", [LENGTH // 2] * BATCH.get(name, 1), "int64")
+    us = timed(decode.flat_near, lambda: decode.wait("a decode step"))
+    bytes_per_us = memory_bandwidth(decode.tensors)
+    return {
+        "step_us": us, "bandwidth_share": made.bandwidth_share(us), "limit_us": made._programs.read_bytes() / bytes_per_us,
+        "weights_s": loaded - begun, "search_s": searched - loaded, **program_row(decode, bytes_per_us),
+    }  # fmt: skip
 
 
-# ---------------------------------------------------------------- PyTorch
-def torch_step(config: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """(a decode step of the same layers in PyTorch with static caches, a function that waits for the device)."""
-    import torch
-    from torch.nn import functional as F
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = getattr(torch, config["torch_dtype"])
-    gemma = config["model_type"] == "gemma3_text"
-    hidden, heads, kv, size = (
-        config[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    )
-
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, dtype=dtype, device=device) * shape[-1] ** -0.5
-
-    names = {"q": (heads * size, hidden), "k": (kv * size, hidden), "v": (kv * size, hidden), "o": (hidden, heads * size),
-             "gate": (config["intermediate_size"], hidden), "up": (config["intermediate_size"], hidden),
-             "down": (hidden, config["intermediate_size"])}  # fmt: skip
-    layers = [{n: weight(*s) for n, s in names.items()} for _ in range(config["num_hidden_layers"])]
-    caches = [torch.zeros(2, 1, kv, LENGTH, size, dtype=dtype, device=device) for _ in layers]
-    gain, short, table = (torch.ones(n, dtype=dtype, device=device) for n in (hidden, size, 1))
-    table = weight(config["vocab_size"], hidden)
-    inverse = 1.0 / config.get("rope_theta", 1e6) ** (torch.arange(0, size, 2, device=device).float() / size)
-    places = torch.arange(LENGTH, device=device)
-
-    def norm(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, x.shape[-1:], by, 1e-6)
-
-    def turned(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
-        a, b = x.chunk(2, -1)
-        return x * angle.cos().to(x.dtype) + torch.cat((-b, a), -1) * angle.sin().to(x.dtype)
-
-    def step(token: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        x = F.embedding(token, table)
-        angle = at.float()[:, None] * torch.cat((inverse, inverse))
-        seen = (places <= at)[None, None, None]
-        for layer, cache in zip(layers, caches):
-            y = norm(x, gain)
-            q, k, v = (F.linear(y, layer[n]).view(1, 1, -1, size).transpose(1, 2) for n in "qkv")
-            if gemma:
-                q, k = norm(q, short), norm(k, short)
-            cache[0].index_copy_(2, at, turned(k, angle))
-            cache[1].index_copy_(2, at, v)
-            y = F.scaled_dot_product_attention(turned(q, angle), cache[0], cache[1], attn_mask=seen, enable_gqa=True)
-            y = F.linear(y.transpose(1, 2).reshape(1, 1, -1), layer["o"])
-            x = x + (norm(y, gain) if gemma else y)
-            y = norm(x, gain)
-            inside = (
-                F.gelu(F.linear(y, layer["gate"]), approximate="tanh") if gemma else F.silu(F.linear(y, layer["gate"]))
-            )
-            y = F.linear(inside * F.linear(y, layer["up"]), layer["down"])
-            x = x + (norm(y, gain) if gemma else y)
-        return F.linear(norm(x, gain), table).argmax(-1)
-
-    token, at = torch.zeros(1, 1, dtype=torch.int64, device=device), torch.tensor([LENGTH // 2], device=device)
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    bound = torch.no_grad()(lambda: step(token, at))
-    bound.step = torch.no_grad()(lambda compiled: compiled(token, at))  # type: ignore[attr-defined]
-    bound.plain = step  # type: ignore[attr-defined]
-    return bound, wait
+def generate(name: str, budget: float) -> dict[str, Any]:
+    """Figures of generated text. Programs are those of the plan cache where there are such."""
+    made = generator(name, budget)
+    prompt = [int(v) for v in np.random.default_rng(0).integers(0, CONFIGS[name]["vocab_size"], PROMPT)]
+    made.generate(prompt, 4)
+    found = made.generate(prompt, NEW)
+    drawn = made.generate(prompt, NEW, temperature=0.8, top_p=0.95)
+    kernels = {k: r.kernels_after for k, r in made.report.items() if r is not None}
+    return {
+        "tokens_per_second": found.tokens_per_second, "drawn_tokens_per_second": drawn.tokens_per_second,
+        "first_token_s": found.first_token_s, "programs_s": made.seconds, "programs_kernels": kernels, "tokens": found.tokens[0][:8],
+    }  # fmt: skip
 
 
-def peers(name: str) -> dict[str, Any]:
-    """µs of a step in PyTorch: eager, and compiled."""
-    import torch
+def prefill(name: str, budget: float) -> dict[str, Any]:
+    """µs of a prefill of 512 tokens: this library's programs, as many as it takes, and the peers' one."""
+    batch = BATCH.get(name, 1)
+    made = generator(name, 2 * budget)
+    ids = np.random.default_rng(0).integers(0, CONFIGS[name]["vocab_size"], (batch, PREFILL))
+    made._ready(PREFILL, 1, _greedy())
+    us = timed(
+        lambda: made._prefill([[int(v) for v in row] for row in ids]),
+        lambda: made._programs.sample("greedy").wait("a prefill"), calls=2,
+    )  # fmt: skip
+    return {"prefill_us": us, **{f"prefill_{k}": v for k, v in peers(CONFIGS[name], batch, LENGTH, PREFILL).items()}}
 
-    call, wait = torch_step(CONFIGS[name])
-    found: dict[str, Any] = {"eager_us": timed(call, wait)}
-    try:
-        mode = "reduce-overhead" if torch.cuda.is_available() else "default"
-        compiled = torch.compile(call.plain, mode=mode, dynamic=False)  # type: ignore[attr-defined]
-        for _ in range(3):
-            call.step(compiled)  # type: ignore[attr-defined]
-        found["compile_us"] = timed(lambda: call.step(compiled), wait)  # type: ignore[attr-defined]
-    except Exception as error:
-        found["compile_error"] = f"{type(error).__name__}: {str(error)[:200]}"
-    return found
+
+def _greedy() -> Any:
+    from tensor_graphs.generation.settings import Sampling
+
+    return Sampling()
 
 
 # ---------------------------------------------------------------- the table
 def one(name: str, part: str, budget: float) -> dict[str, Any]:
     """One part of one model's row; an error in place of figures."""
     try:
-        return ours(name, budget) if part == "ours" else peers(name)
+        if part == "peers":
+            show = lambda row: print(json.dumps(row), flush=True)
+            return peers(CONFIGS[name], BATCH.get(name, 1), LENGTH, 1, show)
+        return {"step": step, "generate": generate, "prefill": prefill}[part](name, budget)
     except Exception as error:
         return {f"{part}_error": f"{type(error).__name__}: {str(error)[:400]}", "trace": traceback.format_exc()[-1500:]}
 
 
 def in_process(name: str, part: str, budget: float, limit: float) -> dict[str, Any]:
     """The same in a process of its own, which ends after `limit` seconds."""
+    if limit < LEAST:
+        return {f"{part}_error": "no time was left"}
     command = [sys.executable, "-m", "benchmarks.llm", name, "--part", part, "--budget", str(budget)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
-    except subprocess.TimeoutExpired:
-        return {f"{part}_error": f"not done after {limit:.0f} s"}
+    except subprocess.TimeoutExpired as ended:
+        lines = (ended.stdout or b"").decode(errors="replace").strip().splitlines()
+        known = dict(json.loads(lines[-1])) if lines and lines[-1].startswith("{") else {}
+        return {**known, f"{part}_error": f"not done after {limit:.0f} s"}
     except (IndexError, ValueError):
         return {f"{part}_error": done.stderr[-800:]}
+
+
+def text_table(rows: list[dict[str, Any]]) -> str:
+    """A kernel table as text."""
+    lines = [f"{'calls':>5} {'µs':>8} {'limit':>8} {'share':>6} {'of bw':>6}  kernel"]
+    for r in rows:
+        lines.append(
+            f"{r['calls']:5} {r['us']:8.1f} {r['limit_us']:8.1f} {r['share']:6.1%} {r['bandwidth']:6.0%}  {r['kernel']} {r['result']}"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Run the models named on the command line: those of a GPU if there is one, else the small one."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--budget", type=float, default=60.0)
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds for one part of one model")
-    parser.add_argument("--part", choices=("ours", "peers"))
+    parser.add_argument("names", nargs="*", choices=[*CONFIGS, []])
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of search of a decode program")
+    parser.add_argument("--limit", type=float, default=1200.0, help="seconds of the whole run")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["peers", "step", "generate"])
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        print(json.dumps(one(options.names[0], options.part, options.budget)))
+        print(json.dumps(one(options.names[0], options.part, options.budget), default=str))
         return
     from tensor_graphs.backends.registry import backend
 
-    rows = []
+    rows, until = [], time.monotonic() + options.limit
     for name in options.names or (["small"] if backend("torch_cuda").unavailable() else ["gemma-270m", "llama-1b"]):
-        row: dict[str, Any] = {"model": name}
-        for part in ("peers", "ours"):
-            row |= in_process(name, part, options.budget, options.limit)
-            print(json.dumps(row), flush=True)
+        row: dict[str, Any] = {"model": name, "batch": BATCH.get(name, 1), "budget": options.budget}
         rows.append(row)
-        WORK.mkdir(parents=True, exist_ok=True)
-        (WORK / "llm.json").write_text(json.dumps(rows, indent=1))
+        for part in options.parts:
+            begun = time.monotonic()
+            found = in_process(name, part, options.budget, until - begun)
+            row |= found | {f"{part}_s": round(time.monotonic() - begun, 1)}
+            print(json.dumps({k: v for k, v in found.items() if k not in ("table", "curve")}), flush=True)
+            if "table" in found:
+                print(text_table(found["table"]), flush=True)
+            WORK.mkdir(parents=True, exist_ok=True)
+            (WORK / "llm.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -256,10 +256,17 @@ def replay(
         measurer = VirtualMeasurer(store, times, time)
 
         def solved(
-            hypergraph: Any, cost: Any, limit: float, deterministic: bool, budgets: Any, known: Any, stop: Any
+            hypergraph: Any,
+            cost: Any,
+            limit: float,
+            deterministic: bool,
+            budgets: Any,
+            known: Any,
+            stop: Any,
+            nested: bool,
         ) -> Any:
             measurer.advance(min(limit, SOLVE_S_PER_CANDIDATE * len(cost)))
-            return solve_(hypergraph, cost, limit, True, budgets, known)
+            return solve_(hypergraph, cost, limit, True, budgets, known, None, nested)
 
         price_ = pricer.price
 

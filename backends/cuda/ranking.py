@@ -46,7 +46,8 @@ class Seen(Protocol):
 def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
     """Candidate schedules for a kernel description, at most `count`, best rank first.
 
-    About three quarters of them use programmatic dependent launch (`early`); the best quarter follows without it.
+    About three quarters of them use programmatic dependent launch (`early`), of products with matrices every second one
+    with L2 prefetch (`warm`); the best quarter follows without either.
     """
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():
@@ -54,7 +55,9 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
         found[key] = min(rank, found.get(key, rank))
     ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
     plain = ordered[: max(1, count // 4)]
-    return (*(s | {"early": 1} for s in ordered[: count - len(plain)]), *plain)
+    warm = {"warm": 1} if isinstance(seen, Product | Few) and seen.columns > 1 else {}
+    early = [s | {"early": 1} | ({} if n % 2 else warm) for n, s in enumerate(ordered[: count - len(plain)])]
+    return (*early, *plain)
 
 
 def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:

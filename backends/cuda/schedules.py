@@ -24,6 +24,7 @@ HELD = 64  # maximum elements of short reductions nested in another one
 
 
 POWERS = Domain(powers=True)
+PREFETCH = "with `early`: L2 prefetch of matrices before the wait for the previous kernel"
 SPLIT = "split-K factor over blocks; the last block of a tile combines the partial results"
 
 
@@ -45,6 +46,7 @@ class SimtSchedule(Schedule):
     split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
     ahead: int | None = optional("prefetch distance of cp.async copies in loop iterations", Domain(1, MOST_AHEAD))
     early: bool = flag("programmatic dependent launch", common=True)
+    warm: bool = flag(PREFETCH, common=True)
 
     @property
     def scratch_parts(self) -> int:
@@ -64,7 +66,7 @@ class SimtSchedule(Schedule):
         dims = {name: DimensionThreads(*(n.get(key, 1) for n in own)) for key, name in names.items()}
         first = fastest(kernel, shape)
         order = sorted(dims, key=lambda d: -first.get(d, 0.0))
-        return ThreadLayout({d: dims[d] for d in order}, self.early, self.ahead or 0)
+        return ThreadLayout({d: dims[d] for d in order}, self.early, self.ahead or 0, warm=self.warm)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class SkinnyGemmSchedule(Schedule):
     )
     split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
     early: bool = flag("programmatic dependent launch", common=True)
+    warm: bool = flag(PREFETCH, common=True)
 
     @property
     def scratch_parts(self) -> int:
@@ -109,7 +112,7 @@ class SkinnyGemmSchedule(Schedule):
             for i, a in enumerate(shape.inner)
             if str(i) in repeat
         }
-        return ThreadLayout(dims, self.early, 0, threads, warps)
+        return ThreadLayout(dims, self.early, 0, threads, warps, self.warm)
 
 
 def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
@@ -117,14 +120,14 @@ def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
     a power of two."""
     sizes = zip(s.tile(shape), (shape.m, shape.n))
     within = all(tile <= (2 * padded(size) if size > 1 else 1) for tile, size in sizes)
-    return s.valid and within and prod(t for _, t in s.threads) <= 1024
+    return s.valid and within and prod(t for _, t in s.threads) <= 1024 and (s.early or not s.warm)
 
 
 def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
     """Whether warps cover the columns evenly, and a block has at most 32 of them and all rows."""
     wide = s.wide or 1
     rows = dict(s.repeat).get("m", shape.m) == shape.m
-    return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows
+    return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows and (s.early or not s.warm)
 
 
 def joining(first: ThreadLayout, shape: Shape) -> ThreadLayout:

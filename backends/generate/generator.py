@@ -28,6 +28,7 @@ from ...extract.fusion.groups import FusionGroups
 from ...extract.fusion.maximal import MaximalFusion
 from ...extract.fusion.multi_output import MultiOutputFusion, MultiOutputGroup
 from ...extract.fusion.policy import FUSION_POLICIES, FusionGroup, FusionPolicy
+from ...extract.fusion.repeated_blocks import RepeatedBlocks
 from ...extract.fusion.sequence_slices import sequence_slice_classes
 from ...extract.model.kernel import Backend, Call, Operand, Template, contiguous, output_names
 from ..contract import BackendBase
@@ -155,9 +156,10 @@ class Lowering:
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """Yield (template, output classes, operand classes) for every fusion group that one kernel can compute.
 
-        Of the groups with equal outputs and operands, `BODIES` templates are kept: least flops, then smallest kernel.
-        Maximal groups come first, multi-output groups last. `given`: classes that are inputs. Once `enough` returns
-        true, no more groups are grown; those grown before are still yielded.
+        Fusion groups start in one of several equal instances of a block (extract/fusion/repeated_blocks.py); a kernel
+        found there is yielded for the others, too. Of the groups with equal outputs and operands, `BODIES` templates are
+        kept: least flops, then smallest kernel. Maximal groups come first, multi-output groups last. `given`: classes
+        that are inputs. Once `enough` returns true, no more groups are grown; those grown before are still yielded.
         """
         groups = FusionGroups(view, given, policies=self.generator.fusion_policies(view))
         pictures = image_classes(view) - given  # given values are row-major
@@ -168,18 +170,27 @@ class Lowering:
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole is first:
                     groups.settled, groups.unstarted, groups.unread = whole.settled, whole.unstarted, whole.unread
-        groups = _with_places(groups, types).grown
+        repeated = RepeatedBlocks.of(view)
+        for group, template in self._started(_with_places(groups, types).grown, types, pictures, enough):
+            made, operands = group.classes, tuple(c for _, c in group.leaves)
+            yield template, made, operands
+            for classes in repeated.copies((*made, *operands)):
+                yield template, tuple(classes[: len(made)]), tuple(classes[len(made) :])
+
+    def _started(
+        self, groups: FusionGroups, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
+    ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, GeneratedKernel]]:
+        """The grown fusion groups and the multi-output groups that one kernel can compute, each with its templates."""
         kept = list(self._lowered(groups, types, pictures, enough))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
         for group, template in kept:
             if not any((c, *_reads(group)) in made for c in _looked_at(group, types)):
-                yield template, group.classes, tuple(c for _, c in group.leaves)
+                yield group, template
         if self.several:
             once = {id(r): r for r, _ in kept if isinstance(r, FusionGroup)}  # once per group, not once per precision
             together = MultiOutputFusion(groups, list(once.values()), self.device.on_gpu)
             for several in (together, ConsumerFusion(together)):
-                for group, template in self._lowered(several, types, pictures, enough):
-                    yield template, group.classes, tuple(c for _, c in group.leaves)
+                yield from self._lowered(several, types, pictures, enough)
 
     def _at_once(
         self, whole: MaximalFusion, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]

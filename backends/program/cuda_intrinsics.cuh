@@ -56,6 +56,9 @@ MATRIX_STEP(f16, "f16")
 // Shared memory of the size that the kernel is launched with.
 #define ROOM(T, name) extern __shared__ T name[]
 
+// Have a line of memory brought into the cache that all blocks share. The line may be written at the time.
+DEVICE void prefetch_line(const void* x) { asm volatile("prefetch.global.L2 [%0];" :: "l"(x)); }
+
 // Programmatic dependent launch: what follows may begin; what was before is done.
 #if __CUDA_ARCH__ >= 900
 DEVICE void begin_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -49,6 +49,11 @@ template <int N, class T> DEVICE Pack<T, N> read_once_if(bool there, const T* x,
     return only_if(there, read_once<N>(there ? x : good));
 }
 
+// The line of a vector of `N` bytes, by the one thread whose vector begins it.
+template <int N> DEVICE void warm(const void* x) {
+    if ((reinterpret_cast<unsigned long long>(x) & 127) < N) prefetch_line(x);
+}
+
 DEVICE float wide(float x) { return x; }
 DEVICE double wide(double x) { return x; }
 template <class T, class X> DEVICE T stored(X x) { return T(x); }

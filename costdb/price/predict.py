@@ -362,7 +362,7 @@ def _label(columns: Mapping[str, Any], name: str) -> str:
 
 
 #: Schedule parameters with which a kernel is about as fast as without them: those that generators declare as `common`.
-COMMON = ("early", "boxes", "split", "join")
+COMMON = ("early", "warm", "boxes", "split", "join")
 
 
 @memo(1 << 14)

@@ -252,18 +252,19 @@ def topological(roots: Iterable[Tensor], known: Container[int] = ()) -> list[Ten
     """
     order: list[Tensor] = []
     seen: set[int] = set()
-    stack: list[tuple[Tensor, int]] = [(r, 0) for r in reversed(list(roots))]
+    stack: list[Any] = [*roots]  # None: the operands of the node below it are done
+    stack.reverse()
     while stack:
-        node, position = stack.pop()
-        if position == 0:
-            if id(node) in seen or id(node) in known:
-                continue
-            seen.add(id(node))
-        if position < len(node.args):
-            stack.append((node, position + 1))
-            child = node.args[position]
-            if id(child) not in seen:
-                stack.append((child, 0))
+        node = stack.pop()
+        if node is None:
+            order.append(stack.pop())
+            continue
+        if id(node) in seen or id(node) in known:
+            continue
+        seen.add(id(node))
+        if node.args:
+            stack += (node, None)
+            stack += node.args[::-1]
         else:
             order.append(node)
     return order

@@ -92,6 +92,8 @@ class EGraphView:
     stamped: Bools | None = None
     age: Ints | None = None  # per e-class the round in which it appeared, 0 for values of the graph (None: unknown)
     own: Bools | None = None  # per e-node, whether the original graph contains it (None: unknown)
+    # glued views only: (block, e-class of each e-class of the block's view, -1 for none) of each instance
+    instances: tuple[tuple[int, Ints], ...] = ()
 
     @cached_property
     def original(self) -> Bools:
@@ -320,6 +322,7 @@ class _Glue:
         self.kid: list[Ints] = []
         self.own: list[Bools] = []
         self.tensors: dict[int, Tensor] = {}
+        self.placed: list[tuple[int, int, int]] = []  # (block, first e-class, number of e-classes) of each instance
         self.templates = [self._template(v) for v in views]
 
     def find(self, c: int) -> int:
@@ -367,6 +370,7 @@ class _Glue:
         """Add one instance: a copy of its block's template, merged with the model's values."""
         view, template = self.views[instance.block], self.templates[instance.block]
         first, base = self.size, len(self.ops)
+        self.placed.append((instance.block, first, view.n_classes))
         self.size += view.n_classes
         self.types += view.types
         self.weights.append(view.weight)
@@ -455,6 +459,7 @@ class _Glue:
             stamped=flagged(self.originals),
             age=age,
             own=np.concatenate([np.zeros(0, np.bool_), *self.own]),
+            instances=tuple((block, number[first : first + size]) for block, first, size in self.placed),
         )
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, make, rebuild, topological
+from ...egraph.ir.memo import memo
 from ...egraph.view.view import EGraphView
 from .multi_output import MAX_OUTPUTS, DerivedClass, MultiOutputFusion, MultiOutputGroup
 from .policy import FusionGroup
@@ -172,6 +173,7 @@ def _substituted(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tens
     return change.get(t)
 
 
+@memo(1 << 14)
 def _has_product(term: Tensor) -> bool:
     return any(t.entry.fusion_role == "product" for t in topological([term]))
 

@@ -34,6 +34,7 @@ from .policy import (
     FusionPolicy,
     with_packed,
 )
+from .repeated_blocks import RepeatedBlocks
 from .repeats import OutlineStep, RepeatedSubgraphs
 from .uses import ChosenConsumers
 
@@ -412,9 +413,11 @@ class FusionGroups:
         return iter(self)
 
     def __iter__(self) -> Iterator[FusionGroup]:
-        """Yield every group, each term once; statistics that groups read get groups as well."""
+        """Yield every group, each term once; statistics that groups read get groups as well. Of repeated blocks only the
+        groups of active instances (repeated_blocks.py)."""
         order = dict.fromkeys(self.reachable())
-        todo = [c for c in order if c not in self.unstarted]
+        starts = RepeatedBlocks.of(self.view).is_active
+        todo = [c for c in order if c not in self.unstarted and starts(c)]
         while todo:
             statistics: dict[int, None] = {}
             for group in (r for cls in todo for r in self._of(cls)):
@@ -425,7 +428,7 @@ class FusionGroups:
                     for c in group.statistics:
                         self.beside.setdefault(c, set()).update(group.statistics)
                 yield group
-            todo = [c for c in statistics if c not in order]
+            todo = [c for c in statistics if c not in order and starts(c)]
             order |= dict.fromkeys(todo)
 
     def _of(self, cls: int) -> Iterator[FusionGroup]:

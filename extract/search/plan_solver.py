@@ -22,6 +22,9 @@ from .warm_start import warm_solve
 
 # seconds of a solve that is followed by measuring: more rounds find more than longer solves, at equal total time
 QUICK_SOLVE_S = 0.1
+# and seconds for each candidate, if that is more: a plan of a large graph that no exact solver has seen is far from the
+# cheapest one, and its kernels would be measured in vain
+QUICK_SOLVE_S_PER_CANDIDATE = 4e-5
 # least seconds of a solve, and seconds of a pessimistic solve: with less, a solve ends with a greedy plan
 MIN_SOLVE_S = 0.25
 SOLVE_OVERTIME = 0.15  # share of the search's seconds by which solves may exceed them
@@ -33,6 +36,11 @@ CLOSING_S = 1.5  # seconds, at most those of the search, for measuring the final
 # guesses and may not compile.
 LIBRARY_FACTOR, SIMPLE_FACTOR, GENERATED_FACTOR = 1.3, 6.0, 4.0
 SIMPLE_FAMILIES = ("pointwise", "reduction")
+
+
+def quick_solve_seconds(hypergraph: Hypergraph, at_most: float) -> float:
+    """Time limit in seconds of a solve that is followed by measuring."""
+    return min(max(QUICK_SOLVE_S, QUICK_SOLVE_S_PER_CANDIDATE * len(hypergraph.candidates)), at_most)
 
 
 @dataclass
@@ -51,6 +59,7 @@ class PlanSolver:
     deterministic: bool
     stop: Callable[[], bool]
     clock: Clock
+    nested: bool = True  # whether the longest solves may start from smaller problems (warm_start.py)
     chosen: list[int] = field(default_factory=list)
     pessimistic: list[int] = field(default_factory=list)
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
@@ -59,6 +68,11 @@ class PlanSolver:
     least: float = 0.0  # seconds of measuring in any case, from when the measuring processes have started
     starting: Callable[[], bool] = lambda: False  # whether these processes are still starting
     started: float | None = None  # when they were first seen to have started
+
+    @property
+    def _short(self) -> float:
+        """Time limit in seconds of a pessimistic solve."""
+        return max(MIN_SOLVE_S, quick_solve_seconds(self.hypergraph, self.limits[-1]))
 
     def ended(self) -> bool:
         """Whether the time for regular measuring is over."""
@@ -93,7 +107,8 @@ class PlanSolver:
             limit = max(min(MIN_SOLVE_S, limit), min(limit, left))
         halted = None if pressed else self.stop
         with self.clock.running("solve"):
-            return _solve(self.hypergraph, cost, limit, self.deterministic, self.budgets, known, halted)
+            nested = self.nested and limit >= self.limits[-1]  # measuring that follows a shorter solve tells more
+            return _solve(self.hypergraph, cost, limit, self.deterministic, self.budgets, known, halted, nested)
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
         """Set `chosen` to the cheapest plan at optimistic costs. NoPlanError as for `solve`."""
@@ -111,7 +126,7 @@ class PlanSolver:
             return []
         costs = [math.inf if wait else p.us for wait, p in zip(waits, prices)]
         try:
-            self.pessimistic, _ = self.solve(costs, MIN_SOLVE_S, ())
+            self.pessimistic, _ = self.solve(costs, self._short, ())
         except NoPlanError:
             return []
         return self.pessimistic
@@ -129,7 +144,7 @@ class PlanSolver:
         if self.pessimistic_s > PESSIMISTIC_SHARE * (began - self.start):
             return False
         try:
-            self.pessimistic, _ = self.solve(self.pessimistic_costs(prices), MIN_SOLVE_S, self.pessimistic)
+            self.pessimistic, _ = self.solve(self.pessimistic_costs(prices), self._short, self.pessimistic)
         except NoPlanError:
             return False
         finally:
@@ -172,12 +187,12 @@ def pessimistic_us(candidate: Candidate, price: Priced) -> float:
 @gc_paused()
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
-    known: Sequence[int], stop: Callable[[], bool] | None = None,
+    known: Sequence[int], stop: Callable[[], bool] | None = None, nested: bool = True,
 ) -> tuple[list[int], Extraction]:  # fmt: skip
     try:
         rows, found = warm_solve(
             lambda prices: EncodedHypergraph(hypergraph, prices, budgets), hypergraph, cost, partial(solve, stop=stop),
-            seconds=seconds, deterministic=deterministic, known=known,
+            seconds=seconds, deterministic=deterministic, known=known, nested=nested,
         )  # fmt: skip
     except ExtractionError as error:
         if budgets and not error.message.startswith("a root"):
@@ -186,4 +201,12 @@ def _solve(
     return rows.ordered(found), found
 
 
-__all__ = ["CLOSING_S", "MIN_SOLVE_S", "QUICK_SOLVE_S", "SOLVE_OVERTIME", "PlanSolver", "pessimistic_us"]
+__all__ = [
+    "CLOSING_S",
+    "MIN_SOLVE_S",
+    "QUICK_SOLVE_S",
+    "SOLVE_OVERTIME",
+    "PlanSolver",
+    "pessimistic_us",
+    "quick_solve_seconds",
+]

@@ -23,8 +23,10 @@ from ..solve.problem import Extraction
 from .cutoff import CostCutoff
 from .lazy_pricing import LazyPrices
 from .measurement_state import MeasurementRequest, MeasurementState
-from .plan_solver import MIN_SOLVE_S, QUICK_SOLVE_S, PlanSolver
+from .plan_solver import MIN_SOLVE_S, PlanSolver, quick_solve_seconds
 from .policy import AcquisitionPolicy
+
+MAX_AHEAD_SOLVE_S = 2.5  # longest solve of `measure_ahead`
 
 
 @dataclass
@@ -89,7 +91,7 @@ def search(
     clock = clock or Clock()
     for name in ("price", "solve", "measure"):
         clock.add(name, 0.0)
-    quick = min(QUICK_SOLVE_S, solve_seconds)
+    quick = quick_solve_seconds(hypergraph, solve_seconds)
     limits = (solve_seconds,) if measurer is None or deterministic else (quick, solve_seconds)
     plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
     if measurer is not None and least:
@@ -113,7 +115,8 @@ def measure_ahead(
     Ends after `seconds` or when `stop` returns True. `progress` is called at the start of each round's measuring.
     NoPlanError as for `search`.
     """
-    plans = PlanSolver(hypergraph, (), seconds, (QUICK_SOLVE_S, QUICK_SOLVE_S), False, stop, clock)
+    quick = quick_solve_seconds(hypergraph, MAX_AHEAD_SOLVE_S)
+    plans = PlanSolver(hypergraph, (), seconds, (quick, quick), False, stop, clock, nested=False)
     run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress)
     while run.round():
         pass

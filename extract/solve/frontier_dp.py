@@ -32,7 +32,7 @@ MAX_OPEN_CLASSES = 96
 MAX_ORDER_COMPARISONS = 500_000
 """Largest number of comparisons for finding an order."""
 
-MAX_CUT_CLASSES = 16
+MAX_CUT_CLASSES = 24
 MIN_CUT_DISTANCE = 6
 """A cut of the order has at most MAX_CUT_CLASSES open classes, and no step within MIN_CUT_DISTANCE has fewer."""
 

@@ -76,6 +76,9 @@ FRONTIER_DP_FIRST_SHARE = 0.7
 """Limits of the frontier DP: rows, distinct components, and shares of the time on leaves and on the whole
 problem, where it is tried first."""
 
+FRONTIER_DP_HASTY_ROWS, FRONTIER_DP_NARROW = 4_000, 10
+"""Rows of a component from which a beam of this width is searched before the whole problem."""
+
 SAME_ROWS_SHARE = 0.9
 """A leaf with at least this share of the rows of a component that the frontier DP did not prove is not tried again."""
 
@@ -257,7 +260,14 @@ class _Portfolio:
         picked, lower, proved = list(reduced.fixed), reduced.constant, True
         ends = time.perf_counter() + FRONTIER_DP_FIRST_SHARE * self.left
         for part, frontier_dp in zip(parts, prepared):
+            first = None
+            if not self.deterministic and len(part.rows) > FRONTIER_DP_HASTY_ROWS:
+                # the whole search may be too wide for the time, and a narrow beam is often optimal
+                last = time.perf_counter() + self.left
+                first = frontier_dp.search(FRONTIER_DP_NARROW, deadline=last, stop=self.stop)
             found = frontier_dp.search(deadline=math.inf if self.deterministic else ends, stop=self.stop)
+            if first is not None and first.cost < found.cost:
+                found = first
             if not found.exact:
                 self.tried = min(self.tried, len(part.rows))
             if found.chosen is None:

@@ -122,7 +122,7 @@ class Cached:
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
     fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the only one. Rows
     may be padded behind their last token: nothing before a position depends on it, and the row's next tokens overwrite
-    the padding. A layer with a window keeps `window + most - 1` positions, a ring, if these are fewer than `capacity`;
+    the padding. A layer with a window keeps at least `window + most - 1` positions, a ring, if these are fewer than `capacity`;
     `most` is the largest number of tokens that any program over the same caches takes at once. States: `keys.N` and
     `values.N` [B, kv heads, positions, head size], N the layer.
     """
@@ -202,8 +202,16 @@ class Cached:
 
     # ------------------------------------------------------------ caches
     def room(self, window: int) -> int:
-        """Number of positions that a layer keeps in its cache."""
-        return min(self.capacity, window + self.most - 1) if window else self.capacity
+        """Number of positions that a layer keeps in its cache: all, or those of a ring.
+
+        A ring's number of positions has a factor that is a power of two, at least an eighth of the greatest one below
+        it: kernels split the positions into equal parts.
+        """
+        if not window:
+            return self.capacity
+        least = window + self.most - 1
+        step = max(1, 1 << (least.bit_length() - 4)) if least > 8 else 1
+        return min(self.capacity, -(-least // step) * step)
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:
         """The cache `name` with the new tokens' heads x written to it."""

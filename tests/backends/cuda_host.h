@@ -84,6 +84,7 @@ template <class... A> bool run(void (*kernel)(A...), void** args, int blocks, in
 inline void __syncthreads() { host::meet(); }
 inline void visible() {}
 inline void begin_next() {}
+inline void prefetch_line(const void* x) { volatile char there = *static_cast<const char*>(x); (void)there; }  // reads: an address beyond an operand is found
 inline void await_previous() {}
 inline float recent(const float* x) { return *x; }
 template <class P, class T> void fetch_word(P& to, const T* from) { std::memcpy(&to, from, 16); }

@@ -93,8 +93,11 @@ FORCED: dict[str, list[dict[str, int]]] = {
         {"tn": 2, "vn": 4, "t0": 8, "ahead": 3, "split": 2},
         {"tn": 8, "vn": 4, "t0": 128, "split": 4},
         {"t0": 8, "v0": 4, "un": 4},
+        {"t0": 8, "v0": 4, "un": 4, "early": 1, "warm": 1},
+        {"tn": 2, "vn": 4, "t0": 8, "ahead": 3, "split": 2, "early": 1, "warm": 1},
     ],
-    "gated_vector": [{"tn": 4, "vn": 4, "t0": 32, "split": 2}],
+    "gated_vector": [{"tn": 4, "vn": 4, "t0": 32, "split": 2}, {"tn": 8, "vn": 8, "t0": 64, "early": 1, "warm": 1}],
+    "odd_vector": [{"tn": 8, "t0": 16, "early": 1, "warm": 1}, {"tn": 4, "vn": 1, "t0": 64, "early": 1, "warm": 1}],
     "low_rank_vector": [{"tn": 4, "vn": 4, "t0": 16, "u1": 4, "split": 4}],
     "three_rows": [
         {"tn": 4, "vn": 2, "t0": 32, "um": 4, "split": 2},
@@ -184,6 +187,21 @@ def test_rows_that_are_written_the_other_way_round_are_turned_in_registers() -> 
     (launch,) = launches(template, replace(call, schedule=best))
     assert isinstance(launch, CudaLaunch)
     assert "read<8>" in launch.text and f"Pack<bf16, {best['vm']}>" in launch.text
+
+
+def test_matrices_are_prefetched_before_the_wait_for_the_previous_kernel() -> None:
+    """Nothing is read there, and each matrix of a product is prefetched; without a matrix there is no such schedule."""
+    template = generated(c.silu(_vector(1, (4096, 1024))) * t.matmul(x("a", 1, 4096), x("v", 4096, 1024)))
+    call = call_of(template, "bfloat16")
+    warm = [s for s in template.space(call) if s.get("warm")]  # type: ignore[misc]
+    assert warm and all(s["early"] for s in warm)
+    (launch,) = launches(template, replace(call, schedule=warm[0]))
+    assert isinstance(launch, CudaLaunch)
+    before, after = launch.text.split("await_previous();")
+    assert before.count("warm<") == 2 and "read<" not in before and "fetch(" not in before and "warm<" not in after
+    dot = generated(t.matmul(x("a", 1, 64), x("b", 64, 1)))
+    with pytest.raises(Unfusable, match="no matrix"):
+        launches(dot, replace(call_of(dot, "float32"), schedule={"t0": 32, "early": 1, "warm": 1}))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -54,11 +54,11 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
         {"warps": 2, "n": 16, "deep": 2, "split": 2}, {"warps": 2, "n": 32, "wide": 4, "early": 1}]),
     "scaled": (lambda: t.matmul(x("a", 7, 128) * x("g", 128), x("w", 128, 16)), ("w",), [{"warps": 2, "n": 8}]),
     "scaled matrix": (lambda: t.matmul(x("a", 16, 128), t.permute(x("u", 16, 128) * x("g", 128), (1, 0))), (), [{"warps": 2, "n": 8}]),
-    "ragged": (lambda: _normed(9, 152, 16), ("w",), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "wide": 2}]),
+    "ragged": (lambda: _normed(9, 152, 16), ("w",), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "wide": 2}, {"warps": 2, "n": 16, "early": 1, "warm": 1}]),
     "uneven": (lambda: c.relu(_product(16, 128, 75) + x("b", 75)) + x("r", 16, 75), ("w",), [
         {"warps": 2, "n": 8}, {"warps": 2, "n": 32, "wide": 2, "split": 2}, {"warps": 4, "n": 128, "deep": 2, "early": 1}]),
     "uneven normed": (lambda: _normed(5, 72, 67), ("w",), [{"warps": 2, "n": 16}]),
-    "gates": (_gates, ("w0", "w1", "w2"), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "wide": 2, "deep": 2}]),
+    "gates": (_gates, ("w0", "w1", "w2"), [{"warps": 2, "n": 8, "early": 1, "warm": 1}, {"warps": 2, "n": 16, "wide": 2, "deep": 2}]),
     "low_rank": (_low_rank, ("w", "u", "v"), [{"warps": 2, "n": 8, "u1": 16}, {"warps": 2, "n": 16, "wide": 2, "u1": 2, "v1": 8}]),
 }  # fmt: skip
 

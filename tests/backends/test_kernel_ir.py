@@ -857,6 +857,13 @@ def test_rows_of_a_product_behind_another_are_the_rows_of_that() -> None:
     assert (shape.m, shape.n) == (2 * 20, 32) and shape.kind == "attention"
 
 
+def test_attention_of_few_rows_is_split_into_parts_of_one_tile() -> None:
+    """Also where the number of keys is three times a power of two."""
+    root = c.attention(x("q", 1, 1, 4, 64), x("k", 1, 1, 768, 64), x("v", 1, 1, 768, 64), scale=0.125)
+    space = _space(root)
+    assert {s.get("split", 1) for s in space[:4]} == {12}
+
+
 def test_guesses_for_small_products_wait_little() -> None:
     """What few programs read comes in rounds, one after the other: many must be under way, and nothing be joined."""
     root = t.matmul(x("a", 64, 896), x("w", 896, 1152))

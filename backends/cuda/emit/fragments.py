@@ -18,7 +18,7 @@ from ...ir.kernel import Expr, Kernel, Unfusable, factors, walk
 from ...ir.tiling import Dot
 from .fragment_frame import CHUNK, HEIGHT, WIDTH, FragmentFrame
 from .frame import CudaPart, CudaScope, Local
-from .loads import ThreadLoads
+from .loads import WARM, ThreadLoads
 from .nest import ThreadNest
 from .reductions import Reductions
 from .spelling import CTYPES, all_of, enclosed, span
@@ -183,14 +183,7 @@ class Fragments(CudaPart):
     def stage(self) -> list[str]:
         """Emit coordinates, accumulators, the first vectors and the loop over K. Returns the lines."""
         frame = self.frame
-        warps, chunk = frame.warps, CHUNK * frame.warps.depth
-        base = f"{enclosed(frame.place['n'])} * {frame.block} + " if frame.place["n"] else ""
-        across = f"thread / 32 % {warps.across} * {warps.tiles * WIDTH} + " if warps.across > 1 else ""
-        self.line("const int m_0 = thread / 4 % 8;")
-        self.line(f"const int n_0 = {base}{across}thread / 4 % 8;")
-        for d in dict.fromkeys(d for x in self.rights for d in frame.spans(x) if d not in ("n", frame.dim)):
-            self.line(f"const int {d}_0 = thread / 4 % 8;")
-        self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * 8;")
+        self._coordinates()
         for e in (*self.dots, *self.sums):
             self._accumulator(e)
         self.held = {x: self.hold(frame.spans(x), self.dtype(x)) for x in (*self.rights, *self.lefts)}
@@ -201,6 +194,40 @@ class Fragments(CudaPart):
         self.line("}")
         self._walk_sum()
         return frame.top.lines
+
+    def _coordinates(self) -> None:
+        """Declare a thread's first row, column and element along K."""
+        frame = self.frame
+        warps, chunk = frame.warps, CHUNK * frame.warps.depth
+        base = f"{enclosed(frame.place['n'])} * {frame.block} + " if frame.place["n"] else ""
+        across = f"thread / 32 % {warps.across} * {warps.tiles * WIDTH} + " if warps.across > 1 else ""
+        self.line("const int m_0 = thread / 4 % 8;")
+        self.line(f"const int n_0 = {base}{across}thread / 4 % 8;")
+        for d in dict.fromkeys(d for x in self.rights for d in frame.spans(x) if d not in ("n", frame.dim)):
+            self.line(f"const int {d}_0 = thread / 4 % 8;")
+        self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * 8;")
+
+    def warmed(self) -> list[str]:
+        """Statements that prefetch the first `WARM` bytes that a block reads of each matrix into L2 (see `Loads.warm`)."""
+        frame, dim = self.frame, self.frame.dim
+        scope = CudaScope(1, set(frame.top.bound))
+        matrices = [x for x in self.rights if x.op == "load" and not x.args]
+        with self.inside(scope):
+            self.line("{")
+            self._coordinates()
+            for e in matrices:
+                each = 2 * frame.step * frame.block
+                until = min(frame.size, max(1, WARM // each) * frame.step)
+                self.line(f"for (int {dim}_block = 0; {dim}_block < {until}; {dim}_block += {frame.step}) {{")
+                self.line(f"const int {dim}_0 = {dim}_block + own;")
+                nest = Nest(frame, frame.spans(e), dim)
+                masks = nest.masks(frame.spans(e))
+                where, *_ = self._source(nest, e)
+                nest.line(f"{f'if ({all_of(masks)}) ' if masks else ''}warm<16>({where});")
+                nest.close()
+                self.line("}")
+            self.line("}")
+        return scope.lines if matrices else []
 
     def _accumulator(self, e: Expr) -> None:
         """Declare the accumulator of a product or sum."""

@@ -70,6 +70,7 @@ class ThreadFrame(Writer[CudaScope]):
         self.place: dict[str, str] = {}  # text of the block's tile index along rows and columns
         self.rings: list[str] = []  # declarations of shared-memory prefetch rings
         self.ring_bytes = 0
+        self.warm: list[str] = []  # statements before the wait for the previous kernel
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
 
     def dims(self, axes: Iterable[Axis]) -> tuple[str, ...]:

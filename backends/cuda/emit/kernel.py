@@ -115,6 +115,8 @@ class SimtEmitter(CudaPart):
                         self.loads.need(moved)
         self.store_all()
         body = [*head.lines, *frame.top.lines]
+        if self.layout.warm and not frame.warm:
+            raise Unfusable("no matrix to prefetch")
         buffers: dict[str, Buffer] = dict(self.kernel.buffers)
         if last is not None:
             body += last.as_last(tiles["m"] * tiles["n"] * batch, s.batch[0].size, frame.counter, frame.shared)
@@ -129,7 +131,7 @@ class SimtEmitter(CudaPart):
         parameters = [frame.parameter(n, buffers[n], n in written) for n in used]
         more = [] if last is None else ["counters"]
         room = self._room()
-        text = self._function([*parameters, *(f"int* {n}" for n in more)], body, room)
+        text = self._function([*parameters, *(f"int* {n}" for n in more)], body, room, len(head.lines))
         return CudaLaunch(
             frame.name, text, blocks, self.layout.threads, (*used, *more), self.layout.early, room
         )  # fmt: skip
@@ -144,12 +146,15 @@ class SimtEmitter(CudaPart):
             raise Unfusable(f"{frame.shared} values in shared memory")
         return asked
 
-    def _function(self, parameters: Sequence[str], body: Sequence[str], room: int) -> str:
-        """The function's text around its body."""
+    def _function(self, parameters: Sequence[str], body: Sequence[str], room: int, head: int) -> str:
+        """The function's text around its body, whose first `head` lines are coordinates."""
         frame = self.frame
         declared = "ROOM(float, shared);" if room else f"__shared__ {CTYPES[frame.wide]} shared[{frame.shared}];"
         shared = [f"    {declared}"] if frame.shared else []
         early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
+        if frame.warm:
+            early = [early[0], *body[:head], *frame.warm, early[1]]
+            body = body[head:]
         alone = ", 1" if self.layout.warps is not None else ""  # 1 block per SM: registers hold loads in flight
         return "\n".join([
             f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone})', f"{frame.name}({', '.join(parameters)}) {{",

@@ -3,8 +3,9 @@ says so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from ....egraph.ir.dtypes import itemsize
 from ...ir.index import Index
@@ -12,9 +13,10 @@ from ...ir.kernel import Expr, Unfusable, unknown
 from ...ir.op_texts import costly
 from .frame import CudaPart, CudaScope, Local, nest_of
 from .nest import ThreadNest
-from .spelling import CTYPES, all_of, span
+from .spelling import CTYPES, all_of, plus, span
 from .thread_layout import steady, together
 
+WARM = 48 << 10  # bytes of a matrix that a block has prefetched: what an SM reads in about two microseconds
 HELD = 512  # limit in bytes of one value in a thread's registers
 
 
@@ -138,6 +140,40 @@ class ThreadLoads(CudaPart):
                     )
                 nest.close()
         inner.known[e] = local
+
+    def warm(self, bodies: Iterable[Expr], dim: str) -> None:
+        """Emit L2 prefetches of the first `WARM` bytes that a block reads of each matrix in a reduction along a dimension,
+        to be placed before the wait for the previous kernel.
+
+        A prefetch is safe although that kernel may still write the memory: L2 is where writes meet.
+        """
+        frame = self.frame
+        found = dict.fromkeys(x for body in bodies for x in nest_of(body))
+        matrices = [x for x in found if x.op == "load" and not x.args and {"n", dim} <= {*frame.spans(x)}]
+        size, step = frame.extent[dim], frame.along[dim].block
+        for e in matrices:
+            operand, at, _, dtype = e.value
+            dims = frame.spans(e)
+            lanes = next((d for d in dims if self.vectorized(at, d, dtype, e.args, ())), "")
+            width = itemsize(dtype) * (frame.along[lanes].vector if lanes else 1)
+            each = itemsize(dtype) * prod(frame.along[d].block for d in dims)
+            rounds = min(-(-size // step), max(1, WARM // each))
+            scope = CudaScope(1, set(frame.top.bound) | {*frame.groups[dim]}, outside=frame.top)
+            with self.inside(scope):
+                walked = dim in frame.walked
+                if walked:
+                    self.line(
+                        f"for (int {dim}_block = 0; {dim}_block < {min(size, rounds * step)}; {dim}_block += {step}) {{"
+                    )
+                    self.line(f"const int {dim}_0 = {dim}_block{plus(frame.thread(dim))};")
+                nest = Nest(frame, dims, lanes)
+                masks = nest.masks(dims)
+                place = f"{frame.param[operand]} + {nest.position(at, (), span(at, ()))}"
+                nest.line(f"{f'if ({all_of(masks)}) ' if masks else ''}warm<{width}>({place});")
+                nest.close()
+                if walked:
+                    self.line("}")
+            frame.warm += scope.lines
 
     def early_loads(self) -> None:
         """Issue independent loads of the epilogue before the main loop, where they need few registers (at most 8

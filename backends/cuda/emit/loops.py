@@ -30,7 +30,10 @@ class ThreadLoops(CudaPart):
             self.loop(e)
             return
         found: dict[str, list[str]] = {}
-        for x in self._ready(e, dim, rolls=False):
+        ready = self._ready(e, dim, rolls=False)
+        if self.layout.warm and frame.scope is frame.top:
+            self.loads.warm([frame.in_column(x.args[0]) for x in ready], dim)
+        for x in ready:
             body = frame.in_column(x.args[0])
             self.loads.need(body)
             name, kept = self.fresh("acc"), self.accumulators.kept_dims(x, body, dim)
@@ -53,6 +56,8 @@ class ThreadLoops(CudaPart):
                 if x.op == "reduce" and x not in ready and x.axes <= outer.bound and frame.scope.find(x) is None:
                     self.loads.need(x)
         if outer is frame.top:
+            if self.layout.warm:
+                self.loads.warm(bodies.values(), dim)
             self.loads.early_loads()
         names = {e: self.fresh("max" if e.value[0] == "max" else "acc") for e in ready}
         for e in ready:

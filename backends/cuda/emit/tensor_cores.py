@@ -32,6 +32,8 @@ class TensorCores(CudaPart):
         fragments = Fragments(own, axis)
         if any(frame.dim_of.get(a) in frame.walked - {own.dim} for e in fragments.dots for a in e.axes):
             raise Unfusable("a product along whose columns a loop walks")
+        if self.layout.warm:
+            frame.warm += fragments.warmed()
         fragments.stage()
         found: dict[Expr, Put] = {}
         for e in (*fragments.dots, *fragments.sums):

@@ -50,7 +50,8 @@ class ThreadLayout:
     """Thread layout of a kernel.
 
     `dims` maps each dimension to its distribution, the fastest-varying thread dimension first. `early` enables
-    programmatic dependent launch. `ahead` is the prefetch distance in loop iterations of cp.async copies into shared
+    programmatic dependent launch; with `warm`, a block has the first part of the matrices that it reads brought into the
+    L2 cache before it waits for the previous kernel. `ahead` is the prefetch distance in loop iterations of cp.async copies into shared
     memory (0: none). `least` is the minimum number of threads of a block. `warps` is the warp layout of a tensor-core
     GEMM, None without one.
     """
@@ -60,6 +61,7 @@ class ThreadLayout:
     ahead: int = 0
     least: int = 32
     warps: Warps | None = None
+    warm: bool = False
 
     @cached_property
     def threads(self) -> int:

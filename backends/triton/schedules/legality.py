@@ -166,7 +166,9 @@ class KernelFacts:
         k, programs = s.k[self.main], self.programs(s) if self.product else -(-self.m // s.m)
         if rows and k >= padded(self.size):
             return
-        for count in divisors(self.size, PARTS) if rows else PARTS:
+        whole = self.size // k  # parts of one tile each: fills more programs where the size has few factors of two
+        counts = (*PARTS, *([whole] if self.kind == "attention" and self.size % k == 0 and whole not in PARTS else []))
+        for count in divisors(self.size, PARTS) if rows else counts:
             fine = (
                 self.size % count == 0
                 and self.size // count >= LEAST

@@ -24,6 +24,7 @@ from ..extract.search.search import measure_ahead
 from .match import generation_limit, match_kernels, only_generated
 from .prepare import Task
 from .prices import CostPricer
+from .rewrite import as_written
 from .session import Session
 
 T = TypeVar("T")
@@ -103,7 +104,8 @@ def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer)
     def match(chosen: Sequence[Backend]) -> Hypergraph:
         with clock.running("match"):
             enough = generation_limit(session, backends)
-            return match_kernels(session, view_of(task.work), chosen, pressed, enough, symbolic=task.symbolic)
+            view = as_written(task.work) if task.symbolic is None else view_of(task.work)
+            return match_kernels(session, view, chosen, pressed, enough, symbolic=task.symbolic)
 
     def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
         stop, said = (lambda: enough() or session.progress.stopped), (lambda message: begun())

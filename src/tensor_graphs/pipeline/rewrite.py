@@ -9,7 +9,7 @@ from ..egraph.ir.blocks import Blocks, find_blocks
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.rule import Rule
 from ..egraph.saturate.union import saturate_in_stages
-from ..egraph.view.view import EGraphView, glue
+from ..egraph.view.view import EGraphView, glue, view_of
 from ..extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
 from .session import Session
 
@@ -70,4 +70,10 @@ def rewrite(session: Session, work: Graph) -> Rewritten:
         return Rewritten(glue(blocks, views), blocks, views, smaller)
 
 
-__all__ = ["Rewritten", "rewrite"]
+def as_written(work: Graph) -> EGraphView:
+    """The view of a graph without any rewriting, glued from its blocks: kernels are generated once for equal ones."""
+    blocks = find_blocks(work)
+    return glue(blocks, [view_of(b.graph) for b in blocks.unique])
+
+
+__all__ = ["Rewritten", "as_written", "rewrite"]

@@ -1,0 +1,150 @@
+"""Instances of repeated blocks with equal surroundings: kernels found in one of them hold in the others.
+
+A glued view (egraph/view/view.py) has the e-classes of a block once per instance. Two instances have equal contexts if
+`CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the *active*
+instances, the first one of each context. A kernel found there is copied to every other instance of the context, class by
+class: a class of an instance becomes the class at the same place of the corresponding instance. The map covers the
+neighbours of an instance, as far as its classes correspond one to one; kernels that reach further are not copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...egraph.view.view import EGraphView
+
+CONTEXT_RADIUS = 2
+ATTRIBUTE = "_repeated_blocks"  # of a view, where its `RepeatedBlocks` is cached
+
+Owner = tuple[int, int]  # (instance, index of the class in the block's view)
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedBlocks:
+    """The instances of a view's blocks: `blocks[n]` is the block of instance n, `places[n]` its classes in the block's order
+    (-1: not in the view)."""
+
+    blocks: Sequence[int]
+    places: Sequence[Sequence[int]]
+    roots: frozenset[int]
+
+    @classmethod
+    def of(cls, view: EGraphView) -> RepeatedBlocks:
+        """Those of a view, cached on it."""
+        found = view.__dict__.get(ATTRIBUTE)
+        if found is None:
+            places = [classes.tolist() for _, classes in view.instances]
+            found = cls([block for block, _ in view.instances], places, frozenset(view.roots))
+            view.__dict__[ATTRIBUTE] = found
+        return found
+
+    @cached_property
+    def owners(self) -> dict[int, list[Owner]]:
+        """Class -> the places where it occurs."""
+        found: dict[int, list[Owner]] = {}
+        for n, classes in enumerate(self.places):
+            for x, c in enumerate(classes):
+                if c >= 0:
+                    found.setdefault(c, []).append((n, x))
+        return found
+
+    @cached_property
+    def _shared(self) -> list[list[tuple[int, int]]]:
+        """Per instance: (index, class) of the classes that other instances have, too."""
+        several = {c for c, o in self.owners.items() if o[0][0] != o[-1][0]}
+        return [[(x, c) for x, c in enumerate(classes) if c in several] for classes in self.places]
+
+    @cached_property
+    def contexts(self) -> list[int]:
+        """Per instance a number, equal for instances with equal contexts."""
+        colour = [hash(block) for block in self.blocks]
+        for _ in range(CONTEXT_RADIUS):
+            mixed = {
+                c: sum(hash((colour[n], x)) for n, x in self.owners[c]) for c in {c for s in self._shared for _, c in s}
+            }
+            colour = [
+                hash((
+                    colour[n], tuple((x, mixed[c] - hash((colour[n], x))) for x, c in self._shared[n]),
+                    tuple(x for x, c in enumerate(classes) if c in self.roots),
+                ))
+                for n, classes in enumerate(self.places)
+            ]  # fmt: skip
+        return colour
+
+    @cached_property
+    def alike(self) -> dict[int, list[int]]:
+        """Context -> its instances, in order."""
+        found: dict[int, list[int]] = {}
+        for n, context in enumerate(self.contexts):
+            found.setdefault(context, []).append(n)
+        return found
+
+    @cached_property
+    def active(self) -> frozenset[int]:
+        """The instances that fusion groups start in."""
+        return frozenset(those[0] for those in self.alike.values())
+
+    def is_active(self, cls: int) -> bool:
+        """Whether fusion groups start at a class: one of an active instance, or of none."""
+        owners = self.owners.get(cls)
+        return owners is None or any(n in self.active for n, _ in owners)
+
+    def copies(self, classes: Sequence[int]) -> Iterator[list[int]]:
+        """The classes of a kernel that was found in an active instance (its first result first), in each other instance of the
+        same context."""
+        sources = {n for n, _ in self.owners.get(classes[0], ()) if n in self.active}
+        for source in sorted(sources):
+            for n in self.alike[self.contexts[source]]:
+                if n != source:
+                    to = self._map(source, n)
+                    moved = [to.get(c, -1) if c in self.owners else c for c in classes]
+                    if -1 not in moved:
+                        yield moved
+
+    @cached_property
+    def _maps(self) -> dict[tuple[int, int], dict[int, int]]:
+        return {}
+
+    def _map(self, source: int, target: int) -> dict[int, int]:
+        """Classes of an instance and around it -> the corresponding classes of another instance of its context."""
+        if (source, target) not in self._maps:
+            self._maps[source, target] = self._mapped(source, target)
+        return self._maps[source, target]
+
+    def _mapped(self, source: int, target: int) -> dict[int, int]:
+        images, to, front = {source: target}, dict[int, int](), [source]
+        self._join(to, source, target)
+        for _ in range(CONTEXT_RADIUS):
+            following: list[int] = []
+            for n in front:
+                for x, c in self._shared[n]:
+                    for a, b in self._pairs(c, self.places[images[n]][x]):
+                        if a not in images and self._join(to, a, b):
+                            images[a] = b
+                            following.append(a)
+            front = following
+        return to
+
+    def _join(self, to: dict[int, int], source: int, target: int) -> bool:
+        """Extend a map of classes by an instance and its image, unless a class would get two images."""
+        pairs = [(a, b) for a, b in zip(self.places[source], self.places[target], strict=True) if a >= 0]
+        if any(b < 0 or to.get(a, b) != b for a, b in pairs):
+            return False
+        to.update(pairs)
+        return True
+
+    def _pairs(self, ours: int, theirs: int) -> Iterable[tuple[int, int]]:
+        """Corresponding instances that have two corresponding classes: those whose block and place occur once on either side."""
+        first, second = (self._once(c) for c in (ours, theirs))
+        return [(n, second[key]) for key, n in first.items() if key in second]
+
+    def _once(self, cls: int) -> dict[tuple[int, int], int]:
+        """(block, index) -> instance of the places of a class, without pairs that occur several times."""
+        found: dict[tuple[int, int], int] = {}
+        several = set()
+        for n, x in self.owners.get(cls, ()):
+            key = self.blocks[n], x
+            several |= {key} & found.keys()
+            found[key] = n
+        return {key: n for key, n in found.items() if key not in several}
