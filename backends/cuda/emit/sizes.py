@@ -46,7 +46,9 @@ def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple
 
 
 #: `Roles::spot` of warp_specialized/kernel.cuh where numbers of tiles are known at the call only.
-SPOT = r"""// The tile of a number: see Roles::spot.
+SPOT = r"""#ifndef SPOT_AT
+#define SPOT_AT  // kernels are compiled together
+// The tile of a number: see Roles::spot.
 template <class T, int ROWS, int COLUMNS, int RIGHTS, bool TURNS, int DOWN, int ACROSS, int PARTS, int STAGES, bool LEFT_ALONG, bool RIGHT_ALONG, int WAITING>
 DEVICE Spot spot_at(
     const Roles<T, ROWS, COLUMNS, RIGHTS, TURNS, DOWN, ACROSS, PARTS, STAGES, LEFT_ALONG, RIGHT_ALONG, WAITING>& roles, int number,
@@ -57,6 +59,7 @@ DEVICE Spot spot_at(
     const int n = (inside / high * ACROSS + (ACROSS > 1 ? roles.block : 0)) * COLUMNS;
     return {min(m, last_m), min(n, last_n), number / (downwards * sidewards)};
 }
+#endif
 """
 _SPOT = re.compile(r"\broles\.spot<(.*)>\(tile\);")
 
