@@ -49,6 +49,14 @@ HELPERS: dict[str, str] = {
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return x.numpy()''',
+    "pointer": '''def pointer(x):
+    """Memory address of an array or tensor as an argument of a C kernel; keeps the array alive."""
+    if x.__class__ is np.ndarray:
+        try:
+            return ctypes.byref(ctypes.c_char.from_buffer(x))
+        except (TypeError, ValueError):  # read-only, empty, bfloat16, not contiguous
+            pass
+    return address(x)''',
     **SIZED_HELPERS,
 }  # fmt: skip
 

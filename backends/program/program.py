@@ -93,6 +93,7 @@ class Program:
         self._exchange = self._programs.exchange(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
         self._binaries: Binaries | None = None  # compiled kernels: saved ones, or those of the last calls
+        self._tensors = False  # whether the bound program takes tensors of the CPU as they are
         self._quick: Quick | None = None  # set while bound, for programs without free sizes
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], AtSizes] = {}  # shapes of a call -> what it needs
@@ -164,12 +165,13 @@ class Program:
 
     def _bind(self) -> None:
         self.check_room()
-        bind = executed(self.source, self.manifest.name, self._usable())["bind"]
+        space = executed(self.source, self.manifest.name, self._usable())
+        self._tensors = bool(space.get("TENSORS"))
         self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
         weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange)
-        self._quick = None if self.manifest.sizes else self._exchange.quick(self.manifest.inputs)  # type: ignore[arg-type]
-        self._run = self._programs.bound(bind, weights, self.states, self.device, self.manifest.way)
+        self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
+        self._run = self._programs.bound(space["bind"], weights, self.states, self.device, self.manifest.way)
 
     def share(self, states: dict[str, Any], weights: SharedWeights | None = None) -> Program:
         """Bind the program to states that other programs read and write, and to weights that they hold. Returns itself.
@@ -313,7 +315,7 @@ class Program:
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
         """See `buckets.Form`."""
-        return self._exchange.quick(specs)
+        return self._exchange.quick(specs, lambda: self._tensors)
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
         """The results of this plan for arguments in its own form. Errors of the device and of sizes get names."""
