@@ -131,7 +131,12 @@ def test_a_bucket_runs_its_own_plan_and_a_saved_program_has_all_of_them(tmp_path
     assert (folder / "plans" / "at_2" / "weights.safetensors").stat().st_size < 64  # they are those of the whole
     loaded = tg.load_program(folder)
     right(loaded, 1, 8, 9, 32, 33, 200)
-    right(tg.load_program(loaded.save(tmp_path / "again")), 8, 33)
+    assert str(loaded.report) == str(program.report) and loaded.plans["at_2"].report.dims == {"T": 2}
+    again = loaded.save(tmp_path / "again")
+    right(tg.load_program(again), 8, 33)
+    (again / "report.json").write_text("{}")
+    with pytest.warns(RuntimeWarning, match="the report of a saved program is not read"):
+        assert tg.load_program(again).report is None
     program.bind({"w": 2 * W})
     np.testing.assert_allclose(program(np.eye(16, dtype=np.float32)[:4]), np.maximum(2 * W[:4], 0), rtol=1e-5)
 

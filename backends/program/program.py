@@ -489,8 +489,7 @@ class Program:
 def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     """Load a saved program, without optimization. Calls execute its `program.py`: load only what you trust.
 
-    The program's `report` is None; `tensor-graphs explain FOLDER` prints the report.json in the folder. A program for a
-    GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
+    The program's `report` is None: `pipeline/load_program.py` reads it. A program for a GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
 
     BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
     DeviceUnavailableError without a matching GPU.
