@@ -1,31 +1,37 @@
 """Compiled kernels of a saved program: cubins and the metadata of launches, so that loading needs no compiler.
 
 `binaries/launches.json` names the GPU and has a record for each launch of a generated kernel (see `StoredLaunch` in
-gpu_launches.py); `binaries/N.cubin` are the kernels' code. The manifest has the checksum of each file. They are used on
-the same kind of GPU; otherwise, or if one is missing or damaged, kernels are compiled from source, with a warning.
+gpu_launches.py); `binaries/N.cubin` are the kernels' code; of a program with C kernels, `binaries/kernels.so` is the
+library. The manifest has the checksum of each file. They are used on the same kind of GPU or CPU; otherwise, or if one is
+missing or damaged, kernels are compiled from source, with a warning unless it is another CPU.
 """
 
 from __future__ import annotations
 
 import builtins
 import json
+import platform
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ...plain import read_bytes
+from ...private import read_sealed
 
-FOLDER, LAUNCHES = "binaries", "launches.json"
+FOLDER, LAUNCHES, C_LIBRARY = "binaries", "launches.json", "kernels.so"
 LARGEST = 1 << 28  # maximum bytes of one file
 COMPILERS = ("triton",)  # packages that a program with compiled kernels does not import
 
 
 @dataclass(frozen=True)
 class Binaries:
-    """Code by file name, and launches in the order of a call, for one kind of GPU ("NVIDIA H200 sm_90")."""
+    """Code by file name, and launches in the order of a call, for one kind of processor: a GPU ("NVIDIA H200 sm_90"), or
+    a CPU (`processor`) with `C_LIBRARY` as the only file."""
 
     gpu: str
     files: Mapping[str, bytes]
@@ -36,15 +42,48 @@ class Binaries:
         return {**self.files, LAUNCHES: json.dumps({"gpu": self.gpu, "launches": self.launches}).encode()}
 
 
-def collected(run: Any, gpu: str) -> Binaries | None:
-    """The compiled kernels of a bound program that was called on this GPU; None if there are none, or not all are known."""
+def collected(run: Any, here: str, space: Mapping[str, Any] | None = None) -> Binaries | None:
+    """The compiled kernels of a bound program that was called on this GPU, or the C library of its namespace `space` on
+    this CPU; None if there are none, or not all are known."""
+    space = space or {}
+    if not here:
+        return None
+    if "C_SOURCE" in space:
+        return _library(space, space["kernels"], here)
     launches = getattr(run, "kernels", None)
-    found = launches.compiled() if launches is not None and launches.table and gpu else None
+    found = launches.compiled() if launches is not None and launches.table else None
     if found is None:
         return None
     names: dict[bytes, str] = {}
     records = [{**one, "binary": names.setdefault(code, f"{len(names)}.cubin")} for code, one in found]
-    return Binaries(gpu, {name: code for code, name in names.items()}, records)
+    return Binaries(here, {name: code for code, name in names.items()}, records)
+
+
+def _library(space: Mapping[str, Any], library: Any, here: str) -> Binaries | None:
+    """The file of a C library: the one that the program was loaded with, or that of the cache of compiled kernels."""
+    code = space.get("C_BINARY")
+    if code is None:
+        path = Path(library._name)
+        try:
+            code = read_sealed(path, LARGEST, path.name)
+        except (OSError, ValueError):  # compiled in a temporary folder
+            return None
+    return Binaries(here, {C_LIBRARY: code}, [])
+
+
+@cache
+def processor() -> str:
+    """Name of this CPU for compiled C code: its architecture, and a hash of its instruction set extensions and of the
+    C library's version."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    if found is None:
+        return ""
+    facts = (*sorted(found[1].split()), *platform.libc_ver())
+    return f"{platform.machine()} {sha256(' '.join(facts).encode()).hexdigest()[:16]}"
 
 
 def write_binaries(folder: Path, binaries: Binaries | None) -> dict[str, str]:
@@ -108,4 +147,4 @@ def without_compilers() -> dict[str, Any]:
     return {**vars(builtins), "__import__": imported}
 
 
-__all__ = ["Binaries", "collected", "read_binaries", "without_compilers", "write_binaries"]
+__all__ = ["C_LIBRARY", "Binaries", "collected", "processor", "read_binaries", "without_compilers", "write_binaries"]

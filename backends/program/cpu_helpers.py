@@ -66,4 +66,8 @@ def library_text(functions: Mapping[str, str], threads: bool = True) -> str:
     body = "\n\n".join(functions.values())
     source = "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
     made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)
-    return f'C_SOURCE = r"""{source}\n"""\nkernels = c_library(C_SOURCE{"" if threads else ", threads=False"})\n{made}'
+    given = "" if threads else ", threads=False"
+    return (
+        f'C_SOURCE = r"""{source}\n"""\nC_BINARY = globals().get("C_BINARY")  # compiled for this processor already\n'
+        f"kernels = c_kept(C_BINARY{given}) or c_library(C_SOURCE{given})\n{made}"
+    )

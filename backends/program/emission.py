@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ...extract.model.kernel import Plan
 from .. import gpu
 from ..device import HOST
-from .binaries import Binaries, without_compilers
+from .binaries import C_LIBRARY, Binaries, without_compilers
 from .device_programs import DevicePrograms
 from .emit_cpu import Emitted
 from .execute import execute
@@ -45,16 +45,19 @@ def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
 
 
 def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[str, Any]:
-    """Execute emitted source and return its namespace; with compiled kernels, without importing their compiler. Its compiled C library is unloaded once the namespace is
-    garbage."""
+    """Execute emitted source and return its namespace; with compiled kernels, without their compiler. Its compiled C
+    library is unloaded once the namespace is garbage."""
     if binaries is None and "triton" in source:
         gpu.keep_compiled()
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
     space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}"}
-    if binaries is not None:
+    in_c = binaries is not None and C_LIBRARY in binaries.files
+    if binaries is not None and in_c:
+        space["C_BINARY"] = binaries.files[C_LIBRARY]
+    elif binaries is not None:
         space["__builtins__"] = without_compilers()
     execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
-    if binaries is not None:
+    if binaries is not None and not in_c:
         space["Launches"].stored = binaries.files, binaries.launches
     library = space.get("kernels")
     if (

@@ -462,7 +462,7 @@ class Emitter:
         from .helper_functions import helper_source
 
         if self.in_c:
-            self.helpers |= {"c_library", "c_function"}
+            self.helpers |= {"c_library", "c_function", "c_kept"}
         function = self._function()
         if self._takes_tensors():
             function = ["TENSORS = True  # inputs may be tensors of the CPU, too", "", *function]

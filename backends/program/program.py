@@ -28,6 +28,7 @@ from ...extract.model.sizes import bound_value
 from ...plain import read_bytes
 from ...processes.forks import Lock
 from ...writing import recover, replacing_folder
+from ..device import HOST
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
@@ -93,6 +94,7 @@ class Program:
         self._exchange = self._programs.exchange(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
         self._binaries: Binaries | None = None  # compiled kernels: saved ones, or those of the last calls
+        self._space: Mapping[str, Any] = {}  # namespace of the executed source, while bound
         self._tensors = False  # whether the bound program takes tensors of the CPU as they are
         self._quick: Quick | None = None  # set while bound, for programs without free sizes
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
@@ -166,7 +168,7 @@ class Program:
     def _bind(self) -> None:
         self.check_room()
         space = executed(self.source, self.manifest.name, self._usable())
-        self._tensors = bool(space.get("TENSORS"))
+        self._space, self._tensors = space, bool(space.get("TENSORS"))
         self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
         weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange)
@@ -202,12 +204,15 @@ class Program:
         return found
 
     def _usable(self) -> Binaries | None:
-        """The compiled kernels, if this is the kind of GPU that they are for."""
-        if self._binaries is None or self.device == "cpu":
+        """The compiled kernels, if this is the kind of GPU or CPU that they are for."""
+        if self._binaries is None or (self.device == HOST.name != self.manifest.device):
             return None
         here = self._programs.present(self.device)
         if here == self._binaries.gpu:
             return self._binaries
+        if self.manifest.device == HOST.name:
+            self._binaries = None
+            return None
         warnings.warn(
             f"{self.manifest.name}: kernels are compiled again: saved for {self._binaries.gpu}, here is {here or 'no GPU'}",
             RuntimeWarning, stacklevel=2,
@@ -218,13 +223,13 @@ class Program:
     def _collect(self) -> None:
         """Keep the compiled kernels of a program that was called."""
         if self._run is not None and self._binaries is None:
-            self._binaries = collected(self._run, self._programs.present(self.device))
+            self._binaries = collected(self._run, self._programs.present(self.device), self._space)
 
     def unbind(self) -> None:
         """Release prepared weights and states; the next call reads the weights again."""
         with self._lock:
             self._collect()
-            self._run, self.states = None, {}
+            self._run, self.states, self._space = None, {}, {}
         for plan in self.plans.values():
             plan.unbind()
         trim()
