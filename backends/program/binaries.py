@@ -14,7 +14,7 @@ import platform
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -36,10 +36,25 @@ class Binaries:
     gpu: str
     files: Mapping[str, bytes]
     launches: list[dict[str, Any]]
+    # of a program with free sizes instead of launches: Triton's kernels by name and alignment -> facts with the file,
+    # files of CUDA C++ kernels by alignment
+    variants: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self) -> dict[str, bytes]:
         """File name -> content."""
-        return {**self.files, LAUNCHES: json.dumps({"gpu": self.gpu, "launches": self.launches}).encode()}
+        parts = ("gpu", "launches", "variants", "modules")
+        return {**self.files, LAUNCHES: json.dumps({part: getattr(self, part) for part in parts}).encode()}
+
+    def install(self, space: Mapping[str, Any]) -> None:
+        """Hand the code of a GPU program to the helpers in its executed namespace."""
+        if self.variants or self.modules:
+            found = {key: (self.files[facts["binary"]], facts) for key, facts in self.variants.items()}
+            for name, stored in (("Variants", found), ("SizedCudaKernel", {int(a): self.files[f] for a, f in self.modules.items()})):  # fmt: skip
+                if name in space:
+                    space[name].stored = stored
+        else:
+            space["Launches"].stored = self.files, self.launches
 
 
 def collected(run: Any, here: str, space: Mapping[str, Any] | None = None) -> Binaries | None:
@@ -50,6 +65,8 @@ def collected(run: Any, here: str, space: Mapping[str, Any] | None = None) -> Bi
         return None
     if "C_SOURCE" in space:
         return _library(space, space["kernels"], here)
+    if hasattr(run, "kept"):
+        return _of_every_size(space, run, here)
     launches = getattr(run, "kernels", None)
     found = launches.compiled() if launches is not None and launches.table else None
     if found is None:
@@ -57,6 +74,29 @@ def collected(run: Any, here: str, space: Mapping[str, Any] | None = None) -> Bi
     names: dict[bytes, str] = {}
     records = [{**one, "binary": names.setdefault(code, f"{len(names)}.cubin")} for code, one in found]
     return Binaries(here, {name: code for code, name in names.items()}, records)
+
+
+def _of_every_size(space: Mapping[str, Any], run: Any, here: str) -> Binaries | None:
+    """All kernels that a program with free sizes has compiled; None if one cannot be stored."""
+    variants = {} if run.variants is None else {**(run.variants.stored or {}), **run.variants.known}
+    sized = space.get("SizedCudaKernel")
+    modules = {} if sized is None else dict(sized.stored)
+    for (_, aligned), module in ({} if sized is None else sized.modules).items():
+        modules[aligned] = module.code
+    if (
+        not (variants or modules)
+        or not all(variants.values())
+        or not all(isinstance(c, bytes) for c in modules.values())
+    ):
+        return None
+    names: dict[bytes, str] = {}
+
+    def place(code: bytes) -> str:
+        return names.setdefault(code, f"{len(names)}.cubin")
+
+    facts = {key: {**known, "binary": place(code)} for key, (code, known) in variants.items()}
+    libraries = {str(aligned): place(code) for aligned, code in modules.items()}
+    return Binaries(here, {name: code for code, name in names.items()}, [], facts, libraries)
 
 
 def _library(space: Mapping[str, Any], library: Any, here: str) -> Binaries | None:
@@ -108,7 +148,9 @@ def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None
             if sha256(texts[name]).hexdigest() != checksum:
                 raise ValueError(f"{name} is not the file that was saved")
         record = json.loads(texts.pop(LAUNCHES))
-        return Binaries(record["gpu"], texts, record["launches"])
+        return Binaries(
+            record["gpu"], texts, record["launches"], record.get("variants", {}), record.get("modules", {})
+        )  # fmt: skip
     except (OSError, ValueError, KeyError) as error:
         warnings.warn(f"{folder}: kernels are compiled again: {error}", RuntimeWarning, stacklevel=3)
         return None

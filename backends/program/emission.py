@@ -58,7 +58,7 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
         space["__builtins__"] = without_compilers()
     execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
     if binaries is not None and not in_c:
-        space["Launches"].stored = binaries.files, binaries.launches
+        binaries.install(space)
     library = space.get("kernels")
     if (
         isinstance(library, ctypes.CDLL) and dlclose is not None

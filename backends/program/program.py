@@ -334,13 +334,17 @@ class Program:
                     self._bind()
                 assert self._run is not None
                 return self._run(*taken)
+        except LookupError as error:
+            if type(error).__name__ == "NotStored":
+                return self._compiled_again(taken, str(error))
+            if not isinstance(error, IndexError):
+                raise
+            full = "a state that is full? reset() starts over" if self.manifest.states else ""
+            raise UsageError(f"written past the end of an axis: {error}", where=self.manifest.name, hint=full) from None
         except ValueError as error:
             if type(error).__name__ != "SizeError":
                 raise
             raise ShapeError(str(error), where=self.manifest.name) from None
-        except IndexError as error:
-            full = "a state that is full? reset() starts over" if self.manifest.states else ""
-            raise UsageError(f"written past the end of an axis: {error}", where=self.manifest.name, hint=full) from None
         except RuntimeError as error:
             found = self._programs.fault(error, f"running {self.manifest.name}")
             if found is None:
@@ -350,6 +354,13 @@ class Program:
     def _specs(self, given: Sequence[Any]) -> Sequence[Spec]:
         """The inputs' specs at the sizes that the arguments have. ShapeError for sizes outside their ranges."""
         return self._at(given).specs
+
+    def _compiled_again(self, taken: Sequence[Any], why: str) -> Sequence[Any]:
+        """Run the program with kernels compiled from source, since saved ones are not enough."""
+        warnings.warn(f"{self.manifest.name}: kernels are compiled again: {why}", RuntimeWarning, stacklevel=5)
+        with self._lock:
+            self._binaries, self._run = None, None
+        return self._called(taken)
 
     def _at(self, given: Sequence[Any]) -> AtSizes:
         """What calls at the sizes that the arguments have need. ShapeError for sizes outside their ranges."""
