@@ -39,8 +39,9 @@ def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple
     head = re.search(rf"\n{name}\(([^)]*)\) \{{\n", found)
     if head is None:
         return None
-    addresses = [p for p in head[1].split(", ") if "CUtensorMap" not in p]
-    maps = [p for p in head[1].split(", ") if "CUtensorMap" in p]
+    given = head[1].split(", ") if head[1] else []
+    maps = [p for p in given if p.startswith("DESCRIBED ")]  # tensor maps come last in a launch
+    addresses = [p for p in given if p not in maps]
     parameters = ", ".join([*addresses, *(f"const int {prefix}{n}" for n in used), *maps])
     return f"{found[: head.start()]}\n{name}({parameters}) {{\n{found[head.end() :]}", used
 
@@ -54,10 +55,10 @@ DEVICE Spot spot_at(
     const Roles<T, ROWS, COLUMNS, RIGHTS, TURNS, DOWN, ACROSS, PARTS, STAGES, LEFT_ALONG, RIGHT_ALONG, WAITING>& roles, int number,
     int rows, int columns, int most, int last_m, int last_n) {
     const int downwards = rows / DOWN, sidewards = columns / ACROSS, tile = number % (downwards * sidewards);
-    const int above = tile / (most * sidewards) * most, high = min(downwards - above, most), inside = tile % (most * sidewards);
+    const int above = tile / (most * sidewards) * most, high = downwards - above < most ? downwards - above : most, inside = tile % (most * sidewards);
     const int m = ((above + inside % high) * DOWN + (DOWN > 1 ? roles.block : 0)) * ROWS;
     const int n = (inside / high * ACROSS + (ACROSS > 1 ? roles.block : 0)) * COLUMNS;
-    return {min(m, last_m), min(n, last_n), number / (downwards * sidewards)};
+    return {m < last_m ? m : last_m, n < last_n ? n : last_n, number / (downwards * sidewards)};
 }
 #endif
 """
