@@ -413,5 +413,5 @@ def test_sizes_are_parameters_between_addresses_and_tensor_maps() -> None:
     assert head is not None
     address, size, *maps = head[1].split(", ")
     assert address.endswith(" b") and size == "const int size_T"
-    assert len(maps) == 3 and all(m.startswith("DESCRIBED ") for m in maps)
+    assert len(maps) >= 2 and all(m.startswith("DESCRIBED ") for m in maps)
     assert found[1] == ["T"] and "spot_at(roles, tile, " in found[0]
