@@ -412,6 +412,6 @@ def test_sizes_are_parameters_between_addresses_and_tensor_maps() -> None:
     head = re.search(r"\nkernel0_\((.*)\) \{\n", found[0])
     assert head is not None
     address, size, *maps = head[1].split(", ")
-    assert address.endswith(" b") and size == "const int size_T"
+    assert "__restrict__ b" in address and size == "const int size_T"
     assert len(maps) >= 2 and all(m.startswith("DESCRIBED ") for m in maps)
     assert found[1] == ["T"] and "spot_at(roles, tile, " in found[0]
