@@ -182,7 +182,7 @@ def test_a_bucket_without_a_plan_for_all_of_its_sizes_runs_the_plan_of_all_sizes
     monkeypatch.setattr(size_buckets, "LEAST", -1.0)
     program = found()
     assert {b.runs for b in program.report.buckets} == {ALL} and program.plans == {}
-    assert any("no plan for T of 1 to 8: no plan" in w for w in program.report.warnings)
+    assert any("no plan for T of 1 to 8: ShapeError: no plan" in w for w in program.report.warnings)
     right(program, 1, 9, 33)
 
 

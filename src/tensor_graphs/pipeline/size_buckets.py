@@ -22,7 +22,6 @@ from ..backends.registry import on_gpu
 from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..egraph.ir.dims import dim
 from ..egraph.ir.graph import Graph
-from ..errors import TensorGraphsError
 from ..extract.model.kernel import Backend
 from ..options import Options
 from ..report.report import BucketReport, Report
@@ -243,8 +242,8 @@ def _searched(
         with session.part(seconds, own=True):
             found = search(own, sizes)
             why = "; ".join(w for w in session.warnings if "one size" in w)
-    except TensorGraphsError as error:
-        return None, error.message
+    except Exception as error:  # there is a program for these sizes already
+        return None, f"{type(error).__name__}: {getattr(error, 'message', error)}"[:300]
     if name in found.manifest.sizes and found.manifest.sizes[name][:2] == row:
         return found, ""
     return None, why or "it does not run at all of these sizes"
