@@ -1,4 +1,4 @@
-"""Importers of models: ONNX files, torch.export, Hugging Face folders, traced functions; a zoo of small models.
+"""Model files and modules in: ONNX, torch.export, Hugging Face folders, functions; a small model zoo.
 
 In: a file, module or function.
 Out: a typed graph with lazy weights.

@@ -127,7 +127,10 @@ class CallsBySize:
         for shapes in choices:
             try:
                 calls = self.made(shapes, False)
-                calls.plain([torch.zeros(s, dtype=t, device=calls.device) for s, t, _ in calls.types[: calls.count]])
+                with torch.cuda.device(self.index):
+                    calls.plain(
+                        [torch.zeros(s, dtype=t, device=calls.device) for s, t, _ in calls.types[: calls.count]]
+                    )
             except torch.cuda.OutOfMemoryError:
                 continue
         for name, x in saved.items():
