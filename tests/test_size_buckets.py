@@ -73,6 +73,7 @@ def test_a_bucket_is_divided_where_another_form_becomes_the_fastest() -> None:
     assert low[1] + 1 == high[0] and 450 < high[0] < 800
     assert len(asked) <= 2 + size_buckets.HALVINGS
     assert winners(129, 1024, lambda size: OWN) == [(129, 1024, OWN)]
+    assert winners(129, 1024, at, 0) == [(129, 362, OWN), (363, 1024, CALLER)]
     assert winners(1025, 1 << 40, at)[0] == (1025, 1 << 40, CALLER) and max(asked) <= size_buckets.LARGEST
 
 

@@ -88,7 +88,8 @@ def winners(
     least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
 ) -> list[tuple[int, int, str]]:  # fmt: skip
     """Divide a range of sizes by the fastest form: (least, largest size, form). Where it differs at the two ends, the
-    size from which the other one is fastest is found by bisection, up to a factor."""
+    size from which the other one is fastest is found by bisection, up to a factor; without `halvings` it is the geometric
+    mean."""
     low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
     if low == high:
         return [(least, most, low)]
@@ -101,6 +102,7 @@ def winners(
             below = between
         else:
             above = between
+    above = above if halvings else max(below + 1, isqrt(below * above))
     return [(least, above - 1, low), (above, most, high)]
 
 
@@ -277,7 +279,7 @@ def _divided(
     for other in (p for forms in parts.values() for p in forms.programs.values()):
         if other is not program and other not in plans.values():
             other.unbind()
-    return program.divide(Buckets(name, tuple(buckets)), plans, instead)
+    return program.divide(Buckets(name, tuple(buckets)), plans, instead).bind()  # kernels of all plans are compiled
 
 
 __all__ = ["buckets_of", "fastest", "middle", "winners", "with_buckets"]
