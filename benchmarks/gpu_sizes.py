@@ -259,6 +259,10 @@ def measured(
                     record["error"].setdefault(name, {})[t] = found = error(run(x), want)
                     if not found < WRONG:
                         record.setdefault("wrong", []).append(f"{key}: {found}")
+            shown(
+                f"T = {t}",
+                ", ".join(f"{n} {of.get(t)} µs {record['error'].get(n, {}).get(t)}" for n, of in record["us"].items()),
+            )
         for name, run in forms.items():
             if all(t <= LARGEST for t in NEW):
                 record["new"][name] = part(f"{name} new", lambda run=run: new_lengths(case, run, device, NEW))
