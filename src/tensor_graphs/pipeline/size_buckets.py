@@ -181,7 +181,8 @@ def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[]
 
 # ---------------------------------------------------------------- the program
 def with_buckets(
-    session: Session, graph: Graph, rows: Sequence[tuple[int, int]], program: Program, search: Search
+    session: Session, graph: Graph, rows: Sequence[tuple[int, int]], program: Program, backends: Sequence[Backend],
+    search: Search,
 ) -> Program:  # fmt: skip
     """The program with plans for buckets of sizes where they, or the caller's function, are faster.
 
@@ -194,7 +195,7 @@ def with_buckets(
     low, high, searched = program.manifest.sizes[name]
     rows = [(max(a, low), min(b, high)) for a, b in rows if a <= high and b >= low]
     sizes = {n: s for n, (_, _, s) in program.manifest.sizes.items()}
-    caller, pressed = _comparable(session, program), session.interrupted()
+    caller, pressed = _comparable(session, program, backends), session.interrupted()
     parts = {
         row: Forms(graph, sizes, name, {ALL: program}, caller, session.options.seed, pressed) for row in rows
     }  # fmt: skip
@@ -216,12 +217,15 @@ def with_buckets(
         return _divided(program, report, name, parts, 0 if session.over else HALVINGS)
 
 
-def _comparable(session: Session, program: Program) -> Caller | None:
-    """The caller's function if it may run instead of plans on the program's device."""
+def _comparable(session: Session, program: Program, backends: Sequence[Backend]) -> Caller | None:
+    """The caller's function if it may run instead of plans on the program's device: not where a backend without its
+    library was asked for."""
     caller, options = session.caller, session.options
     if caller is None or not options.allow_caller or options.tolerance not in FACTORS or options.params:
         return None
-    return caller if caller.device.partition(":")[0] == (program.tensors or "cpu").partition(":")[0] else None
+    library = "numpy" if not caller.torch else "torch_cuda" if on_gpu(backends) else "torch"
+    there = caller.device.partition(":")[0] == (program.tensors or "cpu").partition(":")[0]
+    return caller if there and library in {b.name for b in backends} else None
 
 
 def _lag(forms: Forms, row: tuple[int, int]) -> float:
