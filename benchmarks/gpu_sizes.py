@@ -33,6 +33,7 @@ NEW = tuple(range(701, 761, 4))  # lengths that are called once
 FIXED = (128, 1024)  # lengths with a program of their own
 LARGEST = 4096
 ROUNDS, ROUND_S = 15, 0.01
+BEGUN = time.monotonic()
 HERE = Path(__file__).parent
 
 
@@ -165,6 +166,11 @@ def new_lengths(case: str, run: Callable[[torch.Tensor], Any], device: str, leng
     }  # fmt: skip
 
 
+def shown(stage: str, message: str) -> None:
+    """Print a stage with the seconds since the start of this process."""
+    print(f"{time.monotonic() - BEGUN:6.1f} {stage}: {message}", flush=True)
+
+
 def named(program: Any) -> list[str]:
     """The kernels of a program."""
     return [s.template.name for s in program.plan.steps if not s.is_view]
@@ -202,7 +208,7 @@ def measured(
     def searched() -> None:
         program = tg.optimize(
             module, (inputs(case, 128, device),), dynamic_shapes=({CASES[case][2]: length},), dims={"T": 128},
-            budget=budget, backend="gpu" if device == "cuda" else "torch",
+            budget=budget, backend="gpu" if device == "cuda" else "torch", again=True, progress=tg.Progress(shown),
         )  # fmt: skip
         print(program.report, flush=True)
         record["sizes"], record["kernels"] = program.report.sizes, named(program)
@@ -223,9 +229,11 @@ def measured(
     def backend() -> dict[str, Any]:
         torch._dynamo.reset()
         options = {"wait": True, "budget": budget}
-        forms["backend"] = torch.compile(module, backend="tensor_graphs", dynamic=True, options=options)
+        forms["backend"] = torch.compile(module, backend="tensor_graphs", options=options)
         for t in (128, 128, 16, 16, 16, 1000, 1000, 1000, 4096, 4096):
-            forms["backend"](inputs(case, t, device))
+            x = inputs(case, t, device)
+            torch._dynamo.mark_dynamic(x, CASES[case][2])
+            forms["backend"](x)
         return {"said": str(tg.torch_compile.last_report())}
 
     part("search", searched)
@@ -251,6 +259,10 @@ def measured(
                     record["error"].setdefault(name, {})[t] = found = error(run(x), want)
                     if not found < WRONG:
                         record.setdefault("wrong", []).append(f"{key}: {found}")
+            shown(
+                f"T = {t}",
+                ", ".join(f"{n} {of.get(t)} µs {record['error'].get(n, {}).get(t)}" for n, of in record["us"].items()),
+            )
         for name, run in forms.items():
             if all(t <= LARGEST for t in NEW):
                 record["new"][name] = part(f"{name} new", lambda run=run: new_lengths(case, run, device, NEW))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends import registry
 from tensor_graphs.backends.cuda.backend import Cuda
+from tensor_graphs.backends.generate.any_size import SizedKernel
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.program.program import Program, load_program
 from tensor_graphs.backends.registry import backend
@@ -24,7 +27,9 @@ from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import ShapeError
+from tensor_graphs.pipeline import accept as accept_stage
 from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.pipeline.choose import choose
 from tensor_graphs.verification import diagnose
 
 from .backends.cuda_host import compiler, cuda_core
@@ -112,21 +117,60 @@ def test_a_program_runs_at_every_size(build: Any, choice: str, tmp_path: Path) -
     check(loaded, graph, params, 7)
 
 
+def column_sums() -> tuple[Graph, dict[str, Any]]:
+    return Graph.of(tg.sum(tg.exp(t.input("x", (T, 8), "float16") * 0.25), 0), name="sums"), {}
+
+
+@pytest.mark.parametrize("build", [softmax, column_sums])
 @pytest.mark.usefixtures("rehearsal")
-def test_a_model_without_forms_for_every_size_runs_at_one_and_says_so() -> None:
-    """Triton's reductions along a free axis have another text at every size."""
+def test_tritons_reductions_along_a_free_axis_mask_by_the_size(build: Any) -> None:
+    graph, params = build()
+    program = tg.optimize(graph, dims={"T": 33}, backend="triton-only", measure=False, budget=20, again=True)
+    assert program.report.sizes == {"T": "1..200 (searched at 33)"}, program.report.warnings
+    assert {s.template.backend for s in program.plan.steps if not s.is_view} == {"triton"}
+    for size in (1, 16, 31, 32, 33, 63, 64, 65, 128, 129, 199, 200):
+        check(program, graph, params, size)
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_a_model_without_forms_for_every_size_runs_at_one_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SizedKernel, "forms_of", lambda self, call: "no form")
     graph, _ = softmax()
-    program = tg.optimize(graph, dims={"T": 33}, backend="triton-only", measure=False, budget=20)
+    program = tg.optimize(graph, dims={"T": 33}, backend="triton-only", measure=False, budget=20, again=True)
     assert program.report.sizes == {} and any("one size only" in w for w in program.report.warnings)
     check(program, graph, {}, 33)
 
 
+@pytest.mark.usefixtures("rehearsal")
+def test_a_kernel_that_fails_for_every_size_is_left_out_of_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Library kernels are next: the program still runs at every size, and the report names the kernel."""
+    bind = Program.bind
+
+    def failing(self: Program, params: Any = None) -> Program:
+        if "_sized_" in self.source:
+            raise RuntimeError("error: expression must have a constant value")
+        return bind(self, params)
+
+    def measured(*given: Any, **options: Any) -> Any:
+        found = choose(*given, **options)
+        return replace(found, prices=[replace(p, source="measured") for p in found.prices])
+
+    monkeypatch.setattr(accept_stage, "choose", measured)  # kernels that were measured at one size
+    monkeypatch.setattr(Program, "bind", failing)
+    graph, params = attention()
+    program = tg.optimize(graph, params=params, dims={"T": 33}, backend="gpu", measure=False, budget=20, again=True)
+    assert program.report.sizes == {"T": "1..200 (searched at 33)"}, program.report.warnings
+    assert any("was left out" in w and "constant value" in w for w in program.report.warnings)
+    check(program, graph, params, 65)
+
+
 @pytest.mark.usefixtures("rehearsal", "emulated")
 def test_cuda_kernels_get_their_grid_and_sizes_at_each_call() -> None:
-    graph, params = softmax()
-    graph = Graph.of(graph.outputs[0] * 2.0, name="softmax")
+    graph = Graph.of(c.softmax(t.input("x", (T, 24), "float16") * 0.5, axis=1) * 2.0, name="softmax")
+    params: dict[str, Any] = {}
     program = tg.optimize(graph, params=params, dims={"T": 33}, backend="generated", measure=False, budget=20)
     assert program.report.sizes == {"T": "1..200 (searched at 33)"}, program.report.warnings
-    assert "SizedCudaKernel(" in program.source and "sizes=(T,)" in program.source
+    assert "SizedCudaKernel(" in program.source and "sizes=(T,), grid=" in program.source
+    assert re.search(r"grid=\(?[^)]*\bT\b", program.source)
     for size in (1, 33, 64, 130):
         check(program, graph, params, size)

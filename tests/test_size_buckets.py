@@ -73,6 +73,7 @@ def test_a_bucket_is_divided_where_another_form_becomes_the_fastest() -> None:
     assert low[1] + 1 == high[0] and 450 < high[0] < 800
     assert len(asked) <= 2 + size_buckets.HALVINGS
     assert winners(129, 1024, lambda size: OWN) == [(129, 1024, OWN)]
+    assert winners(129, 1024, at, 0) == [(129, 362, OWN), (363, 1024, CALLER)]
     assert winners(1025, 1 << 40, at)[0] == (1025, 1 << 40, CALLER) and max(asked) <= size_buckets.LARGEST
 
 
@@ -131,7 +132,12 @@ def test_a_bucket_runs_its_own_plan_and_a_saved_program_has_all_of_them(tmp_path
     assert (folder / "plans" / "at_2" / "weights.safetensors").stat().st_size < 64  # they are those of the whole
     loaded = tg.load_program(folder)
     right(loaded, 1, 8, 9, 32, 33, 200)
-    right(tg.load_program(loaded.save(tmp_path / "again")), 8, 33)
+    assert str(loaded.report) == str(program.report) and loaded.plans["at_2"].report.dims == {"T": 2}
+    again = loaded.save(tmp_path / "again")
+    right(tg.load_program(again), 8, 33)
+    (again / "report.json").write_text("{}")
+    with pytest.warns(RuntimeWarning, match="the report of a saved program is not read"):
+        assert tg.load_program(again).report is None
     program.bind({"w": 2 * W})
     np.testing.assert_allclose(program(np.eye(16, dtype=np.float32)[:4]), np.maximum(2 * W[:4], 0), rtol=1e-5)
 
@@ -177,7 +183,7 @@ def test_a_bucket_without_a_plan_for_all_of_its_sizes_runs_the_plan_of_all_sizes
     monkeypatch.setattr(size_buckets, "LEAST", -1.0)
     program = found()
     assert {b.runs for b in program.report.buckets} == {ALL} and program.plans == {}
-    assert any("no plan for T of 1 to 8: no plan" in w for w in program.report.warnings)
+    assert any("no plan for T of 1 to 8: ShapeError: no plan" in w for w in program.report.warnings)
     right(program, 1, 9, 33)
 
 

@@ -135,6 +135,21 @@ def c_clean(folder: Path, seconds: float = 600.0) -> None:
             shutil.rmtree(left, ignore_errors=True)  # leaves links alone
 
 
+def c_kept(binary: bytes | None, threads: bool = True) -> Any:
+    """The library of compiled code that a saved program has; None without code, or if it cannot be loaded here."""
+    if binary is None:
+        return None
+    if threads:
+        c_threads()  # loads the OpenMP library that the code refers to
+    with tempfile.TemporaryDirectory(prefix="tensor_graphs-c-", dir=temporary_place()) as own:
+        path = Path(own) / "kernels.so"
+        path.write_bytes(binary)
+        try:
+            return ctypes.CDLL(str(path))  # a loaded library needs no file
+        except OSError:
+            return None
+
+
 def c_function(library: Any, name: str) -> Any:
     """A kernel of a library, callable with memory addresses."""
     found = getattr(library, name)
@@ -164,6 +179,7 @@ __all__ = [
     "c_compiler",
     "c_flags",
     "c_function",
+    "c_kept",
     "c_library",
     "c_loaded",
     "c_output",

@@ -306,23 +306,56 @@ class SizedKernel(KernelBase):
         """
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
-        seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
-        if not seen:
-            raise NoForm(str(tried[0][1]))
-        shapes = Counter(tuple(map(skeleton, e.texts)) for _, e in seen)
-        ((shape, _),) = shapes.most_common(1)
-        alike = [(p, e) for p, e in seen if tuple(map(skeleton, e.texts)) == shape]
-        if len(alike) < min(LEAST_POINTS, len(points)):
-            raise NoForm("its text is another one at every size")
+        alike = self._alike(schedule, tried, within, emitter)
+        all_legal = all(isinstance(found, Emitted) for _, found in tried)
+        shape = tuple(map(skeleton, alike[0][1].texts))
         alike_points = [p for p, _ in alike]
         texts = [Text.of(t, alike_points) for t in zip(*(e.texts for _, e in alike), strict=True)]
-        bounds = self._bounds(schedule, texts, shape, alike_points, within, emitter, len(seen) == len(tried))
+        bounds = self._bounds(schedule, texts, shape, alike_points, within, emitter, all_legal)
         self._confirm(schedule, texts, shape, bounds, emitter)
         (scratch,) = texts[1].values
         if isinstance(scratch, Limited):
             raise NoForm("scratch memory of a limited size")
         definitions = [name for name, _ in alike[0][1].definitions]
         return self._form(texts[0], scratch, dict(zip(definitions, texts[2:], strict=True)), bounds, emitter)
+
+    def _alike(
+        self, schedule: Mapping[str, int], tried: Sequence[tuple[Sizes, Emitted | str]], within: Bounds, emitter: Emitter
+    ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
+        """The points whose texts have one form: of a masked schedule that of the largest size where it is legal, which
+        is right below, with further points near it if these are few; else the most frequent form. NoForm without."""
+        seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
+        around = emitter.masked(schedule) and len(within) == 1
+        if around and not seen:
+            ((name, (low, high)),) = within.items()
+            small: list[Sizes] = [{name: n} for n in SMALL if low <= n <= high]
+            known = [(point, self.emitted(schedule, point, emitter)) for point in small]
+            seen = [(point, found) for point, found in known if isinstance(found, Emitted)][:1]
+        if not seen:
+            raise NoForm(str(tried[0][1]))
+        shapes = Counter(tuple(map(skeleton, e.texts)) for _, e in seen)
+        shape = next(iter(shapes)) if around else shapes.most_common(1)[0][0]
+        alike = [(p, e) for p, e in seen if tuple(map(skeleton, e.texts)) == shape]
+        if around and len(alike) < LEAST_POINTS:
+            alike = self._near(schedule, alike[0][0], shape, within, emitter)
+        if len(alike) < min(LEAST_POINTS, len(tried)):
+            raise NoForm("its text is another one at every size")
+        return alike
+
+    def _near(
+        self, schedule: Mapping[str, int], point: Sizes, shape: Sequence[str], within: Bounds, emitter: Emitter
+    ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
+        """Points of one size around a given one where a schedule's text has a form: tiles far larger than the extent, or
+        too small for it, are not legal, and a row held whole is another text than a loop."""
+        ((name, (low, high)),) = within.items()
+
+        def of_form(size: int) -> bool:
+            found = self.emitted(schedule, {name: size}, emitter)
+            return isinstance(found, Emitted) and tuple(map(skeleton, found.texts)) == tuple(shape)
+
+        least, most = (_last(point[name], end, of_form) for end in (low, min(high, max(TOP, point[name]))))
+        found = [(p, self.emitted(schedule, p, emitter)) for p in self._points({name: (least, most)})]
+        return [(p, e) for p, e in found if isinstance(e, Emitted) and tuple(map(skeleton, e.texts)) == tuple(shape)]
 
     def _form(
         self, statement: Text, scratch: Dim, definitions: Mapping[str, Text], bounds: Bounds, emitter: Emitter
@@ -361,10 +394,11 @@ class SizedKernel(KernelBase):
         self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], points: Sequence[Sizes],
         within: Bounds, emitter: Emitter, all_legal: bool,
     ) -> Bounds:  # fmt: skip
-        """The sizes that a form is for: all of `within` if the strategy masks and is legal at all points. Otherwise those
-        around the points: down to where the emitted text is no longer the inferred one, up to where it has another form."""
+        """The sizes that a form is for. Of several sizes all of `within` if the strategy masks and is legal at all points.
+        Otherwise those around the points: down to where the emitted text is no longer the inferred one (with masks: all),
+        up to where it has another form."""
         masked = emitter.masked(schedule)
-        if masked and all_legal:
+        if masked and all_legal and len(within) > 1:
             return within
 
         def emits(sizes: Sizes) -> tuple[str, ...]:
@@ -388,7 +422,12 @@ class SizedKernel(KernelBase):
             raise NoForm("its tiles must fit into the sizes")
         for n, (low, high) in within.items():
             least[n] = low if masked else _last(least[n], low, partial(equal_with, n))
-            most[n] = high if all_legal else _last(most[n], high, partial(alike_with, n))
+            if masked:  # masks at the last size of this form mean that its tiles reach one size further
+                far = min(high, FAR) - (min(high, FAR) + 1) % 2
+                last = _last(most[n], max(far, most[n]), partial(alike_with, n))
+                most[n] = high if last >= far else last + 1
+            else:
+                most[n] = high if all_legal else _last(most[n], high, partial(alike_with, n))
         return {n: (least[n], most[n]) for n in within}
 
     def _confirm(
@@ -399,6 +438,8 @@ class SizedKernel(KernelBase):
         for sizes in islice(filter(self._addressable, held_out(bounds)), HELD_OUT):
             found = self.emitted(schedule, sizes, emitter)
             if isinstance(found, str):
+                if emitter.masked(schedule):  # a tile far larger than the extent
+                    continue
                 raise NoForm(f"not legal at {dict(sizes)}: {found}")
             if tuple(map(skeleton, found.texts)) != tuple(shape):  # without loops or masks
                 continue
@@ -500,8 +541,10 @@ def _last(good: int, end: int, holds: Callable[[int], bool]) -> int:
 
 # ---------------------------------------------------------------- points
 STEPS = (0.97, 0.72, 0.53, 0.39, 0.29, 0.21, 0.16, 0.115, 0.085, 0.062, 0.046, 0.034)  # of the largest size
+SMALL = (113, 61, 31, 13)  # sizes tried for a schedule that is legal at no point
 HELD_OUT = 3  # choices of sizes at which a form is compared with emitted text
 HELD_OUT_STEPS = (1.0, 0.61, 0.33, 0.13, 0.05, 0.02)  # of the largest size
+FAR = 16381  # size up to which a masked form is compared with emitted text
 TOP = 4096  # largest size at a point, if the range allows more
 
 

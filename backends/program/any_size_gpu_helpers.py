@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from .any_size_binaries import HELPERS as BINARIES
+from .any_size_binaries import NotStored
 from .cuda_helpers import CudaKernel
 
 if TYPE_CHECKING:
@@ -53,8 +55,9 @@ class CallsBySize:
 
     def __init__(
         self, at: Callable[..., Any], workspace: Any, device: Any, graph: bool, warm: Sequence[Any] = (), *,
-        states: Any = None, way: str = "",
+        states: Any = None, way: str = "", variants: Any = None,
     ) -> None:  # fmt: skip
+        self.variants = variants
         self.at, self.workspace, self.graph, self.way = at, workspace, graph, way
         self.gpu, self.index = torch.device(device).type == "cuda", torch.device(device).index
         if self.gpu and self.index is None:
@@ -127,7 +130,10 @@ class CallsBySize:
         for shapes in choices:
             try:
                 calls = self.made(shapes, False)
-                calls.plain([torch.zeros(s, dtype=t, device=calls.device) for s, t, _ in calls.types[: calls.count]])
+                with torch.cuda.device(self.index):
+                    calls.plain(
+                        [torch.zeros(s, dtype=t, device=calls.device) for s, t, _ in calls.types[: calls.count]]
+                    )
             except torch.cuda.OutOfMemoryError:
                 continue
         for name, x in saved.items():
@@ -137,7 +143,12 @@ class CallsBySize:
 
 
 class SizedCudaKernel(CudaKernel):
-    """A CUDA C++ kernel whose calls give the number of blocks (`grid`) and integers after the addresses (`sizes`)."""
+    """A CUDA C++ kernel whose calls give the number of blocks (`grid`) and integers after the addresses (`sizes`).
+
+    `stored`: binaries of a saved program by alignment in bytes, which are not compiled again.
+    """
+
+    stored: ClassVar[dict[int, bytes]] = {}
 
     def __init__(self, name: str, block: int, **options: Any) -> None:
         super().__init__(name, 1, block, **options)
@@ -158,6 +169,17 @@ class SizedCudaKernel(CudaKernel):
         else:
             launch(self, self.config(device), kernel, *places, *sizes)
 
+    @classmethod
+    def compiled(cls, arch: str, aligned: int = 16) -> Any:
+        """See `CudaKernel`; a stored binary, if it is of a saved program. NotStored without one for this alignment."""
+        if not cls.stored:
+            return super().compiled(arch, aligned)
+        if aligned not in cls.stored:
+            raise NotStored(f"there are no compiled kernels for operands at multiples of {aligned} bytes")
+        from cuda.core import ObjectCode
+
+        return ObjectCode.from_cubin(cls.stored[aligned])
+
     def config(self, device: int) -> Any:
         """The launch configuration for a device and grid; cached."""
         found = self.configs.get((device, self.grid))
@@ -175,9 +197,12 @@ class SizedCudaKernel(CudaKernel):
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
-    for name, value in list(globals().items())
-    if inspect.isclass(value) and value.__module__ == __name__
+    **BINARIES,
+    **{
+        name: inspect.getsource(value).rstrip().replace("ClassVar[dict[int, bytes]]", "dict[int, bytes]")
+        for name, value in list(globals().items())
+        if inspect.isclass(value) and value.__module__ == __name__
+    },
 }
 
 __all__ = ["HELPERS", "CallsBySize", "SizedCudaKernel", "Workspace"]

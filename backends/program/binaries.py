@@ -1,52 +1,132 @@
 """Compiled kernels of a saved program: cubins and the metadata of launches, so that loading needs no compiler.
 
 `binaries/launches.json` names the GPU and has a record for each launch of a generated kernel (see `StoredLaunch` in
-gpu_launches.py); `binaries/N.cubin` are the kernels' code. The manifest has the checksum of each file. They are used on
-the same kind of GPU; otherwise, or if one is missing or damaged, kernels are compiled from source, with a warning.
+gpu_launches.py); `binaries/N.cubin` are the kernels' code; of a program with C kernels, `binaries/kernels.so` is the
+library. The manifest has the checksum of each file. They are used on the same kind of GPU or CPU; otherwise, or if one is
+missing or damaged, kernels are compiled from source, with a warning unless it is another CPU.
 """
 
 from __future__ import annotations
 
 import builtins
 import json
+import platform
+import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ...plain import read_bytes
+from ...private import read_sealed
 
-FOLDER, LAUNCHES = "binaries", "launches.json"
+FOLDER, LAUNCHES, C_LIBRARY = "binaries", "launches.json", "kernels.so"
 LARGEST = 1 << 28  # maximum bytes of one file
 COMPILERS = ("triton",)  # packages that a program with compiled kernels does not import
 
 
 @dataclass(frozen=True)
 class Binaries:
-    """Compiled kernels of a program for one kind of GPU ("NVIDIA H200 sm_90"): code by file name, launches in a call's
-    order.
+    """Compiled kernels of a program for one kind of processor: code by file name, launches in a call's order.
+
+    `gpu`: the processor, a GPU ("NVIDIA H200 sm_90") or a CPU (`processor`); a CPU has `C_LIBRARY` as the only file.
     """
 
     gpu: str
     files: Mapping[str, bytes]
     launches: list[dict[str, Any]]
+    # of a program with free sizes instead of launches: Triton's kernels by name and alignment -> facts with the file,
+    # files of CUDA C++ kernels by alignment
+    variants: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self) -> dict[str, bytes]:
         """Content of the files in a program's folder, by name."""
-        return {**self.files, LAUNCHES: json.dumps({"gpu": self.gpu, "launches": self.launches}).encode()}
+        parts = ("gpu", "launches", "variants", "modules")
+        return {**self.files, LAUNCHES: json.dumps({part: getattr(self, part) for part in parts}).encode()}
+
+    def install(self, space: Mapping[str, Any]) -> None:
+        """Hand the code of a GPU program to the helpers in its executed namespace."""
+        if self.variants or self.modules:
+            found = {key: (self.files[facts["binary"]], facts) for key, facts in self.variants.items()}
+            for name, stored in (("Variants", found), ("SizedCudaKernel", {int(a): self.files[f] for a, f in self.modules.items()})):  # fmt: skip
+                if name in space:
+                    space[name].stored = stored
+        else:
+            space["Launches"].stored = self.files, self.launches
 
 
-def collected(run: Any, gpu: str) -> Binaries | None:
-    """The compiled kernels of a bound program that was called on this GPU; None if there are none, or not all are known."""
+def collected(run: Any, here: str, space: Mapping[str, Any] | None = None) -> Binaries | None:
+    """Compiled kernels of a bound program that was called on this GPU, or the C library of its namespace `space` on this
+    CPU; None if there are none, or not all are known.
+    """
+    space = space or {}
+    if not here:
+        return None
+    if "C_SOURCE" in space:
+        return _library(space, space["kernels"], here)
+    if hasattr(run, "kept"):
+        return _of_every_size(space, run, here)
     launches = getattr(run, "kernels", None)
-    found = launches.compiled() if launches is not None and launches.table and gpu else None
+    found = launches.compiled() if launches is not None and launches.table else None
     if found is None:
         return None
     names: dict[bytes, str] = {}
     records = [{**one, "binary": names.setdefault(code, f"{len(names)}.cubin")} for code, one in found]
-    return Binaries(gpu, {name: code for code, name in names.items()}, records)
+    return Binaries(here, {name: code for code, name in names.items()}, records)
+
+
+def _of_every_size(space: Mapping[str, Any], run: Any, here: str) -> Binaries | None:
+    """All kernels that a program with free sizes has compiled; None if one cannot be stored."""
+    variants = {} if run.variants is None else {**(run.variants.stored or {}), **run.variants.known}
+    sized = space.get("SizedCudaKernel")
+    modules = {} if sized is None else dict(sized.stored)
+    for (_, aligned), module in ({} if sized is None else sized.modules).items():
+        modules[aligned] = module.code
+    if (
+        not (variants or modules)
+        or not all(variants.values())
+        or not all(isinstance(c, bytes) for c in modules.values())
+    ):
+        return None
+    names: dict[bytes, str] = {}
+
+    def place(code: bytes) -> str:
+        return names.setdefault(code, f"{len(names)}.cubin")
+
+    facts = {key: {**known, "binary": place(code)} for key, (code, known) in variants.items()}
+    libraries = {str(aligned): place(code) for aligned, code in modules.items()}
+    return Binaries(here, {name: code for code, name in names.items()}, [], facts, libraries)
+
+
+def _library(space: Mapping[str, Any], library: Any, here: str) -> Binaries | None:
+    """The file of a C library: the one that the program was loaded with, or that of the cache of compiled kernels."""
+    code = space.get("C_BINARY")
+    if code is None:
+        path = Path(library._name)
+        try:
+            code = read_sealed(path, LARGEST, path.name)
+        except (OSError, ValueError):  # compiled in a temporary folder
+            return None
+    return Binaries(here, {C_LIBRARY: code}, [])
+
+
+@cache
+def processor() -> str:
+    """Name of this CPU for compiled C code: its architecture, and a hash of its instruction set extensions and of the
+    C library's version."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    if found is None:
+        return ""
+    facts = (*sorted(found[1].split()), *platform.libc_ver())
+    return f"{platform.machine()} {sha256(' '.join(facts).encode()).hexdigest()[:16]}"
 
 
 def write_binaries(folder: Path, binaries: Binaries | None) -> dict[str, str]:
@@ -71,7 +151,9 @@ def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None
             if sha256(texts[name]).hexdigest() != checksum:
                 raise ValueError(f"{name} is not the file that was saved")
         record = json.loads(texts.pop(LAUNCHES))
-        return Binaries(record["gpu"], texts, record["launches"])
+        return Binaries(
+            record["gpu"], texts, record["launches"], record.get("variants", {}), record.get("modules", {})
+        )  # fmt: skip
     except (OSError, ValueError, KeyError) as error:
         warnings.warn(f"{folder}: kernels are compiled again: {error}", RuntimeWarning, stacklevel=3)
         return None
@@ -112,4 +194,4 @@ def without_compilers() -> dict[str, Any]:
     return {**vars(builtins), "__import__": imported}
 
 
-__all__ = ["Binaries", "collected", "read_binaries", "without_compilers", "write_binaries"]
+__all__ = ["C_LIBRARY", "Binaries", "collected", "processor", "read_binaries", "without_compilers", "write_binaries"]

@@ -49,6 +49,14 @@ HELPERS: dict[str, str] = {
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return x.numpy()''',
+    "pointer": '''def pointer(x):
+    """Memory address of an array or tensor as an argument of a C kernel; keeps the array alive."""
+    if x.__class__ is np.ndarray:
+        try:
+            return ctypes.byref(ctypes.c_char.from_buffer(x))
+        except (TypeError, ValueError):  # read-only, empty, bfloat16, not contiguous
+            pass
+    return address(x)''',
     **SIZED_HELPERS,
 }  # fmt: skip
 
@@ -58,4 +66,8 @@ def library_text(functions: Mapping[str, str], threads: bool = True) -> str:
     body = "\n\n".join(functions.values())
     source = "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
     made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)
-    return f'C_SOURCE = r"""{source}\n"""\nkernels = c_library(C_SOURCE{"" if threads else ", threads=False"})\n{made}'
+    given = "" if threads else ", threads=False"
+    return (
+        f'C_SOURCE = r"""{source}\n"""\nC_BINARY = globals().get("C_BINARY")  # compiled for this processor already\n'
+        f"kernels = c_kept(C_BINARY{given}) or c_library(C_SOURCE{given})\n{made}"
+    )

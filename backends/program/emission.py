@@ -11,7 +11,7 @@ from ...errors import DeviceUnavailableError, UsageError
 from ...extract.model.kernel import Plan
 from .. import gpu
 from ..device import HOST
-from .binaries import Binaries, without_compilers
+from .binaries import C_LIBRARY, Binaries, without_compilers
 from .device_programs import DevicePrograms
 from .emit_cpu import EmittedProgram
 from .execute import execute
@@ -53,7 +53,10 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
         gpu.keep_compiled()
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
     space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}"}
-    if binaries is not None:
+    in_c = binaries is not None and C_LIBRARY in binaries.files
+    if binaries is not None and in_c:
+        space["C_BINARY"] = binaries.files[C_LIBRARY]
+    elif binaries is not None:
         space["__builtins__"] = without_compilers()
     try:
         execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
@@ -62,8 +65,8 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
             f"the program's kernels need {error.name or 'a module'}, which cannot be imported: {error}", where=name,
             hint="install or repair it, or optimize with another backend",
         ) from error  # fmt: skip
-    if binaries is not None:
-        space["Launches"].stored = binaries.files, binaries.launches
+    if binaries is not None and not in_c:
+        binaries.install(space)
     library = space.get("kernels")
     if (
         isinstance(library, ctypes.CDLL) and dlclose is not None

@@ -283,7 +283,7 @@ class SizedEmitter(ProgramEmitter):
         return [
             *head, *indented(fixed, 4), "", f"    def at({', '.join(self.shape_names.values())}):",
             *indented([*self._sizes(), *memory, *each], 8), "",
-            '        @np.errstate(all="ignore")', f"        def run({', '.join(self.inputs.values())}):",
+            *indented(self._guarded(), 8), f"        def run({', '.join(self.inputs.values())}):",
             f'            """{signature(self.plan)}"""', *indented(self.each, 12), "", "        return run", "",
             "    return sized(at)",
         ]  # fmt: skip

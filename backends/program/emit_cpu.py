@@ -69,7 +69,7 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
 
 POOLED = ("contraction", "conv", "attention")  # template families whose NumPy kernels use BLAS threads
-CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "address"}  # operand kind -> helper that converts to it
+CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "pointer"}  # operand kind -> helper that converts to it
 
 
 def is_torch(template: Template) -> bool:
@@ -464,8 +464,10 @@ class ProgramEmitter:
         from .helper_functions import helper_source
 
         if self.in_c:
-            self.helpers |= {"c_library", "c_function"}
+            self.helpers |= {"c_library", "c_function", "c_kept"}
         function = self._function()
+        if self._takes_tensors():
+            function = ["TENSORS = True  # inputs may be tensors of the CPU, too", "", *function]
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
         if self.in_c:
             own = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
@@ -477,6 +479,19 @@ class ProgramEmitter:
         ]  # fmt: skip
         return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
 
+    def _takes_tensors(self) -> bool:
+        """Whether calls use inputs by their addresses only, so that arrays and tensors are the same to them."""
+        lines = "\n".join(self.each)
+        return all(
+            len(re.findall(rf"\b{name}\b", lines)) == lines.count(f"= pointer({name})\n")
+            for name in self.inputs.values()
+        )  # fmt: skip
+
+    def _guarded(self) -> list[str]:
+        """The decorator of `run` that silences NumPy's warnings, if there are NumPy kernels."""
+        numpy = any(not s.is_view and self._kind(s.template) == "numpy" for s in self.plan.steps)
+        return ['@np.errstate(all="ignore")'] if numpy else []
+
     def _function(self) -> list[str]:
         """Lines of the function `bind`."""
         parameters = "weights, states" if self._state_types() else "weights"
@@ -485,7 +500,7 @@ class ProgramEmitter:
             f"def bind({parameters}):",
             f'    """Makes the program for given weights{" and states, which run() updates" if "," in parameters else ""}."""',
             *indented([*fixed, *self.once], 4), "",
-            '    @np.errstate(all="ignore")', f"    def run({', '.join(self.inputs.values())}):",
+            *indented(self._guarded(), 4), f"    def run({', '.join(self.inputs.values())}):",
             f'        """{signature(self.plan)}"""', *indented(self.each, 8), "", "    return run",
         ]  # fmt: skip
 

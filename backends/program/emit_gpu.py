@@ -179,13 +179,17 @@ class GpuProgramEmitter(ProgramEmitter):
         options = [f"reuse={self.reuse_outputs}", f"library={library}", f"strict={self.strict}"]
         options += ["states=states"] if self._state_types() else []
         lines = [
-            "kernels = Launches()", "",
+            f"kernels = Launches({self._variants()})", "",
             f"def launch({', '.join([*given, *kernels])}):",
             f'    """{signature(self.plan)}"""', *indented(self.each, 4), "",
             f"inputs = [{', '.join(types)}]",
             f"results = [{', '.join(map(self._strided_empty, results))}]",
         ]  # fmt: skip
         return lines, f"Calls(launch, kernels, inputs, results, device, graph, {', '.join(options)}"
+
+    def _variants(self) -> str:
+        """What notes the compiled kernels, as source: the launches themselves."""
+        return ""
 
 
 _LAUNCH = re.compile(r"(\w+)[\[(]")

@@ -139,6 +139,12 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         states = ["states = {} if states is None else states"] if self._state_types() else []
         updates = ", and states, which calls update" if states else ""
         launch, calls = self._calls()
+        if "Variants" in self.helpers:
+            fixed = [*fixed, "variants = Variants()"]
+        options = [
+            *(["states=states"] if states else []),
+            *(["variants=variants"] if "Variants" in self.helpers else []),
+        ]
         return [
             'def bind(weights, states=None, device="cuda", graph=True, way=""):',
             f'    """Makes the program for given weights{updates}; it runs at every size. With `graph`, launches at sizes '
@@ -146,8 +152,14 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
             *indented([*states, *fixed], 4), "", f"    def at({', '.join(self.shape_names.values())}):",
             *indented([*self._sizes(), *each, *launch], 8), f"        return {calls})", "",
             f"    warm = [{', '.join(map(literal, self._warm()))}]",
-            f"    return CallsBySize(at, {space}, device, graph, warm, {'states=states, ' if states else ''}way=way)",
+            f"    return CallsBySize(at, {space}, device, graph, warm, {''.join(f'{o}, ' for o in options)}way=way)",
         ]  # fmt: skip
+
+    def _variants(self) -> str:
+        """`bind` keeps the Triton kernels of all sizes together."""
+        if not any("@triton" in self.definitions.get(name, "") for name in self.own):
+            return ""
+        return self._use("Variants").lower()
 
     def _warm(self) -> list[tuple[tuple[int, ...], ...]]:
         """Shapes of the inputs at which, together, each form of each kernel runs: at the least sizes of forms, and at one

@@ -57,6 +57,7 @@ class Calls:
         self.recorded: Any = None
         self.executable: Any = None
         self.handed: list[Any] = []  # recorded results: (number, view of it or None) or (-1, tensor)
+        self.whole: list[int] = []  # their numbers, if all are the memory of results as it is
         self.private: set[int] = {x.untyped_storage()._cdata for x in self.states.values()}
         self.complete = False  # whether all nodes of the graph are launches of generated kernels
         self.fresh = [self.maker(i) for i in range(self.count, len(self.types))]  # functions that allocate results
@@ -106,6 +107,12 @@ class Calls:
         """A function that allocates the memory of input or result `number`."""
         shape, dtype, strides = self.types[number]
         strides = torch.empty(shape, device="meta").stride() if strides is None else strides
+        if (
+            self.device.type == "cuda"
+        ):  # what torch.compile's code calls: on the current device, which calls make this one
+            known = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+            if (quick := getattr(known, "_empty_strided_cuda", None)) is not None:
+                return partial(quick, tuple(shape), tuple(strides), dtype)
         return partial(torch.empty_strided, shape, strides, dtype=dtype, device=self.device)
 
     def follow(self, stream: int) -> None:
@@ -189,6 +196,8 @@ class Calls:
 
     def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
         """The results of recorded kernels that used these tensors; copies of those that the next call overwrites."""
+        if self.whole and not fixed:
+            return tuple([tensors[number] for number in self.whole])
         found = []
         for number, view in self.handed:
             if number < 0:
@@ -239,6 +248,8 @@ class Calls:
             kernels.recording = False
         owners = {x.untyped_storage()._cdata: i for i, x in enumerate(places) if i >= self.count}
         self.handed = [self.origin(r, owners, places) for r in results]
+        self.whole = [n for n, view in self.handed if n >= 0 and view is None]
+        self.whole = self.whole if len(self.whole) == len(self.handed) else []
         self.recorded = recorded
         if direct:
             kernels.read()

@@ -139,12 +139,14 @@ class Launches:
     """The launches of a program's generated kernels, in order.
 
     `of` wraps a kernel's function, so that its launches are recorded; while `direct`, the driver makes them. `stored`:
-    (binaries, launches) of a saved program, or None.
+    (binaries, launches) of a saved program, or None. `variants`: what a program of every size notes its kernels in, and
+    what launches them if it is a saved one.
     """
 
     stored: Any = None
 
-    def __init__(self) -> None:
+    def __init__(self, variants: Any = None) -> None:
+        self.variants = variants
         self.loaded: list[Any] = []  # launches of a saved program
         self.binaries: list[Any] = []  # (binary, name of its function) of each launch; None if it is not known
         self.seen: list[Any] = []
@@ -264,9 +266,13 @@ class OwnKernel:
         self.early = getattr(kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
 
     def __getitem__(self, grid: Any) -> Any:
-        if self.launches.direct:
-            return self.launches.again
-        return partial(self.made, self.launches.make if self.launches.stored else self.kernel[grid])
+        launches, kernel = self.launches, self.kernel
+        if launches.direct:
+            return launches.again
+        if launches.variants is not None and launches.variants.stored is not None:
+            name = getattr(kernel, "base", kernel).__name__  # of a function that no compiler has seen
+            return partial(self.made, partial(launches.variants.launch, name, grid))
+        return partial(self.made, launches.make if launches.stored else kernel[grid])
 
     def __call__(self, *given: Any, **options: Any) -> None:
         if self.launches.direct:
@@ -277,6 +283,8 @@ class OwnKernel:
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
         """Launch the kernel through its own interface, or with its stored binary, and record the launch if asked for."""
         compiled = launch(*given, **options)
+        if self.launches.variants is not None and hasattr(compiled, "asm"):
+            self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))
         if self.launches.recording:
             early = self.early or options.get("launch_pdl", False)
             self.launches.keep(given, boxed_tensors(given, options), early, self.binary(compiled))

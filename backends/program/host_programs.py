@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...extract.model.kernel import Plan
+from .binaries import processor
 from .cpu_helpers import HELPERS
 from .device_programs import DevicePrograms
 from .emit import emit
@@ -19,6 +20,10 @@ class HostPrograms(DevicePrograms):
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
         """Emitted program of a plan; of one size or of any size (`DevicePrograms.emit`)."""
         return emit(plan, reuse_outputs=reuse_outputs)
+
+    def present(self, place: str) -> str:
+        """See `DevicePrograms`: of C kernels."""
+        return processor()
 
 
 PROGRAMS = HostPrograms()

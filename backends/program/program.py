@@ -28,6 +28,7 @@ from ...extract.model.sizes import bound_value
 from ...plain import read_bytes
 from ...processes.forks import Lock
 from ...writing import named_path, recover, replacing_folder
+from ..device import HOST
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
@@ -94,6 +95,8 @@ class Program:
         self._exchange = self._programs.exchange(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
         self._binaries: Binaries | None = None  # compiled kernels: saved ones, or those of the last calls
+        self._space: Mapping[str, Any] = {}  # namespace of the executed source, while bound
+        self._tensors = False  # whether the bound program takes tensors of the CPU as they are
         self._quick: Quick | None = None  # set while bound, for programs without free sizes
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], AtSizes] = {}  # shapes of a call -> what it needs
@@ -165,12 +168,13 @@ class Program:
 
     def _bind(self) -> None:
         self.check_room()
-        bind = executed(self.source, self.manifest.name, self._usable())["bind"]
+        space = executed(self.source, self.manifest.name, self._usable())
+        self._space, self._tensors = space, bool(space.get("TENSORS"))
         self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
         weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange)
-        self._quick = None if self.manifest.sizes else self._exchange.quick(self.manifest.inputs)  # type: ignore[arg-type]
-        self._run = self._programs.bound(bind, weights, self.states, self.device, self.manifest.way)
+        self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
+        self._run = self._programs.bound(space["bind"], weights, self.states, self.device, self.manifest.way)
 
     def share(self, states: dict[str, Any], weights: SharedWeights | None = None) -> Program:
         """Bind the program to states that other programs read and write, and to weights that they hold. Returns itself.
@@ -201,12 +205,15 @@ class Program:
         return found
 
     def _usable(self) -> Binaries | None:
-        """The compiled kernels, if this is the kind of GPU that they are for."""
-        if self._binaries is None or self.device == "cpu":
+        """The compiled kernels, if this is the kind of GPU or CPU that they are for."""
+        if self._binaries is None or (self.device == HOST.name != self.manifest.device):
             return None
         here = self._programs.present(self.device)
         if here == self._binaries.gpu:
             return self._binaries
+        if self.manifest.device == HOST.name:
+            self._binaries = None
+            return None
         warnings.warn(
             f"{self.manifest.name}: kernels are compiled again: saved for {self._binaries.gpu}, here is {here or 'no GPU'}",
             RuntimeWarning, stacklevel=2,
@@ -217,13 +224,13 @@ class Program:
     def _collect(self) -> None:
         """Keep the compiled kernels of a program that was called."""
         if self._run is not None and self._binaries is None:
-            self._binaries = collected(self._run, self._programs.present(self.device))
+            self._binaries = collected(self._run, self._programs.present(self.device), self._space)
 
     def unbind(self) -> None:
         """Release prepared weights and states; the next call reads the weights again."""
         with self._lock:
             self._collect()
-            self._run, self.states = None, {}
+            self._run, self.states, self._space = None, {}, {}
         for plan in self.plans.values():
             plan.unbind()
         trim()
@@ -314,7 +321,7 @@ class Program:
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
         """See `buckets.BucketForm`."""
-        return self._exchange.quick(specs)
+        return self._exchange.quick(specs, lambda: self._tensors)
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
         """The results of this plan for arguments in its own form. Errors of the device and of sizes get names."""
@@ -328,13 +335,17 @@ class Program:
                     self._bind()
                 assert self._run is not None
                 return self._run(*taken)
+        except LookupError as error:
+            if type(error).__name__ == "NotStored":
+                return self._compiled_again(taken, str(error))
+            if not isinstance(error, IndexError):
+                raise
+            full = "a state that is full? reset() starts over" if self.manifest.states else ""
+            raise UsageError(f"written past the end of an axis: {error}", where=self.manifest.name, hint=full) from None
         except ValueError as error:
             if type(error).__name__ != "SizeError":
                 raise
             raise ShapeError(str(error), where=self.manifest.name) from None
-        except IndexError as error:
-            full = "a state that is full? reset() starts over" if self.manifest.states else ""
-            raise UsageError(f"written past the end of an axis: {error}", where=self.manifest.name, hint=full) from None
         except RuntimeError as error:
             found = self._programs.fault(error, f"running {self.manifest.name}")
             if found is None:
@@ -344,6 +355,13 @@ class Program:
     def _specs(self, given: Sequence[Any]) -> Sequence[Spec]:
         """The inputs' specs at the sizes that the arguments have. ShapeError for sizes outside their ranges."""
         return self._at(given).specs
+
+    def _compiled_again(self, taken: Sequence[Any], why: str) -> Sequence[Any]:
+        """Run the program with kernels compiled from source, since saved ones are not enough."""
+        warnings.warn(f"{self.manifest.name}: kernels are compiled again: {why}", RuntimeWarning, stacklevel=5)
+        with self._lock:
+            self._binaries, self._run = None, None
+        return self._called(taken)
 
     def _at(self, given: Sequence[Any]) -> AtSizes:
         """What calls at the sizes that the arguments have need. ShapeError for sizes outside their ranges."""
@@ -488,8 +506,7 @@ class Program:
 def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     """Load a saved program, without optimization. Calls execute its `program.py`: load only what you trust.
 
-    The program's `report` is None; `tensor-graphs explain FOLDER` prints the report.json in the folder. A program for a
-    GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
+    The program's `report` is None: `pipeline/load_program.py` reads it. A program for a GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
 
     BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
     DeviceUnavailableError without a matching GPU, KernelMissingError if a file of user kernels in Python is missing or has

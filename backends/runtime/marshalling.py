@@ -26,8 +26,11 @@ Quick = Callable[[Sequence[Any]], tuple[Sequence[Any], Callable[[Any], Any] | No
 class Exchange(Protocol):
     """Argument marshalling for one device."""
 
-    def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """Fast marshalling function for calls with these inputs; None without one."""
+    def quick(self, specs: Sequence[Spec], tensors: Callable[[], bool] = lambda: False) -> Quick | None:
+        """Fast marshalling function for calls with these inputs; None without one.
+
+        `tensors()`: whether the program takes tensors of the CPU as they are.
+        """
         ...
 
     def accept(self, x: Any, spec: Spec) -> Any:
@@ -58,17 +61,37 @@ class Exchange(Protocol):
 class OnCpu:
     """Argument marshalling of programs on NumPy arrays."""
 
-    def quick(self, specs: Sequence[Spec]) -> Quick:
+    def quick(self, specs: Sequence[Spec], tensors: Callable[[], bool] = lambda: False) -> Quick:
         """Fast marshalling of arrays or tensors on the CPU that are contiguous."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count = np.ndarray, len(specs)
+        kinds: list[tuple[tuple[int, ...], Any]] = []
+
+        def typed(torch: Any) -> list[tuple[tuple[int, ...], Any]]:
+            if not kinds:
+                kinds.extend((shape, getattr(torch, dtype)) for _, shape, dtype in specs)
+            return kinds
+
+        def plain(x: Any) -> bool:
+            return x.is_cpu and x.is_contiguous() and not x.requires_grad and not x.is_neg() and x.numel() > 0
+
+        def converted(x: Array) -> Any:
+            try:
+                return sys.modules["torch"].from_numpy(x) if x.flags.writeable else tensor_of(x)
+            except (TypeError, ValueError):  # bfloat16, negative strides
+                return tensor_of(x)
 
         def of_tensors(given: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Any], Any]] | None:
             torch = sys.modules.get("torch")
             if torch is None:
                 return None
-            tensor, from_numpy, found = torch.Tensor, torch.from_numpy, []
+            tensor, found = torch.Tensor, []
             try:
+                if tensors():
+                    for x, (shape, dtype) in zip(given, typed(torch)):
+                        if type(x) is not tensor or x.dtype is not dtype or x.shape != shape or not plain(x):
+                            return None
+                    return given, converted
                 for x, (shape, kind) in zip(given, wanted):
                     if type(x) is not tensor:
                         return None
@@ -76,15 +99,8 @@ class OnCpu:
                     if a.shape != shape or a.dtype != kind or not a.flags.c_contiguous:
                         return None
                     found.append(a)
-            except (TypeError, RuntimeError):  # on another device, with gradients, negated lazily, bfloat16
+            except (TypeError, RuntimeError):  # on another device, with gradients, negated lazily, sparse, bfloat16
                 return None
-
-            def converted(x: Array) -> Any:
-                try:
-                    return from_numpy(x) if x.flags.writeable else tensor_of(x)
-                except (TypeError, ValueError):  # bfloat16, negative strides
-                    return tensor_of(x)
-
             return found, converted
 
         def arguments(given: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Any], Any] | None] | None:
@@ -140,7 +156,7 @@ class OnTensors:
         self.device = device
         self.kind = device.partition(":")[0]
 
-    def quick(self, specs: Sequence[Spec]) -> Quick | None:
+    def quick(self, specs: Sequence[Spec], tensors: Callable[[], bool] = lambda: False) -> Quick | None:
         """Fast marshalling of tensors on the program's kind of device."""
         import torch
 

@@ -27,7 +27,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "pareto": ("explorer.pareto", "pareto"),
     "equivalent": ("explorer.equivalence", "equivalent"),
     "extract": ("extract", ""),
-    "load_program": ("backends.program.program", "load_program"),
+    "load_program": ("pipeline.load_program", "load_program"),
     "Program": ("backends.program.program", "Program"),
     "load": ("models.load", "load"),
     "save_graph": ("models.files.native", "save_graph"),
@@ -94,7 +94,6 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from .backends.admission.use import use_kernels as use_kernels
     from .backends.program.program import Program as Program
-    from .backends.program.program import load_program as load_program
     from .backends.user.declare import Launch as Launch
     from .backends.user.declare import kernel as kernel
     from .egraph.ir.graph import Graph as Graph
@@ -112,6 +111,7 @@ if TYPE_CHECKING:
     from .models.files.native import save_graph as save_graph
     from .models.load import load as load
     from .numeric import *  # noqa: F403
+    from .pipeline.load_program import load_program as load_program
     from .pipeline.optimize import optimize as optimize
     from .progress import Progress as Progress
     from .torch_compile import compile as compile

@@ -139,7 +139,7 @@ class CommonOptions:
     dims: Mapping[str, int] | None = option(
         None,
         "Sizes of free dimensions at which the program is optimized (default: batch 1, sequence 128). The program runs"
-        " at every size that the dimensions allow (on a GPU: at these sizes only).",
+        " at every size that the dimensions allow.",
         is_named, decides=False,
     )  # fmt: skip
     backend: str | None = option(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.program import any_size_gpu_helpers, gpu_calls, gpu_launches
+from tensor_graphs.backends.program import any_size_binaries, any_size_gpu_helpers, binaries, gpu_calls, gpu_launches
 
 from .test_direct_launches import Kernel, driver, library, pytestmark  # noqa: F401
 
@@ -101,3 +103,55 @@ def test_kernels_run_at_all_shapes_given_before_the_first_call(run: Any) -> None
     assert run.made_at == [2, 700] and not run.kept
     right(run, 2)
     assert run.workspace.grown == 1 or run.workspace.size >= 2800
+
+
+# ---------------------------------------------------------------- saved kernels
+class Function:
+    """A Triton function of the host's driver, launched with a grid, tensors and a size."""
+
+    __name__ = "add"
+
+    def __init__(self, library: Any) -> None:  # noqa: F811
+        self.inner, self.compiled = Sized(library, "add"), 0
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*given: Any, num_warps: int) -> Any:
+            self.inner(*given[:-1], sizes=given[-1:])
+            self.compiled += 1
+            facts = SimpleNamespace(name="add", num_warps=num_warps, shared=0)
+            return SimpleNamespace(asm={"cubin": b"add"}, metadata=facts)
+
+        return launch
+
+
+@pytest.fixture
+def saved(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: F811
+    """Variants that a program noted, as a saved program's files."""
+    monkeypatch.setattr(any_size_binaries, "torch", torch, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    variants, function = any_size_binaries.Variants(), Function(driver.library)
+    launched = gpu_launches.Launches(variants).of(function)
+    x, out = torch.randn(8), torch.empty(8)
+    launched[(1,)](x, x, out, 8, num_warps=4)
+    torch.testing.assert_close(out, 2 * x)
+    assert function.compiled == 1 and list(variants.known) == ["add+++"]
+    found = binaries.collected(SimpleNamespace(kept={}, variants=variants), "GPU sm_90")
+    checksums = binaries.write_binaries(tmp_path, found)
+    return SimpleNamespace(files=binaries.read_binaries(tmp_path, checksums), driver=driver)
+
+
+def test_saved_kernels_of_every_size_are_launched_without_their_compiler(
+    saved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    class Stored(any_size_binaries.Variants):
+        pass
+
+    saved.files.install({"Variants": Stored})
+    unseen = binaries.Absent()(Function(saved.driver.library))  # what is left of a decorated function
+    launched = gpu_launches.Launches(Stored()).of(unseen)
+    for n in (8, 5):
+        x, y, out = (torch.randn(n) for _ in range(3))
+        launched[(1,)](x, y, out, n, num_warps=4)
+        torch.testing.assert_close(out, x + y)
+    with pytest.raises(any_size_binaries.NotStored, match=r"add-\+\+"):
+        launched[(1,)](torch.randn(9)[1:], y, out, 5, num_warps=4)

@@ -18,6 +18,7 @@ import pytest
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
+from tensor_graphs.backends.cuda.emit.sizes import _spot_at_call, with_sizes
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.cuda.warp_specialized import kernel as cuda_roles
 from tensor_graphs.backends.cuda.warp_specialized.device_library import (
@@ -30,6 +31,7 @@ from tensor_graphs.backends.cuda.warp_specialized.device_library import (
 )
 from tensor_graphs.backends.cuda.warp_specialized.parameters import GemmSchedule
 from tensor_graphs.backends.cuda.warp_specialized.schedules import gemm_schedules
+from tensor_graphs.backends.generate.any_size import Text
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
 from tensor_graphs.backends.machine import target
@@ -380,3 +382,36 @@ def test_the_text_of_a_kernel_brings_its_library_and_describes_matrices(monkeypa
         ((192, 256), (192, 256), (32, 64)),
         ((256, 256), (256, 256), (64, 64)),
     ]
+
+
+# ---------------------------------------------------------------- every size
+@pytest.mark.usefixtures("few")
+def test_tiles_are_the_same_where_their_numbers_are_arguments(tmp_path: Path) -> None:
+    found = [called("gelu", n=128, turns=2), called("residual", down=2), called("residual", m=256, across=2),
+             called("parts", n=128, parts=2), called("batched"), called("uneven", n=192)]  # fmt: skip
+    texts = [_spot_at_call(launched(*one).text, "") for one in found]
+    assert all("spot_at(roles, tile, " in text and "roles.spot<" not in text for text in texts)
+    library = compiled(texts, tmp_path)
+    for template, call in found:
+        assert run(library, template, call) < 6e-3, (template.pattern, call.schedule)
+
+
+def test_sizes_are_parameters_between_addresses_and_tensor_maps() -> None:
+    """As `CudaKernel.launch_described` passes them."""
+    texts = []
+    points = [{"T": n} for n in (3967, 2942, 2179, 1597, 1186, 859)]
+    for point in points:
+        rows = x("x", point["T"], 128)
+        template = generated(t.matmul(rows, x("w", 128, 256)) + x("b", 256))
+        kinds = {o: Operand(Type(s, "bfloat16"), contiguous(s)) for o, s in (("x", rows.shape), ("w", (128, 256)), ("b", (256,)))}  # fmt: skip
+        out = Operand(Type((point["T"], 256), "bfloat16"), contiguous((point["T"], 256)))
+        call = Call({o: kinds[o] for o in template.operands}, out, {}, schedule=BASE)
+        texts.append(launched(template, call).text.replace(launched(template, call).name, "kernel0_"))
+    found = with_sizes(Text.of(texts, points), "kernel0_", ["T"], "size_")
+    assert found is not None
+    head = re.search(r"\nkernel0_\((.*)\) \{\n", found[0])
+    assert head is not None
+    address, size, *maps = head[1].split(", ")
+    assert "__restrict__ b" in address and size == "const int size_T"
+    assert len(maps) >= 2 and all(m.startswith("DESCRIBED ") for m in maps)
+    assert found[1] == ["T"] and "spot_at(roles, tile, " in found[0]

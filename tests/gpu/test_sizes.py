@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -165,3 +167,76 @@ def test_calls_on_streams_and_in_graphs_of_the_caller(_: int) -> None:
     recorded.replay()
     torch.cuda.synchronize()
     assert torch.equal(want, inside)
+
+
+# ---------------------------------------------------------------- plans by size, saved kernels
+class Gated(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate = (torch.nn.Linear(1024, 2816, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(2816, 1024, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def us(call: Any, x: Any) -> float:
+    """Least µs of a call in a row of calls."""
+    taken = []
+    for _ in range(12):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(20):
+            call(x)
+        torch.cuda.synchronize()
+        taken.append((time.perf_counter() - begun) / 20)
+    return 1e6 * min(taken)
+
+
+@gpu_only
+def test_no_bucket_of_sizes_is_slower_than_eager(_: int) -> None:
+    torch.manual_seed(0)
+    module = Gated().half().cuda().eval().requires_grad_(False)
+    shapes = ({0: torch.export.Dim("T", min=1, max=4096)},)
+    given = torch.randn((128, 1024), dtype=torch.float16, device="cuda")
+    program = tg.optimize(module, (given,), dynamic_shapes=shapes, dims={"T": 128}, backend="gpu", budget=24)
+    assert program.report.buckets, program.report
+    for n in (1, 16, 17, 128, 129, 1024, 1025, 4096):
+        x = torch.randn((n, 1024), dtype=torch.float16, device="cuda")
+        want = module(x)
+        assert (program(x) - want).norm() / want.norm() < 3e-3
+        assert us(program, x) < 1.15 * us(module, x), (n, program.report)
+
+
+SECOND = """
+import sys, warnings
+warnings.simplefilter("error", RuntimeWarning)
+for name in sys.argv[3:]:
+    sys.modules[name] = None
+import numpy as np, torch
+from tensor_graphs.backends.program.program import load_program
+program = load_program(sys.argv[1])
+for x, want in zip(*[iter(np.load(sys.argv[2]).values())] * 2):
+    got = program(torch.from_numpy(x).cuda())
+    assert torch.equal(got.cpu(), torch.from_numpy(want)), len(x)
+print("equal")
+"""
+
+
+@gpu_only
+@pytest.mark.parametrize(("choice", "blocked"), [("cuda", ["triton", "cuda.bindings.nvrtc"]), ("triton", ["triton"])])
+def test_a_second_process_needs_no_compiler_at_any_size(
+    choice: str, blocked: list[str], tmp_path: Path, _: int
+) -> None:
+    program, _graph, _weights = searched("mlp", choice)
+    program.bind()
+    values = []
+    for n in (1, 33, 64, 129, 1500):
+        x = torch.randn((n, WIDTH), generator=torch.Generator().manual_seed(n)).half()
+        values += [x.numpy(), program(x.cuda()).cpu().numpy()]
+    np.savez(tmp_path / "values.npz", *values)
+    folder = program.save(tmp_path / "saved")
+    assert (folder / "binaries" / "launches.json").is_file()
+    given = [str(folder), str(tmp_path / "values.npz"), *blocked]
+    done = subprocess.run([sys.executable, "-c", SECOND, *given], capture_output=True, text=True, timeout=120)
+    assert not done.returncode and "equal" in done.stdout, done.stderr[-3000:]

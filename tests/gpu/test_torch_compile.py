@@ -87,7 +87,7 @@ def test_inference(name: str, _: int) -> None:
 
 
 @gpu_only
-def test_sizes_get_programs_of_their_own(_: int) -> None:
+def test_one_program_serves_several_sizes(_: int) -> None:
     module = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda()
     compiled = tg.compile(module, dynamic=True, **QUICK)
     with torch.no_grad():

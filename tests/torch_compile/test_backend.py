@@ -16,7 +16,7 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.errors import UsageError
-from tensor_graphs.torch_compile import judge, search
+from tensor_graphs.torch_compile import compiled_graph, judge, search
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -283,3 +283,34 @@ def test_importing_the_backend_does_not_import_torch() -> None:
         "import sys, tensor_graphs as tg; tg.torch_compile.backend, tg.compile; print('torch' in sys.modules)"
     )
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_waiting_tells_that_a_backward_search_is_still_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search.Search, "run_in_subprocess", lambda self, folder: self.run_here())
+    module, a = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(3, 8)
+    compiled, steps = tg.compile(module, **BEHIND), 0
+    while not steps or not tg.torch_compile.wait(60):
+        compiled(a).sum().backward()
+        steps += 1
+        assert steps < 5
+    assert steps > 1 and [t.kind for t in report().traced] == ["forward", "backward"]
+
+
+def test_each_bucket_of_sizes_is_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of small sizes lose, those of large ones win."""
+    from tensor_graphs.pipeline import size_buckets
+
+    monkeypatch.setattr(size_buckets, "on_gpu", lambda backends: True)
+    monkeypatch.setattr(size_buckets, "BOUNDS", (16,))
+    monkeypatch.setattr(size_buckets, "LEAST", 2.0)  # no plans of their own
+    rows = [0]
+    monkeypatch.setattr(judge, "faster", lambda eager, program, gpu, first: (program() is not None and rows[0] > 16, 2.0, 1.0))  # fmt: skip
+    module = model()
+    compiled = torch.compile(module, backend="tensor_graphs", options={**QUICK, "measure": True})
+    for rows[0] in (40, 40, 5, 5, 90, 7):
+        a = torch.randn(rows[0], 8)
+        torch._dynamo.mark_dynamic(a, 0)
+        torch.testing.assert_close(called(compiled, a), called(module, a))
+    graph = max(compiled_graph._graphs, key=lambda g: int(g.report.name.removeprefix("graph")))
+    states = {next(iter(v.within.values())): v.state for v in graph.traced[0].variants}
+    assert {(low, state) for (low, _), state in states.items()} == {(2, "lost"), (17, "program")}

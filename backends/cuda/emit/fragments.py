@@ -220,7 +220,7 @@ class Fragments(CudaPart):
                 until = min(frame.size, max(1, WARM // each) * frame.step)
                 self.line(f"for (int {dim}_block = 0; {dim}_block < {until}; {dim}_block += {frame.step}) {{")
                 self.line(f"const int {dim}_0 = {dim}_block + own;")
-                nest = Nest(frame, frame.spans(e), dim)
+                nest = ThreadNest(frame, frame.spans(e), dim)
                 masks = nest.masks(frame.spans(e))
                 where, *_ = self._source(nest, e)
                 nest.line(f"{f'if ({all_of(masks)}) ' if masks else ''}warm<16>({where});")

@@ -166,7 +166,7 @@ class ThreadLoads(CudaPart):
                         f"for (int {dim}_block = 0; {dim}_block < {min(size, rounds * step)}; {dim}_block += {step}) {{"
                     )
                     self.line(f"const int {dim}_0 = {dim}_block{plus(frame.thread(dim))};")
-                nest = Nest(frame, dims, lanes)
+                nest = ThreadNest(frame, dims, lanes)
                 masks = nest.masks(dims)
                 place = f"{frame.param[operand]} + {nest.position(at, (), span(at, ()))}"
                 nest.line(f"{f'if ({all_of(masks)}) ' if masks else ''}warm<{width}>({place});")

@@ -18,7 +18,7 @@ def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tu
     own = definitions[launch.name].replace(head, f'SizedCudaKernel("{launch.name}", ', 1)
     statement = re.sub(
         rf"^({launch.name}\(.*)\)$",
-        lambda m: f"{m[1]}, grid={launch.grid}SIZES_{launch.name})",
+        lambda m: f"{m[1]}SIZES_{launch.name}, grid={launch.grid})",  # a number ends where no letter follows
         statement,
         flags=re.MULTILINE,
     )
@@ -32,7 +32,7 @@ def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple
     None if a size is where the compiler needs a constant: a template argument, the length of an array, an assembler
     operand.
     """
-    found = str(text.spelled(lambda value: _spelled(value, prefix)))
+    found = _spot_at_call(str(text.spelled(lambda value: _spelled(value, prefix))), prefix)
     used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]
     if not used:
         return found, []
@@ -41,10 +41,36 @@ def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple
     head = re.search(rf"\n{name}\(([^)]*)\) \{{\n", found)
     if head is None:
         return None
-    addresses = [p for p in head[1].split(", ") if "CUtensorMap" not in p]
-    maps = [p for p in head[1].split(", ") if "CUtensorMap" in p]
+    given = head[1].split(", ") if head[1] else []
+    maps = [p for p in given if p.startswith("DESCRIBED ")]  # tensor maps come last in a launch
+    addresses = [p for p in given if p not in maps]
     parameters = ", ".join([*addresses, *(f"const int {prefix}{n}" for n in used), *maps])
     return f"{found[: head.start()]}\n{name}({parameters}) {{\n{found[head.end() :]}", used
+
+
+#: `Roles::spot` of warp_specialized/kernel.cuh where numbers of tiles are known at the call only.
+SPOT = r"""#ifndef SPOT_AT
+#define SPOT_AT  // kernels are compiled together
+// The tile of a number: see Roles::spot.
+template <class T, int ROWS, int COLUMNS, int RIGHTS, bool TURNS, int DOWN, int ACROSS, int PARTS, int STAGES, bool LEFT_ALONG, bool RIGHT_ALONG, int WAITING>
+DEVICE Spot spot_at(
+    const Roles<T, ROWS, COLUMNS, RIGHTS, TURNS, DOWN, ACROSS, PARTS, STAGES, LEFT_ALONG, RIGHT_ALONG, WAITING>& roles, int number,
+    int rows, int columns, int most, int last_m, int last_n) {
+    const int downwards = rows / DOWN, sidewards = columns / ACROSS, tile = number % (downwards * sidewards);
+    const int above = tile / (most * sidewards) * most, high = downwards - above < most ? downwards - above : most, inside = tile % (most * sidewards);
+    const int m = ((above + inside % high) * DOWN + (DOWN > 1 ? roles.block : 0)) * ROWS;
+    const int n = (inside / high * ACROSS + (ACROSS > 1 ? roles.block : 0)) * COLUMNS;
+    return {m < last_m ? m : last_m, n < last_n ? n : last_n, number / (downwards * sidewards)};
+}
+#endif
+"""
+_SPOT = re.compile(r"\broles\.spot<(.*)>\(tile\);")
+
+
+def _spot_at_call(text: str, prefix: str) -> str:
+    """The text with `spot_at` for `Roles::spot` where a template argument of that depends on a size."""
+    made = _SPOT.sub(lambda m: f"spot_at(roles, tile, {m[1]});" if re.search(rf"\b{prefix}\w", m[1]) else m[0], text)
+    return made if made == text else made.replace('extern "C" __global__', f'{SPOT}extern "C" __global__', 1)
 
 
 def _spelled(value: Fitted, prefix: str) -> str:

@@ -101,14 +101,16 @@ class CallerForm:
 
     def quick(self, specs: Sequence[Spec]) -> Quick:
         """Takes the arguments as they are, if the caller's function takes them."""
-        kind, device = type(self.caller.inputs[0]), self.caller.device
-        wanted = [(shape, dtype) for _, shape, dtype in specs]
+        example = self.caller.inputs[0]
+        kind, device = type(example), getattr(example, "device", None)
+        types = {dtype_of(x): x.dtype for x in self.caller.inputs}
+        wanted = [(shape, types.get(dtype)) for _, shape, dtype in specs]
 
         def arguments(given: Sequence[Any]) -> tuple[Sequence[Any], None] | None:
             for x, (shape, dtype) in zip(given, wanted, strict=True):
-                if type(x) is not kind or x.shape != shape or dtype_of(x) != dtype:
+                if type(x) is not kind or x.shape != shape or x.dtype != dtype:
                     return None
-                if kind is not np.ndarray and str(x.device) != device:
+                if device is not None and x.device != device:
                     return None
             return given, None
 

@@ -72,7 +72,7 @@ def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | No
     if rows:
         with memory_errors_named(task.model.graph):
             more = lambda own, there: _found(session, own, there, backends)[1]
-            program = with_buckets(session, graph, rows, program, more)
+            program = with_buckets(session, graph, rows, program, backends, more)
     if program.manifest.buckets is None:
         program = faster_form(session, task, program, report)
     report.seconds, report.timeline = session.clock.seconds, session.timeline

@@ -22,7 +22,6 @@ from ..backends.registry import on_gpu
 from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..egraph.ir.dims import dim
 from ..egraph.ir.graph import Graph
-from ..errors import TensorGraphsError
 from ..extract.model.kernel import Backend
 from ..options import Options
 from ..report.report import BucketReport, Report
@@ -89,7 +88,8 @@ def winners(
     least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
 ) -> list[tuple[int, int, str]]:  # fmt: skip
     """Divide a range of sizes by the fastest form: (least, largest size, form). Where it differs at the two ends, the
-    size from which the other one is fastest is found by bisection, up to a factor."""
+    size from which the other one is fastest is found by bisection, up to a factor; without `halvings` it is the geometric
+    mean."""
     low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
     if low == high:
         return [(least, most, low)]
@@ -102,6 +102,7 @@ def winners(
             below = between
         else:
             above = between
+    above = above if halvings else max(below + 1, isqrt(below * above))
     return [(least, above - 1, low), (above, most, high)]
 
 
@@ -180,7 +181,8 @@ def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[]
 
 # ---------------------------------------------------------------- the program
 def with_buckets(
-    session: Session, graph: Graph, rows: Sequence[tuple[int, int]], program: Program, search: Search
+    session: Session, graph: Graph, rows: Sequence[tuple[int, int]], program: Program, backends: Sequence[Backend],
+    search: Search,
 ) -> Program:  # fmt: skip
     """The program with plans for buckets of sizes where they, or the caller's function, are faster.
 
@@ -193,7 +195,7 @@ def with_buckets(
     low, high, searched = program.manifest.sizes[name]
     rows = [(max(a, low), min(b, high)) for a, b in rows if a <= high and b >= low]
     sizes = {n: s for n, (_, _, s) in program.manifest.sizes.items()}
-    caller, pressed = _comparable(session, program), session.interrupted()
+    caller, pressed = _comparable(session, program, backends), session.interrupted()
     parts = {
         row: Forms(graph, sizes, name, {ALL: program}, caller, session.options.seed, pressed) for row in rows
     }  # fmt: skip
@@ -215,12 +217,15 @@ def with_buckets(
         return _divided(program, report, name, parts, 0 if session.over else HALVINGS)
 
 
-def _comparable(session: Session, program: Program) -> Caller | None:
-    """The caller's function if it may run instead of plans on the program's device."""
+def _comparable(session: Session, program: Program, backends: Sequence[Backend]) -> Caller | None:
+    """The caller's function if it may run instead of plans on the program's device: not where a backend without its
+    library was asked for."""
     caller, options = session.caller, session.options
     if caller is None or not options.allow_caller or options.tolerance not in FACTORS or options.params:
         return None
-    return caller if caller.device.partition(":")[0] == (program.tensors or "cpu").partition(":")[0] else None
+    library = "numpy" if not caller.torch else "torch_cuda" if on_gpu(backends) else "torch"
+    there = caller.device.partition(":")[0] == (program.tensors or "cpu").partition(":")[0]
+    return caller if there and library in {b.name for b in backends} else None
 
 
 def _lag(forms: Forms, row: tuple[int, int]) -> float:
@@ -243,8 +248,8 @@ def _searched(
         with session.part(seconds, own=True):
             found = search(own, sizes)
             why = "; ".join(w for w in session.warnings if "one size" in w)
-    except TensorGraphsError as error:
-        return None, error.message
+    except Exception as error:  # there is a program for these sizes already
+        return None, f"{type(error).__name__}: {getattr(error, 'message', error)}"[:300]
     if name in found.manifest.sizes and found.manifest.sizes[name][:2] == row:
         return found, ""
     return None, why or "it does not run at all of these sizes"
@@ -278,7 +283,7 @@ def _divided(
     for other in (p for forms in parts.values() for p in forms.programs.values()):
         if other is not program and other not in plans.values():
             other.unbind()
-    return program.divide(Buckets(name, tuple(buckets)), plans, instead)
+    return program.divide(Buckets(name, tuple(buckets)), plans, instead).bind()  # kernels of all plans are compiled
 
 
 __all__ = ["buckets_of", "fastest", "middle", "winners", "with_buckets"]

@@ -47,7 +47,9 @@ def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None,
 def wait(seconds: float | None = None) -> bool:
     """Wait for the searches of this process, at most `seconds`; returns whether all have ended.
 
-    The next call of a compiled graph then times its programs and decides.
+    The next call of a compiled graph then times its programs and decides. With gradients, the search of a graph's
+    backward pass begins at the call after that of its forward pass has ended: until then the result is False, so that
+    `while not wait(): step()` ends once everything is searched.
     """
     from .compiled_graph import wait
 

@@ -147,6 +147,12 @@ class CompiledGraph:
             return True
         return self.report.runs == PROGRAM and not any(t.fitting(SEARCHING) for t in self.traced[:1])
 
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether the next call traces the backward graph and begins its search: forward programs are tried with it."""
+        forward = [t for t in self.traced if t.kind == "forward"]
+        return self.report.runs == SEARCHING and len(self.traced) == len(forward) == 1 and bool(forward[0].variants)
+
     def _decide(self, args: Sequence[Any]) -> bool:
         """Bind programs whose searches have ended, and time them; returns whether programs came into use."""
         if not self._lock.acquire(blocking=False):
@@ -265,8 +271,8 @@ def decompositions() -> dict[Any, Any]:
 
 
 def wait(seconds: float | None = None) -> bool:
-    """Wait until no search of this process runs; returns whether none does. The next call of each graph decides what
-    runs it.
+    """Wait until no search of this process runs; returns whether none does and the next call of each graph decides what
+    runs it. False also for a graph with gradients whose backward search begins at the next call.
     """
     until = None if seconds is None else time.monotonic() + seconds
     for graph in list(_graphs):
@@ -275,7 +281,7 @@ def wait(seconds: float | None = None) -> bool:
                 for search in variant.searches:
                     if not search.wait(None if until is None else max(0.0, until - time.monotonic())):
                         return False
-    return True
+    return not any(graph.awaits_backward for graph in list(_graphs))
 
 
 def options_of(given: Mapping[str, Any]) -> CompileOptions:

@@ -51,6 +51,7 @@ class Calls:
         self.recorded: Any = None
         self.executable: Any = None
         self.handed: list[Any] = []  # recorded results: (number, view of it or None) or (-1, tensor)
+        self.whole: list[int] = []  # their numbers, if all are the memory of results as it is
         self.private: set[int] = {x.untyped_storage()._cdata for x in self.states.values()}
         self.complete = False  # whether all nodes of the graph are launches of generated kernels
         self.fresh = [self.maker(i) for i in range(self.count, len(self.types))]  # functions that allocate results
@@ -100,6 +101,12 @@ class Calls:
         """A function that allocates the memory of input or result `number`."""
         shape, dtype, strides = self.types[number]
         strides = torch.empty(shape, device="meta").stride() if strides is None else strides
+        if (
+            self.device.type == "cuda"
+        ):  # what torch.compile's code calls: on the current device, which calls make this one
+            known = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+            if (quick := getattr(known, "_empty_strided_cuda", None)) is not None:
+                return partial(quick, tuple(shape), tuple(strides), dtype)
         return partial(torch.empty_strided, shape, strides, dtype=dtype, device=self.device)
 
     def follow(self, stream: int) -> None:
@@ -183,6 +190,8 @@ class Calls:
 
     def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
         """The results of recorded kernels that used these tensors; copies of those that the next call overwrites."""
+        if self.whole and not fixed:
+            return tuple([tensors[number] for number in self.whole])
         found = []
         for number, view in self.handed:
             if number < 0:
@@ -233,6 +242,8 @@ class Calls:
             kernels.recording = False
         owners = {x.untyped_storage()._cdata: i for i, x in enumerate(places) if i >= self.count}
         self.handed = [self.origin(r, owners, places) for r in results]
+        self.whole = [n for n, view in self.handed if n >= 0 and view is None]
+        self.whole = self.whole if len(self.whole) == len(self.handed) else []
         self.recorded = recorded
         if direct:
             kernels.read()
@@ -423,12 +434,14 @@ class Launches:
     """The launches of a program's generated kernels, in order.
 
     `of` wraps a kernel's function, so that its launches are recorded; while `direct`, the driver makes them. `stored`:
-    (binaries, launches) of a saved program, or None.
+    (binaries, launches) of a saved program, or None. `variants`: what a program of every size notes its kernels in, and
+    what launches them if it is a saved one.
     """
 
     stored: Any = None
 
-    def __init__(self) -> None:
+    def __init__(self, variants: Any = None) -> None:
+        self.variants = variants
         self.loaded: list[Any] = []  # launches of a saved program
         self.binaries: list[Any] = []  # (binary, name of its function) of each launch; None if it is not known
         self.seen: list[Any] = []
@@ -543,9 +556,13 @@ class OwnKernel:
         self.early = getattr(kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
 
     def __getitem__(self, grid: Any) -> Any:
-        if self.launches.direct:
-            return self.launches.again
-        return partial(self.made, self.launches.make if self.launches.stored else self.kernel[grid])
+        launches, kernel = self.launches, self.kernel
+        if launches.direct:
+            return launches.again
+        if launches.variants is not None and launches.variants.stored is not None:
+            name = getattr(kernel, "base", kernel).__name__  # of a function that no compiler has seen
+            return partial(self.made, partial(launches.variants.launch, name, grid))
+        return partial(self.made, launches.make if launches.stored else kernel[grid])
 
     def __call__(self, *given: Any, **options: Any) -> None:
         if self.launches.direct:
@@ -556,6 +573,8 @@ class OwnKernel:
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
         """Launch the kernel through its own interface, or with its stored binary, and record the launch if asked for."""
         compiled = launch(*given, **options)
+        if self.launches.variants is not None and hasattr(compiled, "asm"):
+            self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))
         if self.launches.recording:
             early = self.early or options.get("launch_pdl", False)
             self.launches.keep(given, boxed_tensors(given, options), early, self.binary(compiled))

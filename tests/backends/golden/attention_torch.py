@@ -55,7 +55,6 @@ def tensor_of(x):
 def bind(weights):
     """Makes the program for given weights."""
 
-    @np.errstate(all="ignore")
     def run(q, k, v):
         """(q: float32[1, 2, 4, 8], k: float32[1, 2, 4, 8], v: float32[1, 2, 4, 8]) -> (output: float32[1, 4, 16])"""
         q_t = tensor(q)

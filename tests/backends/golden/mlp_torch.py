@@ -56,7 +56,6 @@ def bind(weights):
     w5 = np.full((1, 1), 0.5, np.float32)
     w5_t = tensor(w5)
 
-    @np.errstate(all="ignore")
     def run(x):
         """(x: float32[4, 8]) -> (output: float32[4, 8])"""
         x_t = tensor(x)

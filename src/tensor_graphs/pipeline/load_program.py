@@ -1,0 +1,43 @@
+"""Loading of saved programs with their reports."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from ..backends.program import program as programs
+from ..backends.program.buckets import FOLDER
+from ..backends.program.program import Program
+from ..errors import BadModelError
+from ..report.report import Report
+
+REPORT = "report.json"
+
+
+def load_program(folder: str | Path, *, device: str | None = None) -> Program:
+    """Load a saved program, without optimization. Calls execute its `program.py`: load only what you trust.
+
+    The program's `report` is that of its optimization, None if the folder has none; a RuntimeWarning if that file is
+    damaged. A program for a GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
+
+    BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
+    DeviceUnavailableError without a matching GPU.
+    """
+    found = programs.load_program(folder, device=device)
+    found.report = _report(Path(folder) / REPORT)
+    for name, plan in found.plans.items():
+        plan.report = _report(Path(folder) / FOLDER / name / REPORT)
+    return found
+
+
+def _report(path: Path) -> Report | None:
+    if not path.is_file():
+        return None
+    try:
+        return Report.read(path)
+    except BadModelError as error:
+        warnings.warn(f"the report of a saved program is not read: {error}", RuntimeWarning, stacklevel=3)
+        return None
+
+
+__all__ = ["load_program"]

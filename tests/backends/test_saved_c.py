@@ -1,0 +1,67 @@
+"""Saved programs with C kernels: their library is used without a compiler, on the same kind of CPU."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.backends.program import binaries, host_programs
+from tensor_graphs.backends.registry import backend
+
+pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="there is no C compiler")
+X = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
+T = tg.dim("T", max=100)
+
+
+@pytest.fixture(params=[8, T], ids=["one size", "every size"])
+def saved(request: Any, tmp_path: Path) -> Path:
+    x = tg.input("x", (request.param, 64))
+    program = tg.optimize(tg.softmax(x * 0.5), backend="c", measure=False, budget=2)
+    program(X)
+    folder = program.save(tmp_path / "saved")
+    assert sorted(p.name for p in (folder / "binaries").iterdir()) == ["kernels.so", "launches.json"]
+    return folder
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setenv("CC", "/no/compiler")
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(home))
+
+
+def right(program: Any) -> None:
+    want = np.exp(X * 0.5 - (X * 0.5).max(1, keepdims=True))
+    np.testing.assert_allclose(program(X), want / want.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_a_loaded_program_needs_no_compiler(saved: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_compiler(monkeypatch, tmp_path / "home")
+    loaded = tg.load_program(saved)
+    right(loaded)
+    right(tg.load_program(loaded.save(tmp_path / "again")))
+
+
+def test_on_another_cpu_or_with_a_damaged_file_it_is_compiled(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(host_programs, "processor", lambda: "x86_64 of another kind")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            right(tg.load_program(saved))
+        no_compiler(other, tmp_path / "home")
+        with pytest.raises(RuntimeError, match="the C compiler cannot be used"):
+            tg.load_program(saved)(X)
+    (saved / "binaries" / "kernels.so").write_bytes(b"damaged")
+    with pytest.warns(RuntimeWarning, match=r"kernels\.so is not the file that was saved"):
+        loaded = tg.load_program(saved)
+    right(loaded)
+
+
+def test_a_cpu_is_named_by_what_compiled_code_depends_on() -> None:
+    name = binaries.processor()
+    assert name == "" or len(name.split()[-1]) == 16
