@@ -49,6 +49,14 @@ template <int N, class T> DEVICE Pack<T, N> read_once_if(bool there, const T* x,
     return only_if(there, read_once<N>(there ? x : good));
 }
 
+// One value in every place.
+template <int N, class T> DEVICE Pack<T, N> repeat(T x) {
+    Pack<T, N> found;
+#pragma unroll
+    for (int i = 0; i < N; ++i) found.at[i] = x;
+    return found;
+}
+
 DEVICE float wide(float x) { return x; }
 DEVICE double wide(double x) { return x; }
 template <class T, class X> DEVICE T stored(X x) { return T(x); }
