@@ -276,8 +276,8 @@ def test_bad_folders_are_named_when_a_generator_is_made(folder: Path, tmp_path: 
         Generator(with_({"model_type": "other"}, arrays))
     with pytest.raises(UnsupportedError, match="quantized"):
         Generator(with_({"quantization_config": {"bits": 4}}, arrays))
-    with pytest.raises(UnsupportedError, match="quantize='int4'"):
-        Generator(folder, quantize="int4")
+    with pytest.raises(UsageError, match="quantize='int5'"):
+        Generator(folder, quantize="int5")
 
 
 def test_caches_beyond_the_memory_are_refused(folder: Path) -> None:

@@ -14,7 +14,7 @@ from tensor_graphs.errors import RuleError, UsageError
 from tensor_graphs.options import CommonOptions, Options, PathOptions, SaturateOptions
 
 COMMON = {"params": None, "dims": None, "backend": None, "limits": None, "budget": 60.0, "costdb": None,
-          "memory_limit": None, "error_budget": None, "effort": 1, "rules": ()}  # fmt: skip
+          "memory_limit": None, "error_budget": None, "effort": 1, "quantize": None, "rules": ()}  # fmt: skip
 SATURATE = COMMON | {"tolerance": "eager", "progress": None, "example_kwargs": None, "trust": False}
 OPTIMIZE = SATURATE | {"fixed": False, "dynamic_shapes": None, "verify": True, "measure": True, "deterministic": False,
                        "seed": 0, "again": False, "allow_caller": True}  # fmt: skip

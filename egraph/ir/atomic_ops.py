@@ -129,11 +129,12 @@ def _float8_values() -> Array:
     """Value of each of the 256 codes of float8 e4m3fn, as float32."""
     import ml_dtypes
 
-    return np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return np.asarray(np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn), np.float32)
 
 
 def _from_float8(attrs: Mapping[str, Any], x: Array) -> Array:
-    return np.asarray(_float8_values()[x]).astype(dtypes.numpy_dtype(attrs.get("dtype", "float64")))
+    found: Array = np.take(_float8_values(), x)
+    return found.astype(dtypes.numpy_dtype(attrs.get("dtype", "float64")))
 
 
 def _along(index: Array, axis: int) -> tuple[Array, ...]:

@@ -82,6 +82,15 @@ def is_limits(name: str, value: Any) -> None:
     of_kind("a tg.Limits(...)", Limits, NoneType)(name, value)
 
 
+def is_quantization(name: str, value: Any) -> None:
+    """Accept a form of quantized weights or None."""
+    if value is not None:
+        from .models.common.quantization import check_form
+
+        of_kind("the name of a form", str)(name, value)
+        check_form(value)
+
+
 NAMED_VALUES = of_kind("a dict by name", Mapping, NoneType)
 
 
@@ -120,7 +129,8 @@ class CommonOptions:
     memory_limit: float | None = option(
         None,
         "Maximum bytes of all kernel outputs and scratch memory together, an upper bound of the peak beside weights,"
-        " inputs and states. NoPlanError if no plan satisfies it.",
+        " inputs and states; of a model with quantized weights also the weights that kernels read, packed or expanded."
+        " NoPlanError if no plan satisfies it.",
         of_kind("a number of bytes", Real, NoneType),
     )
     error_budget: float | None = option(
@@ -134,6 +144,11 @@ class CommonOptions:
         " lower levels found.",
         of_kind("an integer", Integral),
     )
+    quantize: str | None = option(
+        None,
+        'Form of the weights of matrix products, quantized when they are loaded: "int8", "int4", "fp8" or "mxfp4".',
+        is_quantization, decides=False,
+    )  # fmt: skip
     rules: Sequence[Rule] = option(
         (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", anything
     )

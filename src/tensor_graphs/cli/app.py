@@ -72,6 +72,7 @@ Slack = Annotated[
 ]
 Effort = Annotated[int, typer.Option(help=summary("effort"))]
 MemoryLimit = Annotated[float | None, typer.Option(help=summary("memory_limit"))]
+Quantize = Annotated[str | None, typer.Option(help=summary("quantize"))]
 ErrorBudget = Annotated[float | None, typer.Option(help=summary("error_budget"))]
 
 
@@ -135,7 +136,7 @@ def optimize(
     verify: Annotated[bool, typer.Option(help=summary("verify"))] = Options.verify,
     measure: Annotated[bool, typer.Option(help=summary("measure"))] = Options.measure,
     seed: Seed = Options.seed, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
-    effort: Effort = Options.effort, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
+    effort: Effort = Options.effort, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None, quantize: Quantize = None,
     rules: Annotated[Path | None, typer.Option(help="file of additional rewrite rules, one per line")] = None,
     again: Annotated[bool, typer.Option("--again", help=summary("again"))] = Options.again,
     report: Annotated[Path | None, typer.Option(help="write an HTML report to this file")] = None,
@@ -154,6 +155,7 @@ def optimize(
             model, dims=_sizes(dim), fixed=_sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
             verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
             memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=_own_rules(rules), again=again,
+            quantize=quantize,
         )  # fmt: skip
         folder = program.save(output or default_output(model))
     found = program.report
