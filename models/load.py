@@ -8,7 +8,9 @@ from pathlib import Path
 from ..egraph.ir.graph import Graph
 from ..errors import BadModelError, UnsupportedError, UntrustedModelError
 
-_KNOWN = ".onnx, .pt2 (trusted), .safetensors with a graph in its header, or a folder with config.json and weights"
+_KNOWN = (
+    ".onnx, .pt2 (trusted), .safetensors with a graph in its header, .gguf, or a folder with config.json and weights"
+)
 #: Suffixes of pickle files. Unpickling can run arbitrary code, so these files are never opened.
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
@@ -59,6 +61,10 @@ def _load_file(path: Path, dims: Mapping[str, int] | None, trust: bool) -> Graph
         from .files.native import load_graph
 
         return _bound(load_graph(path), dims)
+    if suffix == ".gguf":
+        from .huggingface.load import load_folder
+
+        return _bound(load_folder(path), dims)
     if suffix in _PICKLES:
         raise UntrustedModelError(
             f"a {suffix} file is a pickle, which can run code when it is opened; it is never opened",

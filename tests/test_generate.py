@@ -69,7 +69,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [int(v) for v in np.random.default_rng(seed).integers(0, VOCAB, length)]
 
 
-def continued(folder: Path, ids: list[int], count: int, change: Callable[[Graph], Graph] = lambda graph: graph) -> list[int]:
+def continued(
+    folder: Path, ids: list[int], count: int, change: Callable[[Graph], Graph] = lambda graph: graph
+) -> list[int]:
     """The most likely tokens by the graph over whole sequences, changed by a function."""
     graph, found = change(load_folder(folder)), list(ids)
     for _ in range(count):

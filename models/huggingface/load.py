@@ -17,6 +17,7 @@ from ..files.safetensors import read_folder, read_json_file
 from . import decoder, encoder
 from .checkpoint import Config, Weights
 from .families import FAMILIES
+from .gguf import opened_gguf
 from .quantized import dequantized
 
 Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
@@ -114,8 +115,12 @@ def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
 
 
 def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[str, Data]]:
-    """Return the config and the tensors of a folder by name, lazy. Errors as in `load_folder`."""
+    """Return the config and the tensors of a folder or GGUF file by name, lazy. Errors as in `load_folder`."""
     folder = Path(path)
+    if folder.suffix.lower() == ".gguf":
+        config, tensors = opened_gguf(folder)
+        architecture(config)
+        return config, tensors
     config_file = folder / "config.json"
     if not config_file.is_file():
         saved = (folder / "manifest.json").is_file()
