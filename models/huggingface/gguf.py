@@ -69,7 +69,10 @@ def _config(file: GgufFile) -> Config:
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise BadWeightsError("there is no matrix token_embd.weight", where=where)
-    size = lambda name, default=None: meta.size(f"{kind}.{name}", default)
+
+    def size(name: str, default: int | None = None) -> int:
+        return meta.size(f"{kind}.{name}", default)
+
     hidden, heads = size("embedding_length"), size("attention.head_count")
     head = size("attention.key_length", max(hidden // heads, 1))
     if size("rope.dimension_count", head) != head:
@@ -121,7 +124,7 @@ def _halves(heads: int, shape: tuple[int, ...], name: str) -> Array:
     """Order of rows that puts the first numbers of a head's pairs before the second ones."""
     if not shape or shape[0] % (2 * heads):
         raise BadWeightsError(f"{name!r} has {shape[:1]} rows, which {heads} heads do not divide")
-    return np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    return np.asarray(np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1))
 
 
 # ---------------------------------------------------------------- encodings
@@ -150,7 +153,8 @@ def _part(
 
 def _halves_at(blocks: Array, start: int) -> Array:
     """The float16 number at a byte of each block, as float32 [rows, blocks, 1]."""
-    return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16).astype(np.float32)
+    found: Array = np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16).astype(np.float32)
+    return found
 
 
 def _q8_0(stored: StoredTensor, rows: Rows) -> PackedWeight:

@@ -8,6 +8,7 @@ torchao. A GPTQ weight whose groups are not contiguous (`desc_act`) is expanded 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,7 @@ def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[
     if kind not in _FORMATS:
         raise UnsupportedError(f"quantized checkpoints of the format {kind[:80]!r} are not supported", where=config.where,
                                hint=f"known: {', '.join(_FORMATS)}")  # fmt: skip
+    data = _plain_names(data) if kind == "torchao" else data
     found, used = dict[str, Data](), set[str]()
     ending, replace = _FORMATS[kind](options)
     for name in data:
@@ -303,6 +305,41 @@ def _fp8(options: Config) -> tuple[str, Replace]:
     return ".weight_scale_inv", replace
 
 
+def _torchao(options: Config) -> tuple[str, Replace]:
+    """`NAME:qdata` [outputs, inputs], e4m3 or int8, `NAME:scale` [outputs or blocks, groups], and for int8 `NAME:zero_point` of its
+    shape: (number - zero) * scale."""
+
+    def replace(t: _Tensors) -> tuple[str, Data]:
+        shape = t.rank(":qdata", 2)
+        blocks = t.rank(":scale", 2)
+        coded = dtypes.name_of(t.data[t.stem + ":qdata"].dtype)
+        if coded not in ("int8", "uint8") or any(n % b for n, b in zip(shape, blocks)):
+            raise UnsupportedError(f"tensor {t.stem!r}: {coded}{list(shape)} with scales {list(blocks)} is not supported",
+                                   hint="Float8Tensor and IntxUnpackedToInt8Tensor are")  # fmt: skip
+        parts: dict[str, Data] = {"q": t.get(":qdata", coded), "scale": t.get(":scale", "")}
+        if f"{t.stem}:zero_point" in t.data:
+            parts["zero"] = t.get(":zero_point", "int8", blocks)
+
+        def build(leaf: Mapping[str, Tensor]) -> Tensor:
+            if "zero" in leaf:
+                return dequantize(leaf["q"], leaf["scale"], leaf["zero"])
+            return dequantized_as("fp8" if coded == "uint8" else "int8", leaf["q"], leaf["scale"])
+
+        return t.stem, PackedWeight(shape, dtypes.name_of(parts["scale"].dtype), f"torchao {coded}", parts, build)
+
+    return ":qdata", replace
+
+
+def _plain_names(data: Mapping[str, Data]) -> dict[str, Data]:
+    """torchao's tensors as NAME and NAME:PART; newer files call them PREFIX._NAME_PART."""
+    found: dict[str, Data] = {}
+    for name, source in data.items():
+        newer = re.fullmatch(r"(.*)\._(weight)_(qdata|scale|zero_point)", name)
+        found[f"{newer[1]}.{newer[2]}:{newer[3]}" if newer else name.removesuffix(":_data")] = source
+    return found
+
+
 _FORMATS: Mapping[str, Callable[[Config], tuple[str, Replace]]] = {
     "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8,
+    "torchao": _torchao,
 }  # fmt: skip

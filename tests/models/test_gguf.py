@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from pathlib import Path
@@ -230,7 +231,5 @@ def test_no_cut_or_flipped_header_does_more_than_raise(tmp_path: Path) -> None:
         for at in rng.integers(0, min(1600, max(len(content), 1)), 3) if content and trial % 3 else ():
             content[at] = int(rng.integers(0, 256))
         path.write_bytes(bytes(content))
-        try:
+        with contextlib.suppress(TensorGraphsError):
             opened_gguf(path)
-        except TensorGraphsError:
-            pass

@@ -90,6 +90,18 @@ def fp8(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Arr
     return {"weight": numbers, "weight_scale_inv": factors}, numbers.astype(np.float32) * whole
 
 
+def torchao_int8(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    numbers, zeros = (rng.integers(-128, 128, s).astype(np.int8) for s in (shape, (shape[0], shape[1] // 8)))
+    scales = (rng.random(zeros.shape) / 256).astype(np.float16)
+    weight = (numbers - np.repeat(zeros.astype(np.float32), 8, 1)) * np.repeat(scales.astype(np.float32), 8, 1)
+    return {"weight:qdata": numbers, "weight:scale": scales, "weight:zero_point": zeros}, weight
+
+
+def torchao_float8(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    parts, weight = float_quantized(rng, shape)
+    return {"_weight_qdata": parts["weight"], "_weight_scale": parts["weight_scale"]}, weight
+
+
 def numpy_float8() -> Any:
     import ml_dtypes
 
@@ -113,6 +125,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
     "pack-quantized": (_groups("pack-quantized", 4), pack_quantized),
     "int-quantized": (_groups("int-quantized", 8), int_quantized),
     "float-quantized": (_groups("float-quantized", 8, type="float"), float_quantized),
+    "torchao int8": ({"quant_method": "torchao"}, torchao_int8),
+    "torchao float8": ({"quant_method": "torchao"}, torchao_float8),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [24, 16]}, fp8),
 }
 
@@ -128,6 +142,8 @@ def quantize(folder: Path, form: str) -> dict[str, Array]:
             del stored[name]
             parts, plain[name] = make(rng, data.shape)
             stored |= {name.removesuffix("weight") + n: p for n, p in parts.items()}
+    if form == "torchao int8":
+        stored = {n if ":" in n else f"{n}:_data": a for n, a in stored.items()}
     from safetensors.numpy import save_file
 
     save_file(stored, folder / "model.safetensors")
