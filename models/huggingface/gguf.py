@@ -175,7 +175,7 @@ def _q6_k(stored: StoredTensor, rows: Rows) -> PackedWeight:
         low, high = b[..., :128].reshape(*b.shape[:2], 2, 2, 32), b[..., 128:192].reshape(*b.shape[:2], 2, 1, 32)
         shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
         lower = np.concatenate([low & 15, low >> 4], -2)  # [rows, blocks, 2, 4, 32]
-        return (lower | (high >> shifts & 3) << 4).astype(np.int8) - np.int8(32)
+        return np.asarray((lower | (high >> shifts & 3) << 4).astype(np.int8) - np.int8(32))
 
     def scales(b: Array) -> Array:
         return np.ascontiguousarray(b[..., 192:208]).view(np.int8).astype(np.float32) * _halves_at(b, 208)
