@@ -3,7 +3,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 2
 out="${1:-gpu-quantized}"
-budget="${2:-8}"
+budget="${2:-25}"
 python="${PYTHON:-python3}"
 mkdir -p "$out"
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" TENSOR_GRAPHS_HOME="${TENSOR_GRAPHS_HOME:-$(mktemp -d)}"
@@ -18,6 +18,6 @@ bench() { # name, seconds, options...
     shift 2
     part "$name" "$limit" "$python" -m benchmarks.quantised --backend gpu --budget "$budget" --seconds "$((limit - 20))" --out "$out/$name.json" "$@"
 }
-bench row 110 --rows 1 --only 8b-gate-up 8b-down --forms plain int4 int8 fp8
-bench rows 80 --rows 16 --only 8b-gate-up 8b-down --forms plain int4 fp8
+bench row 130 --rows 1 --only 8b-gate-up 8b-down --forms int4 int8
+bench rows 75 --rows 16 --only 8b-gate-up --forms int4 fp8
 for log in "$out"/*.log; do tail -n 30 "$log" | cut -c1-1500; done
