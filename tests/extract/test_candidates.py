@@ -266,9 +266,13 @@ def _check(found: Hypergraph, c: Candidate) -> None:
 def test_every_pointwise_op_has_a_kernel(op: str) -> None:
     from tensor_graphs.egraph.ir.graph import make
 
-    dtype = "bool" if op in ("and", "or", "xor", "not") else "float32"
+    dtype = "bool" if op in ("and", "or", "xor", "not") else "uint8" if op == "from_float8" else "float32"
     leaves = [tg.input(n, (2, 3), dtype) for n in "xy"[: OPS[op].arity]]
-    attrs = {"dtype": "int64"} if "dtype" in OPS[op].attrs else dict.fromkeys(OPS[op].attrs, 1.0)
+    attrs = (
+        {"dtype": "float32" if op == "from_float8" else "int64"}
+        if "dtype" in OPS[op].attrs
+        else dict.fromkeys(OPS[op].attrs, 1.0)
+    )
     root = make(op, leaves, attrs)
     assert build(root).roots[0] in made(build(root))
     assert isinstance(root.type, Type)
