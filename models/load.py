@@ -39,6 +39,12 @@ def _pt2(path: Path, dims: Dims) -> Graph:
     return _bound(load_pt2(path, trust=True), dims)
 
 
+def _gguf(path: Path, dims: Dims) -> Graph:
+    from .huggingface.load import load_folder
+
+    return _bound(load_folder(path), dims)
+
+
 def _native(path: Path, dims: Dims) -> Graph:
     from .files.native import load_graph
 
@@ -49,6 +55,7 @@ def _native(path: Path, dims: Dims) -> Graph:
 FORMATS: dict[str, ModelFormat] = {
     ".onnx": ModelFormat(_onnx, ".onnx"),
     ".pt2": ModelFormat(_pt2, ".pt2 (trusted)", runs_code=True),
+    ".gguf": ModelFormat(_gguf, ".gguf"),
     ".safetensors": ModelFormat(_native, ".safetensors with a graph in its header"),
 }
 #: Suffixes of pickle files. Unpickling can run arbitrary code, so these files are never opened.

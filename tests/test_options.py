@@ -17,7 +17,7 @@ from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.options import CommonOptions, Options, PathOptions, SaturateOptions
 
 COMMON = {"params": None, "dims": None, "backend": None, "limits": None, "budget": 60.0, "costdb": None,
-          "memory_limit": None, "error_budget": None, "effort": 1, "rules": (), "kernels": ()}  # fmt: skip
+          "memory_limit": None, "error_budget": None, "effort": 1, "quantize": None, "rules": (), "kernels": ()}  # fmt: skip
 SATURATE = COMMON | {"tolerance": "eager", "progress": None, "example_kwargs": None, "trust": False}
 OPTIMIZE = SATURATE | {"fixed": False, "dynamic_shapes": None, "verify": True, "measure": True, "deterministic": False,
                        "seed": 0, "again": False, "allow_caller": True, "size_buckets": None}  # fmt: skip

@@ -241,14 +241,19 @@ def _partial_shape(kernel: Kernel, shape: Shape) -> Shape:
 
 
 def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
-    """Description of a skinny GEMM for tensor cores, if its operands are 16-bit and contiguous along K; else None."""
+    """Description of a skinny GEMM for tensor cores, if its operands are 16-bit or bytes, and contiguous along K; else None.
+
+    One row is a skinny GEMM if a weight is computed from bytes: conversions then take more time than loads. A load with one value for
+    8 elements is a scale."""
     axes = [e.axis for e in shape.dots if e.axis in shape.outer]
-    if not axes or not 1 < shape.m <= FEW:
+    packed = any(e.op == "load" and dtypes.itemsize(e.value[3]) == 1 for e in kernel.exprs)
+    if not axes or shape.m > FEW or (shape.m <= 1 and not packed):
         return None
     main = max(axes, key=lambda a: a.size)
     for d in (d for e, d in shape.dots.items() if e.axis == main):
         for x in (x for f in (*d.left, *d.right) for x in walk([f]) if x.op == "load" and main in x.axes):
-            if dtypes.itemsize(x.value[3]) != 2 or not together(x.value[1], main, 8, 2):
+            scale = packed and x.value[3] in dtypes.HALVES and slope(x.value[1], main, 8) == 0
+            if not scale and not (dtypes.itemsize(x.value[3]) <= 2 and together(x.value[1], main, 8, 2)):
                 return None
     own = if_fusable(_short, kernel, shape, main)
     if own is None or refusal(kernel, main):
@@ -258,7 +263,7 @@ def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
     if splits and split_axis(shape) != main:  # the parts must have a product for tensor cores
         partial = _partial_shape(kernel, shape)
         splits = any(e.axis in partial.outer for e in partial.dots)
-    return Few(shape.m, shape.n, main.size, max(1, matrices), batch, splits, own)
+    return Few(max(1, shape.m), shape.n, main.size, max(1, matrices), batch, splits, own)
 
 
 def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced | Product:

@@ -13,7 +13,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from .gpu_launches import Driver, DriverAttribute, DriverConfig
+from .cuda_driver import Driver, DriverAttribute, DriverConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,6 +5,9 @@ struct f16 { unsigned short bits; };
 #define DEVICE __device__ __forceinline__
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
+// A number of 0 to 255, and the signed number of a byte, faster than by a conversion: as the low bits of 2 ** 23.
+DEVICE float from_byte(int i) { return __uint_as_float(0x4b000000u | (unsigned)i) - 8388608.0f; }
+DEVICE float from_signed_byte(int i) { return __uint_as_float((unsigned)(i & 255) ^ 0x4b000080u) - 8388736.0f; }
 DEVICE float wide(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 DEVICE float wide(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
 DEVICE void narrow(float x, bf16& y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }

@@ -54,6 +54,14 @@ template <int N> DEVICE void warm(const void* x) {
     if ((reinterpret_cast<unsigned long long>(x) & 127) < N) prefetch_line(x);
 }
 
+// One value in every place.
+template <int N, class T> DEVICE Pack<T, N> repeat(T x) {
+    Pack<T, N> found;
+#pragma unroll
+    for (int i = 0; i < N; ++i) found.at[i] = x;
+    return found;
+}
+
 DEVICE float wide(float x) { return x; }
 DEVICE double wide(double x) { return x; }
 template <class T, class X> DEVICE T stored(X x) { return T(x); }

@@ -140,7 +140,8 @@ def _float8_values() -> Array:
 
 
 def _from_float8(attrs: Mapping[str, Any], x: Array) -> Array:
-    return np.asarray(_float8_values()[x]).astype(dtypes.numpy_dtype(attrs.get("dtype", "float64")))
+    found: Array = np.take(_float8_values(), x)
+    return found.astype(dtypes.numpy_dtype(attrs.get("dtype", "float64")))
 
 
 def _along(index: Array, axis: int) -> tuple[Array, ...]:

@@ -37,18 +37,20 @@ class Budget:
         return Limit(self.name, np.array([of[i] if i >= 0 else 0.0 for i in candidates], np.float64), self.most)
 
 
-def memory_budget(most: float) -> Budget:
+def memory_budget(most: float, weights: bool = False) -> Budget:
     """Memory budget in bytes: all values written by kernels plus their workspaces, each counted once; views count 0.
 
     The sum is an upper bound (up to alignment) on the memory of a plan's values in any execution order; buffer reuse is
-    not credited.
+    not credited. `weights`: the weights that a kernel reads count as well, as they are stored (packed or expanded);
+    those that several kernels read count for each.
     """
-    return Budget("memory", most, lambda found: [0.0 if c.is_view else _bytes(c) for c in found])
+    return Budget("memory", most, lambda found: [0.0 if c.is_view else _bytes(c, weights) for c in found])
 
 
-def _bytes(candidate: Candidate) -> float:
+def _bytes(candidate: Candidate, weights: bool) -> float:
     call, scratch = candidate.call, candidate.template.scratch
-    return float(sum(o.type.nbytes for o in call.outputs) + (scratch(call) if scratch is not None else 0))
+    read = sum(call.operands[o].type.nbytes for o in candidate.weights) if weights else 0
+    return float(read + sum(o.type.nbytes for o in call.outputs) + (scratch(call) if scratch is not None else 0))
 
 
 def error_budget(most: float, known: Uses) -> Budget:

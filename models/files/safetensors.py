@@ -37,8 +37,9 @@ _DTYPES = {
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
 }  # fmt: skip
 _CODES = {ours: theirs for theirs, ours in _DTYPES.items()}
+_DTYPES["F8_E4M3"] = "uint8"  # the bits: formats of quantized weights say what they mean
 #: Dtype codes that are valid in the format but not supported here: refused as unsupported, not as malformed.
-_FOREIGN = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4", "C64"}
+_FOREIGN = {"F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4", "C64"}
 
 
 @dataclass(frozen=True)

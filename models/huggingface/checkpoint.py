@@ -15,6 +15,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim
 from ...egraph.ir.graph import Data, Tensor, load_data
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, warned
+from ..common.packed_weight import PackedWeight
 
 T = TypeVar("T")
 NAMED = 12  # largest number of tensor names in one warning
@@ -191,7 +192,7 @@ class Weights:
     invented: str = ""  # dtype of all tensors of a checkpoint that is still to be written
     params: dict[str, Data] = field(default_factory=dict)
     taken: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    stacked: set[str] = field(default_factory=set)  # tensors that are part of a stacked parameter
+    stacked: set[str] = field(default_factory=set)  # tensors that are part of a stacked parameter, or packed weights
 
     def spelled(self, name: str) -> str | None:
         """Name of a tensor in the file, or None. Raises BadWeightsError if two spellings are present."""
@@ -223,6 +224,10 @@ class Weights:
         if tuple(source.shape) != wanted:
             raise BadWeightsError(f"tensor {spelled!r} has shape {list(source.shape)}, the config says {list(wanted)}",
                                   where=self.where)  # fmt: skip
+        if isinstance(source, PackedWeight):
+            self.params |= source.params(spelled)
+            self.stacked.add(spelled)
+            return t.cast(source.tensor(spelled), dtype)
         stored = dtypes.name_of(source.dtype)
         if not dtypes.is_float(stored):
             raise UnsupportedError(f"tensor {spelled!r} holds {stored}", where=self.where,
@@ -242,11 +247,19 @@ class Weights:
         if self.invented:
             return t.cast(t.param(name, wanted, self.invented), dtype)
         spelled = [self.spelled(part) or part for part in parts]
-        sources = [self.params.pop(s) for s in spelled]
+        sources = [self.data[s] for s in spelled]
+        for s, source in zip(spelled, sources):
+            for taken in source.params(s) if isinstance(source, PackedWeight) else (s,):
+                del self.params[taken]
         kinds = {dtypes.name_of(s.dtype) for s in sources}
         if len(kinds) > 1:
             raise BadWeightsError(f"tensors {name!r} have several dtypes: {sorted(kinds)}", where=self.where)
         self.stacked.update(spelled)
+        packed = [s for s in sources if isinstance(s, PackedWeight)]
+        if len(packed) == len(sources) and len({s.kind for s in packed}) == 1:
+            whole = packed[0].stacked(packed, StackedArray)
+            self.params |= whole.params(name)
+            return t.cast(whole.tensor(name), dtype)
         self.params[name] = StackedArray(tuple(sources))
         return t.cast(t.param(name, wanted, kinds.pop()), dtype)
 

@@ -18,6 +18,7 @@ from ..files.safetensors import read_folder, read_json_file
 from . import decoder, encoder
 from .checkpoint import Config, Weights
 from .families import FAMILIES
+from .gguf import opened_gguf
 from .quantized import dequantized
 
 Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
@@ -115,8 +116,12 @@ def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
 
 
 def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[str, Data]]:
-    """Config of a folder, and its tensors by name, lazy. Errors as in `load_folder`."""
+    """Config of a folder or GGUF file, and its tensors by name, lazy. Errors as in `load_folder`."""
     folder = named_path(path)
+    if folder.suffix.lower() == ".gguf":
+        config, tensors = opened_gguf(folder)
+        architecture(config)
+        return config, tensors
     config_file = folder / "config.json"
     if not config_file.is_file():
         saved = (folder / "manifest.json").is_file()

@@ -1,42 +1,34 @@
-"""Quantized checkpoints: packed integers and scales become lazy float tensors under the names that builders ask for.
+"""Quantized checkpoints: packed integers and scales become packed weights under the names that builders ask for.
 
-Weights are expanded when they are read, so that a program computes with the checkpoint's values in the scales' dtype;
-memory and bandwidth are those of that dtype. Formats: MXFP4 (gpt-oss), GPTQ, AWQ (gemm), compressed-tensors
-(pack-quantized and int-quantized, symmetric).
+A weight is an expression over params of codes, scales and zero points, repacked without loss when they are loaded
+(`models/common/quantization.py`); extraction decides whether a program reads them or the expanded weight. Formats: MXFP4
+(gpt-oss), GPTQ, AWQ (gemm), compressed-tensors (pack-quantized, int-quantized, float-quantized; symmetric), fp8 in blocks,
+torchao. A GPTQ weight whose groups are not contiguous (`desc_act`) is expanded when it is read.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Data, load_data
+from ...egraph.ir.builders import transpose
+from ...egraph.ir.graph import Data, Tensor, load_data
+from ...egraph.ir.quantized_ops import dequantize
 from ...errors import BadWeightsError, UnsupportedError
+from ..common.packed_weight import LazyPart, PackedWeight
+from ..common.quantization import dequantized as dequantized_as
+from ..common.quantization import numbers as numbers_of
+from ..common.quantization import packed
 from .checkpoint import Config
 
 Array = np.ndarray[Any, Any]
-#: Values of the sixteen 4-bit floats (e2m1) of MXFP4.
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each 4-bit number of a word, from the lowest bits on
-
-
-@dataclass(frozen=True)
-class Dequantized:
-    """A lazy tensor [shape] of `dtype`, computed from stored tensors when it is loaded."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    parts: tuple[Data, ...]
-    expand: Callable[..., Array]  # the parts' arrays -> float32, or the dtype
-
-    def load(self) -> Array:
-        """Read the parts and expand them."""
-        found = self.expand(*map(load_data, self.parts))
-        return found.astype(dtypes.numpy_dtype(self.dtype), copy=False).reshape(self.shape)
 
 
 def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[str, Data]]:
@@ -50,6 +42,7 @@ def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[
     if kind not in _FORMATS:
         raise UnsupportedError(f"quantized checkpoints of the format {kind[:80]!r} are not supported", where=config.where,
                                hint=f"known: {', '.join(_FORMATS)}")  # fmt: skip
+    data = _plain_names(data) if kind == "torchao" else data
     found, used = dict[str, Data](), set[str]()
     ending, replace = _FORMATS[kind](options)
     for name in data:
@@ -137,24 +130,45 @@ def _mxfp4(options: Config) -> tuple[str, Replace]:
     lower four bits first, `NAME_scales` [experts, rows, groups] uint8, 127 above the exponent. NAME is [experts,
     groups * 32, rows]."""
 
-    def expand(blocks: Array, scales: Array) -> Array:
-        experts, rows, groups, _ = blocks.shape
-        out = np.empty((experts, groups * 32, rows), dtypes.numpy_dtype("bfloat16"))
-        for place, block, scale in zip(
-            out, blocks, scales
-        ):  # one expert at a time: float32 takes eight times the memory
-            values = np.stack([FP4[block & 15], FP4[block >> 4]], -1).reshape(rows, groups, 32)
-            place[...] = np.ldexp(values, scale.astype(np.int32)[..., None] - 127).reshape(rows, groups * 32).T
-        return out
+    def codes(blocks: Array) -> Array:
+        pairs = np.stack([blocks & 15, blocks >> 4], -1)
+        return packed(pairs.reshape(*blocks.shape[:2], -1))
 
     def replace(t: _Tensors) -> tuple[str, Data]:
         experts, rows, groups, size = t.rank("_blocks", 4)
         if size != 16:
             raise BadWeightsError(f"tensor {t.stem + '_blocks'!r} has blocks of {size} bytes, not 16")
-        parts = t.get("_blocks", "uint8"), t.get("_scales", "uint8", (experts, rows, groups))
-        return t.stem, Dequantized((experts, groups * 32, rows), "bfloat16", parts, expand)
+        blocks, scales = t.get("_blocks", "uint8"), t.get("_scales", "uint8", (experts, rows, groups))
+        parts = {
+            "q": LazyPart((experts, rows, groups * 16), "uint8", (blocks,), codes),
+            "scale": LazyPart((experts, rows, groups), "bfloat16", (scales,), lambda s: np.ldexp(np.float32(1), s.astype(np.int32) - 127)),
+        }  # fmt: skip
+        build = lambda leaf: transpose(dequantized_as("mxfp4", leaf["q"], leaf["scale"]))
+        return t.stem, PackedWeight((experts, groups * 32, rows), "bfloat16", "mxfp4", parts, build)
 
     return "_blocks", replace
+
+
+def _with_zeros(bits: int, leaf: Mapping[str, Tensor]) -> Tensor:
+    """The matrix [outputs, inputs] of unsigned numbers with zero points."""
+    numbers = numbers_of("int4", leaf["q"]) if bits == 4 else leaf["q"]
+    return dequantize(numbers, leaf["scale"], leaf["zero"])
+
+
+def _zero_pointed(
+    t: _Tensors, bits: int, shape: tuple[int, int], scales: Data, codes: LazyPart, zeros: LazyPart
+) -> PackedWeight:
+    """A weight [outputs, inputs] of codes and zero points, with scales [groups, outputs]."""
+    kind = dtypes.name_of(scales.dtype)
+    parts = {"q": codes, "scale": LazyPart(zeros.shape, kind, (scales,), np.transpose), "zero": zeros}
+    return PackedWeight(shape, kind, f"uint{bits}", parts, lambda leaf: _with_zeros(bits, leaf))
+
+
+def _coded(outputs: int, inputs: int, bits: int, stored: tuple[Data, ...], numbers: Callable[..., Array]) -> LazyPart:
+    """The codes of unsigned numbers [outputs, inputs], packed if they have 4 bits."""
+    if bits == 8:
+        return LazyPart((outputs, inputs), "uint8", stored, numbers)
+    return LazyPart((outputs, inputs // 2), "uint8", stored, lambda *arrays: packed(numbers(*arrays)))
 
 
 def _gptq(options: Config) -> tuple[str, Replace]:
@@ -165,28 +179,33 @@ def _gptq(options: Config) -> tuple[str, Replace]:
     less = 0 if options.text("checkpoint_format", "gptq") == "gptq_v2" else 1
     count = 32 // bits
 
-    def expand(weight: Array, zeros: Array, scales: Array, *group: Array) -> Array:
-        numbers = unpacked(weight, bits, 0)
-        offset = (unpacked(zeros, bits, 1).astype(np.int32) + less) & ((1 << bits) - 1)
-        inputs, groups = numbers.shape[0], scales.shape[0]
-        index = group[0].astype(np.int64) if group else np.arange(inputs) // (inputs // groups)
+    def zeros(words: Array) -> Array:
+        return ((unpacked(words, bits, 1).astype(np.int32) + less) & ((1 << bits) - 1)).T
+
+    def expand(weight: Array, words: Array, scales: Array, group: Array) -> Array:
+        groups, index = scales.shape[0], group.astype(np.int64)
         if index.min() < 0 or index.max() >= groups:
             raise BadWeightsError(f"g_idx names a group outside 0..{groups - 1}")
-        weight = (numbers.astype(np.int32) - offset[index]).astype(np.float32)
-        return np.asarray(weight * scales.astype(np.float32)[index]).T
+        offset = zeros(words).T
+        numbers = (unpacked(weight, bits, 0).astype(np.int32) - offset[index]).astype(np.float32)
+        return np.asarray(numbers * scales.astype(np.float32)[index]).T
 
     def replace(t: _Tensors) -> tuple[str, Data]:
         rows, outputs = t.rank(".qweight", 2)
         groups, _ = t.rank(".scales", 2)
+        inputs = rows * count
         scales = t.get(".scales", "", (groups, outputs))
-        parts = [t.get(".qweight", "int32"), t.get(".qzeros", "int32", (groups, outputs // count)), scales]
-        if outputs % count or (rows * count) % groups:
-            raise BadWeightsError(f"{t.stem!r}: {rows * count} inputs and {outputs} outputs do not fit {groups} groups")
+        weight, words = t.get(".qweight", "int32"), t.get(".qzeros", "int32", (groups, outputs // count))
+        if outputs % count or inputs % groups:
+            raise BadWeightsError(f"{t.stem!r}: {inputs} inputs and {outputs} outputs do not fit {groups} groups")
         if f"{t.stem}.g_idx" in t.data:
-            parts.append(t.get(".g_idx", "int32", (rows * count,)))
-        return f"{t.stem}.weight", Dequantized(
-            (outputs, rows * count), dtypes.name_of(scales.dtype), tuple(parts), expand
-        )
+            index = t.get(".g_idx", "int32", (inputs,))
+            if not np.array_equal(load_data(index), np.arange(inputs) // (inputs // groups)):
+                kind = dtypes.name_of(scales.dtype)
+                return f"{t.stem}.weight", LazyPart((outputs, inputs), kind, (weight, words, scales, index), expand)
+        codes = _coded(outputs, inputs, bits, (weight,), lambda w: unpacked(w, bits, 0).T)
+        zero = LazyPart((outputs, groups), "uint8", (words,), zeros)
+        return f"{t.stem}.weight", _zero_pointed(t, bits, (outputs, inputs), scales, codes, zero)
 
     return ".qweight", replace
 
@@ -201,59 +220,126 @@ def _awq(options: Config) -> tuple[str, Replace]:
 
     def columns(words: Array) -> Array:
         numbers = unpacked(words, 4, 1)
-        return numbers.reshape(*words.shape, 8)[..., place].reshape(numbers.shape)
-
-    def expand(weight: Array, zeros: Array, scales: Array) -> Array:
-        each = weight.shape[0] // scales.shape[0]
-        offset, factor = (np.repeat(x, each, 0) for x in (columns(zeros).astype(np.int32), scales.astype(np.float32)))
-        return ((columns(weight).astype(np.int32) - offset).astype(np.float32) * factor).T
+        return numbers.reshape(*words.shape, 8)[..., place].reshape(numbers.shape).T
 
     def replace(t: _Tensors) -> tuple[str, Data]:
         inputs, words = t.rank(".qweight", 2)
         groups, _ = t.rank(".scales", 2)
-        if inputs % groups:
+        if inputs % groups or inputs % 2:
             raise BadWeightsError(f"{t.stem!r}: {inputs} inputs do not fit {groups} groups")
         scales = t.get(".scales", "", (groups, words * 8))
-        parts = t.get(".qweight", "int32"), t.get(".qzeros", "int32", (groups, words)), scales
-        return f"{t.stem}.weight", Dequantized((words * 8, inputs), dtypes.name_of(scales.dtype), parts, expand)
+        weight, zeros = t.get(".qweight", "int32"), t.get(".qzeros", "int32", (groups, words))
+        codes = _coded(words * 8, inputs, 4, (weight,), columns)
+        zero = LazyPart((words * 8, groups), "uint8", (zeros,), columns)
+        return f"{t.stem}.weight", _zero_pointed(t, 4, (words * 8, inputs), scales, codes, zero)
 
     return ".qweight", replace
 
 
 def _compressed(options: Config) -> tuple[str, Replace]:
     """compressed-tensors. pack-quantized: `weight_packed` [outputs, words] int32 of 4 or 8 bits, lowest first, each number
-    plus half of the range, `weight_shape`; int-quantized: `weight` int8. `weight_scale` [outputs, groups]."""
+    plus half of the range, `weight_shape`; int-quantized: `weight` int8; float-quantized: `weight` e4m3. `weight_scale`
+    [outputs, groups]."""
     form, groups = options.text("format", ""), options.section("config_groups")
-    if form not in ("pack-quantized", "int-quantized") or len(groups.fields) != 1:
+    kinds = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float"}
+    if form not in kinds or len(groups.fields) != 1:
         raise UnsupportedError(f"compressed-tensors of the format {form[:80]!r} are not supported", where=options.where)
     group = groups.section(next(iter(groups.fields)))
-    group.refuse(input_activations=None, output_activations=None)
-    group.section("weights").refuse(symmetric=True, type="int", actorder=None)
-    bits = _bits(group.section("weights"), "num_bits", 4, 8)
-
-    def expand(weight: Array, scales: Array) -> Array:
-        if form == "pack-quantized":
-            weight = unpacked(weight, bits, 1).astype(np.int16) - (1 << (bits - 1))
-        inputs = weight.shape[1] - weight.shape[1] % scales.shape[1]
-        return weight[:, :inputs].astype(np.float32) * np.repeat(
-            scales.astype(np.float32), inputs // scales.shape[1], 1
-        )
+    if form != "float-quantized":
+        group.refuse(input_activations=None, output_activations=None)
+    group.section("weights").refuse(symmetric=True, type=kinds[form], actorder=None)
+    bits = _bits(group.section("weights"), "num_bits", *((8,) if form == "float-quantized" else (4, 8)))
+    coded = {"int-quantized": "int8", "float-quantized": "fp8"}.get(form, f"int{bits}")
 
     def replace(t: _Tensors) -> tuple[str, Data]:
-        packed = form == "pack-quantized"
-        outputs, width = t.rank("weight_packed" if packed else "weight", 2)
-        _, groups = t.rank("weight_scale", 2)
-        inputs = width * (32 // bits) if packed else width
-        scales = t.get("weight_scale", "", (outputs, groups))
-        if inputs % groups:
+        together = form == "pack-quantized"
+        name = "weight_packed" if together else "weight"
+        outputs, width = t.rank(name, 2)
+        rows, groups = t.rank("weight_scale", 2)
+        inputs = width * (32 // bits) if together else width
+        scales = t.get("weight_scale", "", (outputs if rows != 1 or form != "float-quantized" else 1, groups))
+        if inputs % groups or (coded == "int4" and inputs % 2):
             raise BadWeightsError(f"{t.stem + 'weight'!r}: {inputs} inputs do not fit {groups} groups")
-        part = t.get("weight_packed" if packed else "weight", "int32" if packed else "int8")
+        part = t.get(name, "int32" if together else "uint8" if coded == "fp8" else "int8")
         t.drop("weight_shape", "weight_zero_point")
-        return f"{t.stem}weight", Dequantized((outputs, inputs), dtypes.name_of(scales.dtype), (part, scales), expand)
+        if together:
+            part = _coded(outputs, inputs, bits, (part,), lambda w: unpacked(w, bits, 1))
+        if together and bits == 8:
+            part = LazyPart((outputs, inputs), "int8", (part,), lambda w: w.astype(np.int16) - 128)
+        build = lambda leaf: dequantized_as(coded, leaf["q"], leaf["scale"])
+        return f"{t.stem}weight", PackedWeight(
+            (outputs, inputs), dtypes.name_of(scales.dtype), coded, {"q": part, "scale": scales}, build
+        )
 
     return ("weight_packed", replace) if form == "pack-quantized" else ("weight_scale", replace)
 
 
+def _spread(size: list[int], whole: Mapping[int, int], factors: Array) -> Array:
+    """Factors of blocks repeated along some axes (axis -> size)."""
+    for axis, count in whole.items():
+        factors = np.repeat(factors, size[axis], axis).take(range(count), axis)
+    return factors
+
+
+def _fp8(options: Config) -> tuple[str, Replace]:
+    """`weight` e4m3 [outputs, inputs] and `weight_scale_inv` [outputs / n, inputs / m], the factor of each block of n x m
+    (`weight_block_size`)."""
+    size = options.fields.get("weight_block_size")
+    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+        raise UnsupportedError("fp8 without weight_block_size of two numbers is not supported", where=options.where)
+
+    def replace(t: _Tensors) -> tuple[str, Data]:
+        outputs, inputs = t.rank(".weight", 2)
+        blocks = -(-outputs // size[0]), -(-inputs // size[1])
+        factors = t.get(".weight_scale_inv", "", blocks)
+        kind = dtypes.name_of(factors.dtype)
+        whole = {a: n for a, n in enumerate((outputs, inputs)) if n % size[a]}
+        if whole:  # the last block is smaller: a factor for each place along that axis
+            factors = LazyPart(
+                tuple(whole.get(a, n) for a, n in enumerate(blocks)), kind, (factors,), partial(_spread, size, whole)
+            )
+        parts: dict[str, Data] = {"q": t.get(".weight", "uint8"), "scale": factors}
+        build = lambda leaf: dequantized_as("fp8", leaf["q"], leaf["scale"])
+        return f"{t.stem}.weight", PackedWeight((outputs, inputs), kind, "fp8", parts, build)
+
+    return ".weight_scale_inv", replace
+
+
+def _torchao(options: Config) -> tuple[str, Replace]:
+    """`NAME:qdata` [outputs, inputs], e4m3 or int8, `NAME:scale` [outputs or blocks, groups], and for int8 `NAME:zero_point` of its
+    shape: (number - zero) * scale."""
+
+    def replace(t: _Tensors) -> tuple[str, Data]:
+        shape = t.rank(":qdata", 2)
+        blocks = t.rank(":scale", 2)
+        coded = dtypes.name_of(t.data[t.stem + ":qdata"].dtype)
+        if coded not in ("int8", "uint8") or any(n % b for n, b in zip(shape, blocks)):
+            raise UnsupportedError(f"tensor {t.stem!r}: {coded}{list(shape)} with scales {list(blocks)} is not supported",
+                                   hint="Float8Tensor and IntxUnpackedToInt8Tensor are")  # fmt: skip
+        parts: dict[str, Data] = {"q": t.get(":qdata", coded), "scale": t.get(":scale", "")}
+        if f"{t.stem}:zero_point" in t.data:
+            parts["zero"] = t.get(":zero_point", "int8", blocks)
+
+        def build(leaf: Mapping[str, Tensor]) -> Tensor:
+            if "zero" in leaf:
+                return dequantize(leaf["q"], leaf["scale"], leaf["zero"])
+            return dequantized_as("fp8" if coded == "uint8" else "int8", leaf["q"], leaf["scale"])
+
+        return t.stem, PackedWeight(shape, dtypes.name_of(parts["scale"].dtype), f"torchao {coded}", parts, build)
+
+    return ":qdata", replace
+
+
+def _plain_names(data: Mapping[str, Data]) -> dict[str, Data]:
+    """torchao's tensors as NAME and NAME:PART; newer files call them PREFIX._NAME_PART."""
+    found: dict[str, Data] = {}
+    for name, source in data.items():
+        newer = re.fullmatch(r"(.*)\._(weight)_(qdata|scale|zero_point)", name)
+        found[f"{newer[1]}.{newer[2]}:{newer[3]}" if newer else name.removesuffix(":_data")] = source
+    return found
+
+
 _FORMATS: Mapping[str, Callable[[Config], tuple[str, Replace]]] = {
-    "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed,
+    "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8,
+    "torchao": _torchao,
 }  # fmt: skip

@@ -123,6 +123,15 @@ def is_progress(name: str, value: Any) -> None:
         raise UsageError(f"{name}={value!r}", hint=f"{name} is a tg.Progress(...)")
 
 
+def is_quantization(name: str, value: Any) -> None:
+    """Accept a form of quantized weights or None."""
+    if value is not None:
+        from .models.common.quantization import check_form
+
+        of_kind("the name of a form", str)(name, value)
+        check_form(value)
+
+
 def option(default: Any, doc: str, check: Check, *, decides: bool = True) -> Any:
     """Field of an options class: default, documentation, validator. `decides`: the plan of a search depends on it."""
     return field(default=default, metadata={"doc": doc, "check": check, "decides": decides})
@@ -158,7 +167,8 @@ class CommonOptions:
     memory_limit: float | None = option(
         None,
         "Maximum bytes of all kernel outputs and scratch memory together, an upper bound of the peak beside weights,"
-        " inputs and states. NoPlanError if no plan satisfies it.",
+        " inputs and states; of a model with quantized weights also the weights that kernels read, packed or expanded."
+        " NoPlanError if no plan satisfies it.",
         is_bound,
     )
     error_budget: float | None = option(
@@ -172,6 +182,11 @@ class CommonOptions:
         " lower levels found.",
         of_kind("an integer", Integral),
     )
+    quantize: str | None = option(
+        None,
+        'Form of the weights of matrix products, quantized when they are loaded: "int8", "int4", "fp8" or "mxfp4".',
+        is_quantization, decides=False,
+    )  # fmt: skip
     rules: Sequence[Rule] = option(
         (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", is_rules
     )

@@ -106,6 +106,8 @@ template <class P, class T> void read_past(P& to, const T* from) { std::memcpy(&
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 inline float infinity() { return HUGE_VALF; }
+inline float from_byte(int i) { return i; }
+inline float from_signed_byte(int i) { return (signed char)i; }
 inline float wide(bf16 x) { unsigned bits = unsigned(x.bits) << 16; float y; std::memcpy(&y, &bits, 4); return y; }
 inline float wide(f16 x) { _Float16 y; std::memcpy(&y, &x.bits, 2); return float(y); }
 inline void narrow(float x, bf16& y) {

@@ -111,7 +111,7 @@ FORCED: dict[str, list[dict[str, int]]] = {
 def call_of(template: GeneratedKernel, dtype: str) -> Call:
     """A call over row-major operands; integers stay what they are."""
     operands = {
-        str(n.attr("name")): Operand(Type(n.shape, n.dtype if n.dtype == "int64" else dtype), contiguous(n.shape))  # type: ignore[arg-type]
+        str(n.attr("name")): Operand(Type(n.shape, n.dtype if n.dtype in ("int64", "uint8", "int8") else dtype), contiguous(n.shape))  # type: ignore[arg-type]
         for root in template.roots for n in leaves(root)
     }  # fmt: skip
     out, *more = (Operand(Type(r.shape, dtype), contiguous(r.shape)) for r in template.roots)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def memory(template: GeneratedKernel, call: Call, seed: int = 0) -> dict[str, Gu
     for name in template.operands:
         array = made[name].array
         if array.dtype.kind in "iu":
-            array[:] = rng.integers(0, 9, array.size)
+            array[:] = rng.integers(0, 120 if array.itemsize == 1 else 9, array.size)
         else:
             array[:] = rng.standard_normal(array.size).astype(array.dtype)
     made["counters"] = Guarded.of(1 << 10, np.int32)

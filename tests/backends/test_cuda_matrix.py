@@ -16,6 +16,7 @@ from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor
 from tensor_graphs.extract.model.kernel import Call
+from tensor_graphs.models.common import quantization
 
 from .cuda_host import compiled
 from .test_cuda_cpp import call_of, check
@@ -43,6 +44,14 @@ def _normed(rows: int, length: int, columns: int) -> Tensor:
     return t.matmul(a, x("w", length, columns)) * scale
 
 
+def _packed(rows: int, length: int, columns: int, form: str) -> Tensor:
+    """Rows times a quantized matrix, whose columns lie one after the other."""
+    size = length if form in ("int8", "fp8") else length // 2
+    codes = t.input("w", (columns, size), "int8" if form == "int8" else "uint8")
+    scale = t.input("s", (columns, length // quantization.group_of(form, length)))
+    return t.matmul(x("a", rows, length), t.transpose(quantization.dequantized(form, codes, scale)))
+
+
 #: name -> (term, weights that are laid out anew, schedules)
 CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int]]]] = {
     "plain": (lambda: _product(16, 256, 32), ("w",), [
@@ -59,6 +68,11 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
         {"warps": 2, "n": 8}, {"warps": 2, "n": 32, "wide": 2, "split": 2}, {"warps": 4, "n": 128, "deep": 2, "early": 1}]),
     "uneven normed": (lambda: _normed(5, 72, 67), ("w",), [{"warps": 2, "n": 16}]),
     "gates": (_gates, ("w0", "w1", "w2"), [{"warps": 2, "n": 8, "early": 1, "warm": 1}, {"warps": 2, "n": 16, "wide": 2, "deep": 2}]),
+    "int4": (lambda: _packed(16, 1024, 32, "int4"), (), [{"warps": 2, "n": 16, "deep": 2}, {"warps": 4, "n": 8, "split": 2, "early": 1}]),
+    "int4 of a row": (lambda: _packed(1, 2048, 24, "int4") + x("r", 1, 24), (), [{"warps": 2, "n": 8, "deep": 4}, {"warps": 4, "n": 8, "split": 2}]),
+    "int8 of a row": (lambda: _packed(1, 1024, 16, "int8"), (), [{"warps": 2, "n": 16, "deep": 2}]),
+    "fp8": (lambda: _packed(5, 128, 16, "fp8"), (), [{"warps": 2, "n": 8}]),
+    "mxfp4": (lambda: _packed(4, 128, 16, "mxfp4"), (), [{"warps": 2, "n": 8, "deep": 2}]),
     "low_rank": (_low_rank, ("w", "u", "v"), [{"warps": 2, "n": 8, "u1": 16}, {"warps": 2, "n": 16, "wide": 2, "u1": 2, "v1": 8}]),
 }  # fmt: skip
 

@@ -118,7 +118,7 @@ POINTWISE = [
     and OPS[t.term.op].pointwise
     and len(t.operands) == OPS[t.term.op].arity == len(t.term.args)
     and t.operands in (("x",), ("x", "y"))
-    and t.term.op not in ("cast", "and", "or", "xor", "not")
+    and t.term.op not in ("cast", "from_float8", "and", "or", "xor", "not")
 ]
 
 #: Where a kernel's special values may differ, with the reason.

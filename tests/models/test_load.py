@@ -76,9 +76,9 @@ def test_missing_empty_and_strange(tmp_path: Path) -> None:
 
 
 def test_other_formats_name_the_known_ones(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.tflite").write_bytes(b"GGUF")
     with pytest.raises(UnsupportedError, match=r"\.onnx") as caught:
-        load(tmp_path / "model.gguf")
+        load(tmp_path / "model.tflite")
     assert caught.value.exit_code == 3
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UnsupportedError, match="give the folder"):

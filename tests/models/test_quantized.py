@@ -12,13 +12,15 @@ import pytest
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, UnsupportedError
+from tensor_graphs.models.common.packed_weight import LazyPart, PackedWeight
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
-from tensor_graphs.models.huggingface.load import load_folder
-from tensor_graphs.models.huggingface.quantized import FP4, Dequantized, unpacked
+from tensor_graphs.models.huggingface.load import load_folder, opened
+from tensor_graphs.models.huggingface.quantized import unpacked
 
 from .decoder_cases import VOCAB, write
 
 Array = np.ndarray[Any, Any]
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 IDS = {"input_ids": np.arange(6).reshape(1, 6) % VOCAB}
 
 
@@ -32,13 +34,16 @@ def packed(numbers: Array, bits: int, axis: int) -> Array:
     return np.moveaxis(words.view(np.int32), -1, axis).copy()
 
 
-def gptq(rng: np.random.Generator, shape: tuple[int, int], first: bool = True) -> tuple[dict[str, Array], Array]:
-    """Tensors of a GPTQ weight with groups of 8 in mixed order, and the weight."""
+def gptq(
+    rng: np.random.Generator, shape: tuple[int, int], first: bool = True, mixed: bool = False
+) -> tuple[dict[str, Array], Array]:
+    """Tensors of a GPTQ weight with groups of 8, in mixed order or not, and the weight."""
     outputs, inputs = shape
     groups = inputs // 8
     numbers, zeros = rng.integers(0, 16, (inputs, outputs)), rng.integers(1, 16, (groups, outputs))
     scales = (rng.random((groups, outputs)) / 16).astype(np.float16)
-    index = rng.permutation(np.repeat(np.arange(groups), 8)).astype(np.int32)
+    index = np.repeat(np.arange(groups), 8).astype(np.int32)
+    index = rng.permutation(index) if mixed else index
     weight = np.zeros(shape, np.float32)
     for o in range(outputs):
         for i in range(inputs):
@@ -71,6 +76,38 @@ def int_quantized(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dic
     return {"weight": numbers, "weight_scale": scales}, numbers * scales.astype(np.float32)
 
 
+def float_quantized(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    numbers = rng.integers(0, 127, shape).astype(np.uint8).view(numpy_float8())
+    scales = (rng.random((shape[0], 1)) / 4096).astype(np.float16)
+    return {"weight": numbers, "weight_scale": scales}, numbers.astype(np.float32) * scales.astype(np.float32)
+
+
+def fp8(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    """Blocks of 24 x 16; the last block of rows is smaller."""
+    numbers = rng.integers(0, 127, shape).astype(np.uint8).view(numpy_float8())
+    factors = (rng.random((-(-shape[0] // 24), shape[1] // 16)) / 4096).astype(np.float32)
+    whole = np.repeat(np.repeat(factors, 24, 0), 16, 1)[: shape[0]]
+    return {"weight": numbers, "weight_scale_inv": factors}, numbers.astype(np.float32) * whole
+
+
+def torchao_int8(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    numbers, zeros = (rng.integers(-128, 128, s).astype(np.int8) for s in (shape, (shape[0], shape[1] // 8)))
+    scales = (rng.random(zeros.shape) / 256).astype(np.float16)
+    weight = (numbers - np.repeat(zeros.astype(np.float32), 8, 1)) * np.repeat(scales.astype(np.float32), 8, 1)
+    return {"weight:qdata": numbers, "weight:scale": scales, "weight:zero_point": zeros}, weight
+
+
+def torchao_float8(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[dict[str, Array], Array]:
+    parts, weight = float_quantized(rng, shape)
+    return {"_weight_qdata": parts["weight"], "_weight_scale": parts["weight_scale"]}, weight
+
+
+def numpy_float8() -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.float8_e4m3fn
+
+
 def _groups(form: str, bits: int, **more: Any) -> dict[str, Any]:
     weights = {"num_bits": bits, "symmetric": True, "type": "int", "strategy": "group", "actorder": None}
     return {"quant_method": "compressed-tensors", "format": form,
@@ -78,11 +115,19 @@ def _groups(form: str, bits: int, **more: Any) -> dict[str, Any]:
 
 
 FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
-    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": True}, gptq),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 8}, gptq),
+    "gptq in mixed order": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": True},
+        lambda r, s: gptq(r, s, mixed=True),
+    ),
     "gptq_v2": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, lambda r, s: gptq(r, s, False)),
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}, awq),
     "pack-quantized": (_groups("pack-quantized", 4), pack_quantized),
     "int-quantized": (_groups("int-quantized", 8), int_quantized),
+    "float-quantized": (_groups("float-quantized", 8, type="float"), float_quantized),
+    "torchao int8": ({"quant_method": "torchao"}, torchao_int8),
+    "torchao float8": ({"quant_method": "torchao"}, torchao_float8),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [24, 16]}, fp8),
 }
 
 
@@ -97,7 +142,11 @@ def quantize(folder: Path, form: str) -> dict[str, Array]:
             del stored[name]
             parts, plain[name] = make(rng, data.shape)
             stored |= {name.removesuffix("weight") + n: p for n, p in parts.items()}
-    write_arrays(folder / "model.safetensors", stored)
+    if form == "torchao int8":
+        stored = {n if ":" in n else f"{n}:_data": a for n, a in stored.items()}
+    from safetensors.numpy import save_file
+
+    save_file(stored, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": options}))
     return plain
@@ -113,8 +162,14 @@ def test_a_quantized_checkpoint_computes_with_its_own_values(tmp_path: Path, for
     write_arrays(other / "model.safetensors", {n: a.astype(np.float32) for n, a in plain.items()})
     wanted = evaluate(load_folder(other).bind({"batch": 1, "sequence": 6}), IDS, float64=True)[0]
     np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)  # products are rounded to float16
-    lazy = [d for d in graph.params.values() if isinstance(d, Dequantized)]
-    assert len(lazy) == 3 * 7 and all(d.load().dtype == np.float16 for d in lazy)
+    packed = [d for d in opened(folder)[1].values() if isinstance(d, PackedWeight)]
+    mixed = [
+        d for d in graph.params.values() if isinstance(d, LazyPart) and d.shape == (32, 32) and d.dtype == "float16"
+    ]
+    assert (len(packed) == 3 * 7) != bool(mixed)  # groups in mixed order are expanded
+    assert all(d.load().dtype == ("float32" if form == "fp8" else "float16") for d in packed)
+    codes = [n.type.nbytes for n in graph.leaves("param") if str(n.attr("name")).endswith(".q")]
+    assert len(codes) == len(packed) and max(codes, default=0) <= 64 * 32
 
 
 def mxfp4(folder: Path) -> dict[str, Array]:
@@ -144,7 +199,7 @@ def test_mxfp4(tmp_path: Path) -> None:
     plain = mxfp4(folder)
     graph = load_folder(folder).bind({"batch": 1, "sequence": 6})
     assert np.isfinite(evaluate(graph, IDS, float64=True)[0]).all()
-    lazy = {n: d.load() for n, d in graph.params.items() if isinstance(d, Dequantized)}
+    lazy = {n: d.load() for n, d in opened(folder)[1].items() if isinstance(d, PackedWeight)}
     assert len(lazy) == 6
     for name, found in lazy.items():
         assert found.dtype == numpy_dtype("bfloat16")
@@ -158,7 +213,7 @@ def test_mxfp4_is_what_transformers_reads(tmp_path: Path) -> None:
 
     folder = write(tmp_path, "gpt_oss", intermediate_size=64)
     mxfp4(folder)
-    params, stored = load_folder(folder).params, read_folder(folder)
+    params, stored = opened(folder)[1], read_folder(folder)
     for name in (n for n in params if n.endswith("_proj") and len(params[n].shape) == 3):
         parts = (torch.from_numpy(stored[f"{name}_{p}"].load().copy()) for p in ("blocks", "scales"))
         wanted = convert_moe_packed_tensors(*parts).float().numpy()
@@ -184,7 +239,7 @@ def test_compressed_tensors_are_what_their_package_packs() -> None:
         ({"quant_method": "gptq", "bits": 3}, "bits=3"),
         ({"quant_method": "awq", "bits": 8}, "bits=8"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ"),
-        (_groups("float-quantized", 8), "float-quantized"),
+        (_groups("naive-quantized", 8), "naive-quantized"),
         (_groups("pack-quantized", 4, symmetric=False), "symmetric"),
         (_groups("pack-quantized", 4, actorder="group"), "actorder"),
         (

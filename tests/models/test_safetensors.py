@@ -68,7 +68,7 @@ ATTACKS: dict[str, tuple[bytes, type[Exception], str]] = {
     "one-offset": (raw({"a": {**entry(), "data_offsets": [8]}}, E8), BadWeightsError, "data_offsets"),
     "unknown-dtype": (raw({"a": entry(dtype="F33")}, E8), BadWeightsError, "unknown dtype"),
     "dtype-not-text": (raw({"a": entry(dtype=["F32"])}, E8), BadWeightsError, "unknown dtype"),
-    "foreign-dtype": (raw({"a": entry((8,), dtype="F8_E4M3")}, E8), UnsupportedError, "F8_E4M3 ×1"),
+    "foreign-dtype": (raw({"a": entry((8,), dtype="F8_E5M2")}, E8), UnsupportedError, "F8_E5M2 ×1"),
     "missing-field": (raw({"a": {"dtype": "F32", "shape": [2]}}, E8), BadWeightsError, "exactly"),
     "extra-field": (raw({"a": {**entry(), "x": 1}}, E8), BadWeightsError, "exactly"),
     "entry-not-object": (raw({"a": [1]}, E8), BadWeightsError, "exactly"),

@@ -30,9 +30,12 @@ class BlockedSum:
 
 
 def blocked(b: Builder, e: Expr) -> BlockedSum | None:
-    """The sum in blocks; None if no block makes all operands contiguous, or if they are contiguous as they are."""
+    """The sum in blocks; None if no block makes all operands contiguous, or if they are contiguous as they are and no bytes."""
     axis, body = e.axis, e.args[0]
-    if e.value[0] != "sum" or e.kind != "float" or not any(axis in i.axes for i in _divided([body])):
+    if e.value[0] != "sum" or e.kind != "float":
+        return None
+    packed = any(x.op == "load" and axis in x.axes and x.value[3] in ("uint8", "int8") for x in walk([body]))
+    if not packed and not any(axis in i.axes for i in _divided([body])):
         return None
     for strict in (True, False):
         for size in BLOCKS:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....egraph.ir.dtypes import HALVES
 from ...ir.index import Axis
 from ...ir.kernel import Expr, Kernel, Unfusable, factors, walk
 from ...ir.tiling import Dot
@@ -22,7 +23,9 @@ from .loads import WARM, ThreadLoads
 from .nest import ThreadNest
 from .reductions import Reductions
 from .spelling import CTYPES, all_of, enclosed, span
-from .thread_layout import steady
+from .thread_layout import slope, steady
+
+FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit floats in registers
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,16 @@ class Fragments(CudaPart):
         self.names: dict[Expr, Local] = {}
 
     def _sides(self, dot: Dot) -> bool:
-        """Whether a product has only rows on the left side and other columns on the right, both with K."""
+        """Whether a product has only rows on the left side and other columns on the right, both with K. A single row is
+        repeated in all rows of a fragment."""
         frame = self.frame
         left, right = ({d for f in side for d in frame.spans(f)} for side in (dot.left, dot.right))
-        return left == {"m", frame.dim} and len(right) == 2 and frame.dim in right and "m" not in right
+        return (
+            left == ({"m", frame.dim} if frame.extent["m"] > 1 else {frame.dim})
+            and len(right) == 2
+            and frame.dim in right
+            and "m" not in right
+        )
 
     def _rows(self, e: Expr) -> tuple[Expr, Expr] | None:
         """The two operands of a sum of products of equal rows (such as a sum of squares), if both are vector loads;
@@ -112,7 +121,13 @@ class Fragments(CudaPart):
             return apart and all(map(self.read_whole, ways)) and len({self.dtype(w) for w in ways}) == 1
         if e.op != "load" or e.value[2]:
             return False
-        return self.loads.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
+        return self.repeated(e) or self.loads.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
+
+    def repeated(self, e: Expr) -> bool:
+        """Whether a load of columns has one value for each vector along K: the scale of a group."""
+        axis, dims = self.frame.groups[self.frame.dim][0], self.frame.spans(e)
+        among = self.frame.dim in dims and len(dims) > 1 and "m" not in dims
+        return e.op == "load" and not e.args and among and slope(e.value[1], axis, 8) == 0
 
     def dtype(self, e: Expr) -> str:
         """Storage dtype of a vector load (or select of loads)."""
@@ -129,7 +144,7 @@ class Fragments(CudaPart):
     def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
         """Declare registers for vectors along K of dimensions `dims`."""
         frame = self.frame
-        if frame.dim not in dims or CTYPES[dtype] not in ("bf16", "f16"):
+        if frame.dim not in dims or dtype not in FRAGMENT_DTYPES:
             raise Unfusable("a load that is no fragment")
         local = Local(self.fresh("v"), dims, dtype, frame.dim)
         count = frame.count(dims, frame.dim)
@@ -151,6 +166,10 @@ class Fragments(CudaPart):
         where, anywhere, conditions = self._source(nest, e)
         conditions = [*nest.masks(local.dims), *conditions]
         read = "read_once" if "n" in local.dims else "read"
+        if self.repeated(e):
+            text = f"repeat<8>({f'{all_of(conditions)} ? ' if conditions else ''}*({where}){f' : {CTYPES[local.dtype]}{{}}' if conditions else ''})"
+            nest.line(f"{f'if ({condition}) ' if condition else ''}{self.spot(local, nest.slot(local))} = {text};")
+            return
         text = f"{read}_if<8>({all_of(conditions)}, {where}, {anywhere})" if conditions else f"{read}<8>({where})"
         nest.line(f"{f'if ({condition}) ' if condition else ''}{self.spot(local, nest.slot(local))} = {text};")
 
@@ -252,7 +271,8 @@ class Fragments(CudaPart):
         loop = CudaScope(2 if whole else 3, set(outer.bound), outside=outer)
         with self.inside(loop):
             self.line(f"const int {frame.dim}_0 = {'own' if whole else f'{at} + own'};")
-            sides = {x: self._pack(x) for x in dict.fromkeys((*self.left.values(), *self.right.values()))}
+            sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
+            sides |= {self.right[e]: self._pack(self.right[e], sides[self.left[e]].dtype) for e in self.dots}
             for e in self.sums:
                 if e in self.squares:
                     self._square(e)
@@ -278,12 +298,13 @@ class Fragments(CudaPart):
         outer.lines += loop.lines
         self.line("}")
 
-    def _pack(self, e: Expr) -> Local:
-        """A side of a product as 16-bit vectors: as loaded, or computed from loaded vectors."""
+    def _pack(self, e: Expr, other: str = "") -> Local:
+        """A side of a product as 16-bit vectors: as loaded, or computed from loaded vectors; of bytes alone in the dtype of
+        the other side."""
         frame = self.frame
-        if e in self.held:
+        if e in self.held and self.held[e].dtype in HALVES:
             return self.held[e]
-        kinds = {self.held[x].dtype for x in self.sources(e)}
+        kinds = {self.held[x].dtype for x in self.sources(e)} & {*HALVES} or {other} - {""}
         if len(kinds) != 1:
             raise Unfusable("a side of a product in two dtypes")
         (dtype,) = kinds
@@ -300,6 +321,8 @@ class Fragments(CudaPart):
         frame = self.frame
         depth = frame.along[frame.dim].repeat
         k = f"{frame.dim}_i" if depth > 1 else "0"
+        if "m" not in local.dims:
+            return [f"{local.name}[{k}]" if depth > 1 else local.name] * 2
         return [f"{local.name}[{plus(k, (2 * height + i) * depth)}]" for i in (0, 1)]
 
     def _multiply(self, dots: Sequence[Expr], columns: str, sides: dict[Expr, Local], later: Sequence[Expr]) -> None:
@@ -311,7 +334,7 @@ class Fragments(CudaPart):
         tile = f"{columns}_i" if tiles > 1 else "0"
         for e in dots:
             a, b = sides[self.left[e]], sides[self.right[e]]
-            if a.dtype != b.dtype or a.dims != ("m", frame.dim):
+            if a.dtype != b.dtype or a.dims not in (("m", frame.dim), (frame.dim,)):
                 raise Unfusable("sides of a product that the matrix unit does not take")
             for h in range(frame.heights):
                 place = f"{self.names[e].name}[{plus(tile, h * tiles)}]"

@@ -57,7 +57,7 @@ class TensorCores(CudaPart):
         spots = [plus("shared", put.first)]
         if "m" in local.dims:
             spots.append(nest.coordinate("m") + (f" * {put.row}" if put.row > 1 else ""))
-        for d in local.dims[1:]:
+        for d in (d for d in local.dims if d != "m"):
             spots.append(nest.coordinate(d) + (f" % {frame.along['n'].block}" if d == "n" else ""))
         nest.line(f"{nest.at(local)} = gathered<{parts}, {put.apart}>({' + '.join(spots)});")
         nest.close()

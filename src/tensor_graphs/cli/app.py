@@ -77,6 +77,7 @@ Slack = Annotated[
 ]
 Effort = Annotated[int, typer.Option(help=summary("effort"))]
 MemoryLimit = Annotated[float | None, typer.Option(help=summary("memory_limit"))]
+Quantize = Annotated[str | None, typer.Option(help=summary("quantize"))]
 ErrorBudget = Annotated[float | None, typer.Option(help=summary("error_budget"))]
 
 
@@ -130,7 +131,7 @@ def optimize(
     verify: Annotated[bool, typer.Option(help=summary("verify"))] = Options.verify,
     measure: Annotated[bool, typer.Option(help=summary("measure"))] = Options.measure,
     seed: Seed = Options.seed, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
-    effort: Effort = Options.effort, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
+    effort: Effort = Options.effort, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None, quantize: Quantize = None,
     rules: Annotated[Path | None, typer.Option(help="file of additional rewrite rules, one per line")] = None,
     kernels: KernelFiles = None,
     again: Annotated[bool, typer.Option("--again", help=summary("again"))] = Options.again,
@@ -150,7 +151,7 @@ def optimize(
             model, dims=sizes(dim), fixed=sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
             verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
             memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=_own_rules(rules), again=again,
-            kernels=kernels or (),
+            kernels=kernels or (), quantize=quantize,
         )  # fmt: skip
         folder = program.save(output or default_output(model))
     found = program.report

@@ -35,6 +35,7 @@ def generate(
     backend: Annotated[str, typer.Option(help=summary("backend"))] = "auto",
     costdb: Annotated[Path | None, typer.Option(help=summary("costdb"))] = None,
     measure: Annotated[bool, typer.Option(help=summary("measure"))] = Options.measure,
+    quantize: Annotated[str | None, typer.Option(help=summary("quantize"))] = None,
     trust_model: Annotated[bool, typer.Option("--trust-model", help="allow links that lead out of the folder")] = False,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
@@ -47,7 +48,7 @@ def generate(
     with working(verbose, as_json) as progress:
         generator = Generator(
             folder, budget=budget, max_length=max_length, backend=backend, trust=trust_model, costdb=costdb, measure=measure,
-            progress=progress,
+            progress=progress, quantize=quantize,
         )  # fmt: skip
         live = not as_json and sys.stdout.isatty() and generator.decodes()
         found = generator.generate(

@@ -23,9 +23,9 @@ import numpy as np
 
 from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from ..models.huggingface.step import Caches, Folder, eos_of, positions_of, refuse_wrong_weights
-from ..options import Options
+from ..options import Options, is_quantization
 from .bandwidth import memory_bandwidth
-from .programs import Programs
+from .programs import Form, Programs
 from .results import Generated, Piece, Row
 from .settings import Prompt, Sampling, prompts_of, stops_of, token_ids, whole
 from .text import FILE, TextStream, Tokenizer
@@ -62,7 +62,8 @@ class Generator:
     positions. `batch`: number of rows. `budget`: seconds of search for the decode program; a prefill program has half
     of it, a sampler 15 %. Programs are made when they are first needed, and kept in the plan cache for other processes.
     `backend` and further keyword arguments are those of `tg.optimize`. `trust` allows links that lead out of the
-    folder.
+    folder. `quantize`: a form of quantized weights ("int8", "int4", "fp8", "mxfp4") for the matrices of products, or
+    None; `quantize_head=False` leaves the output matrix as it is.
 
     Errors: BadModelError, BadWeightsError and UnsupportedError of the folder, UsageError for arguments. A call that
     raises leaves the generator usable.
@@ -70,10 +71,10 @@ class Generator:
 
     def __init__(
         self, folder: str | Path | Folder, *, budget: float = 60.0, max_length: int | None = None, batch: int = 1,
-        backend: str | None = None, trust: bool = False, quantize: str | None = None, **options: Any,
+        backend: str | None = None, trust: bool = False, quantize: str | None = None, quantize_head: bool = True,
+        **options: Any,
     ) -> None:  # fmt: skip
-        if quantize is not None:
-            raise UnsupportedError(f"quantize={quantize!r} is not supported", hint="None keeps the weights as they are")
+        is_quantization("quantize", quantize)
         if not isinstance(folder, str | os.PathLike | Folder):
             raise UsageError(
                 f"a {type(folder).__name__} is no folder", hint="give the path of a folder with config.json"
@@ -94,7 +95,8 @@ class Generator:
         self.caches = Caches(rows, length, min(BUCKETS[-1], length))
         refuse_wrong_weights(self.folder, self.caches)
         self._path, self._tokenizer = Path(self.folder.where), None  # type: tuple[Path, Tokenizer | None]
-        self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given)
+        form = None if quantize is None else Form(quantize, quantize_head)
+        self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given, form=form)
         self._lock, self._turn = RLock(), 0
 
     @property
@@ -108,6 +110,11 @@ class Generator:
     def report(self) -> dict[str, Any]:
         """Optimization report of each program made so far, by its use."""
         return self._programs.reports()
+
+    @property
+    def quantization(self) -> str:
+        """What `quantize` did to the weights of the decode step, and their error; empty without it."""
+        return self._programs.quantization
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from ..backends.program.program import Program
 from ..backends.program.weights import SharedWeights
 from ..egraph.ir import builders as t
 from ..egraph.ir.graph import Graph
+from ..models.common.quantized_graph import quantized
 from ..models.huggingface.step import Caches, Folder, build_step
 from ..pipeline.optimize import optimize
 from .sampling import Kind, sampler
@@ -51,6 +52,14 @@ def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = Fal
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Form:
+    """How weights are quantized: a form of `models/common/quantization.py`, and whether the output matrix is, too."""
+
+    name: str
+    head: bool = True
+
+
 @dataclass
 class Programs:
     """Programs of a generator by use, made on demand, and the memory that they share."""
@@ -63,6 +72,8 @@ class Programs:
     states: dict[str, Any] = field(default_factory=dict)
     weights: SharedWeights = field(default_factory=SharedWeights)
     seconds: dict[str, float] = field(default_factory=dict)  # program -> time until it was ready
+    form: Form | None = None
+    quantization: str = ""  # what quantization did, once a step was made
     _made: dict[str, Program] = field(default_factory=dict)
 
     def prefill(self, tokens: int, *, fresh: bool) -> Program:
@@ -71,11 +82,22 @@ class Programs:
         Inputs: `input_ids`; `start` unless `fresh`; `last` if there are several tokens.
         """
         name = f"prefill-{tokens}" + ("" if fresh else "-further")
-        return self._program(name, lambda: step_graph(self.folder, self.caches, tokens, fresh=fresh), PREFILL)
+        return self._program(name, lambda: self.step(tokens, fresh=fresh), PREFILL)
+
+    def step(self, tokens: int, *, fresh: bool = False) -> Graph:
+        """`step_graph` with quantized weights, if a form is given."""
+        graph = step_graph(self.folder, self.caches, tokens, fresh=fresh)
+        if self.form is None:
+            return graph
+        names = dict(zip(graph.updates, graph.roots[len(graph.outputs) :], strict=True))
+        kept = () if self.form.head else (names["logits"],)
+        graph, done = quantized(graph, self.form.name, but=kept)
+        self.quantization = str(done)
+        return graph
 
     def decode(self) -> Program:
         """Program of a decode step: one further token, without inputs."""
-        return self._program("decode", lambda: step_graph(self.folder, self.caches, 1), 1.0)
+        return self._program("decode", lambda: self.step(1), 1.0)
 
     def sample(self, kind: Kind) -> Program:
         """Program that chooses tokens from logits, without inputs; its output is [batch] int64."""
@@ -102,7 +124,7 @@ class Programs:
 
     def read_bytes(self) -> int:
         """Bytes of weights that a decode step reads whole: all but those that it only gathers rows of."""
-        graph = step_graph(self.folder, self.caches, 1)
+        graph = self.step(1)
         gathered = {n.args[0] for n in graph.nodes() if n.op == "gather"}
         whole = {a for n in graph.nodes() if n.op != "gather" for a in n.args}
         casts = {a.args[0] if a.op == "cast" else a for a in gathered - whole}

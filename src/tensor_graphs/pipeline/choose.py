@@ -61,7 +61,7 @@ def choose(
         return search(
             graph, pricer, measurer, seconds=max(seconds, least), least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
-            budgets=[*_budgets(session.options, pricer), *limits],
+            budgets=[*_budgets(session.options, pricer, graph), *limits],
         )  # fmt: skip
 
     with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
@@ -82,9 +82,10 @@ def choose(
     return choice
 
 
-def _budgets(options: Options, pricer: CostPricer) -> list[budgets.Budget]:
-    """Resource limits on the sum over a plan's kernels."""
-    found = [] if options.memory_limit is None else [budgets.memory_budget(options.memory_limit)]
+def _budgets(options: Options, pricer: CostPricer, graph: Hypergraph) -> list[budgets.Budget]:
+    """Resource limits on the sum over a plan's kernels. Weights count where a model has quantized ones."""
+    packed = "dequantize" in graph.view.op
+    found = [] if options.memory_limit is None else [budgets.memory_budget(options.memory_limit, packed)]
     return (
         found if options.error_budget is None else [*found, budgets.error_budget(options.error_budget, pricer.errors)]
     )

@@ -16,6 +16,7 @@ from ..backends.registry import backend, on_gpu
 from ..egraph.ir.graph import Graph
 from ..errors import UsageError
 from ..extract.model.kernel import Backend
+from ..models.common.quantized_graph import quantized
 from ..options import Options
 from ..progress import Progress
 from ..public_functions import takes_options
@@ -51,7 +52,13 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
     session = Session(options, options.progress or Progress())
     with session.running(), measurer_started(session):
         loaded = load(session, source, example_inputs)
-        program = optimize_graph(session, loaded.graph, loaded.sizes)
+        graph, done = loaded.graph, None
+        if options.quantize is not None:
+            graph, done = quantized(graph, options.quantize)
+            session.caller = None  # the caller's function computes with the weights as they were
+        program = optimize_graph(session, graph, loaded.sizes)
+        if done is not None:
+            program.report.quantization = str(done)
     if loaded.compared and program.report is not None and program.report.verification:
         program.report.verification["caller"] = loaded.compared
     return program

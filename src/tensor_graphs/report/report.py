@@ -217,6 +217,7 @@ class Report:
     curve: list[tuple[float, float, float]] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
     buckets: list[BucketReport] = field(default_factory=list)  # of one of these dimensions; [] for one plan
+    quantization: str = ""  # what `quantize=` did to the weights, and their error
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Report:
@@ -331,6 +332,8 @@ class Report:
                                   f"({'passed' if v['passed'] else 'FAILED'}, {v['seeds']} seeds)"))  # fmt: skip
         else:
             rows.append(("error", "not verified"))
+        if self.quantization:
+            rows.append(("weights", self.quantization))
         if self.sizes:
             rows.append(("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())))
         rows += [("bucket", str(b)) for b in self.buckets]

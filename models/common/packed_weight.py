@@ -1,0 +1,77 @@
+"""Weights that stay packed: lazy arrays of codes, scales and zero points, and the expression of the matrix over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.builders import param
+from ...egraph.ir.graph import Data, Tensor, load_data
+from ...egraph.ir.interpret import evaluate
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class LazyPart:
+    """A lazy array [shape] of `dtype`, computed from stored arrays when it is loaded."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    stored: tuple[Data, ...]
+    compute: Callable[..., Array]
+
+    def load(self) -> Array:
+        """Read the stored arrays and compute the part."""
+        found = self.compute(*map(load_data, self.stored))
+        return np.ascontiguousarray(found.astype(dtypes.numpy_dtype(self.dtype), copy=False).reshape(self.shape))
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A quantized weight [shape] of `dtype`: the params of its parts and `build`, from a leaf for each part to the matrix.
+
+    A lazy array source: `load` gives the expanded weight. Weights of equal `form` have equal expressions.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    form: str
+    parts: Mapping[str, Data]
+    build: Callable[[Mapping[str, Tensor]], Tensor]
+
+    def params(self, name: str) -> dict[str, Data]:
+        """The params `NAME.PART` with their data."""
+        return {f"{name}.{part}": data for part, data in self.parts.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        """The expression of the weight over its params."""
+        return self.build({p: param(f"{name}.{p}", d.shape, dtypes.name_of(d.dtype)) for p, d in self.parts.items()})
+
+    def load(self) -> Array:
+        """The expanded weight."""
+        return evaluate([self.tensor("w")], {}, params=self.params("w"))[0].astype(
+            dtypes.numpy_dtype(self.dtype), copy=False
+        )
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What weights that can be stacked have in common."""
+        return (
+            self.form,
+            self.shape,
+            self.dtype,
+            tuple((n, d.shape, dtypes.name_of(d.dtype)) for n, d in self.parts.items()),
+        )
+
+    def stacked(self, weights: Sequence[PackedWeight], stack: Callable[[tuple[Data, ...]], Data]) -> PackedWeight:
+        """Several weights of this kind as one with a leading axis; `stack` joins the data of a part."""
+        parts = {n: stack(tuple(w.parts[n] for w in weights)) for n in self.parts}
+        return replace(self, shape=(len(weights), *self.shape), parts=parts)
+
+
+__all__ = ["LazyPart", "PackedWeight"]

@@ -1,0 +1,217 @@
+"""GGUF files: checked header, metadata, and tensors as lazy arrays over the mapped file. Versions 2 and 3, little-endian.
+
+A file is untrusted: every count, length, type, shape and offset is checked against the bytes that there are before
+anything is allocated. Nothing in a file is executed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
+from .arrays import MappedArray
+
+MAGIC = b"GGUF"
+MAX_RANK, MAX_NAME, MAX_TENSORS, MAX_SIZE = 4, 1 << 16, 1 << 20, 1 << 40
+ALIGNMENT = 32  # of tensor data, unless `general.alignment` says otherwise
+
+#: Type of a metadata value -> struct format.
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How numbers are stored: `numbers` per block of `nbytes` bytes; dtype for plain numbers, else empty."""
+
+    name: str
+    numbers: int
+    nbytes: int
+    dtype: str = ""
+
+
+#: Type of a tensor in the file -> encoding.
+ENCODINGS = {
+    0: Encoding("F32", 1, 4, "float32"), 1: Encoding("F16", 1, 2, "float16"), 30: Encoding("BF16", 1, 2, "bfloat16"),
+    8: Encoding("Q8_0", 32, 34), 12: Encoding("Q4_K", 256, 144), 14: Encoding("Q6_K", 256, 210),
+}  # fmt: skip
+#: Types that the format has and this package does not read.
+FOREIGN = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS",
+           17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
+           26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a file. shape: sizes, the last axis contiguous · data: the numbers, or for blocks their bytes [..., bytes of a
+    row]."""
+
+    shape: tuple[int, ...]
+    encoding: Encoding
+    data: MappedArray
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """Metadata and tensors of a file by name. Of an array of texts only the number of texts is kept."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+
+
+class _Header:
+    """A cursor over the mapped bytes of a header."""
+
+    def __init__(self, path: Path, data: np.ndarray[Any, Any]) -> None:
+        self.path, self.data, self.at = path, data, 0
+
+    def bad(self, text: str) -> BadModelError:
+        return BadModelError(text, where=str(self.path))
+
+    def take(self, size: int, what: str) -> bytes:
+        """The next bytes. BadModelError if the file is too short."""
+        if size > len(self.data) - self.at:
+            raise self.bad(f"the file ends inside {what}, at byte {self.at}")
+        self.at += size
+        return self.data[self.at - size : self.at].tobytes()
+
+    def number(self, form: str, what: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form), what))[0]
+
+    def text(self, what: str, most: int) -> str:
+        size = self.number("<Q", what)
+        if size > most:
+            raise self.bad(f"{what} is said to have {size} bytes, more than {most}")
+        try:
+            return self.take(size, what).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.bad(f"{what} is not UTF-8") from None
+
+    def count(self, what: str, least: int) -> int:
+        """A number of things that take at least so many bytes each. BadModelError if the file cannot hold them."""
+        found = int(self.number("<Q", what))
+        if found > (len(self.data) - self.at) // least:
+            raise self.bad(f"{found} {what} do not fit into the file")
+        return found
+
+    def value(self, kind: int, name: str) -> Any:
+        """A metadata value; of an array of texts their number."""
+        if kind in _SCALARS:
+            found = self.number(_SCALARS[kind], name)
+            return bool(found) if kind == _BOOL else found
+        if kind == _STRING:
+            return self.text(f"the value of {name!r}", len(self.data))
+        if kind != _ARRAY:
+            raise self.bad(f"{name!r} has the unknown type {kind}")
+        inner = self.number("<I", name)
+        if inner == _STRING:
+            count = self.count(f"texts of {name!r}", 8)
+            for _ in range(count):
+                self.skip(self.number("<Q", name), name)
+            return count
+        if inner not in _SCALARS:
+            raise self.bad(f"{name!r} is an array of the type {inner}")
+        form = _SCALARS[inner]
+        count = self.count(f"numbers of {name!r}", struct.calcsize(form))
+        return np.frombuffer(self.take(count * struct.calcsize(form), name), np.dtype(form)).tolist()
+
+    def skip(self, size: int, what: str) -> None:
+        if size > len(self.data) - self.at:
+            raise self.bad(f"the file ends inside {what}, at byte {self.at}")
+        self.at += size
+
+
+def read_gguf(path: Path | str) -> GgufFile:
+    """Return metadata and tensors of a file; no tensor data is read.
+
+    BadModelError for a malformed header, BadWeightsError for tensors outside the file or that overlap it, TooLargeError for sizes
+    beyond limits, UnsupportedError for other versions and encodings.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if size < 24:
+            raise BadModelError(f"{path.name} has {size} bytes, too few for a header", where=str(path))
+        header = _Header(path, np.memmap(path, np.uint8, "r"))
+    except OSError as error:
+        raise BadModelError(f"{path.name} cannot be read: {error}", where=str(path)) from None
+    if header.take(4, "the magic") != MAGIC:
+        raise BadModelError(f"{path.name} does not begin with GGUF", where=str(path))
+    version = header.number("<I", "the version")
+    if version not in (2, 3):
+        raise UnsupportedError(
+            f"GGUF version {version} is not supported", where=str(path), hint="2 and 3, little-endian, are"
+        )
+    tensors = header.count("tensors", 24)
+    if tensors > MAX_TENSORS:
+        raise TooLargeError(f"{tensors} tensors, more than {MAX_TENSORS}", where=str(path))
+    metadata: dict[str, Any] = {}
+    for _ in range(header.count("metadata values", 13)):
+        name = header.text("a metadata name", MAX_NAME)
+        if name in metadata:
+            raise header.bad(f"{name[:200]!r} is there twice")
+        metadata[name] = header.value(header.number("<I", name), name[:200])
+    return GgufFile(path, metadata, _tensors(header, tensors, metadata, size))
+
+
+def _tensors(header: _Header, count: int, metadata: Mapping[str, Any], size: int) -> dict[str, StoredTensor]:
+    """The tensors' entries, checked against the file's size."""
+    found: dict[str, tuple[tuple[int, ...], Encoding, int]] = {}
+    foreign: dict[str, int] = {}
+    for _ in range(count):
+        name = header.text("a tensor name", MAX_NAME)
+        if name in found:
+            raise header.bad(f"tensor {name[:200]!r} is there twice")
+        rank = header.number("<I", name)
+        if rank > MAX_RANK:
+            raise header.bad(f"tensor {name[:200]!r} has {rank} axes, more than {MAX_RANK}")
+        shape = tuple(header.number("<Q", name) for _ in range(rank))[::-1]
+        kind, offset = header.number("<I", name), header.number("<Q", name)
+        if kind in FOREIGN:
+            foreign[FOREIGN[kind]] = foreign.get(FOREIGN[kind], 0) + 1
+        elif kind not in ENCODINGS:
+            raise header.bad(f"tensor {name[:200]!r} has the unknown type {kind}")
+        found[name] = shape, ENCODINGS.get(kind, ENCODINGS[0]), offset
+    if foreign:
+        raise UnsupportedError("encodings of tensors that are not supported", missing=foreign, where=str(header.path),
+                               hint=f"known: {', '.join(e.name for e in ENCODINGS.values())}")  # fmt: skip
+    aligned = metadata.get("general.alignment", ALIGNMENT)
+    if not isinstance(aligned, int) or aligned < 1 or aligned & (aligned - 1) or aligned > 1 << 20:
+        raise header.bad(f"general.alignment is {str(aligned)[:80]}, not a power of two")
+    start = -(-header.at // aligned) * aligned
+    return {name: _stored(header.path, name, *entry, start, aligned, size) for name, entry in found.items()}
+
+
+def _stored(
+    path: Path, name: str, shape: tuple[int, ...], encoding: Encoding, offset: int, start: int, aligned: int, size: int
+) -> StoredTensor:
+    """One tensor. BadWeightsError if its numbers do not fill blocks or do not lie inside the file."""
+    shown, row = repr(name[:200]), shape[-1] if shape else 1
+    if prod(shape) > MAX_SIZE or any(d > MAX_SIZE for d in shape):
+        raise TooLargeError(f"tensor {shown} of shape {list(shape)} is too large", where=str(path))
+    if row % encoding.numbers:
+        raise BadWeightsError(
+            f"tensor {shown}: rows of {row} numbers are no multiple of {encoding.numbers} ({encoding.name})",
+            where=str(path),
+        )
+    nbytes = prod(shape) // encoding.numbers * encoding.nbytes
+    if offset % aligned or start + offset + nbytes > size:
+        raise BadWeightsError(
+            f"tensor {shown} lies at {offset}, {nbytes} bytes, outside the file of {size}", where=str(path)
+        )
+    kind = encoding.dtype or "uint8"
+    own = shape if encoding.dtype else (*shape[:-1], row // encoding.numbers * encoding.nbytes)
+    assert prod(own) * dtypes.itemsize(kind) == nbytes
+    return StoredTensor(shape, encoding, MappedArray(path, start + offset, own, kind))
+
+
+__all__ = ["ENCODINGS", "Encoding", "GgufFile", "StoredTensor", "read_gguf"]

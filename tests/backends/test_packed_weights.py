@@ -1,0 +1,126 @@
+"""Products with packed weights: sums in blocks in C, Triton's kernels by its interpreter, against the expanded weight in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.c import backend as c
+from tensor_graphs.backends.c.emit.kernel import emit
+from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.ir.kernel import Buffer
+from tensor_graphs.backends.lowering.lower import kernel_of
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.quantized_ops import dequantize, unpack
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.models.common import quantization
+
+from .test_c import library, pointer
+
+Array = np.ndarray[Any, Any]
+LENGTH, COLUMNS = 512, 12
+
+
+def weight(form: str) -> Tensor:
+    """A weight [COLUMNS, LENGTH]: of a form, or other groups, zero points and bits."""
+    scale = lambda groups: t.input("s", (COLUMNS, groups))
+    codes = t.input("w", (COLUMNS, LENGTH // 2), "uint8")
+    if form == "zeros":
+        return dequantize(quantization.numbers("int4", codes), scale(16), t.input("z", (COLUMNS, 16), "uint8"))
+    if form == "short groups":
+        return dequantize(t.input("w", (COLUMNS, LENGTH), "int8"), scale(LENGTH // 16), t.full((1, 1), 0.0))
+    if form == "long groups":
+        return dequantize(quantization.numbers("int4", codes), scale(1), t.full((1, 1), 8.0))
+    if form == "two bits":
+        bits = t.input("w", (COLUMNS, LENGTH // 4), "uint8")
+        return dequantize(unpack(bits, bits=2, form="signed", axis=1, block=16), scale(4), t.full((1, 1), 0.0))
+    if form == "neighbours":  # two numbers of a byte one after the other
+        return dequantize(unpack(codes, bits=4, form="signed", axis=1, block=1), scale(4), t.full((1, 1), 0.0))
+    size = LENGTH if form in ("int8", "fp8") else LENGTH // 2
+    leaf = t.input("w", (COLUMNS, size), "int8" if form == "int8" else "uint8")
+    return quantization.dequantized(form, leaf, scale(LENGTH // quantization.group_of(form, LENGTH)))
+
+
+FORMS = (*quantization.FORMS, "zeros", "short groups", "long groups", "two bits", "neighbours")
+
+
+def product(form: str, rows: int = 1) -> Tensor:
+    return t.matmul(t.input("x", (rows, LENGTH)), t.transpose(weight(form)))
+
+
+def values(root: Tensor) -> dict[str, Array]:
+    rng, found = np.random.default_rng(0), dict[str, Array]()
+    for leaf in sorted(set(_leaves(root)), key=lambda n: str(n.attr("name"))):
+        shape = tuple(int(d) for d in leaf.shape)  # type: ignore[arg-type]
+        if leaf.dtype == "float32":
+            found[leaf.attr("name")] = rng.standard_normal(shape).astype(np.float32)
+        else:
+            low, high = (-128, 128) if leaf.dtype == "int8" else (0, 120)
+            found[leaf.attr("name")] = rng.integers(low, high, shape).astype(leaf.dtype)
+    return found
+
+
+def _leaves(root: Tensor) -> list[Tensor]:
+    todo, found = [root], []
+    while todo:
+        node = todo.pop()
+        todo += node.args
+        found += [node] if node.op == "input" else []
+    return found
+
+
+@pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_c(dtype: str) -> None:
+    functions, calls = dict[str, str](), dict[str, tuple[Tensor, list[str]]]()
+    for n, form in enumerate(FORMS):
+        root = t.tanh(product(form)) + t.input("r", (1, COLUMNS)) if form == "zeros" else product(form)
+        names = {leaf: str(leaf.attr("name")) for leaf in _leaves(root)}
+        own = lambda kind: dtype if kind == "float32" else kind
+        buffers = {name: c_buffer(leaf.type, own(leaf.dtype)) for leaf, name in names.items()}
+        kernel = kernel_of(root, names, {**buffers, "out": c_buffer(root.type, dtype)})
+        functions[f"f{n}"] = text = emit(kernel, f"f{n}")
+        calls[f"f{n}"] = root, list(kernel.buffers)
+        assert ("lanes_fma" in text) == (form != "neighbours"), form
+    made = library(functions)
+    for name, (root, order) in calls.items():
+        given = {n: v.astype(numpy_dtype(dtype)) if v.dtype == np.float32 else v for n, v in values(root).items()}
+        out = np.full((1, COLUMNS), 7, numpy_dtype(dtype))
+        getattr(made, name)(*(pointer(out if n == "out" else given[n]) for n in order))
+        wanted = evaluate(
+            [root], {n: v.astype(np.float64) if v.dtype.itemsize != 1 else v for n, v in given.items()}, float64=True
+        )[0]
+        error = np.linalg.norm(out.astype(np.float64) - wanted) / np.linalg.norm(wanted)
+        assert error < (1e-6 if dtype == "float32" else 4e-3), (name, error)
+
+
+def c_buffer(kind: Type, dtype: str) -> Buffer:
+    shape = tuple(int(d) for d in kind.shape)  # type: ignore[arg-type]
+    return Buffer(dtype, shape, contiguous(shape))
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "mxfp4", "fp8", "zeros"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_triton(form: str, rows: int) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tensor_graphs.backends.triton.backend import generated
+
+    root = product(form, rows)
+    template = generated(root)
+    operands = {str(n.attr("name")): Operand(n.type, contiguous(n.shape)) for n in _leaves(root)}  # type: ignore[arg-type]
+    call = Call({o: operands[o] for o in template.operands}, Operand(root.type, contiguous(root.shape)), {})  # type: ignore[arg-type]
+    call = replace(call, schedule=next(iter(template.space(call))))  # type: ignore[misc]
+    given = values(root)
+    out = torch.full((rows, COLUMNS), float("nan"))
+    scratch = torch.zeros(template.scratch(call), dtype=torch.uint8)  # type: ignore[misc]
+    module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, scratch)
+    wanted = evaluate([root], given, float64=True)[0]
+    assert np.linalg.norm(out.numpy() - wanted) / np.linalg.norm(wanted) < 1e-5

@@ -1,0 +1,235 @@
+"""GGUF files: encodings against their definition, a model against its checkpoint, and what is malformed or refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, TooLargeError, UnsupportedError
+from tensor_graphs.models.common.packed_weight import PackedWeight
+from tensor_graphs.models.files.gguf import read_gguf
+from tensor_graphs.models.files.safetensors import read_folder, write_arrays
+from tensor_graphs.models.huggingface.gguf import _LAYER, opened_gguf
+from tensor_graphs.models.load import load
+
+from .decoder_cases import VOCAB, write
+
+Array = np.ndarray[Any, Any]
+F32, F16, Q8_0, Q4_K, Q6_K, BF16 = 0, 1, 8, 12, 14, 30
+BLOCKS = {Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
+RNG = np.random.default_rng(0)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def entry(name: str, value: Any) -> bytes:
+    """One metadata value."""
+    if isinstance(value, str):
+        return text(name) + struct.pack("<I", 8) + text(value)
+    if isinstance(value, list):
+        return text(name) + struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+    form, kind = ("<f", 6) if isinstance(value, float) else ("<I", 4)
+    return text(name) + struct.pack("<I", kind) + struct.pack(form, value)
+
+
+def file_of(metadata: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int, bytes]]) -> bytes:
+    """A file of version 3. tensors: name -> (shape, type, bytes)."""
+    head = (
+        b"GGUF"
+        + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+        + b"".join(entry(n, v) for n, v in metadata.items())
+    )
+    data = b""
+    for name, (shape, kind, content) in tensors.items():
+        head += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", d) for d in reversed(shape))
+        head += struct.pack("<IQ", kind, len(data))
+        data += content + b"\0" * (-len(content) % 32)
+    return head + b"\0" * (-len(head) % 32) + data
+
+
+# ---------------------------------------------------------------- encodings
+def half(block: bytes, at: int) -> float:
+    return float(np.frombuffer(block[at : at + 2], np.float16)[0])
+
+
+def expanded(block: bytes, kind: int) -> list[float]:
+    """The numbers of one block, one by one."""
+    if kind == Q8_0:
+        return [half(block, 0) * struct.unpack("b", block[2 + i : 3 + i])[0] for i in range(32)]
+    if kind == Q6_K:
+        low, high, scales = block[:128], block[128:192], struct.unpack("16b", block[192:208])
+        found = []
+        for i in range(256):
+            part, place = divmod(i, 128)
+            quarter, at = divmod(place, 32)
+            four = low[64 * part + 32 * (quarter % 2) + at] >> 4 * (quarter // 2) & 15
+            two = high[32 * part + at] >> 2 * quarter & 3
+            found.append(half(block, 208) * scales[i // 16] * ((four | two << 4) - 32))
+        return found
+    s, found = block[4:16], []
+    for i in range(256):
+        j, at = divmod(i, 32)
+        if j < 4:
+            scale, least = s[j] & 63, s[j + 4] & 63
+        else:
+            scale, least = s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4
+        number = block[16 + 32 * (j // 2) + at] >> 4 * (j % 2) & 15
+        found.append(half(block, 0) * scale * number - half(block, 2) * least)
+    return found
+
+
+def blocks(kind: int, rows: int, columns: int) -> tuple[bytes, Array]:
+    """Random blocks of a matrix, and its numbers."""
+    count, size = BLOCKS[kind]
+    raw = RNG.integers(0, 256, (rows * columns // count, size)).astype(np.uint8)
+    for at in {Q8_0: (0,), Q4_K: (0, 2), Q6_K: (208,)}[kind]:
+        raw[:, at : at + 2] = RNG.uniform(1e-5, 1e-4, (len(raw), 1)).astype(np.float16).view(np.uint8)
+    if kind == Q4_K:
+        raw[0, 4:8] = 0  # scales of 0 with minima that are not
+        raw[0, 8:16] |= 5
+    content = raw.tobytes()
+    values = [v for i in range(len(raw)) for v in expanded(content[i * size : (i + 1) * size], kind)]
+    return content, np.array(values, np.float32).reshape(rows, columns)
+
+
+META: dict[str, Any] = {
+    "general.architecture": "llama", "llama.block_count": 1, "llama.context_length": 64, "llama.embedding_length": 256,
+    "llama.feed_forward_length": 256, "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": 10000.0, "tokenizer.ggml.tokens": ["a", "bc", ""],
+    "tokenizer.ggml.eos_token_id": 2,
+}  # fmt: skip
+SHAPES = {"attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256), "attn_output": (256, 256), "ffn_gate": (256, 256),
+          "ffn_up": (256, 256), "ffn_down": (256, 256)}  # fmt: skip
+KINDS = (Q8_0, Q4_K, Q6_K, F16, Q4_K, Q8_0, Q6_K)
+
+
+def model() -> tuple[dict[str, tuple[tuple[int, ...], int, bytes]], dict[str, Array]]:
+    """Tensors of a file with a matrix of each encoding, and its numbers under Hugging Face names."""
+    stored: dict[str, tuple[tuple[int, ...], int, bytes]] = {}
+    plain: dict[str, Array] = {}
+    for name, shape in (("token_embd", (VOCAB, 256)), ("output", (VOCAB, 256)), ("output_norm", (256,)), ("blk.0.attn_norm", (256,)),
+                        ("blk.0.ffn_norm", (256,))):  # fmt: skip
+        values = (0.02 * RNG.standard_normal(shape) + (len(shape) == 1)).astype(np.float32)
+        stored[f"{name}.weight"] = shape, F32, values.tobytes()
+        target = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}.get(
+            name
+        ) or f"layers.0.{_LAYER[name[6:]]}"
+        plain[("" if name == "output" else "model.") + f"{target}.weight"] = values
+    for (name, shape), kind in zip(SHAPES.items(), KINDS, strict=True):
+        if kind == F16:
+            half_ = (0.02 * RNG.standard_normal(shape)).astype(np.float16)
+            content, values = half_.tobytes(), half_.astype(np.float32)
+        else:
+            content, values = blocks(kind, *shape)
+        stored[f"blk.0.{name}.weight"] = shape, kind, content
+        if name in ("attn_q", "attn_k"):  # the file has the two numbers of a pair one after the other
+            heads = 4 if name == "attn_q" else 2
+            values = values.reshape(heads, -1, 2, 256).swapaxes(1, 2).reshape(shape)
+        plain[f"model.layers.0.{_LAYER[name]}.weight"] = values
+    return stored, plain
+
+
+def test_a_model_computes_what_its_checkpoint_does(tmp_path: Path) -> None:
+    stored, plain = model()
+    path = tmp_path / "model.gguf"
+    path.write_bytes(file_of(META, stored))
+    folder = write(tmp_path / "plain", "llama", num_hidden_layers=1)
+    config = json.loads((folder / "config.json").read_text()) | {
+        "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 64, "rope_scaling": None,
+        "tie_word_embeddings": False, "torch_dtype": "float32", "vocab_size": VOCAB,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    write_arrays(folder / "model.safetensors", plain)
+    assert {*read_folder(folder)} == {*plain}
+    ids = {"input_ids": np.arange(5).reshape(1, 5) % VOCAB}
+    found, wanted = (
+        evaluate(load(p).bind({"batch": 1, "sequence": 5}), ids, float64=True)[0].astype(np.float64)
+        for p in (path, folder)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    config_, data = opened_gguf(path)
+    packed = {n for n, d in data.items() if isinstance(d, PackedWeight)}
+    assert len(packed) == 6 and config_.fields["eos_token_id"] == 2 and not config_.flag("tie_word_embeddings", True)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_packed_weights_keep_every_number(tmp_path: Path, kind: int) -> None:
+    stored, _ = model()
+    content, values = blocks(kind, 256, 256)
+    (tmp_path / "m.gguf").write_bytes(file_of(META, stored | {"blk.0.ffn_up.weight": ((256, 256), kind, content)}))
+    found = opened_gguf(tmp_path / "m.gguf")[1]["layers.0.mlp.up_proj.weight"]
+    assert isinstance(found, PackedWeight)
+    exact = evaluate([found.tensor("w")], {}, params=found.params("w"), float64=True)[0]
+    np.testing.assert_allclose(exact, values, rtol=1e-6, atol=1e-9)
+
+
+# ---------------------------------------------------------------- what is refused
+TINY = {"blk.0.ffn_up.weight": ((1, 32), Q8_0, bytes(34))}
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "words"),
+    [
+        (b"GGUF", BadModelError, "too few"),
+        (b"GGML" + bytes(40), BadModelError, "does not begin"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), UnsupportedError, "version 1"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), UnsupportedError, "version"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), BadModelError, "do not fit"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), BadModelError, "do not fit"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 50) + bytes(8), BadModelError, "more than"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a") + struct.pack("<IIQ", 9, 4, 1 << 61), BadModelError, "do not fit"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a") + struct.pack("<IIQ", 9, 9, 1), BadModelError, "array of the type"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a") + struct.pack("<I", 77), BadModelError, "unknown type"),
+        (file_of({"general.alignment": 48}, TINY), BadModelError, "power of two"),
+        (file_of({}, {"a": ((1, 33), Q8_0, bytes(34))}), BadWeightsError, "multiple of 32"),
+        (file_of({}, {"a": ((2, 32), Q8_0, bytes(34))}), BadWeightsError, "outside the file"),
+        (file_of({}, {"a": ((1 << 40, 1 << 40), F32, b"")}), TooLargeError, "too large"),
+        (file_of({}, {"a": ((1, 1, 1, 1, 1), F32, bytes(4))}), BadModelError, "5 axes"),
+        (file_of({}, {"a": ((1, 32), 2, bytes(18))}), UnsupportedError, "Q4_0"),
+        (file_of({}, {"a": ((1, 32), 99, bytes(18))}), BadModelError, "unknown type 99"),
+    ],
+)  # fmt: skip
+def test_malformed_files_are_named(tmp_path: Path, content: bytes, kind: type[Exception], words: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(kind, match=words):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("meta", "words"),
+    [({"general.architecture": "falcon"}, "'falcon'"), ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+     ({"llama.expert_count": 8}, "experts"), ({"llama.block_count": 0}, "block_count"), ({"llama.attention.head_count": "4"}, "head_count"),
+     ({"llama.rope.dimension_count": 32}, "part of each head")],
+)  # fmt: skip
+def test_models_that_are_not_supported_are_named(tmp_path: Path, meta: dict[str, Any], words: str) -> None:
+    stored, _ = model()
+    (tmp_path / "m.gguf").write_bytes(file_of(META | meta, stored))
+    with pytest.raises((UnsupportedError, BadModelError), match=words):
+        load(tmp_path / "m.gguf")
+    (tmp_path / "n.gguf").write_bytes(file_of(META, stored | {"blk.0.odd.weight": ((4,), F32, bytes(16))}))
+    with pytest.raises(BadModelError, match=r"blk\.0\.odd"):
+        load(tmp_path / "n.gguf")
+
+
+def test_no_cut_or_flipped_header_does_more_than_raise(tmp_path: Path) -> None:
+    stored, _ = model()
+    whole, path = file_of(META, stored), tmp_path / "m.gguf"
+    rng = np.random.default_rng(1)
+    for trial in range(150):
+        content = bytearray(whole[: int(rng.integers(0, 2000))] if trial % 3 == 0 else whole)
+        for at in rng.integers(0, min(1600, max(len(content), 1)), 3) if content and trial % 3 else ():
+            content[at] = int(rng.integers(0, 256))
+        path.write_bytes(bytes(content))
+        with contextlib.suppress(TensorGraphsError):
+            opened_gguf(path)

@@ -1,0 +1,123 @@
+"""Quantization of a graph's weights: the numbers against their definition, which weights are taken, what a plan stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.errors import UnsupportedError, UsageError
+from tensor_graphs.models.common import quantization
+from tensor_graphs.models.common.quantized_graph import quantized
+
+RNG = np.random.default_rng(0)
+
+
+def expanded(form: str, weight: np.ndarray, dtype: str) -> np.ndarray:
+    parts: dict[str, Any] = quantization.encoded(weight, form, dtype)
+    node = quantization.weight_params("w", parts, form)
+    found = evaluate([node], {}, params={f"w.{n}": p for n, p in parts.items()})[0]
+    assert found.dtype == numpy_dtype(dtype) and found.shape == weight.shape
+    return found.astype(np.float32)
+
+
+@pytest.mark.parametrize(("form", "largest"), [("int8", 1 / 254), ("int4", 1 / 8), ("fp8", 1 / 16), ("mxfp4", 1 / 4)])
+@pytest.mark.parametrize("size", [256, 96])
+def test_a_number_is_off_by_at_most_a_step(form: str, largest: float, size: int) -> None:
+    weight = RNG.standard_normal((6, size)).astype(np.float32)
+    weight[2] = 0.0
+    group = quantization.group_of(form, size)
+    found = expanded(form, weight, "float32")
+    step = np.abs(weight.reshape(6, -1, group)).max(-1).repeat(group, 1) * largest
+    assert (np.abs(found - weight) <= step * 1.001).all() and not found[2].any()
+    assert np.abs(found - weight).max() > 0
+
+
+def test_every_code_of_mxfp4_stands_for_its_value() -> None:
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6, 6] * 2, np.float32)[None]
+    np.testing.assert_array_equal(expanded("mxfp4", values * 0.25, "bfloat16"), values * 0.25)
+    ties = np.resize(np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0], np.float32), (1, 32))
+    even = np.resize(np.array([0, 1, 1, 2, 2, 4, 4, 6], np.float32), (1, 32))
+    np.testing.assert_array_equal(expanded("mxfp4", ties, "float32"), even)
+
+
+def test_codes_are_packed_in_halves_of_a_unit() -> None:
+    codes = np.arange(64, dtype=np.uint8)[None] % 16
+    found = quantization.packed(codes)
+    assert found.shape == (1, 32) and (found[0, :16] & 15 == np.arange(16)).all()
+    assert (found[0, :16] >> 4 == (16 + np.arange(16)) % 16).all()
+
+
+def test_weights_that_are_no_finite_matrix_of_a_known_form_are_refused() -> None:
+    with pytest.raises(UsageError, match="finite"):
+        quantization.encoded(np.full((2, 32), np.nan, np.float32), "int8", "float32")
+    with pytest.raises(UsageError, match="'int5'"):
+        quantization.check_form("int5")
+    with pytest.raises(UnsupportedError, match="multiple of 32"):
+        quantization.group_of("mxfp4", 40)
+
+
+def model() -> Graph:
+    """Two products, one with a transposed weight; an embedding table that the output matrix is, too; a small weight."""
+    shapes = {"table": (80, 64), "up": (96, 64), "down": (96, 64), "small": (4, 4)}
+    leaf = {n: t.param(n, s) for n, s in shapes.items()}
+    x = t.gather(leaf["table"], t.input("ids", (3,), "int64"))
+    y = t.matmul(t.tanh(t.matmul(x, t.transpose(leaf["up"]))), leaf["down"])
+    y = y + t.pad(t.matmul(y[:, :4], leaf["small"]), [(0, 0), (0, 60)])
+    params = {n: RNG.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    return Graph.of(t.matmul(y, t.transpose(leaf["table"])), params=params)
+
+
+def test_matrices_that_only_products_read_are_quantized() -> None:
+    graph, done = quantized(model(), "int8")
+    assert done.weights == 2 and done.before == 2 * 96 * 64 * 4 and 0 < done.error < 0.01
+    assert {n for n in graph.params if "." in n} == {"up.q", "up.scale", "down.q", "down.scale"}
+    assert {"table", "small"} <= {*graph.params}
+    ids = {"ids": np.array([1, 5, 7])}
+    plain, found = (evaluate(g, ids, float64=True)[0] for g in (model_with(graph), graph))
+    assert 0 < np.linalg.norm(plain - found) / np.linalg.norm(plain) < 0.05
+
+
+def model_with(graph: Graph) -> Graph:
+    """The model with the weights of a quantized one before they were quantized."""
+    own = model()
+    params = {n: graph.params[n] if n in graph.params else graph.params[f"{n}.q"].stored[0] for n in own.params}  # type: ignore[union-attr]
+    return Graph.of(own.outputs[0], params=params)
+
+
+def test_products_that_are_excepted_keep_their_weights() -> None:
+    x, w, v = t.input("x", (1, 64)), t.param("w", (128, 64)), t.param("v", (80, 128))
+    logits = t.matmul(t.tanh(t.matmul(x, t.transpose(w))), t.transpose(v))
+    params = {"w": np.ones((128, 64), np.float32), "v": np.ones((80, 128), np.float32)}
+    found, done = quantized(Graph.of(logits, params=params), "int4", but=[t.cast(logits, "float64")])
+    assert done.weights == 1 and "v" in found.params
+    with pytest.raises(UnsupportedError, match="no weight"):
+        quantized(Graph.of(t.tanh(x)), "int4")
+    with pytest.raises(UsageError, match="no data"):
+        quantized(Graph.of(logits), "int4")
+
+
+def test_a_memory_limit_chooses_packed_storage(tmp_path: Path) -> None:
+    x = tg.input("x", (1, 256))
+    weight = RNG.standard_normal((512, 256)).astype(np.float32)
+    options: dict[str, Any] = {"costdb": tmp_path, "measure": False, "backend": "auto", "quantize": "int4"}
+    w = tg.param("w", weight.shape)
+    expanded = 4 * weight.size
+    tight = tg.optimize(x @ w.T, params={"w": weight}, memory_limit=expanded // 4, **options)
+    assert tight.plan is not None and tight.report is not None
+    read = [o.type.nbytes for s in tight.plan.steps for n, o in s.call.operands.items() if o.type.dtype == "uint8"]
+    assert read == [weight.size // 2] and "int4: 1 weights" in str(tight.report)
+    given = RNG.standard_normal((1, 256)).astype(np.float32)
+    wanted = given @ expanded_int4(weight).T
+    np.testing.assert_allclose(tight(given), wanted, rtol=1e-4, atol=1e-4)
+
+
+def expanded_int4(weight: np.ndarray) -> np.ndarray:
+    return expanded("int4", weight, "float32")
