@@ -29,7 +29,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
 @dataclass(frozen=True)
-class Encoding:
+class GgufEncoding:
     """How numbers are stored: `numbers` per block of `nbytes` bytes; dtype for plain numbers, else empty."""
 
     name: str
@@ -40,8 +40,8 @@ class Encoding:
 
 #: Type of a tensor in the file -> encoding.
 ENCODINGS = {
-    0: Encoding("F32", 1, 4, "float32"), 1: Encoding("F16", 1, 2, "float16"), 30: Encoding("BF16", 1, 2, "bfloat16"),
-    8: Encoding("Q8_0", 32, 34), 12: Encoding("Q4_K", 256, 144), 14: Encoding("Q6_K", 256, 210),
+    0: GgufEncoding("F32", 1, 4, "float32"), 1: GgufEncoding("F16", 1, 2, "float16"), 30: GgufEncoding("BF16", 1, 2, "bfloat16"),
+    8: GgufEncoding("Q8_0", 32, 34), 12: GgufEncoding("Q4_K", 256, 144), 14: GgufEncoding("Q6_K", 256, 210),
 }  # fmt: skip
 #: Types that the format has and this package does not read.
 FOREIGN = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS",
@@ -55,7 +55,7 @@ class StoredTensor:
     row]."""
 
     shape: tuple[int, ...]
-    encoding: Encoding
+    encoding: GgufEncoding
     data: MappedArray
 
 
@@ -165,7 +165,7 @@ def read_gguf(path: Path | str) -> GgufFile:
 
 def _tensors(header: _Header, count: int, metadata: Mapping[str, Any], size: int) -> dict[str, StoredTensor]:
     """The tensors' entries, checked against the file's size."""
-    found: dict[str, tuple[tuple[int, ...], Encoding, int]] = {}
+    found: dict[str, tuple[tuple[int, ...], GgufEncoding, int]] = {}
     foreign: dict[str, int] = {}
     for _ in range(count):
         name = header.text("a tensor name", MAX_NAME)
@@ -192,7 +192,14 @@ def _tensors(header: _Header, count: int, metadata: Mapping[str, Any], size: int
 
 
 def _stored(
-    path: Path, name: str, shape: tuple[int, ...], encoding: Encoding, offset: int, start: int, aligned: int, size: int
+    path: Path,
+    name: str,
+    shape: tuple[int, ...],
+    encoding: GgufEncoding,
+    offset: int,
+    start: int,
+    aligned: int,
+    size: int,
 ) -> StoredTensor:
     """One tensor. BadWeightsError if its numbers do not fill blocks or do not lie inside the file."""
     shown, row = repr(name[:200]), shape[-1] if shape else 1
@@ -214,4 +221,4 @@ def _stored(
     return StoredTensor(shape, encoding, MappedArray(path, start + offset, own, kind))
 
 
-__all__ = ["ENCODINGS", "Encoding", "GgufFile", "StoredTensor", "read_gguf"]
+__all__ = ["ENCODINGS", "GgufEncoding", "GgufFile", "StoredTensor", "read_gguf"]

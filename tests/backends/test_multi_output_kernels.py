@@ -255,7 +255,7 @@ def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
     text = "\n\n".join(re.sub(r"_[0-9a-f]{10}\b", "", one.source) for one in launches(template, call))
     path = GOLDEN / f"triton_several_{name}.py"
     if update_golden:
-        path.write_text(f"# GeneratedKernel; see test_multi_output_kernels.py.\n{text}", encoding="utf-8")
+        path.write_text(f"# Generated; see test_multi_output_kernels.py.\n{text}", encoding="utf-8")
     assert path.read_text(encoding="utf-8").partition("\n")[2] == text
 
 

@@ -25,7 +25,7 @@ from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from ..models.huggingface.step import Caches, Folder, eos_of, positions_of, refuse_wrong_weights
 from ..options import Options, is_quantization
 from .bandwidth import memory_bandwidth
-from .programs import Form, Programs
+from .programs import Programs, QuantizedForm
 from .results import Generated, Piece, Row
 from .settings import Prompt, Sampling, prompts_of, stops_of, token_ids, whole
 from .text import FILE, TextStream, Tokenizer
@@ -95,7 +95,7 @@ class Generator:
         self.caches = Caches(rows, length, min(BUCKETS[-1], length))
         refuse_wrong_weights(self.folder, self.caches)
         self._path, self._tokenizer = Path(self.folder.where), None  # type: tuple[Path, Tokenizer | None]
-        form = None if quantize is None else Form(quantize, quantize_head)
+        form = None if quantize is None else QuantizedForm(quantize, quantize_head)
         self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given, form=form)
         self._lock, self._turn = RLock(), 0
 

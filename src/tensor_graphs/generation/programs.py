@@ -53,7 +53,7 @@ def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = Fal
 
 
 @dataclass(frozen=True)
-class Form:
+class QuantizedForm:
     """How weights are quantized: a form of `models/common/quantization.py`, and whether the output matrix is, too."""
 
     name: str
@@ -72,7 +72,7 @@ class Programs:
     states: dict[str, Any] = field(default_factory=dict)
     weights: SharedWeights = field(default_factory=SharedWeights)
     seconds: dict[str, float] = field(default_factory=dict)  # program -> time until it was ready
-    form: Form | None = None
+    form: QuantizedForm | None = None
     quantization: str = ""  # what quantization did, once a step was made
     _made: dict[str, Program] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-// Generated; see test_cuda_roles.py.
+// Generated; see test_warp_specialized_gemm.py.
 extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1)
 contraction(const bf16* b_, const bf16* r_, DESCRIBED x_box, DESCRIBED w_box1, DESCRIBED out_box2) {
     ROOM(float, room);
