@@ -49,7 +49,7 @@ app.add_typer(rules_app, name="rules")
 app.add_typer(kernels_app, name="kernels")
 
 Model = Annotated[
-    str, typer.Argument(help="a .onnx, .pt2 or .safetensors file (with a graph), or a folder with config.json")
+    str, typer.Argument(help="a .onnx, .gguf, .pt2 or .safetensors file (with a graph), or a folder with config.json")
 ]
 Dims = Annotated[
     list[str] | None, typer.Option("--dim", help="NAME=INT: size of a free dimension to optimize at; repeatable")
