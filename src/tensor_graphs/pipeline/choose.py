@@ -84,11 +84,12 @@ def choose(
 
 def _budgets(options: Options, pricer: CostPricer, graph: Hypergraph) -> list[budgets.Budget]:
     """Resource limits on the sum over a plan's kernels. Weights count where a model has quantized ones."""
-    packed = "dequantize" in graph.view.op
-    found = [] if options.memory_limit is None else [budgets.memory_budget(options.memory_limit, packed)]
-    return (
-        found if options.error_budget is None else [*found, budgets.error_budget(options.error_budget, pricer.errors)]
-    )
+    found = []
+    if options.memory_limit is not None:
+        found.append(budgets.memory_budget(options.memory_limit, weights="dequantize" in graph.view.op))
+    if options.error_budget is not None:
+        found.append(budgets.error_budget(options.error_budget, pricer.errors))
+    return found
 
 
 __all__ = ["choose", "choose_cheapest"]
