@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,10 @@ def explorer() -> Explorer:
     return tg.saturate(tg.exp(tg.input("x", (3,))) + 1.0, backend="numpy", budget=1)
 
 
-def test_no_value_of_an_option_raises_an_unnamed_error(explorer: Explorer) -> None:
+def test_no_value_of_an_option_raises_an_unnamed_error(
+    explorer: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some values name files and folders
     y = tg.exp(tg.input("x", (3,)))
     calls: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
         (Options, tuple(OPTIMIZE)), (PathOptions, tuple(PATHS)), (tg.Limits, ("nodes", "iterations", "seconds", "bytes", "beam", "slack")),

@@ -55,12 +55,12 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
         found[key] = min(rank, found.get(key, rank))
     ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
     plain = ordered[: max(1, count // 4)]
-    warm = {"warm": 1} if isinstance(seen, Product | Few) and seen.columns > 1 else {}
-    unsplit = [bool(warm) and not (s.get("split", 1) > 1 and seen.own) for s in ordered]
-    early = [
-        s | {"early": 1} | (warm if unsplit[n] and n % 2 == 0 else {})
-        for n, s in enumerate(ordered[: count - len(plain)])
-    ]
+    products = isinstance(seen, Product | Few) and seen.columns > 1
+    beside = isinstance(seen, Product | Few) and bool(seen.own)  # reductions beside the product
+    early = [s | {"early": 1} for s in ordered[: count - len(plain)]]
+    for schedule in early[::2] if products else ():
+        if not beside or schedule.get("split", 1) == 1:
+            schedule["warm"] = 1
     return (*early, *plain)
 
 
