@@ -57,7 +57,7 @@ class Row:
             piece += self.stream.finish()
         before = len(self.text)
         self.text += piece
-        cuts = [at for at in (self.text.find(s) for s in texts) if at >= 0]
+        cuts = [at for at in (self.text.find(s, max(0, before - len(s) + 1)) for s in texts) if at >= 0]
         if cuts:
             self.text, self.end = self.text[: min(cuts)], "stop"
         return Piece(number, token, self.text[before:], self.end)
