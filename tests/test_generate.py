@@ -27,7 +27,7 @@ from tensor_graphs.errors import (
     UnsupportedError,
     UsageError,
 )
-from tensor_graphs.generation import Generator, Piece, generator
+from tensor_graphs.generation import Generator, Piece, cached_model
 from tensor_graphs.generation.results import Row
 from tensor_graphs.generation.sampling import WORD, sampler, threefry
 from tensor_graphs.generation.text import TextStream, Tokenizer
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(folder: Path) -> Iterator[Generator]:
     """A generator of two rows whose longer prompts take several prefill steps of 8 tokens, over a ring of 12."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generator, "BUCKETS", (4, 8))
+        patch.setattr(cached_model, "BUCKETS", (4, 8))
         yield Generator(folder, max_length=LENGTH, batch=2, **FAST)
 
 

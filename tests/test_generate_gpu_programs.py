@@ -15,7 +15,7 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.simplify.simplify import simplify
-from tensor_graphs.generation import Generator, generator, programs
+from tensor_graphs.generation import Generator, cached_model, programs
 
 from .models.decoder_cases import VOCAB, write
 
@@ -34,7 +34,7 @@ def on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchCudaBackend, "unavailable", lambda self: "")
     monkeypatch.setattr(gpu, "hardware", lambda: "rehearsal")
     monkeypatch.setattr(programs, "optimize", planned)
-    monkeypatch.setattr(generator, "BUCKETS", (4, 8))
+    monkeypatch.setattr(cached_model, "BUCKETS", (4, 8))
 
 
 @pytest.mark.usefixtures("on_torch")
