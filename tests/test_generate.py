@@ -409,6 +409,12 @@ def test_text_in_and_out(folder: Path, tmp_path: Path) -> None:
     word = f"w{found.tokens[0][2]}"
     stopped = made.generate("w3 w7 w1", 6, stop=[word])
     assert word not in stopped.texts[0] and stopped.ends == ["stop"]  # type: ignore[index]
+    with_start = {"type": "BertProcessing", "sep": ["w9", 9], "cls": ["w8", 8]}
+    (other / "tokenizer.json").write_text(json.dumps({**TOKENIZER, "post_processor": with_start}))
+    assert Tokenizer(other).encode("w3 w7") == [8, 3, 7, 9] and Tokenizer(other).encode("w3 w7", special=False) == [
+        3,
+        7,
+    ]
     (other / "tokenizer.json").write_text("{")
     with pytest.raises(BadModelError, match=r"tokenizer\.json cannot be read"):
         Generator(other).tokenizer  # noqa: B018

@@ -34,13 +34,15 @@ class Tokenizer:
         except Exception as error:  # the package raises plain Exception
             raise BadModelError(f"{FILE} cannot be read: {str(error)[:200]}", where=str(file)) from None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the tokens that the tokenizer puts before it. UsageError for lone surrogates."""
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text; `special`: with the tokens that the tokenizer puts before or behind a whole text.
+        UsageError for lone surrogates.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"the text is not valid Unicode: {error}") from None
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
