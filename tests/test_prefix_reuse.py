@@ -86,7 +86,7 @@ def test_random_conversations_give_what_whole_prompts_give(kept: Generator, fres
     """Prompts that share beginnings of all lengths with the contents of the caches, ends and abandoned streams."""
     random, computed = np.random.default_rng(0), [0, 0]
     ids = [prompt(20, row) for row in range(2)]
-    for turn in range(40):
+    for turn in range(25):
         limit = int(random.integers(1, 12))
         if turn % 5 == 4:
             stream = kept.stream(ids, limit)

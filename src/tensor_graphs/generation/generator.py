@@ -85,7 +85,9 @@ class Generator:
         self._path, self._tokenizer = Path(self.folder.where), None  # type: tuple[Path, Tokenizer | None]
         form = None if quantize is None else QuantizedForm(quantize, quantize_head)
         self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given, form=form)
-        self._model = CachedModel(self._programs, bool(reuse))
+        if not isinstance(reuse, bool):
+            raise UsageError(f"reuse={reuse!r}", hint="True or False")
+        self._model = CachedModel(self._programs, reuse)
         self._count = whole("draft_tokens", draft_tokens, 1, "a number of tokens from 1 on")
         self._draft: CachedModel | None = None
         if draft is not None:

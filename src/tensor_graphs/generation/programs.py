@@ -140,8 +140,8 @@ class Programs:
 
     @property
     def tensors(self) -> str:
-        """Torch device that the programs made so far work on; "" for arrays on the host."""
-        return next((p.tensors for p in self._made.values()), "")
+        """Torch device that the programs work on; "" for arrays on the host. Makes the decode program if there is none."""
+        return (next(iter(self._made.values())) if self._made else self.decode()).tensors
 
     def _program(self, name: str, graph: Any, share: float) -> Program:
         name = self.prefix + name
